@@ -1,0 +1,120 @@
+"""What a decoder says while it decodes: a closed union of small frozen values.
+
+The terminal, traces, evaluation and servers consume the same events. Concatenating `text` over
+all `Token`s and the closing `Finished` gives the whole answer.
+"""
+
+from typing import Literal
+
+import msgspec
+
+Source = Literal["edge", "cloud"]
+
+Reason = Literal[
+    "below_threshold",  # the router saw no need
+    "critical",  # the router asked, the cloud answered
+    "span",  # a further token of the same consult
+    "no_cloud",  # above the threshold, but there is no cloud model
+    "budget",  # above the threshold, but the cloud share is spent for now
+    "cap",  # above the threshold, but the answer's cap is spent
+    "circuit_open",  # above the threshold, but consults are paused after failures
+    "timeout",
+    "unavailable",
+    "refused",
+    "rejected",
+    "protocol",
+]
+"""Why a token was written by whom. The last five are the ways a consult fails."""
+
+FinishReason = Literal["stop", "length"]
+"""`stop`: an end-of-sequence token or a stop string; `length`: max tokens or a full context."""
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """One of a model's likeliest tokens at a position; `logprob` in nats."""
+
+    id: int
+    logprob: float
+
+
+class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
+    """A token of the answer. It is final.
+
+    `text` is what can be shown now: empty while a character is incomplete or a stop string may
+    be forming. `score` is the router's (None where it was not asked: later tokens of a consult).
+    `logprob` (nats) is that of the model which wrote the token, None where it did not say.
+    `seconds` since the token before (the first: since the start), `wait` of those spent waiting
+    for the cloud. `edge` and `cloud` hold both models' candidates where they are known.
+    """
+
+    index: int
+    id: int
+    text: str
+    source: Source
+    score: float | None
+    logprob: float | None
+    seconds: float
+    wait: float
+    reason: Reason
+    edge: tuple[Candidate, ...] = ()
+    cloud: tuple[Candidate, ...] = ()
+
+
+class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
+    """One consult of the cloud model, said when it is over.
+
+    `index` is the answer's token it asked for, `asked` how many tokens it asked for, `answered`
+    how many came back. `new_ids` travelled with it; `cached` and `computed` are prompt tokens by
+    the engine's own meter (None where it has none), `engine_seconds` its own time.
+    """
+
+    index: int
+    outcome: Literal["answered", "timeout", "unavailable", "refused", "rejected", "protocol"]
+    asked: int
+    answered: int
+    new_ids: int
+    seconds: float
+    cached: int | None = None
+    computed: int | None = None
+    engine_seconds: float | None = None
+    message: str | None = None
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of one answer.
+
+    `edge_tokens + cloud_tokens` is the number of `Token`s. `wasted_tokens` were returned by the
+    cloud and dropped; `changing_tokens` are first tokens of consults that differ from what the
+    edge would have written. `cloud_share = (cloud_tokens + wasted_tokens) / output tokens`.
+    """
+
+    prompt_tokens: int
+    edge_tokens: int
+    cloud_tokens: int
+    wasted_tokens: int
+    changing_tokens: int
+    cloud_share: float
+    cloud_calls: int
+    failed_calls: int
+    cloud_prompt_cached: int
+    cloud_prompt_computed: int
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds from the start to the first token and to the end, and those spent waiting."""
+
+    ttft: float
+    total: float
+    wait: float
+
+
+class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True):
+    """The end of an answer. `text` is what was still held back; usually empty."""
+
+    text: str
+    finish_reason: FinishReason
+    usage: Usage
+    timing: Timing
+
+
+Event = Token | Consult | Finished
