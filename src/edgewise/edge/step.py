@@ -1,0 +1,153 @@
+"""`LogitsStep`: the `Step` of any engine that hands out a row of logits and a hidden state.
+
+Over 150,000 logits every pass counts, so each figure is computed once, on demand, in as few
+passes as it takes; what `needs` names is computed or copied when the step is made.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from edgewise.edge.base import Floats, Ids, Needs
+from edgewise.errors import StaleStepError
+from edgewise.events import Candidate
+
+_BLOCK = 128
+
+
+def top_ids(logits: Floats, k: int) -> Ids:
+    """The k likeliest ids, best first; ties go to the lower id.
+
+    The vocabulary is cut into blocks. The k largest block maxima bound the k-th largest logit from below, so only the few logits at
+    or above that bound are sorted: faster than a partition of the whole vocabulary.
+    """
+    n = len(logits)
+    k = min(k, n)
+    blocks = n // _BLOCK
+    if blocks < 4 * k:
+        return np.argsort(-logits, kind="stable")[:k].astype(np.int32)
+    maxima = logits[: blocks * _BLOCK].reshape(_BLOCK, blocks).max(axis=0)
+    bound = np.partition(maxima, blocks - k)[blocks - k]
+    candidates = np.flatnonzero(logits >= bound)
+    order = np.argsort(-logits[candidates], kind="stable")[:k]
+    return candidates[order].astype(np.int32)
+
+
+class LogitsStep:
+    """A `Step` over live engine memory; `is_fresh` tells whether the views are still valid."""
+
+    __slots__ = (
+        "_buffer",
+        "_entropy",
+        "_hidden",
+        "_is_fresh",
+        "_log_sum",
+        "_logits",
+        "_owned",
+        "_top",
+        "position",
+        "proposed",
+    )
+
+    def __init__(
+        self,
+        position: int,
+        logits: Floats,
+        hidden: Floats | None,
+        *,
+        is_fresh: Callable[[], bool],
+        buffer: Floats,
+        needs: Needs = Needs.NOTHING,
+        top: int = 0,
+    ) -> None:
+        """`buffer` float32[vocabulary] is scratch space, shared by the steps of one session."""
+        self.position = position
+        self.proposed = int(logits.argmax())
+        self._is_fresh = is_fresh
+        self._buffer = buffer
+        self._owned = Needs.NOTHING
+        self._log_sum: float | None = None
+        self._entropy: float | None = None
+        self._top: tuple[Ids, Floats] | None = None
+        self._logits = logits
+        self._hidden = hidden
+        self._keep(needs, top)
+
+    def _keep(self, needs: Needs, top: int) -> None:
+        if Needs.ENTROPY in needs:
+            self._normalise()
+        if Needs.TOP in needs:
+            self.top(top)
+        if Needs.HIDDEN in needs:
+            self._hidden = self.hidden.copy()
+        if Needs.LOGITS in needs:
+            self._logits = self._logits.copy()
+        self._owned = needs
+
+    def _check(self, need: Needs) -> None:
+        if need not in self._owned and not self._is_fresh():
+            raise StaleStepError(
+                f"The {need.name} of position {self.position} was read after the engine's next "
+                "decode; name it in the session's `needs`."
+            )
+
+    def _normalise(self) -> None:
+        """One exponential pass gives the partition function and the entropy."""
+        logits = self.logits
+        np.subtract(logits, logits[self.proposed], out=self._buffer)
+        weights = np.exp(self._buffer)
+        total = float(weights.sum())
+        log_total = float(np.log(total))
+        self._entropy = log_total - float(weights @ self._buffer) / total
+        self._log_sum = log_total + float(logits[self.proposed])
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the engine has decoded nothing since."""
+        return self._is_fresh()
+
+    @property
+    def logits(self) -> Floats:
+        self._check(Needs.LOGITS)
+        return self._logits
+
+    @property
+    def hidden(self) -> Floats:
+        self._check(Needs.HIDDEN)
+        if self._hidden is None:
+            raise StaleStepError("This step was computed without hidden states.")
+        return self._hidden
+
+    @property
+    def entropy(self) -> float:
+        if self._entropy is None:
+            self._normalise()
+        assert self._entropy is not None
+        return self._entropy
+
+    @property
+    def log_sum(self) -> float:
+        """log of the sum of exp(logits)."""
+        if self._log_sum is None:
+            self._normalise()
+        assert self._log_sum is not None
+        return self._log_sum
+
+    def top(self, k: int) -> tuple[Ids, Floats]:
+        if self._top is None or len(self._top[0]) < k:
+            logits = self.logits
+            ids = top_ids(logits, k)
+            self._top = ids, logits[ids]
+        return self._top[0][:k], self._top[1][:k]
+
+    def logprob(self, token: int) -> float:
+        if token == self.proposed and self._top is not None:
+            return float(self._top[1][0]) - self.log_sum
+        return float(self.logits[token]) - self.log_sum
+
+    def candidates(self, k: int) -> tuple[Candidate, ...]:
+        ids, logits = self.top(k)
+        return tuple(
+            Candidate(int(token), float(logit) - self.log_sum)
+            for token, logit in zip(ids, logits, strict=True)
+        )
