@@ -1,0 +1,121 @@
+"""When to consult: threshold, cloud share, cap, span and deadline live here and nowhere else."""
+
+import math
+from typing import Literal
+
+import msgspec
+
+from edgewise.errors import UsageError
+from edgewise.events import Reason
+
+INITIAL_CREDIT = 2.0
+"""Consults that an answer may make before it has earned them, tokens."""
+
+_GAIN = 0.5
+_MAX_CREDIT = 16.0
+_MAX_LOG_ODDS = 12.0
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """What the policy remembers from token to token. Part of the decoder's rewindable state.
+
+    `credit` is the token bucket (tokens the cloud may write now), `shift` what the controller
+    has added to the log-odds of the threshold, `charged` what counts against the cap.
+    """
+
+    credit: float = INITIAL_CREDIT
+    shift: float = 0.0
+    charged: int = 0
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """Keep the edge's token (`ask` 0) or ask the cloud for `ask` tokens, and why."""
+
+    ask: int
+    reason: Reason
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """The one dial, and its promises.
+
+    Without `cloud_share` the `threshold` is static: the cloud is asked where the score reaches
+    it. With `cloud_share` (fraction of output tokens the cloud may write) a token bucket bounds
+    the share over a conversation and an integral controller on the log-odds of the threshold
+    steers scores towards it, from `threshold` on. `max_cloud_tokens` caps an answer absolutely:
+    every token asked for counts, answered or not. `span` is tokens per consult, `deadline`
+    seconds per consult.
+    """
+
+    threshold: float = 0.5
+    cloud_share: float | None = None
+    max_cloud_tokens: int | None = None
+    span: int = 1
+    deadline: float = 5.0
+    on_cloud_error: Literal["edge", "raise"] = "edge"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise UsageError(f"The threshold must be from 0 to 1, not {self.threshold}.")
+        if self.cloud_share is not None and not 0 <= self.cloud_share <= 1:
+            raise UsageError(f"The cloud share must be from 0 to 1, not {self.cloud_share}.")
+        if self.max_cloud_tokens is not None and self.max_cloud_tokens < 0:
+            raise UsageError(f"The cap must be 0 or more, not {self.max_cloud_tokens}.")
+        if self.span < 1:
+            raise UsageError(f"The span must be 1 or more, not {self.span}.")
+        if self.deadline <= 0:
+            raise UsageError(f"The deadline must be above 0 seconds, not {self.deadline}.")
+
+    def decide(self, score: float, budget: Budget) -> Decision:
+        """Whether to consult at a position with this score."""
+        if score < self.threshold_now(budget):
+            return Decision(0, "below_threshold")
+        room = self._room(budget)
+        if room < 1:
+            return Decision(0, "cap")
+        if self.cloud_share is None:
+            return Decision(min(self.span, room), "critical")
+        if self.cloud_share < 1 and budget.credit < 1:
+            return Decision(0, "budget")
+        affordable = self.span if self.cloud_share == 1 else int(budget.credit)
+        return Decision(min(self.span, room, affordable), "critical")
+
+    def threshold_now(self, budget: Budget) -> float:
+        """The threshold in force, after the controller."""
+        if self.cloud_share is None:
+            return self.threshold
+        if self.cloud_share in (0.0, 1.0):
+            # A share of one is everything, and a share of nothing asks for nothing.
+            return 0.0 if self.cloud_share else 2.0
+        return _shifted(self.threshold, budget.shift)
+
+    def charge(self, budget: Budget, tokens: int) -> Budget:
+        """The budget after asking for `tokens`."""
+        return msgspec.structs.replace(
+            budget, credit=budget.credit - tokens, charged=budget.charged + tokens
+        )
+
+    def written(self, budget: Budget, *, by_cloud: bool) -> Budget:
+        """The budget after one more output token."""
+        if self.cloud_share is None:
+            return budget
+        shift = budget.shift + _GAIN * (float(by_cloud) - self.cloud_share)
+        return msgspec.structs.replace(
+            budget,
+            credit=min(budget.credit + self.cloud_share, _MAX_CREDIT),
+            shift=max(-_MAX_LOG_ODDS, min(shift, _MAX_LOG_ODDS)),
+        )
+
+    def next_answer(self, budget: Budget) -> Budget:
+        """The budget with which a conversation's next answer starts: the cap begins anew."""
+        return msgspec.structs.replace(budget, charged=0)
+
+    def _room(self, budget: Budget) -> int:
+        if self.max_cloud_tokens is None:
+            return self.span
+        return self.max_cloud_tokens - budget.charged
+
+
+def _shifted(threshold: float, shift: float) -> float:
+    """Move a probability along the log-odds axis."""
+    bounded = min(max(threshold, 1e-6), 1 - 1e-6)
+    return 1 / (1 + math.exp(-(math.log(bounded / (1 - bounded)) + shift)))

@@ -1,0 +1,71 @@
+"""Choosing an id from logits: greedy, or temperature, then top-k, top-p and min-p, then a draw.
+
+The draw for position i depends on the seed and on i alone, so rewinding needs no random state.
+"""
+
+import msgspec
+import numpy as np
+
+from edgewise.edge.base import Floats, Step
+from edgewise.edge.step import top_ids
+from edgewise.errors import UsageError
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How ids are drawn, by the edge and by the cloud alike.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.temperature <= 100, "temperature", "from 0 to 100", self.temperature)
+        _require(self.top_k >= 0, "top-k", "0 or more", self.top_k)
+        _require(0 < self.top_p <= 1, "top-p", "above 0 and at most 1", self.top_p)
+        _require(0 <= self.min_p <= 1, "min-p", "from 0 to 1", self.min_p)
+        _require(0 <= self.seed < 2**63, "seed", "from 0 to 2^63 - 1", self.seed)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest id is always taken."""
+        return self.temperature == 0 or self.top_k == 1
+
+    def seed_at(self, position: int) -> int:
+        """A 32-bit seed of its own for a position, for engines that draw themselves."""
+        return int(np.random.SeedSequence([self.seed, position]).generate_state(1)[0])
+
+    def choose(self, step: Step) -> int:
+        """The id to write at `step`; above temperature 0 it needs the step's logits."""
+        if self.greedy:
+            return step.proposed
+        ids, weights = self._filtered(step.logits)
+        draw = np.random.default_rng([self.seed, step.position]).random()
+        cumulative = np.cumsum(weights, dtype=np.float64)
+        index = int(np.searchsorted(cumulative, draw * cumulative[-1], side="right"))
+        return int(ids[min(index, len(ids) - 1)])
+
+    def _filtered(self, logits: Floats) -> tuple[np.ndarray, Floats]:
+        """Ids that survive the filters, best first, and their unnormalised probabilities."""
+        if self.top_k:
+            ids = top_ids(logits, self.top_k)
+        else:
+            floor = logits.max() + self.temperature * np.log(max(self.min_p, 1e-9))
+            ids = np.flatnonzero(logits >= floor)
+            ids = ids[np.argsort(-logits[ids], kind="stable")]
+        weights = np.exp((logits[ids] - logits[ids[0]]) / self.temperature)
+        kept = len(ids)
+        if self.top_p < 1:
+            shares = np.cumsum(weights) / weights.sum()
+            kept = int(np.searchsorted(shares, self.top_p)) + 1
+        kept = min(kept, int(np.count_nonzero(weights >= self.min_p)))
+        return ids[:kept], weights[:kept]
+
+
+def _require(holds: bool, name: str, bound: str, value: float) -> None:
+    if not holds:
+        raise UsageError(f"{name} must be {bound}, not {value}.")
