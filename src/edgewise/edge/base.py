@@ -16,6 +16,16 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.int32]
 
 
+PROBES = (
+    "Hello world",
+    "The quick brown fox's 12345 jumps, doesn't it?",
+    "  two  spaces\n\n\tand a tab",
+    "naïve café — 日本語 русский 🙂",
+    "def f(x):\n    return x ** 2  # 0.5e-10",
+)
+"""Strings whose ids show a tokenizer's merges and pre-tokenizer at work."""
+
+
 class Needs(Flag):
     """Features of a `Step` that must outlive the engine's next decode."""
 

@@ -6,18 +6,10 @@ from typing import Any
 
 import llama_cpp
 
+from edgewise.edge.base import PROBES
+
 _LONGEST_PIECE = 512
 _UNUSED = llama_cpp.LLAMA_TOKEN_ATTR_UNUSED
-
-PROBES = (
-    "Hello world",
-    "The quick brown fox's 12345 jumps, doesn't it?",
-    "  two  spaces\n\n\tand a tab",
-    "na\u00efve caf\u00e9 \u2014 \u65e5\u672c\u8a9e \u0440\u0443\u0441\u0441\u043a\u0438\u0439 \U0001f642",
-    "def f(x):\n    return x ** 2  # 0.5e-10",
-)
-"""Strings whose ids show a tokenizer's merges and pre-tokenizer at work."""
-
 
 class LlamaTokenizer:
     """Implements `Tokenizer`. Lives as long as its model."""

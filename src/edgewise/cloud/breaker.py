@@ -1,0 +1,49 @@
+"""A circuit breaker: after failures in a row consults pause, and single probes find the way back."""
+
+import time
+from collections.abc import Callable
+
+FAILURES = 3
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+"""Seconds; a pause doubles with every probe that fails."""
+
+
+class Breaker:
+    """Closed: consults go. Open: none goes. Half open: one goes, and its outcome decides."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failures = 0
+        self._pause = FIRST_PAUSE
+        self._until: float | None = None
+        self._probing = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether consults are paused."""
+        return self._until is not None
+
+    def allow(self) -> bool:
+        """Whether a consult may go now; in a pause's end, for one probe only."""
+        if self._until is None:
+            return True
+        if self._probing or self._clock() < self._until:
+            return False
+        self._probing = True
+        return True
+
+    def succeeded(self) -> None:
+        """A consult was answered."""
+        self._failures = 0
+        self._pause = FIRST_PAUSE
+        self._until = None
+        self._probing = False
+
+    def failed(self) -> None:
+        """A consult was not answered."""
+        self._failures += 1
+        if self._probing:
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        if self._probing or self._failures >= FAILURES:
+            self._until = self._clock() + self._pause
+        self._probing = False
