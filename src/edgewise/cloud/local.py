@@ -7,8 +7,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from edgewise.cloud.base import Prefix, Verdict
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Tokenizer
-from edgewise.errors import CloudError, CloudRejected, CloudTimeout, ContextOverflow
-from edgewise.errors import EdgewiseError, VocabularyMismatch
+from edgewise.errors import (
+    CloudError,
+    CloudRejected,
+    CloudTimeout,
+    ContextOverflow,
+    EdgewiseError,
+    VocabularyMismatch,
+)
 from edgewise.events import Candidate
 from edgewise.sampling import Sampling
 

@@ -1,0 +1,32 @@
+"""The contract of a router: a pure function from a `Step` to a score.
+
+A router in ten lines:
+
+    class Surprise:
+        needs, top = Needs.ENTROPY, 0
+
+        def score(self, step: Step) -> float:
+            return 1.0 - math.exp(step.logprob(step.proposed))
+"""
+
+from typing import Protocol
+
+from edgewise.edge.base import Needs, Step
+
+
+class Router(Protocol):
+    """Scores how much the next token needs the cloud; knows no threshold and does no I/O."""
+
+    @property
+    def needs(self) -> Needs:
+        """What a step must keep for `score`."""
+        ...
+
+    @property
+    def top(self) -> int:
+        """How many of the likeliest ids a step must keep."""
+        ...
+
+    def score(self, step: Step) -> float:
+        """From 0 (keep the edge's token) to 1 (ask the cloud)."""
+        ...
