@@ -1,4 +1,4 @@
-"""A circuit breaker: after failures in a row consults pause, and single probes find the way back."""
+"""A circuit breaker: failures in a row pause the consults, single probes find the way back."""
 
 import time
 from collections.abc import Callable

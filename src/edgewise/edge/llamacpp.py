@@ -334,7 +334,7 @@ class LlamaSession:
         if position == self._computed:
             return
         if not llama_cpp.llama_memory_seq_rm(self._model.memory, self._sequence, position, -1):
-            raise ModelError(f"{self._model.name!r} cannot rewind its KV cache to an earlier token.")
+            raise ModelError(f"{self._model.name!r} cannot rewind its KV cache.")
         self._computed = position
 
     def _decode(self, end: int, *, hidden: bool, outputs: bool) -> None:

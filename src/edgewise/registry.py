@@ -1,0 +1,146 @@
+"""From names to parts. Third parties add routers through the entry point `edgewise.routers`."""
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from edgewise.addresses import bundled, resolve
+from edgewise.cloud.base import CloudModel
+from edgewise.edge.base import EdgeModel
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.errors import UsageError
+from edgewise.policy import Policy
+from edgewise.routers.base import Router
+from edgewise.routers.card import RouterCard, read_card
+from edgewise.settings import Settings
+
+_BUILT_IN = {
+    "random": "edgewise.routers.constant:Random",
+    "max-prob": "edgewise.routers.uncertainty:MaxProb",
+    "margin": "edgewise.routers.uncertainty:Margin",
+    "entropy": "edgewise.routers.uncertainty:Entropy",
+    "logtoku": "edgewise.routers.uncertainty:LogTokU",
+}
+FALLBACK_ROUTER, DEFAULT_SHARE = "entropy", 0.05
+
+
+def open_edge(settings: Settings) -> LlamaModel:
+    """Load the edge model that the settings name."""
+    return _load(settings, resolve(settings.edge, "edge"))
+
+
+def cloud_address(settings: Settings) -> str:
+    """Where the cloud model is: as set, else the bundled one beside the bundled edge model."""
+    if settings.cloud is not None:
+        return settings.cloud
+    return "bundled" if settings.edge == "bundled" else "none"
+
+
+def open_cloud(settings: Settings, edge: EdgeModel) -> CloudModel | None:
+    """Open the cloud model and prove its vocabulary; with "none" nothing is opened at all."""
+    cloud = connect(settings)
+    if cloud is not None:
+        try:
+            cloud.check(edge.tokenizer)
+        except BaseException:
+            cloud.close()
+            raise
+    return cloud
+
+
+def connect(settings: Settings) -> CloudModel | None:
+    """The cloud model, not yet checked."""
+    address = cloud_address(settings)
+    if address == "none":
+        return None
+    if "://" in address and not address.startswith("hf://"):
+        from edgewise.cloud.llama_server import LlamaServer
+
+        return LlamaServer(address, key=settings.cloud_key)
+    from edgewise.cloud.local import LocalCloud
+
+    return LocalCloud(_load(settings, resolve(address, "cloud")))
+
+
+def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
+    """The router and, for a checkpoint, its card (already checked against the edge model)."""
+    name = settings.router
+    if name is None:
+        name = str(bundled("router")) if settings.edge == "bundled" else FALLBACK_ROUTER
+    if name.startswith("constant:"):
+        return _constant(name), None
+    factory = _router_factories().get(name)
+    if factory is not None:
+        return factory(), None
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        known = ", ".join(sorted(_router_factories()))
+        raise UsageError(
+            f"There is no router {name!r}; name a checkpoint's folder, constant:VALUE, or one of "
+            f"{known}."
+        )
+    card = read_card(folder)
+    card.check(edge, folder)
+    if card.kind == "mlp":
+        from edgewise.routers.mlp import Mlp
+
+        return Mlp(card, folder), card
+    return _imported(_BUILT_IN[card.kind])(), card
+
+
+def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
+    """The policy: a threshold as given, or a share, steered from the card's threshold on."""
+    share = settings.cloud_share
+    if settings.threshold is None and share is None:
+        share = DEFAULT_SHARE
+    calibrated = card.threshold(share) if card and share is not None else None
+    start = settings.threshold if settings.threshold is not None else calibrated
+    return Policy(
+        threshold=0.5 if start is None else start,
+        cloud_share=share,
+        max_cloud_tokens=settings.max_cloud_tokens,
+        span=settings.span,
+        deadline=settings.deadline,
+        on_cloud_error=settings.on_cloud_error,
+    )
+
+
+def _load(settings: Settings, path: Path) -> LlamaModel:
+    return LlamaModel(
+        path,
+        context=settings.ctx,
+        threads=settings.threads,
+        gpu_layers=settings.gpu_layers,
+        slots=settings.slots,
+    )
+
+
+def _router_factories() -> dict[str, Callable[[], Router]]:
+    found: dict[str, Callable[[], Router]] = {
+        name: _lazy(target) for name, target in _BUILT_IN.items()
+    }
+    for point in entry_points(group="edgewise.routers"):
+        found[point.name] = _lazy(point.value)
+    return found
+
+
+def _lazy(target: str) -> Callable[[], Router]:
+    return lambda: _imported(target)()
+
+
+def _imported(target: str) -> Callable[[], Router]:
+    module, name = target.split(":")
+    return getattr(import_module(module), name)
+
+
+def _constant(name: str) -> Router:
+    from edgewise.routers.constant import Constant
+
+    try:
+        value = float(name.removeprefix("constant:"))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise UsageError(f"{name!r} needs a value from 0 to 1, such as constant:0.5.")
+    return Constant(value)
