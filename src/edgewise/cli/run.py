@@ -1,0 +1,133 @@
+"""`edgewise run`: one answer."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import msgspec
+import typer
+
+from edgewise import registry, settings
+from edgewise.chat import Message, prompt_ids
+from edgewise.cli import options, render
+from edgewise.decoding import Decoder, collect
+from edgewise.edge.base import Tokenizer
+from edgewise.errors import UsageError
+from edgewise.events import Event
+from edgewise.sampling import Sampling
+from edgewise.settings import Settings
+
+MAX_PROMPT = 4 << 20
+"""Longest prompt that is read, characters."""
+
+
+def run(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; without it, stdin.")] = None,
+    edge: options.Edge = None,
+    cloud: options.Cloud = None,
+    router: options.Router = None,
+    cloud_share: options.CloudShare = None,
+    threshold: options.Threshold = None,
+    max_cloud_tokens: options.MaxCloudTokens = None,
+    span: options.Span = None,
+    deadline: options.Deadline = None,
+    on_cloud_error: options.OnCloudError = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be repeated.")] = None,
+    system: options.System = None,
+    ctx: options.Ctx = None,
+    threads: options.Threads = None,
+    gpu_layers: options.GpuLayers = None,
+    no_template: Annotated[
+        bool, typer.Option("--no-template", help="Send the prompt as it is.")
+    ] = False,
+    json: options.Json = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write every event to FILE, a JSON object a line.")
+    ] = None,
+) -> None:
+    """Answer PROMPT: the edge model writes, the cloud model writes the critical tokens."""
+    flags = {name: value for name, value in locals().items() if name in Settings.__struct_fields__}
+    chosen = settings.load(flags)
+    text = _read(prompt)
+    if no_template and chosen.system:
+        raise UsageError("--no-template leaves no place for --system; drop one of them.")
+    with ExitStack() as stack:
+        decoder = open_decoder(chosen, stack)
+        ids = _ids(decoder.edge.tokenizer, text, chosen.system, template=not no_template)
+        file = stack.enter_context(_open(trace)) if trace else None
+        events = stack.enter_context(
+            decoder.stream(
+                ids,
+                max_tokens=chosen.max_tokens,
+                sampling=sampling_of(chosen),
+                stop=stop or (),
+            )
+        )
+        recorded = _recorded(events, file) if file else events
+        if json:
+            print(msgspec.json.encode(collect(recorded)).decode())
+        else:
+            answer = render.paint(recorded)
+            render.err.print(f"[dim]{render.summary(answer)}[/dim]", markup=True)
+
+
+def open_decoder(chosen: Settings, stack: ExitStack) -> Decoder:
+    """A decoder with everything the settings name; `stack` closes it."""
+    edge = registry.open_edge(chosen)
+    stack.callback(edge.close)
+    router, card = registry.open_router(chosen, edge)
+    policy = registry.make_policy(chosen, card)
+    cloud = registry.open_cloud(chosen, edge)
+    if cloud is not None:
+        stack.callback(cloud.close)
+    return Decoder(edge, router=router, policy=policy, cloud=cloud)
+
+
+def sampling_of(chosen: Settings) -> Sampling:
+    """The sampling that the settings name."""
+    return Sampling(
+        temperature=chosen.temperature,
+        top_k=chosen.top_k,
+        top_p=chosen.top_p,
+        min_p=chosen.min_p,
+        seed=chosen.seed,
+    )
+
+
+def _ids(tokenizer: Tokenizer, text: str, system: str | None, *, template: bool) -> list[int]:
+    if not template:
+        return tokenizer.encode_prompt(text)
+    messages = [Message("system", system)] if system else []
+    return prompt_ids(tokenizer, [*messages, Message("user", text)])
+
+
+def _read(prompt: str | None) -> str:
+    if prompt is None and sys.stdin.isatty():
+        raise UsageError("There is no prompt; give one as an argument or on stdin.")
+    text = sys.stdin.read(MAX_PROMPT + 1) if prompt is None else prompt
+    if not text.strip():
+        raise UsageError("The prompt is empty; give at least one character.")
+    if len(text) > MAX_PROMPT:
+        raise UsageError(f"The prompt has more than {MAX_PROMPT} characters; shorten it.")
+    return text
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return path.open("wb")
+    except OSError as error:
+        raise UsageError(f"The trace {str(path)!r} cannot be written: {error.strerror}.") from error
+
+
+def _recorded(events: Iterator[Event], file: BinaryIO) -> Iterator[Event]:
+    for event in events:
+        file.write(msgspec.json.encode(event) + b"\n")
+        yield event
