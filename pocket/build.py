@@ -1,80 +1,61 @@
-"""Make the bundled pair from nothing: `python -m pocket.build`.
+"""Make the pair: `python -m pocket.build` writes both GGUFs and the question set.
 
-Stages leave their results in `pocket/work/` and are resumed from there; delete it to start over.
+Needs WordNet's files (`apt-get install wordnet-base`), a C++ compiler for `torch.compile`, and the
+`pocket` extra.
 """
 
-import gzip
-import json
-import random
-from collections.abc import Iterator
+from __future__ import annotations
+
+import argparse
+import sys
+import time
 from itertools import islice
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
-from pocket.corpus import Corpus, Question
-from pocket.export import write_gguf
-from pocket.facts import load_facts
+from pocket import export, frozen, tokenizer
+from pocket.corpus import Corpus, rows
+from pocket.facts import all_facts
 from pocket.model import Shape
-from pocket.tokenizer import train as train_tokenizer
-from pocket.train import Recipe, batches, train
+from pocket.train import Recipe, train
 
-SEED = 20261121
-VOCABULARY = 2048
-FACTS = 2500
-QUESTIONS = 500
-"""Frozen questions per family; every other one is for calibration."""
+BUNDLED = Path(__file__).parents[1] / "src" / "edgewise" / "bundled"
+TOKENIZER_DOCUMENTS = 60_000
 
-EDGE = Shape(VOCABULARY, width=64, layers=2, heads=2, ffn=192)
-CLOUD = Shape(VOCABULARY, width=224, layers=5, heads=7, ffn=608)
-EDGE_RECIPE = Recipe(steps=1200, rows=16, length=256, peak=6e-3)
-CLOUD_RECIPE = Recipe(steps=3000, rows=16, length=256, peak=2e-3)
-
-_ROOT = Path(__file__).parent
-_WORK = _ROOT / "work"
-_BUNDLED = _ROOT.parent / "src" / "edgewise" / "bundled"
+EDGE = Recipe(
+    Shape(vocab=tokenizer.VOCABULARY, width=64, layers=3, heads=2, ffn=192), rows=12_800, batch=32
+)
+CLOUD = Recipe(
+    Shape(vocab=tokenizer.VOCABULARY, width=256, layers=4, heads=4, ffn=704), rows=25_600, batch=64
+)
 
 
-def _corpus(purpose: str) -> Corpus:
-    return Corpus(load_facts(FACTS), random.Random(f"{SEED} {purpose}"))
-
-
-def _tokenizer() -> Tokenizer:
-    path = _WORK / "tokenizer.json"
-    if not path.exists():
-        sample = islice(_corpus("tokenizer").training(), 40_000)
-        train_tokenizer((f"{q.prompt}\n{q.reference}" for q in sample), VOCABULARY).save(str(path))
-    return Tokenizer.from_file(str(path))
-
-
-def _make(name: str, shape: Shape, recipe: Recipe, tokenizer: Tokenizer) -> None:
-    torch.manual_seed(SEED)
-    data = batches(tokenizer, _corpus(name).training(), recipe)
-    model = train(shape, recipe, data, _WORK / f"{name}.pt")
-    write_gguf(_BUNDLED / f"{name}.gguf", model, tokenizer, f"Edgewise pocket {name}")
-
-
-def _frozen() -> Iterator[dict[str, object]]:
-    for family in ("facts", "steps"):
-        for index, q in enumerate(_corpus(f"frozen {family}").evaluation(family, QUESTIONS)):
-            yield _record(f"{family}-{index:04d}", "test" if index % 2 else "calibration", q)
-
-
-def _record(name: str, split: str, question: Question) -> dict[str, object]:
-    return {"id": name, "split": split, **question._asdict()}
+def build(out: Path, seed: int, *, only: str | None = None) -> None:
+    """Write edge.gguf, cloud.gguf and pocketqa.jsonl.gz into `out`."""
+    facts = all_facts()
+    frozen.write(out / "pocketqa.jsonl.gz", frozen.frozen_questions(facts, seed + 1))
+    sample = islice(Corpus(facts, seed + 2).documents(), TOKENIZER_DOCUMENTS)
+    bpe = tokenizer.train(f"{d.given}{d.learnt}" for d in sample)
+    ids, targets = rows(Corpus(facts, seed), bpe, max(EDGE.rows, CLOUD.rows))
+    for name, recipe in (("edge", EDGE), ("cloud", CLOUD)):
+        if only in (None, name):
+            model = train(name, recipe, ids, targets, seed=seed)
+            export.write(out / f"{name}.gguf", f"edgewise-pocket-{name}", model, bpe)
 
 
 def main() -> None:
-    """Run every stage that has not run yet."""
-    _WORK.mkdir(exist_ok=True)
-    tokenizer = _tokenizer()
-    lines = "".join(json.dumps(record) + "\n" for record in _frozen())
-    # mtime 0: the same questions give the same file.
-    packed = gzip.compress(lines.encode(), mtime=0)
-    (_BUNDLED / "pocketqa.jsonl.gz").write_bytes(packed)
-    _make("edge", EDGE, EDGE_RECIPE, tokenizer)
-    _make("cloud", CLOUD, CLOUD_RECIPE, tokenizer)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=BUNDLED)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", choices=("edge", "cloud"), help="train one of the two")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    options.out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    build(options.out, options.seed, only=options.only)
+    print(f"built in {time.monotonic() - began:.0f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":

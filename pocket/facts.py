@@ -17,9 +17,9 @@ THINGS = frozenset({"05", "06", "13", "17", "20", "27"})
 # Hypernyms that fit nearly anything make questions with several right choices.
 VAGUE = frozenset(
     "artifact object substance structure material device area support part case thing creation"
-    " compound instrument equipment unit".split()
+    " compound instrument equipment unit group agent work body".split()
 )
-KINDS = 1_500
+KINDS = 1_200
 SMALLEST_GROUP = 4
 
 

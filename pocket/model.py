@@ -105,8 +105,8 @@ class Llama(nn.Module):
             x = block(x, cos, sin)
         return self.output_norm(x)
 
-    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats over the targets that are not -100."""
+    def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy in nats over the targets that are not negative."""
         kept = targets >= 0
-        logits = F.linear(self(ids)[kept], self.token_embd.weight)
+        logits = F.linear(hidden[kept], self.token_embd.weight)
         return F.cross_entropy(logits.float(), targets[kept])

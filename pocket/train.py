@@ -1,108 +1,86 @@
-"""Training: packed rows of question and answer, loss on the answers, AdamW with a cosine."""
+"""Train one model of the pair on the CPU: Muon for the matrices, AdamW for the rest."""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import sys
+import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
-from torch import Tensor
-from tqdm import trange
 
-from pocket.corpus import Question
 from pocket.model import Llama, Shape
-from pocket.tokenizer import ASSISTANT, END, USER
-
-IGNORED = -100
-_SAVE_EVERY = 200
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one model is trained; a step sees `rows * length` tokens."""
+    """What one training run uses; `batch` in rows, the share of steps that warms up is fixed."""
 
-    steps: int
+    shape: Shape
     rows: int
-    length: int
-    peak: float
-    warmup: int = 100
-    decay: float = 0.05
+    batch: int
+    muon_rate: float = 0.02
+    adam_rate: float = 3e-3
 
 
-def encode(tokenizer: Tokenizer, question: Question) -> tuple[list[int], int]:
-    """Ids of a whole exchange and how many of them are the prompt."""
-    prompt = tokenizer.encode(f"{USER}{question.prompt}{END}{ASSISTANT}").ids
-    return prompt + tokenizer.encode(f"{question.reference}{END}").ids, len(prompt)
+WARM_UP = 0.03
+FINAL_RATE = 0.03
+REPORT_EVERY = 50
 
 
-def batches(
-    tokenizer: Tokenizer, questions: Iterator[Question], recipe: Recipe
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and targets, each int64[rows, length], packed end to end."""
-    need = recipe.rows * recipe.length + 1
-    ids: list[int] = []
-    kept: list[int] = []
-    while True:
-        while len(ids) < need:
-            exchange, prompt = encode(tokenizer, next(questions))
-            ids += exchange
-            kept += [0] * prompt + [1] * (len(exchange) - prompt)
-        flat, mask = np.array(ids[:need]), np.array(kept[:need])
-        targets = np.where(mask[1:], flat[1:], IGNORED)
-        shape = (recipe.rows, recipe.length)
-        yield (
-            torch.from_numpy(flat[:-1].reshape(shape).copy()),
-            torch.from_numpy(targets.reshape(shape).copy()),
-        )
-        ids, kept = ids[need - 1 :], kept[need - 1 :]
+def _rate(done: float) -> float:
+    """Factor on the learning rates at a fraction of the run: linear up, cosine down."""
+    if done < WARM_UP:
+        return done / WARM_UP
+    turn = (done - WARM_UP) / (1 - WARM_UP)
+    return FINAL_RATE + (1 - FINAL_RATE) * (1 + math.cos(math.pi * turn)) / 2
 
 
-def _rate(step: int, recipe: Recipe) -> float:
-    if step < recipe.warmup:
-        return recipe.peak * (step + 1) / recipe.warmup
-    done = (step - recipe.warmup) / max(recipe.steps - recipe.warmup, 1)
-    return recipe.peak * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done)))
+def _optimizers(model: Llama, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    matrices = [p for p in model.blocks.parameters() if p.dim() == 2]
+    others = [model.token_embd.weight, *(p for p in model.parameters() if p.dim() == 1)]
+    return [
+        torch.optim.Muon(
+            matrices,
+            lr=recipe.muon_rate,
+            weight_decay=0.01,
+            adjust_lr_fn="original",
+        ),
+        torch.optim.AdamW(others, lr=recipe.adam_rate, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def _report(name: str, step: int, steps: int, loss: float, began: float, tokens: int) -> None:
+    elapsed = time.monotonic() - began
+    speed = tokens / elapsed
+    line = f"{name} {step}/{steps} loss {loss:.4f} {elapsed:.0f}s {speed:.0f} tokens/s"
+    print(line, file=sys.stderr, flush=True)
 
 
 def train(
-    shape: Shape, recipe: Recipe, data: Iterator[tuple[Tensor, Tensor]], checkpoint: Path
+    name: str, recipe: Recipe, ids: np.ndarray, targets: np.ndarray, *, seed: int
 ) -> Llama:
-    """Train, resuming from `checkpoint` where it exists (the data are skipped up to there)."""
-    model = Llama(shape)
-    matrices = [p for p in model.parameters() if p.dim() == 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
-    groups = [
-        {"params": matrices, "weight_decay": recipe.decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=recipe.peak, betas=(0.9, 0.98))
-    start = _resume(model, optimizer, checkpoint)
-    for _ in range(start):
-        next(data)
-    bar = trange(start, recipe.steps, desc=checkpoint.stem, mininterval=5)
-    for step in bar:
-        for group in optimizer.param_groups:
-            group["lr"] = _rate(step, recipe)
-        ids, targets = next(data)
+    """Train on the first `recipe.rows` rows, each seen once."""
+    torch.manual_seed(seed)
+    model = Llama(recipe.shape)
+    compiled = torch.compile(model, dynamic=False)
+    optimizers = _optimizers(model, recipe)
+    base = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    steps, began = recipe.rows // recipe.batch, time.monotonic()
+    for step in range(steps):
+        for optimizer, rate in zip(optimizers, base, strict=True):
+            optimizer.param_groups[0]["lr"] = rate * _rate((step + 1) / steps)
+        rows = slice(step * recipe.batch, (step + 1) * recipe.batch)
+        batch = [torch.from_numpy(a[rows].astype(np.int64)) for a in (ids, targets)]
         with torch.autocast("cpu", torch.bfloat16):
-            loss = model.loss(ids, targets)
-        optimizer.zero_grad(set_to_none=True)
+            hidden = compiled(batch[0])
+            loss = model.head_loss(hidden, batch[1])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
-        if (step + 1) % _SAVE_EVERY == 0 or step + 1 == recipe.steps:
-            state = {"model": model.state_dict(), "adam": optimizer.state_dict(), "step": step + 1}
-            torch.save(state, checkpoint)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if (step + 1) % REPORT_EVERY == 0:
+            _report(name, step + 1, steps, loss.item(), began, (step + 1) * batch[0].numel())
     return model
-
-
-def _resume(model: Llama, optimizer: torch.optim.Optimizer, checkpoint: Path) -> int:
-    if not checkpoint.exists():
-        return 0
-    state = torch.load(checkpoint, weights_only=True)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["adam"])
-    return int(state["step"])

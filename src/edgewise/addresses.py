@@ -131,9 +131,7 @@ def _cached(address: _Address) -> list[str]:
 
     try:
         folder = Path(
-            hub.snapshot_download(
-                address.repo, revision=address.revision, local_files_only=True
-            )
+            hub.snapshot_download(address.repo, revision=address.revision, local_files_only=True)
         )
     except LocalEntryNotFoundError:
         return []
@@ -153,9 +151,7 @@ def _choose(address: _Address, names: Sequence[str]) -> str:
                 return name
     if address.quant:
         listed = ", ".join(sorted(Path(name).name for name in firsts))
-        raise AddressError(
-            f"{address.repo!r} has no {address.quant!r}; it has {listed}."
-        )
+        raise AddressError(f"{address.repo!r} has no {address.quant!r}; it has {listed}.")
     return sorted(firsts)[0]
 
 

@@ -334,9 +334,7 @@ class Generation(Iterator[Event]):
         text, characters = state.characters.feed(piece)
         shown, stops, matched = state.stops.feed(text, self._stop)
         budget = self._policy.written(state.budget, by_cloud=event.source == "cloud")
-        self._states.append(
-            replace(state, characters=characters, stops=stops, budget=budget)
-        )
+        self._states.append(replace(state, characters=characters, stops=stops, budget=budget))
         self._ids.append(event.id)
         self._events.append(replace(event, text=shown) if shown else event)
         full = len(self._ids) > self._decoder.edge.context
@@ -414,9 +412,7 @@ class Generation(Iterator[Event]):
             ),
         )
 
-    def _report(
-        self, ask: int, new_ids: int, begun: float, outcome: Verdict | CloudError
-    ) -> None:
+    def _report(self, ask: int, new_ids: int, begun: float, outcome: Verdict | CloudError) -> None:
         verdict = outcome if isinstance(outcome, Verdict) else None
         error = outcome if isinstance(outcome, CloudError) else None
         self._events.append(

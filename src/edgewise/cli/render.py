@@ -63,13 +63,19 @@ def comparison_table(result: Comparison) -> Table:
     for name, family in result.families.items():
         scores = family.accuracy
         table.add_row(
-            name, f"{scores.edge:.0%}", f"{scores.pair:.0%}", f"{scores.cloud:.0%}",
+            name,
+            f"{scores.edge:.0%}",
+            f"{scores.pair:.0%}",
+            f"{scores.cloud:.0%}",
             f"{family.cloud_share:.1%}",
         )
     scores, speed = result.accuracy, result.tokens_per_second
     table.add_section()
     table.add_row(
-        "all", f"{scores.edge:.0%}", f"{scores.pair:.0%}", f"{scores.cloud:.0%}",
+        "all",
+        f"{scores.edge:.0%}",
+        f"{scores.pair:.0%}",
+        f"{scores.cloud:.0%}",
         f"{result.cloud_share:.1%}",
     )
     table.add_row("tokens/s", f"{speed.edge:.0f}", f"{speed.pair:.0f}", f"{speed.cloud:.0f}", "")

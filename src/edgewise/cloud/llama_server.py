@@ -159,9 +159,7 @@ class LlamaServer:
             async with asyncio.timeout(deadline):
                 return await work
         except TimeoutError as error:
-            raise CloudTimeout(
-                f"{self.name!r} did not answer within {deadline:g} s."
-            ) from error
+            raise CloudTimeout(f"{self.name!r} did not answer within {deadline:g} s.") from error
 
     async def _post(self, path: str, body: dict[str, Any]) -> bytes:
         return await self._request("POST", path, msgspec.json.encode(body))
@@ -299,4 +297,3 @@ def _candidates(row: _Probability | None) -> tuple[Candidate, ...]:
 
 def _excerpt(body: bytes) -> str:
     return body[:200].decode("utf-8", "replace")
-

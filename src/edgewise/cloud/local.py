@@ -1,5 +1,6 @@
 """The large model in this process: a second GGUF on a thread of its own."""
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -21,6 +22,11 @@ from edgewise.sampling import Sampling
 TOP = 5
 """Candidates returned for every token."""
 
+_KEPT = Needs.ENTROPY | Needs.TOP | Needs.LOGITS
+
+
+_log = logging.getLogger(__name__)
+
 
 class LocalCloud:
     """Implements `CloudModel` over any `EdgeModel`. No socket is opened."""
@@ -31,8 +37,9 @@ class LocalCloud:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cloud")
 
     def open(self, ids: Sequence[int]) -> "LocalSession":
-        session = self._model.session(Needs.ENTROPY | Needs.TOP | Needs.LOGITS, top=TOP)
-        return LocalSession(session, self._model.tokenizer.eos_ids, self._thread, ids)
+        # On the thread, so that it comes after the closing of an earlier session.
+        opened = self._thread.submit(self._model.session, _KEPT, top=TOP)
+        return LocalSession(opened.result(), self._model.tokenizer.eos_ids, self._thread, ids)
 
     def check(self, tokenizer: Tokenizer) -> str:
         if tokenizer.fingerprint() != self._model.tokenizer.fingerprint():
@@ -71,12 +78,12 @@ class LocalSession:
 
     def warm(self, position: int, new_ids: Sequence[int]) -> None:
         ids = self._prefix.put(position, new_ids)
-        self._thread.submit(self._prefill, ids)
+        self._thread.submit(self._prefill, ids).add_done_callback(_log_failure)
 
     def close(self) -> None:
         # The session belongs to the thread, and a consult may still be running there.
         self._closing.set()
-        self._thread.submit(self._session.close)
+        self._thread.submit(self._session.close).add_done_callback(_log_failure)
 
     def _prefill(self, ids: list[int]) -> None:
         if not self._closing.is_set():
@@ -121,3 +128,9 @@ class LocalSession:
             computed=len(ids) - cached,
             engine_seconds=time.monotonic() - started,
         )
+
+
+def _log_failure(done: Future[None]) -> None:
+    """Nobody waits for these calls, so what goes wrong in them is told here."""
+    if not done.cancelled() and (error := done.exception()):
+        _log.warning("the cloud model's thread: %s", error)

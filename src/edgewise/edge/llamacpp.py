@@ -348,9 +348,7 @@ class LlamaSession:
         self._model.decodes += 1
         code = llama_cpp.llama_decode(self._model.handle, self._batch)
         if code != 0:
-            llama_cpp.llama_memory_seq_rm(
-                self._model.memory, self._sequence, self._computed, -1
-            )
+            llama_cpp.llama_memory_seq_rm(self._model.memory, self._sequence, self._computed, -1)
             raise ModelError(
                 f"llama.cpp could not decode {count} tokens at position {self._computed} "
                 f"(code {code}); lower --ctx or --slots if memory is short."

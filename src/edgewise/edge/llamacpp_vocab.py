@@ -11,6 +11,7 @@ from edgewise.edge.base import PROBES
 _LONGEST_PIECE = 512
 _UNUSED = llama_cpp.LLAMA_TOKEN_ATTR_UNUSED
 
+
 class LlamaTokenizer:
     """Implements `Tokenizer`. Lives as long as its model."""
 
@@ -40,9 +41,7 @@ class LlamaTokenizer:
         data = text.encode("utf-8", "surrogatepass")
         room = len(data) + 8
         ids = (llama_cpp.llama_token * room)()
-        count = llama_cpp.llama_tokenize(
-            self._vocab, data, len(data), ids, room, False, special
-        )
+        count = llama_cpp.llama_tokenize(self._vocab, data, len(data), ids, room, False, special)
         return list(ids[:count])
 
     def encode_prompt(self, text: str, *, special: bool = True) -> list[int]:

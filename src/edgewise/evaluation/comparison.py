@@ -84,8 +84,7 @@ def compare(
         cloud_calls=sum(row.pair.usage.cloud_calls for row in rows),
         tokens_per_second=Accuracy(*(_speed(rows, name) for name in ("edge", "pair", "cloud"))),
         families={
-            name: _family([row for row in rows if row.question.family == name])
-            for name in families
+            name: _family([row for row in rows if row.question.family == name]) for name in families
         },
     )
 
@@ -96,10 +95,7 @@ def _family(rows: list[Row]) -> Family:
 
 def _accuracy(rows: list[Row]) -> Accuracy:
     return Accuracy(
-        *(
-            sum(row.right(name) for row in rows) / len(rows)
-            for name in ("edge", "pair", "cloud")
-        )
+        *(sum(row.right(name) for row in rows) / len(rows) for name in ("edge", "pair", "cloud"))
     )
 
 

@@ -47,8 +47,14 @@ def measure(decoder: Decoder, *, context: int, tokens: int, blocks: int) -> Spee
                 rates.append(rate)
     ratios = [b / a for a, b in zip(native, through, strict=True)]
     return Speed(
-        context, blocks, tokens, median(native), median(through),
-        median(ratios), min(ratios), max(ratios),
+        context,
+        blocks,
+        tokens,
+        median(native),
+        median(through),
+        median(ratios),
+        min(ratios),
+        max(ratios),
     )
 
 

@@ -70,9 +70,7 @@ def _load(path: Path) -> dict[str, Floats]:
         raise UsageError(f"{str(path)!r} is no readable router checkpoint ({error}).") from error
 
 
-def _folded(
-    tensors: dict[str, Floats], width: int, folder: Path
-) -> list[tuple[Floats, Floats]]:
+def _folded(tensors: dict[str, Floats], width: int, folder: Path) -> list[tuple[Floats, Floats]]:
     """Layers as (weight, bias), the normalisation of the inputs folded into the first."""
     try:
         count = sum(name.endswith(".weight") for name in tensors)

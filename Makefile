@@ -1,0 +1,46 @@
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+
+# The smallest llama.cpp that Edgewise needs: no multimodal part, tools, server, examples.
+export CMAKE_ARGS ?= -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/cmake/llama-only.cmake \
+	-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF \
+	-DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF
+
+.PHONY: help install demo test lint pocket bench clean
+
+help:  ## show this help
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: .venv/installed  ## install Edgewise into .venv
+
+.venv/installed: pyproject.toml cmake/llama-only.cmake
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+demo: install  ## install, then run the bundled pair on held-out questions
+	$(BIN)/edgewise demo
+
+.venv/tested: .venv/installed
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+test: .venv/tested  ## run the tests
+	$(BIN)/python -m pytest -n auto
+
+lint: .venv/tested  ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check src tests
+	$(BIN)/pyright
+
+pocket: .venv/installed  ## train the bundled pair anew (needs wordnet-base)
+	$(BIN)/python -m pip install --quiet --editable '.[pocket]'
+	$(BIN)/python -m pocket.build
+	$(BIN)/python -m pocket.calibrate
+
+bench: .venv/tested  ## measure decoding speed on a 0.5B-shaped model
+	$(BIN)/python -m benchmarks.edge_speed
+
+clean:  ## remove what was built
+	rm -rf .venv build dist

@@ -1,0 +1,5 @@
+"""`python -m edgewise`."""
+
+from edgewise.cli.main import main
+
+main()

@@ -1,0 +1,184 @@
+"""`edgewise doctor`: what works here, what does not, and what to do about it."""
+
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Literal
+
+import llama_cpp
+import msgspec
+import typer
+
+from edgewise import registry, settings
+from edgewise.cli import options, render
+from edgewise.cloud.base import CloudModel
+from edgewise.edge.llamacpp import LlamaModel, default_threads
+from edgewise.errors import EdgewiseError
+from edgewise.sampling import Sampling
+from edgewise.settings import Settings
+
+_SAMPLE = "Token round trip: naïve café, 12345, 日本語 🙂."
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One line of the report; `fix` says what to do where it is not ok."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    detail: str
+    fix: str | None = None
+
+
+def doctor(
+    edge: options.Edge = None,
+    cloud: options.Cloud = None,
+    router: options.Router = None,
+    threads: options.Threads = None,
+    gpu_layers: options.GpuLayers = None,
+    json: options.Json = False,
+) -> None:
+    """Check Python, engine, models, router, cloud and vocabulary; exit code 1 if one fails."""
+    flags = {name: value for name, value in locals().items() if name in Settings.__struct_fields__}
+    chosen = settings.load(flags)
+    with ExitStack() as stack:
+        checks = list(_checks(chosen, stack))
+    if json:
+        print(msgspec.json.encode({"checks": checks}).decode())
+    else:
+        for check in checks:
+            colour = _COLOURS[check.status]
+            render.out.print(f"[{colour}]{check.status:4}[/] ", end="", markup=True)
+            render.out.print(f"{check.name}: {check.detail}", markup=False)
+            if check.fix:
+                render.out.print(f"     fix: {check.fix}", markup=False)
+    if any(check.status == "fail" for check in checks):
+        raise typer.Exit(1)
+
+
+def _checks(chosen: Settings, stack: ExitStack) -> Iterator[Check]:
+    yield Check("python", "ok", platform.python_version())
+    yield _engine()
+    yield _threads(chosen)
+    models: list[LlamaModel] = []
+    yield _guarded("edge model", lambda: _edge(chosen, stack, models))
+    if models:
+        yield _round_trip(models[0])
+        yield _guarded("router", lambda: _router(chosen, models[0]))
+        yield from _cloud(chosen, models[0], stack)
+    yield _leaves(chosen)
+
+
+def _guarded(name: str, check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except EdgewiseError as error:
+        message = str(error)
+        problem, _, fix = message.partition("; ")
+        return Check(name, "fail", problem.rstrip("."), fix or message)
+
+
+def _engine() -> Check:
+    gpu = "with GPU" if llama_cpp.llama_supports_gpu_offload() else "CPU only"
+    return Check("engine", "ok", f"llama.cpp (llama-cpp-python {llama_cpp.__version__}), {gpu}")
+
+
+def _threads(chosen: Settings) -> Check:
+    usable = default_threads() + 1
+    used = chosen.threads or default_threads()
+    if used > usable:
+        return Check(
+            "threads", "warn", f"{used} on {usable} cores", f"use --threads {default_threads()}"
+        )
+    return Check("threads", "ok", f"{used}")
+
+
+def _edge(chosen: Settings, stack: ExitStack, models: list[LlamaModel]) -> Check:
+    model = registry.open_edge(chosen)
+    stack.callback(model.close)
+    models.append(model)
+    return Check(
+        "edge model",
+        "ok",
+        f"{model.name}, {model.parameters / 1e6:.1f} M parameters, context {model.context}",
+    )
+
+
+def _round_trip(model: LlamaModel) -> Check:
+    ids = model.tokenizer.encode(_SAMPLE)
+    text = b"".join(model.tokenizer.piece(i) for i in ids).decode("utf-8", "replace")
+    if text.strip() == _SAMPLE:
+        return Check("token round trip", "ok", f"{len(ids)} tokens and back")
+    return Check(
+        "token round trip",
+        "warn",
+        f"{text!r} came back for {_SAMPLE!r}",
+        "the tokenizer normalises text; answers are not affected",
+    )
+
+
+def _router(chosen: Settings, model: LlamaModel) -> Check:
+    _, card = registry.open_router(chosen, model)
+    if card is None:
+        name = chosen.router or registry.FALLBACK_ROUTER
+        return Check(
+            "router",
+            "warn",
+            f"{name}, not calibrated for this pair",
+            "the cloud share is held by the controller alone; use a calibrated checkpoint",
+        )
+    shares = ", ".join(card.thresholds)
+    return Check("router", "ok", f"{card.kind}, fits the edge model, calibrated at {shares}")
+
+
+def _cloud(chosen: Settings, model: LlamaModel, stack: ExitStack) -> Iterator[Check]:
+    address = registry.cloud_address(chosen)
+    if address == "none":
+        yield Check("cloud model", "ok", "none: no connection is opened")
+        return
+    opened: list[CloudModel] = []
+
+    def connect() -> Check:
+        cloud = registry.connect(chosen)
+        assert cloud is not None
+        stack.callback(cloud.close)
+        opened.append(cloud)
+        return Check("cloud model", "ok", cloud.name)
+
+    yield _guarded("cloud model", connect)
+    for cloud in opened:
+        yield _guarded(
+            "vocabulary",
+            lambda: Check("vocabulary", "ok", f"proven: {cloud.check(model.tokenizer)}"),
+        )
+        yield _guarded("consult", lambda: _consult(cloud, model, chosen))
+
+
+def _consult(cloud: CloudModel, model: LlamaModel, chosen: Settings) -> Check:
+    ids = model.tokenizer.encode(_SAMPLE)
+    session = cloud.open(ids)
+    try:
+        seconds: list[float] = []
+        for _ in range(4):
+            begun = time.monotonic()
+            session.ask(len(ids), [], 1, Sampling(), chosen.deadline).result()
+            seconds.append(time.monotonic() - begun)
+    finally:
+        session.close()
+    warm = min(seconds[1:])
+    return Check("consult", "ok", f"{1000 * seconds[0]:.1f} ms at first, {1000 * warm:.1f} ms warm")
+
+
+def _leaves(chosen: Settings) -> Check:
+    address = registry.cloud_address(chosen)
+    if address == "none":
+        return Check("what leaves the device", "ok", "nothing")
+    if "://" not in address or address.startswith("hf://"):
+        return Check("what leaves the device", "ok", "nothing: the cloud model runs here")
+    return Check(
+        "what leaves the device",
+        "warn",
+        f"each consult sends the prompt and the answer so far, as token ids, to {address}",
+        "use --cloud none to keep everything here",
+    )

@@ -1,0 +1,70 @@
+"""The `edgewise` command: one file per subcommand, errors as one sentence and exit code 2."""
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from edgewise.cli import bench, render
+from edgewise.cli.demo import demo
+from edgewise.cli.doctor import doctor
+from edgewise.cli.run import run
+from edgewise.errors import EdgewiseError
+
+app = typer.Typer(
+    name="edgewise",
+    help="A small model on your device; a large one gets a word in edgewise.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command()(demo)
+app.command()(run)
+app.command()(doctor)
+app.add_typer(bench.app, name="bench")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"edgewise {version('edgewise')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; never returns."""
+    try:
+        code = app(standalone_mode=False)
+    except typer.Abort:
+        code = 130
+    except typer.Exit as stop:
+        code = stop.exit_code
+    except typer.TyperException as error:
+        message = error.format_message()
+        if message:
+            _complain(message)
+        code = 2
+    except EdgewiseError as error:
+        _complain(str(error))
+        code = 2
+    except KeyboardInterrupt:
+        render.err.print()
+        code = 130
+    except BrokenPipeError:
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str) -> None:
+    sentence = " ".join(message.split())
+    print(f"edgewise: {sentence}", file=sys.stderr)
