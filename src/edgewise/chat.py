@@ -59,7 +59,7 @@ def _compiled(source: str) -> Template:
             f"The model's chat template has {len(source)} characters, more than {MAX_TEMPLATE}; "
             "use --no-template to send the text as it is."
         )
-    environment = ImmutableSandboxedEnvironment(
+    environment: Any = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json

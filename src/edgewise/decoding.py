@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from edgewise.cloud.base import CloudModel, CloudSession, Verdict
 from edgewise.cloud.breaker import Breaker
 from edgewise.edge.base import EdgeModel, Needs, Step
-from edgewise.errors import CloudError, CloudTimeout, UsageError
+from edgewise.errors import CloudError, CloudTimeout, Fault, UsageError
 from edgewise.events import (
     Candidate,
     Consult,
@@ -24,6 +24,7 @@ from edgewise.events import (
     Finished,
     FinishReason,
     Reason,
+    Source,
     Timing,
     Token,
     Usage,
@@ -263,7 +264,7 @@ class Generation(Iterator[Event]):
         step = self._edge.step()
         score = self._decoder.router.score(step)
         decision = self._policy.decide(score, state.budget)
-        reason = decision.reason
+        reason: Reason | Fault = decision.reason
         wait = 0.0
         if decision.ask:
             ask = min(decision.ask, self._max_tokens - self.index)
@@ -277,7 +278,7 @@ class Generation(Iterator[Event]):
             self._write_edge(state, step, score, reason, wait)
 
     def _write_edge(
-        self, state: _State, step: Step, score: float, reason: Reason, wait: float
+        self, state: _State, step: Step, score: float, reason: Reason | Fault, wait: float
     ) -> None:
         token = self._sampling.choose(step)
         counts = replace(state.counts, edge=state.counts.edge + 1)
@@ -288,7 +289,7 @@ class Generation(Iterator[Event]):
         self,
         state: _State,
         score: float | None,
-        reason: Reason,
+        reason: Reason | Fault,
         *,
         wait: float,
         edge: tuple[Candidate, ...],
@@ -305,10 +306,10 @@ class Generation(Iterator[Event]):
     def _token(
         self,
         token: int,
-        source: "str",
+        source: Source,
         score: float | None,
         logprob: float | None,
-        reason: Reason,
+        reason: Reason | Fault,
         wait: float,
     ) -> Token:
         now = time.monotonic()
@@ -319,7 +320,7 @@ class Generation(Iterator[Event]):
             index=self.index,
             id=token,
             text="",
-            source="cloud" if source == "cloud" else "edge",
+            source=source,
             score=score,
             logprob=logprob,
             seconds=seconds,
@@ -345,7 +346,7 @@ class Generation(Iterator[Event]):
         else:
             self._edge.extend([event.id])
 
-    def _consult(self, state: _State, step: Step, ask: int) -> tuple[_State, Reason]:
+    def _consult(self, state: _State, step: Step, ask: int) -> tuple[_State, Reason | Fault]:
         """Ask the cloud; the state after it holds the verdict's tokens, or none and why."""
         if self._cloud is None:
             return state, "no_cloud"

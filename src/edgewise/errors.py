@@ -18,7 +18,10 @@
 The message of each is one sentence that says what is wrong and what to do.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+Fault = Literal["timeout", "unavailable", "refused", "rejected", "protocol"]
+"""The ways a consult fails."""
 
 
 class EdgewiseError(Exception):
@@ -73,7 +76,7 @@ class StaleStepError(EdgewiseError):
 class CloudError(EdgewiseError):
     """The cloud model did not answer a consult; `reason` is what a `Token` reports."""
 
-    reason: ClassVar[str] = "unavailable"
+    reason: ClassVar[Fault] = "unavailable"
     retryable = True
 
 

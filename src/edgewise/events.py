@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from edgewise.errors import Fault
+
 Source = Literal["edge", "cloud"]
 
 Reason = Literal[
@@ -18,13 +20,8 @@ Reason = Literal[
     "budget",  # above the threshold, but the cloud share is spent for now
     "cap",  # above the threshold, but the answer's cap is spent
     "circuit_open",  # above the threshold, but consults are paused after failures
-    "timeout",
-    "unavailable",
-    "refused",
-    "rejected",
-    "protocol",
 ]
-"""Why a token was written by whom. The last five are the ways a consult fails."""
+"""Why a token was written by whom, where no consult failed."""
 
 FinishReason = Literal["stop", "length"]
 """`stop`: an end-of-sequence token or a stop string; `length`: max tokens or a full context."""
@@ -55,7 +52,7 @@ class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
     logprob: float | None
     seconds: float
     wait: float
-    reason: Reason
+    reason: Reason | Fault
     edge: tuple[Candidate, ...] = ()
     cloud: tuple[Candidate, ...] = ()
 
@@ -69,7 +66,7 @@ class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
     """
 
     index: int
-    outcome: Literal["answered", "timeout", "unavailable", "refused", "rejected", "protocol"]
+    outcome: Literal["answered"] | Fault
     asked: int
     answered: int
     new_ids: int

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Literal
 
-import llama_cpp
 import msgspec
 import typer
 
 from edgewise import registry, settings
 from edgewise.cli import options, render
 from edgewise.cloud.base import CloudModel
+from edgewise.edge.binding import llama_cpp
 from edgewise.edge.llamacpp import LlamaModel, default_threads
 from edgewise.errors import EdgewiseError
 from edgewise.sampling import Sampling
@@ -147,12 +147,13 @@ def _cloud(chosen: Settings, model: LlamaModel, stack: ExitStack) -> Iterator[Ch
         return Check("cloud model", "ok", cloud.name)
 
     yield _guarded("cloud model", connect)
-    for cloud in opened:
-        yield _guarded(
-            "vocabulary",
-            lambda: Check("vocabulary", "ok", f"proven: {cloud.check(model.tokenizer)}"),
-        )
-        yield _guarded("consult", lambda: _consult(cloud, model, chosen))
+    if opened:
+        yield _guarded("vocabulary", lambda: _vocabulary(opened[0], model))
+        yield _guarded("consult", lambda: _consult(opened[0], model, chosen))
+
+
+def _vocabulary(cloud: CloudModel, model: LlamaModel) -> Check:
+    return Check("vocabulary", "ok", f"proven: {cloud.check(model.tokenizer)}")
 
 
 def _consult(cloud: CloudModel, model: LlamaModel, chosen: Settings) -> Check:

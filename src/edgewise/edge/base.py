@@ -84,9 +84,20 @@ class Step(Protocol):
 class Tokenizer(Protocol):
     """Text to ids and back, and what marks the end of an answer."""
 
-    size: int
-    eos_ids: frozenset[int]
-    chat_template: str | None
+    @property
+    def size(self) -> int:
+        """Number of ids."""
+        ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Every id that ends an answer."""
+        ...
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's own Jinja template."""
+        ...
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of `text`; with `special`, special tokens written in it become their ids."""
@@ -145,10 +156,25 @@ class EdgeSession(Protocol):
 class EdgeModel(Protocol):
     """Loaded weights. Sessions share them."""
 
-    name: str
-    tokenizer: Tokenizer
-    context: int
-    hidden_size: int
+    @property
+    def name(self) -> str:
+        """What to call the model."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its vocabulary."""
+        ...
+
+    @property
+    def context(self) -> int:
+        """Longest sequence of a session, ids."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """d of the hidden state."""
+        ...
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> EdgeSession:
         """A new session whose steps keep `needs` (and the `top` likeliest ids)."""

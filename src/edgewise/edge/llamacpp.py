@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
 from edgewise.edge.base import Floats, Ids, Needs
+from edgewise.edge.binding import llama_cpp
 from edgewise.edge.llamacpp_vocab import LlamaTokenizer
 from edgewise.edge.step import LogitsStep
 from edgewise.errors import ContextOverflow, ModelError, UsageError

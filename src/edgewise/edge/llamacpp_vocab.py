@@ -4,9 +4,8 @@ import ctypes
 import hashlib
 from typing import Any
 
-import llama_cpp
-
 from edgewise.edge.base import PROBES
+from edgewise.edge.binding import llama_cpp
 
 _LONGEST_PIECE = 512
 _UNUSED = llama_cpp.LLAMA_TOKEN_ATTR_UNUSED

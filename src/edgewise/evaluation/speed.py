@@ -3,12 +3,13 @@
 import time
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
-import llama_cpp
 import msgspec
 import numpy as np
 
 from edgewise.decoding import Decoder
+from edgewise.edge.binding import llama_cpp
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.events import Token
 
@@ -75,19 +76,19 @@ def bare_loop(model: LlamaModel, prompt: Sequence[int], tokens: int) -> float:
     return tokens / seconds
 
 
-def _decode(context: object, batch: object, ids: Sequence[int], start: int) -> object:
+def _decode(context: Any, batch: Any, ids: Sequence[int], start: int) -> Any:
     for at in range(0, len(ids), 512):
         part = ids[at : at + 512]
-        batch.n_tokens = len(part)  # pyright: ignore[reportAttributeAccessIssue]
+        batch.n_tokens = len(part)
         for index, token in enumerate(part):
-            batch.token[index] = token  # pyright: ignore[reportAttributeAccessIssue]
-            batch.pos[index] = start + at + index  # pyright: ignore[reportAttributeAccessIssue]
-            batch.n_seq_id[index] = 1  # pyright: ignore[reportAttributeAccessIssue]
-            batch.seq_id[index][0] = 0  # pyright: ignore[reportAttributeAccessIssue]
-            batch.logits[index] = index == len(part) - 1  # pyright: ignore[reportAttributeAccessIssue]
-        if llama_cpp.llama_decode(context, batch):  # pyright: ignore[reportArgumentType]
+            batch.token[index] = token
+            batch.pos[index] = start + at + index
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = 0
+            batch.logits[index] = index == len(part) - 1
+        if llama_cpp.llama_decode(context, batch):
             raise RuntimeError("the bare loop could not decode")
-    return llama_cpp.llama_get_logits_ith(context, -1)  # pyright: ignore[reportArgumentType]
+    return llama_cpp.llama_get_logits_ith(context, -1)
 
 
 def _through(decoder: Decoder, prompt: Sequence[int], tokens: int) -> float:

@@ -1,5 +1,6 @@
 """A router checkpoint: `config.json`, and `model.safetensors` where the router has weights."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -49,7 +50,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def threshold(self, share: float) -> float | None:
         """The calibrated threshold for `share`, between the two nearest calibrated shares."""
         known = sorted((float(text), value) for text, value in self.thresholds.items())
-        for (low, at_low), (high, at_high) in zip(known, known[1:], strict=False):
+        for (low, at_low), (high, at_high) in pairwise(known):
             if low <= share <= high:
                 return at_low + (at_high - at_low) * (share - low) / (high - low)
         return next((value for exact, value in known if exact == share), None)

@@ -88,4 +88,4 @@ def _folded(tensors: dict[str, Floats], width: int, folder: Path) -> list[tuple[
         raise UsageError(f"The router in {str(folder)!r} holds weights that are no numbers.")
     weight, bias = layers[0]
     scaled = np.ascontiguousarray(weight / std, np.float32)
-    return [(scaled, bias - scaled @ mean), *layers[1:]]
+    return [(scaled, (bias - scaled @ mean).astype(np.float32)), *layers[1:]]
