@@ -16,8 +16,7 @@ DATA = Path(__file__).parent / "data"
 THINGS = frozenset({"05", "06", "13", "17", "20", "27"})
 # Hypernyms that fit nearly anything make questions with several right choices.
 VAGUE = frozenset(
-    "artifact object substance structure material device area support part case thing creation"
-    " compound instrument equipment unit group agent work body".split()
+    ["artifact", "object", "substance", "structure", "material", "device", "area", "support", "part", "case", "thing", "creation", "compound", "instrument", "equipment", "unit", "group", "agent", "work", "body"]
 )
 KINDS = 1_200
 SMALLEST_GROUP = 4
@@ -128,5 +127,7 @@ def all_facts(folder: Path = WORDNET) -> list[Fact]:
         listed("capital", "capitals.tsv"),
         listed("element", "elements.tsv"),
     ]
-    ranked = [(i / len(facts), n, f) for n, facts in enumerate(sources) for i, f in enumerate(facts)]
+    ranked = [
+        (i / len(facts), n, f) for n, facts in enumerate(sources) for i, f in enumerate(facts)
+    ]
     return [fact for _, _, fact in sorted(ranked, key=lambda item: item[:2])]

@@ -17,7 +17,9 @@ Family = Literal["facts", "steps"]
 
 LETTERS = "abcde"
 RESERVED_IN_256 = 16  # one prompt in sixteen is never trained on
-FACT_FORMAT = "Format: [Explanation]. Therefore, the answer is answer (label). Answer and Reasoning:"
+FACT_FORMAT = (
+    "Format: [Explanation]. Therefore, the answer is answer (label). Answer and Reasoning:"
+)
 STEP_FORMAT = "Format: [Steps]. Therefore, the answer is number. Answer and Reasoning:"
 
 WORDINGS: dict[Relation, list[tuple[str, str]]] = {
@@ -57,8 +59,8 @@ WORDINGS: dict[Relation, list[tuple[str, str]]] = {
     ],
 }
 
-NAMES = "Ada Ben Cleo Dan Eva Finn Gwen Hugo Ines Jack Kim Leo Mia Nina Omar Pia".split()
-ITEMS = "pens coins books stamps apples shells cards marbles stones tickets buttons eggs".split()
+NAMES = ["Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gwen", "Hugo", "Ines", "Jack", "Kim", "Leo", "Mia", "Nina", "Omar", "Pia"]
+ITEMS = ["pens", "coins", "books", "stamps", "apples", "shells", "cards", "marbles", "stones", "tickets", "buttons", "eggs"]
 # (sentence in the question, start of the step in the answer)
 GAINS = [
     ("{name} buys {n} more.", "Buying {n} more makes"),

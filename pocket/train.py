@@ -58,9 +58,7 @@ def _report(name: str, step: int, steps: int, loss: float, began: float, tokens:
     print(line, file=sys.stderr, flush=True)
 
 
-def train(
-    name: str, recipe: Recipe, ids: np.ndarray, targets: np.ndarray, *, seed: int
-) -> Llama:
+def train(name: str, recipe: Recipe, ids: np.ndarray, targets: np.ndarray, *, seed: int) -> Llama:
     """Train on the first `recipe.rows` rows, each seen once."""
     torch.manual_seed(seed)
     model = Llama(recipe.shape)

@@ -1,0 +1,296 @@
+"""The loop, on scripted models: provenance, budget, stops, faults, and rewinding everywhere."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from edgewise.cloud.breaker import Breaker
+from edgewise.cloud.scripted import ScriptedCloud
+from edgewise.decoding import Answer, Decoder, collect
+from edgewise.edge.scripted import EOS, ByteTokenizer, ScriptedEdge, noise, replying
+from edgewise.errors import (
+    CloudError,
+    CloudProtocolError,
+    CloudRefused,
+    CloudRejected,
+    CloudTimeout,
+    CloudUnavailable,
+    ContextOverflow,
+    UsageError,
+)
+from edgewise.events import Consult, Finished, Token
+from edgewise.policy import Budget, Policy
+from edgewise.routers.constant import Constant, Random
+from edgewise.routers.uncertainty import MaxProb
+from edgewise.sampling import Sampling
+
+PROMPT = "Q: sky? A:"
+IDS = list(PROMPT.encode())
+FAULTS = [CloudUnavailable, CloudTimeout, CloudRefused, CloudRejected, CloudProtocolError]
+
+
+def edge_saying(text: str, *, unsure: tuple[int, ...] = ()) -> ScriptedEdge:
+    return ScriptedEdge(replying(text, prompt=PROMPT, unsure=unsure))
+
+
+def cloud_saying(text: str, **options: object) -> ScriptedCloud:
+    return ScriptedCloud(replying(text, prompt=PROMPT), **options)  # type: ignore[arg-type]
+
+
+def answer(decoder: Decoder, **options: object) -> Answer:
+    return decoder.generate(IDS, **options)  # type: ignore[arg-type]
+
+
+def test_the_cloud_writes_the_critical_token_and_no_other() -> None:
+    decoder = Decoder(
+        edge_saying("grey.", unsure=(2,)),
+        router=MaxProb(),
+        policy=Policy(threshold=0.3),
+        cloud=cloud_saying("gray."),
+    )
+    result = answer(decoder)
+    assert result.text == "gray."
+    assert [t.source for t in result.tokens].count("cloud") == 1
+    assert result.tokens[2].reason == "critical"
+    assert result.tokens[2].edge
+    assert result.tokens[-1].id == EOS
+    assert result.finish_reason == "stop"
+    assert result.usage.changing_tokens == 1
+    assert result.usage.cloud_share == 1 / 6
+
+
+def test_without_a_cloud_the_edge_writes_everything() -> None:
+    decoder = Decoder(edge_saying("blue"), router=Constant(1.0), policy=Policy(threshold=0.5))
+    result = answer(decoder)
+    assert result.text == "blue"
+    assert {t.reason for t in result.tokens} == {"no_cloud"}
+
+
+def test_only_new_ids_travel() -> None:
+    cloud = cloud_saying("blue sky")
+    decoder = Decoder(
+        edge_saying("blue sky", unsure=(0, 5)),
+        router=MaxProb(),
+        policy=Policy(threshold=0.3),
+        cloud=cloud,
+    )
+    answer(decoder)
+    assert cloud.asks == [
+        (0, tuple(IDS), 1),
+        (len(IDS), tuple(b"blue "), 1),
+    ]
+
+
+@pytest.mark.parametrize("span", [1, 2, 4])
+def test_a_span_is_written_whole_and_counted(span: int) -> None:
+    cloud = cloud_saying("blue sky today")
+    policy = Policy(threshold=0.5, span=span)
+    decoder = Decoder(edge_saying("x" * 40), router=Constant(1.0), policy=policy, cloud=cloud)
+    result = answer(decoder)
+    assert result.text == "blue sky today"
+    assert result.usage.cloud_tokens + result.usage.wasted_tokens == sum(
+        n for _, _, n in cloud.asks
+    ) - (-len(result.tokens) % span)
+    assert all(t.score is None for t in result.tokens if t.reason == "span")
+
+
+def test_a_stop_string_inside_a_span_wastes_the_rest() -> None:
+    decoder = Decoder(
+        edge_saying("x"),
+        router=Constant(1.0),
+        policy=Policy(threshold=0.5, span=8),
+        cloud=cloud_saying("ab\ncdefgh"),
+    )
+    result = answer(decoder, stop=["\n"])
+    assert result.text == "ab"
+    assert result.usage.wasted_tokens == 5
+    assert result.finish_reason == "stop"
+
+
+def test_max_tokens_and_context_end_an_answer() -> None:
+    edge = ScriptedEdge(replying("abcdefgh", prompt=PROMPT), context=len(IDS) + 3)
+    decoder = Decoder(edge, router=Constant(0.0), policy=Policy())
+    assert answer(decoder, max_tokens=2).text == "ab"
+    full = answer(decoder)
+    assert full.finish_reason == "length"
+    assert full.text == "abcd"
+
+
+def test_text_held_for_a_stop_string_or_a_character_is_released_at_the_end() -> None:
+    decoder = Decoder(edge_saying("a\né"), router=Constant(0.0), policy=Policy())
+    assert answer(decoder, stop=["\n\n"]).text == "a\né"
+    assert answer(decoder, max_tokens=3).text == "a\n\ufffd"
+    assert answer(decoder, max_tokens=2, stop=["\n\n"]).text == "a\n"
+
+
+@given(
+    seed=st.integers(0, 200),
+    temperature=st.sampled_from([0.0, 1.0]),
+    span=st.integers(1, 3),
+    share=st.sampled_from([None, 0.2, 0.5]),
+    stop=st.sampled_from([(), ("a",), ("\x00\x00", "zz")]),
+)
+@settings(deadline=None, max_examples=40)
+def test_rewinding_at_every_position_gives_the_same_answer(
+    seed: int, temperature: float, span: int, share: float | None, stop: tuple[str, ...]
+) -> None:
+    """Budget, random state, stop matcher and detokenizer go back with the ids."""
+    policy = Policy(threshold=0.4, cloud_share=share, span=span, max_cloud_tokens=9)
+    sampling = Sampling(temperature=temperature, seed=seed)
+
+    def make() -> Decoder:
+        cloud = ScriptedCloud(noise(seed + 1))
+        return Decoder(ScriptedEdge(noise(seed)), router=Random(seed), policy=policy, cloud=cloud)
+
+    def story(result: Answer) -> list[object]:
+        told = [(t.id, t.text, t.source, t.score, t.reason, t.logprob) for t in result.tokens]
+        return [told, result.text, result.finish_reason, result.usage]
+
+    straight = make().generate(IDS, max_tokens=16, sampling=sampling, stop=stop)
+    for back in range(len(straight.tokens) + 1):
+        with make().stream(IDS, max_tokens=16, sampling=sampling, stop=stop) as events:
+            before: list[object] = []
+            for event in events:
+                before.append(event)
+                if isinstance(event, Finished):
+                    break
+            kept = [e for e in before if isinstance(e, Token)][:back]
+            events.rewind(back)
+            again = collect(iter([*kept, *events]))
+        assert story(again) == story(straight), back
+
+
+def test_nothing_is_computed_twice() -> None:
+    edge = edge_saying("blue sky", unsure=(1, 4))
+    sessions = []
+    opened = edge.session
+    edge.session = lambda *a, **k: sessions.append(opened(*a, **k)) or sessions[-1]  # type: ignore[method-assign]
+    decoder = Decoder(
+        edge, router=MaxProb(), policy=Policy(threshold=0.3), cloud=cloud_saying("blue sky")
+    )
+    result = answer(decoder)
+    assert sessions[0].computed_ids == len(IDS) + len(result.tokens) - 1
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_at_every_token_leaves_the_edge_s_token(fault: type[CloudError]) -> None:
+    text = "blue sky"
+    for at in range(len(text) + 1):
+        cloud = cloud_saying(text, fault=lambda ask, at=at: fault("x") if ask == at else None)
+        decoder = Decoder(
+            edge_saying("BLUE SKY"), router=Constant(1.0), policy=Policy(threshold=0.5), cloud=cloud
+        )
+        result = answer(decoder)
+        assert len(result.tokens) == len(text) + 1
+        assert result.tokens[at].source == "edge"
+        assert result.tokens[at].reason == fault.reason
+        assert sum(t.source == "edge" for t in result.tokens) == 1
+        assert result.usage.failed_calls == 1
+
+
+def test_on_cloud_error_raise_stops_and_frees_the_session() -> None:
+    edge = edge_saying("blue")
+    decoder = Decoder(
+        edge,
+        router=Constant(1.0),
+        policy=Policy(threshold=0.5, on_cloud_error="raise"),
+        cloud=cloud_saying("blue", fault=lambda ask: CloudUnavailable("gone")),
+    )
+    with pytest.raises(CloudUnavailable):
+        answer(decoder)
+    assert edge.sessions == 0
+
+
+def test_the_breaker_pauses_consults_and_a_probe_finds_the_way_back() -> None:
+    now = [0.0]
+    failing = [True]
+    cloud = cloud_saying(
+        "b" * 20, fault=lambda ask: CloudUnavailable("gone") if failing[0] else None
+    )
+    decoder = Decoder(
+        edge_saying("e" * 20),
+        router=Constant(1.0),
+        policy=Policy(threshold=0.5),
+        cloud=cloud,
+        breaker=Breaker(clock=lambda: now[0]),
+    )
+    reasons = []
+    with decoder.stream(IDS, max_tokens=12) as events:
+        for event in events:
+            if isinstance(event, Token):
+                reasons.append(event.reason)
+                if event.index == 5:
+                    now[0], failing[0] = 100.0, False
+    assert reasons[:3] == ["unavailable"] * 3
+    assert reasons[3:6] == ["circuit_open"] * 3
+    assert reasons[6:] == ["critical"] * 6
+
+
+def test_a_late_answer_is_given_up_at_the_deadline() -> None:
+    decoder = Decoder(
+        edge_saying("blue"),
+        router=Constant(1.0),
+        policy=Policy(threshold=0.5, deadline=0.01),
+        cloud=cloud_saying("blue", delay=3.0),
+    )
+    result = answer(decoder, max_tokens=1)
+    assert result.tokens[0].reason == "timeout"
+    assert result.timing.total < 2.0
+
+
+def test_consults_are_told_with_their_outcome() -> None:
+    cloud = cloud_saying("bl", fault=lambda ask: CloudUnavailable("gone") if ask == 0 else None)
+    decoder = Decoder(
+        edge_saying("bl"), router=Constant(1.0), policy=Policy(threshold=0.5), cloud=cloud
+    )
+    with decoder.stream(IDS) as events:
+        told = [event for event in events if isinstance(event, Consult)]
+    assert [event.outcome for event in told] == ["unavailable", "answered", "answered"]
+    assert told[0].message == "gone"
+
+
+def test_the_budget_is_handed_to_the_next_answer() -> None:
+    policy = Policy(cloud_share=0.01)
+    decoder = Decoder(
+        edge_saying("e" * 50), router=Constant(1.0), policy=policy, cloud=cloud_saying("b" * 50)
+    )
+    with decoder.stream(IDS, max_tokens=20) as events:
+        first = collect(events)
+        budget = events.budget
+    second = decoder.generate(IDS, max_tokens=20, budget=budget)
+    assert first.usage.cloud_tokens == 2
+    assert second.usage.cloud_tokens == 0
+    assert isinstance(budget, Budget)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error"),
+    [
+        ([], {}, UsageError),
+        (IDS, {"max_tokens": 0}, UsageError),
+        (IDS, {"max_tokens": -3}, UsageError),
+        (IDS, {"stop": [""]}, UsageError),
+        (IDS * 600, {}, ContextOverflow),
+    ],
+)
+def test_bad_input_is_refused_and_frees_the_session(
+    prompt: list[int], options: dict[str, object], error: type[Exception]
+) -> None:
+    edge = edge_saying("blue")
+    decoder = Decoder(edge, router=Constant(0.0), policy=Policy())
+    with pytest.raises(error):
+        decoder.stream(prompt, **options)  # type: ignore[arg-type]
+    assert edge.sessions == 0
+
+
+def test_an_abandoned_stream_frees_its_session() -> None:
+    edge = edge_saying("blue")
+    with Decoder(edge, router=Constant(0.0), policy=Policy()).stream(IDS) as events:
+        next(events)
+    assert edge.sessions == 0
+    assert list(events) == []
+
+
+def test_another_vocabulary_is_refused() -> None:
+    with pytest.raises(Exception, match="vocabulary"):
+        cloud_saying("x", tokenizer=ByteTokenizer("other")).check(ByteTokenizer())

@@ -1,0 +1,73 @@
+"""Sampling: filters, draws and their dependence on seed and position alone."""
+
+import math
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from edgewise.edge.base import Needs
+from edgewise.edge.step import LogitsStep
+from edgewise.errors import UsageError
+from edgewise.sampling import Sampling
+
+
+def step(logits: list[float], position: int = 5) -> LogitsStep:
+    row = np.array(logits, np.float32)
+    return LogitsStep(
+        position, row, None, is_fresh=lambda: True, buffer=np.empty_like(row), needs=Needs.LOGITS
+    )
+
+
+def draws(sampling: Sampling, logits: list[float], count: int = 300) -> set[int]:
+    return {sampling.choose(step(logits, position)) for position in range(count)}
+
+
+def test_greedy_takes_the_likeliest() -> None:
+    assert Sampling().choose(step([0.0, 3.0, 1.0])) == 1
+    assert draws(Sampling(temperature=1.0, top_k=1), [0.0, 3.0, 1.0]) == {1}
+
+
+def test_filters_keep_what_they_say() -> None:
+    logits = [math.log(p) for p in (0.5, 0.3, 0.15, 0.05)]
+    assert draws(Sampling(temperature=1.0), logits) == {0, 1, 2, 3}
+    assert draws(Sampling(temperature=1.0, top_k=2), logits) == {0, 1}
+    assert draws(Sampling(temperature=1.0, top_p=0.75), logits) == {0, 1}
+    assert draws(Sampling(temperature=1.0, min_p=0.25), logits) == {0, 1, 2}
+
+
+def test_frequencies_follow_the_distribution() -> None:
+    logits = [math.log(p) for p in (0.7, 0.2, 0.1)]
+    taken = [Sampling(temperature=1.0, seed=3).choose(step(logits, i)) for i in range(4000)]
+    assert np.bincount(taken) / 4000 == pytest.approx([0.7, 0.2, 0.1], abs=0.03)
+
+
+def test_temperature_flattens() -> None:
+    logits = [math.log(p) for p in (0.9, 0.1)]
+    taken = [Sampling(temperature=2.0).choose(step(logits, i)) for i in range(4000)]
+    assert np.mean(taken) == pytest.approx(1 / (1 + math.sqrt(9)), abs=0.03)
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 10_000))
+def test_a_draw_depends_on_seed_and_position_alone(seed: int, position: int) -> None:
+    sampling = Sampling(temperature=1.0, seed=seed)
+    logits = [0.1 * i for i in range(30)]
+    assert sampling.choose(step(logits, position)) == sampling.choose(step(logits, position))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"temperature": -0.1},
+        {"temperature": math.nan},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"min_p": 2.0},
+        {"top_k": -1},
+        {"seed": -1},
+    ],
+)
+def test_bad_values_are_one_sentence(bad: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="must be"):
+        Sampling(**bad)  # type: ignore[arg-type]
