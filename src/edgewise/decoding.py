@@ -72,7 +72,10 @@ class _Ahead(msgspec.Struct, frozen=True):
 
 
 class _State(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a rewind restores. `known` is how many ids the cloud session holds."""
+    """Everything that a rewind restores.
+
+    `known` is how many ids the cloud session holds; `end` is set where the answer is over.
+    """
 
     budget: Budget
     known: int = 0
@@ -80,6 +83,7 @@ class _State(msgspec.Struct, frozen=True, kw_only=True):
     stops: Stops = Stops()
     ahead: tuple[_Ahead, ...] = ()
     counts: _Counts = _Counts()
+    end: FinishReason | None = None
 
 
 class Decoder:
@@ -256,8 +260,11 @@ class Generation(Iterator[Event]):
         self.close()
 
     def _advance(self) -> None:
-        """Write one token."""
+        """Write one token, or finish."""
         state = self._states[-1]
+        if state.end is not None:
+            self._finish(state, state.end)
+            return
         if state.ahead:
             self._write_cloud(state, None, "span", wait=0.0, edge=())
             return
@@ -334,17 +341,24 @@ class Generation(Iterator[Event]):
         piece = b"" if ended else self._tokenizer.piece(event.id)
         text, characters = state.characters.feed(piece)
         shown, stops, matched = state.stops.feed(text, self._stop)
-        budget = self._policy.written(state.budget, by_cloud=event.source == "cloud")
-        self._states.append(replace(state, characters=characters, stops=stops, budget=budget))
         self._ids.append(event.id)
         self._events.append(replace(event, text=shown) if shown else event)
-        full = len(self._ids) > self._decoder.edge.context
+        end: FinishReason | None = None
         if matched or ended:
-            self._finish("stop", matched=matched)
-        elif self.index == self._max_tokens or full:
-            self._finish("length", matched=False)
+            end = "stop"
+        elif event.index + 1 == self._max_tokens or len(self._ids) > self._decoder.edge.context:
+            end = "length"
         else:
             self._edge.extend([event.id])
+        self._states.append(
+            replace(
+                state,
+                characters=Characters() if matched else characters,
+                stops=stops,
+                budget=self._policy.written(state.budget, by_cloud=event.source == "cloud"),
+                end=end,
+            )
+        )
 
     def _consult(self, state: _State, step: Step, ask: int) -> tuple[_State, Reason | Fault]:
         """Ask the cloud; the state after it holds the verdict's tokens, or none and why."""
@@ -431,12 +445,10 @@ class Generation(Iterator[Event]):
             )
         )
 
-    def _finish(self, reason: FinishReason, *, matched: bool) -> None:
-        state = self._states[-1]
-        tail = ""
-        if not matched:
-            tail, stops, found = state.stops.feed(state.characters.flush(), self._stop)
-            tail += "" if found else stops.held
+    def _finish(self, state: _State, reason: FinishReason) -> None:
+        """Release what is held back. A state after a stop string holds nothing."""
+        tail, stops, matched = state.stops.feed(state.characters.flush(), self._stop)
+        tail += "" if matched else stops.held
         self._finished = True
         self._events.append(
             Finished(

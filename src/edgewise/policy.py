@@ -62,8 +62,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"The cap must be 0 or more, not {self.max_cloud_tokens}.")
         if self.span < 1:
             raise UsageError(f"The span must be 1 or more, not {self.span}.")
-        if self.deadline <= 0:
-            raise UsageError(f"The deadline must be above 0 seconds, not {self.deadline}.")
+        if not 0 < self.deadline < math.inf:
+            raise UsageError(
+                f"The deadline must be a positive number of seconds, not {self.deadline}."
+            )
 
     def decide(self, score: float, budget: Budget) -> Decision:
         """Whether to consult at a position with this score."""

@@ -136,7 +136,7 @@ class EdgeSession(Protocol):
         """Run whatever is queued (one forward pass) and return the next position."""
         ...
 
-    def steps(self, ids: Sequence[int]) -> list[Step]:
+    def steps(self, ids: Sequence[int]) -> Sequence[Step]:
         """Append `ids` and run them in one batch: one `Step` per id, the position after it."""
         ...
 
