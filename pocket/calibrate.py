@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud
 from edgewise.decoding import Answer, Decoder
 from edgewise.edge.llamacpp import LlamaModel
@@ -21,7 +22,8 @@ from edgewise.evaluation.questions import pocketqa
 from edgewise.policy import Policy
 from edgewise.routers.card import RouterCard
 from edgewise.routers.uncertainty import MaxProb
-from pocket.build import BUNDLED
+
+BUNDLED = bundled("edge").parent
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15)
 ROUNDS = 4

@@ -16,7 +16,28 @@ DATA = Path(__file__).parent / "data"
 THINGS = frozenset({"05", "06", "13", "17", "20", "27"})
 # Hypernyms that fit nearly anything make questions with several right choices.
 VAGUE = frozenset(
-    ["artifact", "object", "substance", "structure", "material", "device", "area", "support", "part", "case", "thing", "creation", "compound", "instrument", "equipment", "unit", "group", "agent", "work", "body"]
+    [
+        "artifact",
+        "object",
+        "substance",
+        "structure",
+        "material",
+        "device",
+        "area",
+        "support",
+        "part",
+        "case",
+        "thing",
+        "creation",
+        "compound",
+        "instrument",
+        "equipment",
+        "unit",
+        "group",
+        "agent",
+        "work",
+        "body",
+    ]
 )
 KINDS = 1_200
 SMALLEST_GROUP = 4

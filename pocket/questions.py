@@ -59,8 +59,38 @@ WORDINGS: dict[Relation, list[tuple[str, str]]] = {
     ],
 }
 
-NAMES = ["Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gwen", "Hugo", "Ines", "Jack", "Kim", "Leo", "Mia", "Nina", "Omar", "Pia"]
-ITEMS = ["pens", "coins", "books", "stamps", "apples", "shells", "cards", "marbles", "stones", "tickets", "buttons", "eggs"]
+NAMES = [
+    "Ada",
+    "Ben",
+    "Cleo",
+    "Dan",
+    "Eva",
+    "Finn",
+    "Gwen",
+    "Hugo",
+    "Ines",
+    "Jack",
+    "Kim",
+    "Leo",
+    "Mia",
+    "Nina",
+    "Omar",
+    "Pia",
+]
+ITEMS = [
+    "pens",
+    "coins",
+    "books",
+    "stamps",
+    "apples",
+    "shells",
+    "cards",
+    "marbles",
+    "stones",
+    "tickets",
+    "buttons",
+    "eggs",
+]
 # (sentence in the question, start of the step in the answer)
 GAINS = [
     ("{name} buys {n} more.", "Buying {n} more makes"),

@@ -28,7 +28,7 @@ def demo(
     questions: Annotated[int, typer.Option(help="How many held-out questions.")] = 100,
     cloud_share: Annotated[
         float, typer.Option(help="Cloud share whose calibrated threshold is used.")
-    ] = 0.05,
+    ] = 0.06,
     json: options.Json = False,
 ) -> None:
     """Stream a few answers of the bundled pair, then compare edge, pair and cloud."""
