@@ -1,4 +1,4 @@
-"""The facts that the pair may know: WordNet kinds, capitals and chemical symbols, common ones first."""
+"""The facts the pair may know: WordNet kinds, capitals, chemical symbols; common ones first."""
 
 from __future__ import annotations
 

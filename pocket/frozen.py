@@ -40,6 +40,6 @@ def frozen_questions(facts: list[Fact], seed: int) -> list[dict[str, object]]:
 
 
 def write(path: Path, records: list[dict[str, object]]) -> None:
-    """One JSON object a line, compressed without a time stamp so that equal sets are equal files."""
+    """One JSON object a line, compressed without a time stamp: equal sets are equal files."""
     text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     path.write_bytes(gzip.compress(text.encode(), mtime=0))

@@ -1,7 +1,7 @@
 """Questions and reference answers of the two families, `facts` and `steps`.
 
-Every answer wording belongs to one question wording, so what is hard in an answer is the fact or the
-arithmetic and not which phrase comes next.
+Every answer wording belongs to one question wording, so what is hard in an answer is the fact or
+the arithmetic and not which phrase comes next.
 """
 
 from __future__ import annotations
