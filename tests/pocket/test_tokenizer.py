@@ -1,4 +1,4 @@
-"""The bundled GGUFs' tokenizer is the one that was trained: llama.cpp splits as `tokenizers` does."""
+"""The bundled GGUFs split text as the tokenizer that was trained does."""
 
 import gguf
 import pytest
