@@ -1,0 +1,1 @@
+"""Measurements that take minutes and a quiet machine, so they are no tests."""

@@ -1,0 +1,109 @@
+"""A GGUF with the shape of Qwen2.5-0.5B in 4 bits and random weights: real speed, no download.
+
+python -m benchmarks.random_qwen OUT
+"""
+
+import sys
+from collections.abc import Iterator
+from itertools import islice, product
+from pathlib import Path
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+HIDDEN, LAYERS, HEADS, KV_HEADS, FFN = 896, 24, 14, 2, 4864
+VOCABULARY, EOS, CONTEXT = 151_936, 151_645, 32_768
+STD = 0.05
+_Q4_0_BYTES, _Q4_0_STD = 18, 4.61  # standard deviation of a uniform draw from -8..7
+
+Weights = NDArray[np.float32] | NDArray[np.uint8]
+
+
+def byte_letters() -> list[str]:
+    """The letter that byte-level BPE writes for each byte."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return [chr(byte) if byte in shown else chr(256 + hidden.index(byte)) for byte in range(256)]
+
+
+def vocabulary() -> list[str]:
+    """The 256 bytes, enough four-letter tokens to fill the size, and the end token."""
+    words = ("".join(word) for word in product("abcdefghijklmnopqrst", repeat=4))
+    ids = [*byte_letters(), *islice(words, VOCABULARY - 256)]
+    ids[EOS] = "<|im_end|>"
+    return ids
+
+
+def build(path: Path, *, seed: int = 0) -> Path:
+    """Write the model to `path`, 284 MB, in a few seconds."""
+    writer = gguf.GGUFWriter(path, "qwen2")
+    _describe(writer)
+    rng = np.random.default_rng(seed)
+    for name, weights in _tensors(rng):
+        q4_0 = weights.dtype == np.uint8
+        kind = gguf.GGMLQuantizationType.Q4_0 if q4_0 else None
+        writer.add_tensor(name, weights, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _describe(writer: gguf.GGUFWriter) -> None:
+    writer.add_name("random-qwen2.5-0.5b")
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(FFN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(1e6)
+    tokens = vocabulary()
+    kinds = [gguf.TokenType.NORMAL] * VOCABULARY
+    kinds[EOS] = gguf.TokenType.CONTROL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(EOS)
+    writer.add_add_bos_token(False)
+
+
+def _tensors(rng: np.random.Generator) -> Iterator[tuple[str, Weights]]:
+    """The head is tied to `token_embd`, so it has 4 bits too."""
+    yield "token_embd.weight", _q4_0(rng, VOCABULARY, HIDDEN)
+    yield "output_norm.weight", np.ones(HIDDEN, np.float32)
+    keys = HIDDEN // HEADS * KV_HEADS
+    for layer in range(LAYERS):
+        for name, out, width in (
+            ("attn_q", HIDDEN, HIDDEN),
+            ("attn_k", keys, HIDDEN),
+            ("attn_v", keys, HIDDEN),
+            ("attn_output", HIDDEN, HIDDEN),
+            ("ffn_gate", FFN, HIDDEN),
+            ("ffn_up", FFN, HIDDEN),
+            ("ffn_down", HIDDEN, FFN),
+        ):
+            yield f"blk.{layer}.{name}.weight", _q4_0(rng, out, width)
+        for name, size in (("attn_q", HIDDEN), ("attn_k", keys), ("attn_v", keys)):
+            bias = rng.standard_normal(size, np.float32) * np.float32(STD)
+            yield f"blk.{layer}.{name}.bias", bias
+        for name in ("attn_norm", "ffn_norm"):
+            yield f"blk.{layer}.{name}.weight", np.ones(HIDDEN, np.float32)
+
+
+def _q4_0(rng: np.random.Generator, out: int, width: int) -> NDArray[np.uint8]:
+    """Random blocks of q4_0: a float16 scale and 32 random nibbles each."""
+    blocks = rng.integers(0, 256, (out, width // 32, _Q4_0_BYTES), np.uint8)
+    scale = np.array([STD / _Q4_0_STD], np.float16).view(np.uint8)
+    blocks[:, :, :2] = scale
+    return blocks.reshape(out, -1)
+
+
+if __name__ == "__main__":
+    print(build(Path(sys.argv[1])))
