@@ -1,0 +1,66 @@
+"""Models for every test, written once per process, and a wall around the network."""
+
+import socket
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import models
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where this process keeps the models of its tests."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def bpe_path(model_folder: Path) -> Path:
+    """(a) byte-level BPE."""
+    return models.write_byte_level(model_folder / "bpe.gguf")
+
+
+@pytest.fixture(scope="session")
+def spm_path(model_folder: Path) -> Path:
+    """(b) sentencepiece with byte fallback and BOS."""
+    return models.write_sentencepiece(model_folder / "spm.gguf")
+
+
+@pytest.fixture(scope="session")
+def other_path(model_folder: Path) -> Path:
+    """(c) byte-level BPE, another vocabulary than (a)."""
+    return models.write_other(model_folder / "other.gguf")
+
+
+@pytest.fixture(scope="session")
+def recurrent_path(model_folder: Path) -> Path:
+    """(d) a recurrent model, which Edgewise refuses."""
+    return models.write_recurrent(model_folder / "recurrent.gguf")
+
+
+def _is_local(family: int, address: Any) -> bool:
+    if family not in (socket.AF_INET, socket.AF_INET6):
+        return True
+    host = str(address[0])
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any connection that leaves this machine fails the test."""
+    for name in ("connect", "connect_ex"):
+        original = getattr(socket.socket, name)
+
+        def guarded(self: socket.socket, address: Any, original: Any = original) -> Any:
+            if not _is_local(self.family, address):
+                pytest.fail(f"a test tried to connect to {address}")
+            return original(self, address)
+
+        monkeypatch.setattr(socket.socket, name, guarded)

@@ -1,0 +1,310 @@
+"""What every edge backend promises, run against each of them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Needs
+from edgewise.edge.binding import llama_cpp
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.scripted import ScriptedEdge, noise
+from edgewise.errors import ContextOverflow, StaleStepError, UsageError
+
+CONTEXT = 64
+PROMPT = [72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100, 33]
+MORE = [40, 41, 42, 43, 44]
+ATOL = 0.02
+"""Batched and one-by-one decodes differ in rounding; other inputs differ by more than 1."""
+
+
+@dataclass
+class Backend:
+    """How to make a model, and the ids that its sessions have run through it so far."""
+
+    make: Callable[[int, int], EdgeModel]
+    limits_sessions: bool
+    open_models: list[EdgeModel] = field(default_factory=list)
+    runs: list[int] = field(default_factory=list)
+
+    def model(self, *, slots: int = 1) -> EdgeModel:
+        model = self.make(CONTEXT, slots)
+        self.open_models.append(model)
+        return model
+
+    def session(self, needs: Needs = Needs.LOGITS) -> EdgeSession:
+        return self.model().session(needs)
+
+    def computed(self, session: EdgeSession) -> int:
+        counted = getattr(session, "computed_ids", None)
+        return sum(self.runs) if counted is None else counted
+
+
+@pytest.fixture(params=["bpe", "spm", "scripted"])
+def backend(
+    request: pytest.FixtureRequest, bpe_path: Path, spm_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Backend]:
+    if request.param == "scripted":
+        made = Backend(lambda context, slots: ScriptedEdge(noise(), context=context), False)
+    else:
+        path = bpe_path if request.param == "bpe" else spm_path
+        made = Backend(
+            lambda context, slots: LlamaModel(
+                path, context=context, threads=1, gpu_layers=0, slots=slots
+            ),
+            True,
+        )
+        decode = llama_cpp.llama_decode
+
+        def counted(context: Any, batch: Any) -> int:
+            made.runs.append(batch.n_tokens)
+            return decode(context, batch)
+
+        monkeypatch.setattr(llama_cpp, "llama_decode", counted)
+    yield made
+    for model in made.open_models:
+        model.close()
+
+
+def fresh_logits(backend: Backend, ids: Sequence[int]) -> Floats:
+    """Logits after `ids`, from a model that has seen nothing else."""
+    with closing(backend.session()) as session:
+        session.open(ids)
+        return session.step().logits.copy()
+
+
+def assert_close(left: Floats, right: Floats) -> None:
+    np.testing.assert_allclose(left, right, atol=ATOL, rtol=0)
+
+
+class TestEdge:
+    def test_step_stands_behind_every_id(self, backend: Backend) -> None:
+        session = backend.session()
+        assert session.open(PROMPT) == 0
+        assert session.position == len(PROMPT)
+        step = session.step()
+        assert step.position == len(PROMPT)
+        assert step.proposed == int(np.argmax(step.logits))
+
+    def test_extend_one_by_one_equals_opening_the_whole(self, backend: Backend) -> None:
+        session = backend.session()
+        session.open(PROMPT)
+        for token in MORE:
+            session.step()
+            session.extend([token])
+        assert session.position == len(PROMPT) + len(MORE)
+        assert_close(session.step().logits, fresh_logits(backend, PROMPT + MORE))
+
+    def test_the_future_depends_on_every_id(self, backend: Backend) -> None:
+        changed = [PROMPT[0] + 1, *PROMPT[1:]]
+        difference = fresh_logits(backend, PROMPT) - fresh_logits(backend, changed)
+        assert np.abs(difference).max() > 10 * ATOL
+
+    def test_nothing_is_computed_twice(self, backend: Backend) -> None:
+        session = backend.session()
+        session.open(PROMPT)
+        session.step()
+        assert backend.computed(session) == len(PROMPT)
+        session.extend(MORE[:2])
+        session.step()
+        session.step()
+        session.steps(MORE[2:])
+        assert backend.computed(session) == len(PROMPT + MORE)
+
+    def test_open_keeps_the_common_prefix(self, backend: Backend) -> None:
+        session = backend.session()
+        session.open(PROMPT + MORE)
+        session.step()
+        before = backend.computed(session)
+        turned = [*PROMPT, MORE[0] + 1, *MORE[1:]]
+        assert session.open(turned) == len(PROMPT)
+        logits = session.step().logits
+        assert backend.computed(session) - before == len(MORE)
+        assert_close(logits, fresh_logits(backend, turned))
+
+    def test_open_of_what_is_there_computes_nothing(self, backend: Backend) -> None:
+        session = backend.session()
+        session.open(PROMPT)
+        expected = session.step().logits.copy()
+        before = backend.computed(session)
+        assert session.open(PROMPT) == len(PROMPT)
+        assert_close(session.step().logits, expected)
+        assert backend.computed(session) == before
+
+    def test_ids_that_were_only_queued_are_no_hit(self, backend: Backend) -> None:
+        session = backend.session()
+        session.open(PROMPT)
+        assert session.open(PROMPT) == 0
+        assert_close(session.step().logits, fresh_logits(backend, PROMPT))
+
+    @pytest.mark.parametrize("back", [1, 2, len(MORE)])
+    def test_step_after_rewind_equals_the_step_before(self, backend: Backend, back: int) -> None:
+        session = backend.session()
+        session.open(PROMPT + MORE)
+        kept = (PROMPT + MORE)[: len(PROMPT + MORE) - back]
+        session.step()
+        session.rewind(len(kept))
+        assert session.position == len(kept)
+        assert_close(session.step().logits, fresh_logits(backend, kept))
+        session.extend(MORE[-back:])
+        assert_close(session.step().logits, fresh_logits(backend, PROMPT + MORE))
+
+    def test_rewind_drops_queued_ids_too(self, backend: Backend) -> None:
+        session = backend.session()
+        session.open(PROMPT)
+        expected = session.step().logits.copy()
+        session.extend(MORE)
+        session.rewind(len(PROMPT))
+        assert_close(session.step().logits, expected)
+
+    def test_another_branch_of_the_same_length(self, backend: Backend) -> None:
+        session = backend.session()
+        session.open(PROMPT + MORE)
+        session.step()
+        session.rewind(len(PROMPT))
+        branch = [token + 5 for token in MORE]
+        session.extend(branch)
+        assert_close(session.step().logits, fresh_logits(backend, PROMPT + branch))
+
+    @pytest.mark.parametrize("position", [-1, len(PROMPT) + 1])
+    def test_rewind_only_goes_back(self, backend: Backend, position: int) -> None:
+        session = backend.session()
+        session.open(PROMPT)
+        with pytest.raises(ValueError, match="rewind"):
+            session.rewind(position)
+        assert session.position == len(PROMPT)
+
+    def test_a_batch_agrees_with_one_by_one(self, backend: Backend) -> None:
+        session = backend.session()
+        session.open(PROMPT)
+        batch = session.steps(MORE)
+        assert [step.position for step in batch] == [len(PROMPT) + i + 1 for i in range(len(MORE))]
+        rows = [step.logits.copy() for step in batch]
+        for index, row in enumerate(rows):
+            assert_close(row, fresh_logits(backend, PROMPT + MORE[: index + 1]))
+
+    def test_rewind_into_a_batch(self, backend: Backend) -> None:
+        session = backend.session()
+        session.open(PROMPT)
+        second = session.steps(MORE)[1].logits.copy()
+        session.rewind(len(PROMPT) + 2)
+        assert_close(session.step().logits, second)
+
+    def test_an_empty_batch_is_no_step(self, backend: Backend) -> None:
+        session = backend.session()
+        session.open(PROMPT)
+        assert list(session.steps([])) == []
+        assert session.position == len(PROMPT)
+
+    def test_views_are_stale_after_the_next_decode(self, backend: Backend) -> None:
+        session = backend.session(Needs.NOTHING)
+        session.open(PROMPT)
+        step = session.step()
+        assert step.logits.shape == (backend.open_models[0].tokenizer.size,)
+        session.extend(MORE[:1])
+        session.step()
+        for read in (lambda: step.logits, lambda: step.entropy, lambda: step.top(3)):
+            with pytest.raises(StaleStepError):
+                read()
+        assert step.proposed >= 0
+
+    def test_hidden_states_that_nobody_asked_for_are_not_silently_old(
+        self, backend: Backend
+    ) -> None:
+        session = backend.session(Needs.NOTHING)
+        session.open(PROMPT)
+        step = session.step()
+        session.extend(MORE[:1])
+        session.step()
+        with pytest.raises(StaleStepError):
+            _ = step.hidden
+
+    def test_needs_survive(self, backend: Backend) -> None:
+        every = Needs.ENTROPY | Needs.TOP | Needs.LOGITS | Needs.HIDDEN
+        model = backend.model()
+        session = model.session(every, top=4)
+        session.open(PROMPT)
+        step = session.step()
+        logits, hidden = step.logits.copy(), step.hidden.copy()
+        assert hidden.shape == (model.hidden_size,)
+        entropy, candidates = step.entropy, step.candidates(4)
+        session.steps(MORE)
+        assert np.array_equal(step.logits, logits)
+        assert np.array_equal(step.hidden, hidden)
+        assert step.entropy == entropy
+        assert step.candidates(4) == candidates
+
+    def test_sessions_do_not_disturb_each_other(self, backend: Backend) -> None:
+        model = backend.model(slots=3)
+        texts = [PROMPT, PROMPT[::-1], MORE + PROMPT]
+        sessions = [model.session(Needs.LOGITS) for _ in texts]
+        for session, ids in zip(sessions, texts, strict=True):
+            session.open(ids)
+            session.step()
+        sessions[1].rewind(3)
+        sessions[1].extend(MORE)
+        sessions[1].step()
+        for index in (0, 2):
+            sessions[index].extend(MORE)
+            expected = fresh_logits(backend, texts[index] + MORE)
+            assert_close(sessions[index].step().logits, expected)
+        sessions[0].close()
+        sessions[1].extend(MORE)
+        expected = fresh_logits(backend, texts[1][:3] + MORE + MORE)
+        assert_close(sessions[1].step().logits, expected)
+
+    def test_a_closed_session_leaves_nothing_behind(self, backend: Backend) -> None:
+        model = backend.model()
+        with closing(model.session(Needs.LOGITS)) as first:
+            first.open(PROMPT)
+            first.step()
+        second = model.session(Needs.LOGITS)
+        assert second.open(PROMPT) == 0
+        assert_close(second.step().logits, fresh_logits(backend, PROMPT))
+
+    def test_slots_run_out_and_come_back(self, backend: Backend) -> None:
+        if not backend.limits_sessions:
+            pytest.skip("this backend has no slots")
+        model = backend.model(slots=2)
+        first, _second = model.session(), model.session()
+        with pytest.raises(UsageError, match="slots"):
+            model.session()
+        first.close()
+        first.close()
+        model.session()
+        with pytest.raises(UsageError, match="slots"):
+            model.session()
+
+    def test_context_overflow(self, backend: Backend) -> None:
+        session = backend.session()
+        full = [index % 200 + 10 for index in range(CONTEXT)]
+        session.open(full[:-1])
+        session.step()
+        with pytest.raises(ContextOverflow, match=str(CONTEXT)):
+            session.extend([1, 2])
+        assert session.position == CONTEXT - 1
+        session.extend(full[-1:])
+        assert session.step().position == CONTEXT
+        with pytest.raises(ContextOverflow):
+            session.steps([1])
+        with pytest.raises(ContextOverflow):
+            session.open([*full, 1])
+
+    def test_a_step_needs_ids(self, backend: Backend) -> None:
+        with pytest.raises(UsageError, match="open"):
+            backend.session().step()
+
+    def test_end_tokens_write_nothing(self, backend: Backend) -> None:
+        tokenizer = backend.model().tokenizer
+        assert tokenizer.eos_ids
+        assert all(0 <= token < tokenizer.size for token in tokenizer.eos_ids)
+        assert {tokenizer.piece(token) for token in tokenizer.eos_ids} == {b""}
+
+    def test_fingerprints_are_stable(self, backend: Backend) -> None:
+        left, right = backend.model(), backend.model()
+        assert left.fingerprint() == right.fingerprint()
+        assert left.tokenizer.fingerprint() == right.tokenizer.fingerprint()

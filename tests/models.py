@@ -1,0 +1,196 @@
+"""Tiny random GGUF models. Weights are wide (std 0.15) and the head untied, so that text varies."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.random_qwen import byte_letters
+
+WIDTH, LAYERS, HEADS, FFN, CONTEXT, STD = 64, 2, 4, 128, 256, 0.15
+END, TURN, MARKER = "<|endoftext|>", "<|im_end|>", "<|im_start|>"
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MERGES = ("t h", "th e", "i n", "e r", "Ġ the", "Ġ a", "o n", "Ã ©")
+OTHER_MERGES = ("s t", "r e", "Ġ re", "a n", "an d", "Ġ and", "o u", "Ã ¨")
+PIECES = (
+    "▁the",
+    "the",
+    "▁a",
+    "in",
+    "er",
+    "th",
+    "▁",
+    *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJ0123456789.,?",
+)
+"""Of the sentencepiece vocabulary, likeliest first; other letters fall back to bytes."""
+
+Array = NDArray[np.float32]
+Tensors = Iterator[tuple[str, Array]]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a GGUF says of its tokenizer."""
+
+    model: str
+    tokens: Sequence[str]
+    kinds: Sequence[gguf.TokenType]
+    merges: Sequence[str] = ()
+    scores: Sequence[float] = ()
+    bos: str | None = None
+    eos: str = TURN
+    template: str | None = None
+
+    def describe(self, writer: gguf.GGUFWriter) -> None:
+        """Add the tokenizer's keys."""
+        writer.add_tokenizer_model(self.model)
+        if self.merges:
+            writer.add_tokenizer_pre("qwen2")
+            writer.add_token_merges(list(self.merges))
+        writer.add_token_list(list(self.tokens))
+        writer.add_token_types(list(self.kinds))
+        if self.scores:
+            writer.add_token_scores(list(self.scores))
+        if self.bos is not None:
+            writer.add_bos_token_id(self.tokens.index(self.bos))
+        writer.add_add_bos_token(self.bos is not None)
+        writer.add_eos_token_id(self.tokens.index(self.eos))
+        if self.template is not None:
+            writer.add_chat_template(self.template)
+
+
+def byte_level(merges: Sequence[str] = MERGES) -> Vocabulary:
+    """The 256 bytes, what `merges` make of them, and three special tokens (two of them ends)."""
+    words = [*byte_letters(), *(merge.replace(" ", "") for merge in merges)]
+    special = [END, MARKER, TURN]
+    return Vocabulary(
+        "gpt2",
+        [*words, *special],
+        [gguf.TokenType.NORMAL] * len(words) + [gguf.TokenType.CONTROL] * len(special),
+        merges=merges,
+        template=TEMPLATE,
+    )
+
+
+def sentencepiece() -> Vocabulary:
+    """Pieces with scores, every byte to fall back to, BOS."""
+    control = gguf.TokenType.CONTROL
+    return Vocabulary(
+        "llama",
+        ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES],
+        [gguf.TokenType.UNKNOWN, control, control]
+        + [gguf.TokenType.BYTE] * 256
+        + [gguf.TokenType.NORMAL] * len(PIECES),
+        scores=[0.0] * 259 + [-1.0 - index for index in range(len(PIECES))],
+        bos="<s>",
+        eos="</s>",
+    )
+
+
+def write_byte_level(path: Path, *, seed: int = 0) -> Path:
+    """(a) A transformer with byte-level BPE."""
+    return write_transformer(path, byte_level(), seed=seed)
+
+
+def write_sentencepiece(path: Path, *, seed: int = 1) -> Path:
+    """(b) A transformer with a sentencepiece vocabulary."""
+    return write_transformer(path, sentencepiece(), seed=seed)
+
+
+def write_other(path: Path, *, seed: int = 2) -> Path:
+    """(c) As (a), with other merges."""
+    return write_transformer(path, byte_level(OTHER_MERGES), seed=seed)
+
+
+def write_transformer(path: Path, vocabulary: Vocabulary, *, seed: int = 0) -> Path:
+    """A llama with random weights."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(FFN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS // 2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(WIDTH // HEADS)
+    writer.add_vocab_size(len(vocabulary.tokens))
+    tensors = _transformer(np.random.default_rng(seed), len(vocabulary.tokens))
+    return _finish(writer, vocabulary, tensors, path)
+
+
+def write_recurrent(path: Path, *, seed: int = 3) -> Path:
+    """(d) A mamba with random weights."""
+    writer = gguf.GGUFWriter(path, "mamba")
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_ssm_conv_kernel(4)
+    writer.add_ssm_inner_size(2 * WIDTH)
+    writer.add_ssm_state_size(16)
+    writer.add_ssm_time_step_rank(4)
+    vocabulary = byte_level()
+    tensors = _mamba(np.random.default_rng(seed), len(vocabulary.tokens))
+    return _finish(writer, vocabulary, tensors, path)
+
+
+def _finish(writer: gguf.GGUFWriter, vocabulary: Vocabulary, tensors: Tensors, path: Path) -> Path:
+    vocabulary.describe(writer)
+    for name, tensor in tensors:
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _random(rng: np.random.Generator, *shape: int) -> Array:
+    return rng.standard_normal(shape, np.float32) * np.float32(STD)
+
+
+def _ends(rng: np.random.Generator, size: int) -> Tensors:
+    yield "token_embd.weight", _random(rng, size, WIDTH)
+    yield "output_norm.weight", np.ones(WIDTH, np.float32)
+    yield "output.weight", _random(rng, size, WIDTH)
+
+
+def _transformer(rng: np.random.Generator, size: int) -> Tensors:
+    yield from _ends(rng, size)
+    keys = WIDTH // 2
+    for layer in range(LAYERS):
+        for name, out, width in (
+            ("attn_q", WIDTH, WIDTH),
+            ("attn_k", keys, WIDTH),
+            ("attn_v", keys, WIDTH),
+            ("attn_output", WIDTH, WIDTH),
+            ("ffn_gate", FFN, WIDTH),
+            ("ffn_up", FFN, WIDTH),
+            ("ffn_down", WIDTH, FFN),
+        ):
+            yield f"blk.{layer}.{name}.weight", _random(rng, out, width)
+        for name in ("attn_norm", "ffn_norm"):
+            yield f"blk.{layer}.{name}.weight", np.ones(WIDTH, np.float32)
+
+
+def _mamba(rng: np.random.Generator, size: int) -> Tensors:
+    yield from _ends(rng, size)
+    inner, state, rank = 2 * WIDTH, 16, 4
+    yield "blk.0.attn_norm.weight", np.ones(WIDTH, np.float32)
+    yield "blk.0.ssm_in.weight", _random(rng, 2 * inner, WIDTH)
+    yield "blk.0.ssm_conv1d.weight", _random(rng, inner, 4)
+    yield "blk.0.ssm_conv1d.bias", np.zeros(inner, np.float32)
+    yield "blk.0.ssm_x.weight", _random(rng, rank + 2 * state, inner)
+    yield "blk.0.ssm_dt.weight", _random(rng, inner, rank)
+    yield "blk.0.ssm_dt.bias", np.zeros(inner, np.float32)
+    yield "blk.0.ssm_a", -np.ones((inner, state), np.float32)
+    yield "blk.0.ssm_d", np.ones(inner, np.float32)
+    yield "blk.0.ssm_out.weight", _random(rng, WIDTH, inner)
