@@ -1,8 +1,7 @@
 """The decoding loop: edge step, score, decision, consult, token. There is one; everything streams.
 
-All that changes from token to token lies in one immutable `_State` per position (characters and
-stop strings in progress, budget, what the cloud knows, tokens of a verdict still to be written,
-counts) or follows from the position (random draws). So rewinding means going back to a state.
+All that changes from token to token lies in one immutable `State` per position, or follows from the
+position (random draws). So rewinding means going back to a state.
 """
 
 import time
@@ -32,7 +31,8 @@ from edgewise.events import (
 from edgewise.policy import Budget, Policy
 from edgewise.routers.base import Router
 from edgewise.sampling import Sampling
-from edgewise.text import Characters, Stops
+from edgewise.state import State
+from edgewise.text import Characters
 
 CANDIDATES = 5
 """Edge candidates reported with a token that the cloud was asked for."""
@@ -49,41 +49,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[Token, ...]
     usage: Usage
     timing: Timing
-
-
-class _Counts(msgspec.Struct, frozen=True):
-    edge: int = 0
-    cloud: int = 0
-    wasted: int = 0
-    changing: int = 0
-    calls: int = 0
-    failed: int = 0
-    cached: int = 0
-    computed: int = 0
-
-
-class _Ahead(msgspec.Struct, frozen=True):
-    """A token that a verdict holds and that is still to be written."""
-
-    id: int
-    logprob: float | None
-    top: tuple[Candidate, ...]
-    ends: bool
-
-
-class _State(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a rewind restores.
-
-    `known` is how many ids the cloud session holds; `end` is set where the answer is over.
-    """
-
-    budget: Budget
-    known: int = 0
-    characters: Characters = Characters()
-    stops: Stops = Stops()
-    ahead: tuple[_Ahead, ...] = ()
-    counts: _Counts = _Counts()
-    end: FinishReason | None = None
 
 
 class Decoder:
@@ -187,7 +152,7 @@ class Generation(Iterator[Event]):
         self._max_tokens = max_tokens
         self._ids = list(prompt)
         self._prompt_length = len(prompt)
-        self._states = [_State(budget=budget)]
+        self._states = [State(budget=budget)]
         self._events: deque[Event] = deque()
         self._finished = self._closed = False
         self._started = self._last = time.monotonic()
@@ -285,7 +250,7 @@ class Generation(Iterator[Event]):
             self._write_edge(state, step, score, reason, wait)
 
     def _write_edge(
-        self, state: _State, step: Step, score: float, reason: Reason | Fault, wait: float
+        self, state: State, step: Step, score: float, reason: Reason | Fault, wait: float
     ) -> None:
         token = self._sampling.choose(step)
         counts = replace(state.counts, edge=state.counts.edge + 1)
@@ -294,7 +259,7 @@ class Generation(Iterator[Event]):
 
     def _write_cloud(
         self,
-        state: _State,
+        state: State,
         score: float | None,
         reason: Reason | Fault,
         *,
@@ -335,7 +300,7 @@ class Generation(Iterator[Event]):
             reason=reason,
         )
 
-    def _append(self, state: _State, event: Token, *, ends: bool) -> None:
+    def _append(self, state: State, event: Token, *, ends: bool) -> None:
         """Make `event` the answer's next token: text, stop check, the state after it."""
         ended = ends or event.id in self._tokenizer.eos_ids
         piece = b"" if ended else self._tokenizer.piece(event.id)
@@ -360,7 +325,7 @@ class Generation(Iterator[Event]):
             )
         )
 
-    def _consult(self, state: _State, step: Step, ask: int) -> tuple[_State, Reason | Fault]:
+    def _consult(self, state: State, step: Step, ask: int) -> tuple[State, Reason | Fault]:
         """Ask the cloud; the state after it holds the verdict's tokens, or none and why."""
         if self._cloud is None:
             return state, "no_cloud"
@@ -382,50 +347,14 @@ class Generation(Iterator[Event]):
             self._report(ask, len(new_ids), begun, error)
             if self._policy.on_cloud_error == "raise":
                 raise
-            return self._failed(state, ask, error), error.reason
+            return state.failed(error, ask, len(self._ids), self._policy), error.reason
         except BaseException:
             breaker.failed()
             raise
         breaker.succeeded()
         self._report(ask, len(new_ids), begun, verdict)
-        return self._answered(state, step, verdict, ask), "critical"
-
-    def _failed(self, state: _State, ask: int, error: CloudError) -> _State:
-        # After a timeout the cloud may still write what it was asked for, so it is charged.
-        charged = ask if isinstance(error, CloudTimeout) else 0
-        counts = state.counts
-        return replace(
-            state,
-            known=len(self._ids),
-            budget=self._policy.charge(state.budget, charged),
-            counts=replace(counts, calls=counts.calls + 1, failed=counts.failed + 1),
-        )
-
-    def _answered(self, state: _State, step: Step, verdict: Verdict, ask: int) -> _State:
-        kept = verdict.ids[:ask]
-        tops = verdict.top or ((),) * len(kept)
-        last = len(kept) - 1
-        ahead = tuple(
-            _Ahead(token, logprob, top, verdict.stopped and index == last)
-            for index, (token, logprob, top) in enumerate(
-                zip(kept, verdict.logprobs, tops, strict=False)
-            )
-        )
-        counts = state.counts
-        return replace(
-            state,
-            known=len(self._ids),
-            budget=self._policy.charge(state.budget, len(kept)),
-            ahead=ahead,
-            counts=replace(
-                counts,
-                calls=counts.calls + 1,
-                changing=counts.changing + (kept[0] != step.proposed),
-                wasted=counts.wasted + len(verdict.ids) - len(kept),
-                cached=counts.cached + (verdict.cached or 0),
-                computed=counts.computed + (verdict.computed or 0),
-            ),
-        )
+        after = state.answered(verdict, ask, step.proposed, len(self._ids), self._policy)
+        return after, "critical"
 
     def _report(self, ask: int, new_ids: int, begun: float, outcome: Verdict | CloudError) -> None:
         verdict = outcome if isinstance(outcome, Verdict) else None
@@ -445,7 +374,7 @@ class Generation(Iterator[Event]):
             )
         )
 
-    def _finish(self, state: _State, reason: FinishReason) -> None:
+    def _finish(self, state: State, reason: FinishReason) -> None:
         """Release what is held back. A state after a stop string holds nothing."""
         tail, stops, matched = state.stops.feed(state.characters.flush(), self._stop)
         tail += "" if matched else stops.held
@@ -454,7 +383,7 @@ class Generation(Iterator[Event]):
             Finished(
                 text=tail,
                 finish_reason=reason,
-                usage=_usage(state, self._prompt_length),
+                usage=state.usage(self._prompt_length),
                 timing=Timing(
                     ttft=self._first or 0.0,
                     total=time.monotonic() - self._started,
@@ -462,20 +391,3 @@ class Generation(Iterator[Event]):
                 ),
             )
         )
-
-
-def _usage(state: _State, prompt_tokens: int) -> Usage:
-    counts = state.counts
-    wasted = counts.wasted + len(state.ahead)
-    return Usage(
-        prompt_tokens=prompt_tokens,
-        edge_tokens=counts.edge,
-        cloud_tokens=counts.cloud,
-        wasted_tokens=wasted,
-        changing_tokens=counts.changing,
-        cloud_share=(counts.cloud + wasted) / (counts.edge + counts.cloud),
-        cloud_calls=counts.calls,
-        failed_calls=counts.failed,
-        cloud_prompt_cached=counts.cached,
-        cloud_prompt_computed=counts.computed,
-    )
