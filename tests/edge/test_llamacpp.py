@@ -1,0 +1,363 @@
+"""What is llama.cpp's own: files that load or do not, states, fingerprints, tokenizers."""
+
+import ctypes
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from edgewise.edge.base import PROBES, Floats, Needs
+from edgewise.edge.binding import llama_cpp
+from edgewise.edge.llamacpp import BATCH, LlamaModel, LlamaSession, default_threads
+from edgewise.edge.llamacpp_vocab import LlamaTokenizer
+from edgewise.errors import ModelError, StaleStepError, UsageError
+from tests import models
+
+LONG = [(7 * index) % 250 for index in range(2 * BATCH + 37)]
+SHORT = LONG[:20]
+ATOL = 0.02
+
+
+def load(path: Path, *, context: int | None = None, slots: int = 1) -> LlamaModel:
+    return LlamaModel(path, context=context, threads=1, gpu_layers=0, slots=slots)
+
+
+@pytest.fixture(scope="module")
+def bpe(bpe_path: Path) -> Iterator[LlamaModel]:
+    with load(bpe_path, slots=4) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def spm(spm_path: Path) -> Iterator[LlamaModel]:
+    with load(spm_path) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def other(other_path: Path) -> Iterator[LlamaModel]:
+    with load(other_path) as model:
+        yield model
+
+
+@pytest.fixture
+def session(bpe: LlamaModel) -> Iterator[LlamaSession]:
+    made = bpe.session(Needs.LOGITS | Needs.HIDDEN)
+    yield made
+    made.close()
+
+
+def head(path: Path) -> Floats:
+    """The output matrix as it stands in the file."""
+    for tensor in gguf.GGUFReader(path).tensors:
+        if tensor.name == "output.weight":
+            return np.array(tensor.data, np.float32)
+    raise AssertionError("no head")
+
+
+def message_of(path: Path, **options: object) -> str:
+    with pytest.raises(UsageError) as caught:
+        LlamaModel(path, threads=1, **options)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def assert_one_sentence(message: str) -> None:
+    assert message.endswith(".")
+    assert "\n" not in message
+
+
+class TestSteps:
+    def test_the_head_makes_the_logits_of_the_hidden_state(
+        self, session: LlamaSession, bpe_path: Path
+    ) -> None:
+        session.open(SHORT)
+        steps = [session.step(), *session.steps(LONG[20:25])]
+        for step in steps:
+            assert step.hidden.shape == (models.WIDTH,)
+            np.testing.assert_allclose(head(bpe_path) @ step.hidden, step.logits, atol=ATOL)
+
+    def test_a_long_prompt_is_computed_in_batches(
+        self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sizes: list[int] = []
+        decode = llama_cpp.llama_decode
+
+        def counted(context: object, batch: llama_cpp.llama_batch) -> int:
+            sizes.append(batch.n_tokens)
+            return decode(context, batch)
+
+        monkeypatch.setattr(llama_cpp, "llama_decode", counted)
+        with load(bpe_path, context=2048) as model:
+            session = model.session(Needs.LOGITS)
+            session.open(LONG)
+            whole = session.step().logits
+            assert sum(sizes) == len(LONG)
+            assert max(sizes) == BATCH
+            session.open(LONG[:1])
+            for at in range(1, len(LONG), 50):
+                session.extend(LONG[at : at + 50])
+                step = session.step()
+            np.testing.assert_allclose(step.logits, whole, atol=5 * ATOL)
+
+    def test_a_batch_has_a_size(self, bpe_path: Path) -> None:
+        with load(bpe_path, context=2048) as model:
+            session = model.session()
+            session.open(SHORT)
+            with pytest.raises(UsageError, match="512"):
+                session.steps(LONG)
+            assert session.position == len(SHORT)
+
+    def test_a_decode_of_another_session_makes_views_stale(self, bpe: LlamaModel) -> None:
+        first, second = bpe.session(), bpe.session()
+        first.open(SHORT)
+        step = first.step()
+        second.open(SHORT)
+        second.step()
+        with pytest.raises(StaleStepError, match="needs"):
+            _ = step.logits
+        first.close()
+        second.close()
+
+    def test_a_step_is_reproducible(self, bpe: LlamaModel) -> None:
+        rows = []
+        for _ in range(2):
+            session = bpe.session(Needs.LOGITS | Needs.HIDDEN)
+            session.open(SHORT)
+            step = session.step()
+            rows.append(np.concatenate([step.logits, step.hidden]))
+            session.close()
+        assert np.array_equal(*rows)
+
+
+class TestStates:
+    def test_a_restored_prefix_goes_on_as_the_saved_one(self, bpe: LlamaModel) -> None:
+        first, second = bpe.session(Needs.LOGITS), bpe.session(Needs.LOGITS)
+        first.open(SHORT)
+        first.step()
+        state = first.save()
+        first.extend([3])
+        expected = first.step().logits
+        second.open(LONG[30:60])
+        second.step()
+        second.restore(state)
+        assert second.position == len(SHORT)
+        assert second.open([*SHORT, 3]) == len(SHORT)
+        assert np.array_equal(second.step().logits, expected)
+        first.close()
+        second.close()
+
+    def test_a_step_right_after_restoring(self, bpe: LlamaModel) -> None:
+        session = bpe.session(Needs.LOGITS)
+        session.open(SHORT)
+        expected = session.step().logits
+        state = session.save()
+        session.open(LONG[30:60])
+        session.step()
+        session.restore(state)
+        np.testing.assert_allclose(session.step().logits, expected, atol=ATOL)
+        session.close()
+
+    def test_queued_ids_cannot_be_saved(self, session: LlamaSession) -> None:
+        session.open(SHORT)
+        with pytest.raises(UsageError, match="step"):
+            session.save()
+
+
+class TestFiles:
+    def test_a_missing_file(self, tmp_path: Path) -> None:
+        message = message_of(tmp_path / "none.gguf")
+        assert "no file" in message
+        assert_one_sentence(message)
+
+    @pytest.mark.parametrize("content", [b"", b"GG", b"not a model at all", b"\x00" * 4096])
+    def test_no_gguf(self, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / "model.gguf"
+        path.write_bytes(content)
+        message = message_of(path)
+        assert "not a GGUF" in message
+        assert_one_sentence(message)
+
+    @pytest.mark.parametrize("kept", [4, 24, 1000, 0.3, 0.999])
+    def test_a_truncated_gguf(self, tmp_path: Path, bpe_path: Path, kept: float) -> None:
+        data = bpe_path.read_bytes()
+        path = tmp_path / "model.gguf"
+        path.write_bytes(data[: kept if isinstance(kept, int) else int(kept * len(data))])
+        with pytest.raises(ModelError) as caught:
+            load(path)
+        assert "truncated" in str(caught.value)
+        assert_one_sentence(str(caught.value))
+
+    def test_an_unknown_architecture(self, tmp_path: Path, bpe_path: Path) -> None:
+        path = tmp_path / "model.gguf"
+        path.write_bytes(bpe_path.read_bytes().replace(b"llama", b"lhama"))
+        with pytest.raises(ModelError, match="unknown") as caught:
+            load(path)
+        assert "lhama" in str(caught.value)
+        assert_one_sentence(str(caught.value))
+
+    def test_a_folder(self, tmp_path: Path) -> None:
+        assert_one_sentence(message_of(tmp_path))
+
+    def test_a_recurrent_model(self, recurrent_path: Path) -> None:
+        message = message_of(recurrent_path)
+        assert "recurrent" in message
+        assert_one_sentence(message)
+
+    def test_layers_for_a_gpu_that_is_not_there(
+        self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: False)
+        message = message_of(bpe_path, gpu_layers=5)
+        assert "--gpu-layers 5" in message
+        assert_one_sentence(message)
+
+    def test_a_name_with_any_letters(self, tmp_path: Path, bpe_path: Path) -> None:
+        path = tmp_path / "modèle 模型.gguf"
+        path.write_bytes(bpe_path.read_bytes())
+        with load(path) as model:
+            assert model.name == "modèle 模型"
+
+    def test_what_a_model_says_of_itself(self, bpe: LlamaModel) -> None:
+        assert bpe.context == models.CONTEXT
+        assert bpe.hidden_size == models.WIDTH
+        assert bpe.tokenizer.chat_template == models.TEMPLATE
+        assert bpe.parameters > 100_000
+
+    def test_closing_twice(self, bpe_path: Path) -> None:
+        model = load(bpe_path)
+        session = model.session()
+        model.close()
+        session.close()
+        model.close()
+
+    @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (8, 7)])
+    def test_one_core_is_left(
+        self, monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
+    ) -> None:
+        usable = set(range(cores))
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: usable, raising=False)
+        assert default_threads() == threads
+
+
+class TestFingerprints:
+    def test_another_quantisation_is_another_model(self, tmp_path: Path, bpe_path: Path) -> None:
+        packed = tmp_path / "q8.gguf"
+        params = llama_cpp.llama_model_quantize_default_params()
+        params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0
+        params.nthread = 1
+        code = llama_cpp.llama_model_quantize(
+            str(bpe_path).encode(), str(packed).encode(), ctypes.byref(params)
+        )
+        assert code == 0
+        assert_kin(bpe_path, packed)
+
+    def test_another_training_is_another_model(self, tmp_path: Path, bpe_path: Path) -> None:
+        twin = models.write_byte_level(tmp_path / "twin.gguf", seed=99)
+        assert twin.stat().st_size == bpe_path.stat().st_size
+        assert_kin(bpe_path, twin)
+
+    def test_a_copy_is_the_same_model(self, tmp_path: Path, bpe_path: Path) -> None:
+        copy = tmp_path / "copy.gguf"
+        copy.write_bytes(bpe_path.read_bytes())
+        with load(bpe_path) as left, load(copy) as right:
+            assert left.fingerprint() == right.fingerprint()
+
+    def test_vocabularies_differ(self, bpe: LlamaModel, spm: LlamaModel, other: LlamaModel) -> None:
+        prints = {model.tokenizer.fingerprint() for model in (bpe, spm, other)}
+        assert len(prints) == 3
+
+    def test_the_order_of_merges_counts(self, tmp_path: Path) -> None:
+        """The same ids can still cut "Hello" in two ways; the probe strings show it."""
+        plain = models.byte_level(("l l", "l o"))
+        turned = replace(plain, merges=("l o", "l l"))
+        prints = set()
+        for name, vocabulary in (("plain", plain), ("turned", turned)):
+            path = models.write_transformer(tmp_path / f"{name}.gguf", vocabulary)
+            with load(path) as model:
+                prints.add(model.tokenizer.fingerprint())
+        assert len(prints) == 2
+
+    def test_padding_does_not_count(self, tmp_path: Path, bpe: LlamaModel) -> None:
+        used = models.byte_level()
+        padded = replace(
+            used,
+            tokens=[*used.tokens, "[PAD0]", "[PAD1]"],
+            kinds=[*used.kinds, gguf.TokenType.UNUSED, gguf.TokenType.UNUSED],
+        )
+        with load(models.write_transformer(tmp_path / "padded.gguf", padded)) as model:
+            assert model.tokenizer.size == bpe.tokenizer.size + 2
+            assert model.tokenizer.fingerprint() == bpe.tokenizer.fingerprint()
+
+
+def assert_kin(left_path: Path, right_path: Path) -> None:
+    """Two models with one tokenizer."""
+    with load(left_path) as left, load(right_path) as right:
+        assert left.fingerprint() != right.fingerprint()
+        assert left.tokenizer.fingerprint() == right.tokenizer.fingerprint()
+
+
+def text_of(tokenizer: LlamaTokenizer, ids: list[int]) -> str:
+    return b"".join(map(tokenizer.piece, ids)).decode()
+
+
+def without_space(text: str) -> str:
+    """Sentencepiece writes a text with a space before it."""
+    assert text[:1] in ("", " ")
+    return text[1:]
+
+
+class TestTokenizers:
+    @given(text=st.text())
+    @settings(deadline=None, max_examples=60)
+    def test_byte_level_round_trip(self, bpe: LlamaModel, text: str) -> None:
+        assert text_of(bpe.tokenizer, bpe.tokenizer.encode(text)) == text
+
+    @given(text=st.text())
+    @settings(deadline=None, max_examples=60)
+    def test_sentencepiece_round_trip(self, spm: LlamaModel, text: str) -> None:
+        assert without_space(text_of(spm.tokenizer, spm.tokenizer.encode(text))) == text
+
+    @pytest.mark.parametrize("text", [*PROBES, "<|im_end|> written by a user", "\0nul\0"])
+    def test_plain_texts(self, bpe: LlamaModel, spm: LlamaModel, text: str) -> None:
+        assert text_of(bpe.tokenizer, bpe.tokenizer.encode(text)) == text
+        assert without_space(text_of(spm.tokenizer, spm.tokenizer.encode(text))) == text
+
+    def test_merges_and_pieces_are_used(self, bpe: LlamaModel, spm: LlamaModel) -> None:
+        assert [bpe.tokenizer.piece(i) for i in bpe.tokenizer.encode("in the")] == [b"in", b" the"]
+        assert len(spm.tokenizer.encode("the in")) < 6
+
+    def test_letters_without_a_piece_fall_back_to_bytes(self, spm: LlamaModel) -> None:
+        pieces = [spm.tokenizer.piece(token) for token in spm.tokenizer.encode("🙂")]
+        assert pieces[-4:] == [b"\xf0", b"\x9f", b"\x99", b"\x82"]
+
+    def test_special_tokens_are_read_only_on_request(self, bpe: LlamaModel) -> None:
+        tokenizer = bpe.tokenizer
+        (end,) = tokenizer.encode(models.TURN, special=True)
+        assert end in tokenizer.eos_ids
+        assert not tokenizer.eos_ids & set(tokenizer.encode(models.TURN))
+
+    def test_every_end_token_is_known(self, bpe: LlamaModel, spm: LlamaModel) -> None:
+        ends = {bpe.tokenizer.encode(text, special=True)[0] for text in (models.END, models.TURN)}
+        assert bpe.tokenizer.eos_ids == ends
+        assert spm.tokenizer.eos_ids == {2}
+
+    def test_one_bos_where_the_model_wants_one(self, bpe: LlamaModel, spm: LlamaModel) -> None:
+        assert bpe.tokenizer.bos_id is None
+        assert bpe.tokenizer.encode_prompt("a") == bpe.tokenizer.encode("a")
+        assert spm.tokenizer.encode_prompt("a").count(1) == 1
+        assert spm.tokenizer.encode_prompt("<s>a").count(1) == 1
+        assert spm.tokenizer.encode_prompt("<s>a", special=False).count(1) == 1
+
+    def test_how_special_tokens_are_written(self, bpe: LlamaModel, spm: LlamaModel) -> None:
+        assert bpe.tokenizer.special_text("eos") == models.TURN
+        assert spm.tokenizer.special_text("bos") == "<s>"
+        assert spm.tokenizer.special_text("eos") == "</s>"
+
+    def test_lone_surrogates_do_not_crash(self, bpe: LlamaModel) -> None:
+        assert bpe.tokenizer.encode("\ud83d")

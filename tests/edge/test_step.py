@@ -1,0 +1,179 @@
+"""Figures of a step against plain float64 references, over small and real vocabulary sizes."""
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+
+from edgewise.edge.base import Floats, Needs
+from edgewise.edge.step import LogitsStep, top_ids
+from edgewise.errors import StaleStepError
+
+VOCABULARIES = [2, 127, 128, 1024, 5000, 151_936]
+EVERY = Needs.ENTROPY | Needs.TOP | Needs.LOGITS | Needs.HIDDEN
+
+few_values = st.sampled_from([-3.0, 0.0, 0.5, 7.0])
+any_values = st.floats(-1e4, 1e4, width=32)
+rows = st.integers(1, 400).flatmap(
+    lambda size: arrays(np.float32, size, elements=few_values | any_values)
+)
+
+
+class Engine:
+    """Counts decodes, as a backend does."""
+
+    decodes = 0
+
+    def step(
+        self,
+        logits: Floats,
+        *,
+        needs: Needs = Needs.NOTHING,
+        top: int = 0,
+        hidden: Floats | None = None,
+    ) -> LogitsStep:
+        decode = self.decodes
+        return LogitsStep(
+            3,
+            logits,
+            hidden,
+            is_fresh=lambda: self.decodes == decode,
+            buffer=np.empty(len(logits), np.float32),
+            needs=needs,
+            top=top,
+        )
+
+
+def drawn(size: int, *, scale: float = 4.0, seed: int = 0) -> Floats:
+    return (np.random.default_rng(seed).standard_normal(size) * scale).astype(np.float32)
+
+
+def reference_logprobs(logits: Floats) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - float(logits.max())
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+def reference_entropy(logits: Floats) -> float:
+    logprobs = reference_logprobs(logits)
+    return float(-(np.exp(logprobs) * logprobs).sum())
+
+
+def sorted_ids(logits: Floats, k: int) -> list[int]:
+    return np.argsort(-logits, kind="stable")[:k].tolist()
+
+
+class TestTopIds:
+    @given(logits=rows, k=st.integers(1, 12))
+    @settings(deadline=None)
+    def test_equals_a_stable_sort(self, logits: Floats, k: int) -> None:
+        assert top_ids(logits, k).tolist() == sorted_ids(logits, k)
+
+    @given(
+        size=st.integers(5000, 9000),
+        k=st.integers(1, 10),
+        seed=st.integers(0, 1000),
+        step=st.sampled_from([0.0, 0.5, 3.0]),
+    )
+    @settings(deadline=None)
+    def test_in_blocks_and_with_ties(self, size: int, k: int, seed: int, step: float) -> None:
+        logits = drawn(size, seed=seed)
+        if step:
+            logits = (np.round(logits / step) * step).astype(np.float32)
+        assert top_ids(logits, k).tolist() == sorted_ids(logits, k)
+
+    @pytest.mark.parametrize("size", VOCABULARIES)
+    def test_all_equal(self, size: int) -> None:
+        assert top_ids(np.ones(size, np.float32), 10).tolist() == list(range(min(size, 10)))
+
+    def test_the_best_may_lie_behind_the_last_whole_block(self) -> None:
+        logits = drawn(128 * 60 + 5)
+        logits[-3:] = [90.0, 80.0, 70.0]
+        assert top_ids(logits, 4).tolist() == sorted_ids(logits, 4)
+
+    def test_the_best_may_lie_in_one_block(self) -> None:
+        logits = drawn(128 * 60)
+        logits[[5 + 60 * row for row in range(10)]] = np.arange(100.0, 110.0)
+        assert top_ids(logits, 10).tolist() == sorted_ids(logits, 10)
+
+
+class TestFigures:
+    @pytest.mark.parametrize("size", VOCABULARIES)
+    @pytest.mark.parametrize("scale", [0.0, 0.1, 4.0, 40.0])
+    def test_against_float64(self, size: int, scale: float) -> None:
+        logits = drawn(size, scale=scale)
+        step = Engine().step(logits)
+        logprobs = reference_logprobs(logits)
+        assert step.entropy == pytest.approx(reference_entropy(logits), abs=2e-4, rel=1e-4)
+        for token in (0, size // 2, size - 1, step.proposed):
+            assert step.logprob(token) == pytest.approx(logprobs[token], abs=1e-4, rel=1e-5)
+        for candidate in step.candidates(5):
+            assert candidate.logprob == pytest.approx(logprobs[candidate.id], abs=1e-4, rel=1e-5)
+
+    @given(logits=rows)
+    @settings(deadline=None)
+    def test_bounds(self, logits: Floats) -> None:
+        step = Engine().step(logits)
+        assert -1e-3 <= step.entropy <= np.log(len(logits)) + 1e-3
+        assert step.logprob(step.proposed) <= 0.0
+        assert step.entropy == pytest.approx(reference_entropy(logits), abs=1e-3)
+
+    @given(logits=rows, k=st.integers(1, 8), needs=st.sampled_from([Needs.NOTHING, EVERY]))
+    @settings(deadline=None)
+    def test_the_proposed_id_is_the_first_candidate(
+        self, logits: Floats, k: int, needs: Needs
+    ) -> None:
+        step = Engine().step(logits, needs=needs, top=2, hidden=np.ones(2, np.float32))
+        candidates = step.candidates(k)
+        assert [c.id for c in candidates] == sorted_ids(logits, k)
+        assert candidates[0].id == step.proposed
+        assert candidates[0].logprob == step.logprob(step.proposed)
+
+    def test_shifting_all_logits_changes_nothing(self) -> None:
+        logits = drawn(500)
+        left, right = Engine().step(logits), Engine().step(logits + np.float32(64.0))
+        assert left.entropy == pytest.approx(right.entropy, abs=1e-4)
+        assert left.logprob(7) == pytest.approx(right.logprob(7), abs=1e-4)
+
+    def test_logits_are_read_only_in_spirit(self) -> None:
+        logits = drawn(500)
+        before = logits.copy()
+        step = Engine().step(logits, needs=EVERY, top=3, hidden=np.ones(2, np.float32))
+        _ = step.entropy, step.candidates(5), step.logprob(3)
+        assert np.array_equal(logits, before)
+
+
+class TestKeeping:
+    def test_what_is_needed_survives_the_next_decode(self) -> None:
+        engine, logits, hidden = Engine(), drawn(500), np.arange(4, dtype=np.float32)
+        expected = logits.copy(), hidden.copy()
+        step = engine.step(logits, needs=EVERY, top=3, hidden=hidden)
+        entropy = reference_entropy(logits)
+        engine.decodes += 1
+        logits[:], hidden[:] = 0.0, -1.0
+        assert np.array_equal(step.logits, expected[0])
+        assert np.array_equal(step.hidden, expected[1])
+        assert step.entropy == pytest.approx(entropy, abs=1e-4)
+        assert step.top(3)[0].tolist() == sorted_ids(expected[0], 3)
+        assert len(step.candidates(10)) == 10
+
+    @pytest.mark.parametrize("kept", [Needs.ENTROPY, Needs.TOP, Needs.HIDDEN, Needs.LOGITS])
+    def test_the_rest_does_not(self, kept: Needs) -> None:
+        engine = Engine()
+        step = engine.step(drawn(500), needs=kept, top=3, hidden=np.ones(4, np.float32))
+        assert step.fresh
+        engine.decodes += 1
+        assert not step.fresh
+        stale = {
+            Needs.ENTROPY: lambda: step.logits,
+            Needs.TOP: lambda: step.top(4),
+            Needs.HIDDEN: lambda: step.entropy,
+            Needs.LOGITS: lambda: step.hidden,
+        }
+        with pytest.raises(StaleStepError, match="needs"):
+            stale[kept]()
+
+    def test_without_hidden_states(self) -> None:
+        with pytest.raises(StaleStepError, match="hidden"):
+            _ = Engine().step(drawn(10)).hidden
