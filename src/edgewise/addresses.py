@@ -1,22 +1,31 @@
 """Model addresses: from what a user writes to a GGUF file on this disk.
 
     bundled                      one of the pair that ships with Edgewise
-    ./model.gguf                 a path, tried before any hub
-    owner/repo                   a hub repository: its Q4_K_M, else its smallest 4-bit file or more
-    owner/repo:Q4_K_M            ... the file of that quantisation
+    ./model.gguf                 a file's path, tried before any hub
+    owner/repo                   a hub repository: its file in the first of these quantisations
+                                 that it has: Q4_K_M, Q4_0, Q4_K_S, Q5_K_M, Q8_0; with none of
+                                 them, its first GGUF file by name
+    owner/repo:Q4_K_M            ... the file of that quantisation (any case)
     hf://owner/repo@rev/file     ... exactly that file, at that revision
 
+Of files that one name fits the first by name is taken; projectors (mmproj) and importance
+matrices (imatrix) never are, unless named in full. Of a split file all parts are fetched.
+
 Downloads go through huggingface_hub, which honours its HF_* variables (HF_ENDPOINT, HF_TOKEN,
-HF_HOME, HF_HUB_OFFLINE), resumes, verifies, and shows progress; a second run needs no network.
+HF_HOME, HF_HUB_OFFLINE), resumes a connection that breaks off, verifies the size, and shows
+progress. The hub is asked once, for at most 10 s; when it does not answer, what an earlier run
+has downloaded is used.
 """
 
 import re
-from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from edgewise.errors import AddressError
+
+LISTING_SECONDS = 10.0
+"""How long the hub may take to say which files a repository has."""
 
 _REPOSITORY = re.compile(
     r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+?))?(?::(?P<quant>[\w.-]+))?"
@@ -24,6 +33,7 @@ _REPOSITORY = re.compile(
 _FILE = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>.+))?")
 _PREFERRED = ("Q4_K_M", "Q4_0", "Q4_K_S", "Q5_K_M", "Q8_0")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_NO_MODEL = re.compile(r"(?i)mmproj|imatrix")
 
 
 class _Address(NamedTuple):
@@ -31,6 +41,13 @@ class _Address(NamedTuple):
     revision: str | None
     quant: str | None
     file: str | None
+
+
+class _Listing(NamedTuple):
+    """GGUF files of a repository; offline, those an earlier run has downloaded."""
+
+    names: list[str]
+    online: bool
 
 
 def bundled(role: Literal["edge", "cloud", "router"]) -> Path:
@@ -43,8 +60,8 @@ def resolve(address: str, role: Literal["edge", "cloud"]) -> Path:
     """The file that `address` names, downloaded if need be. Raises `AddressError`."""
     if address == "bundled":
         return bundled(role)
-    path = Path(address).expanduser()
-    if path.exists():
+    path = _local(address)
+    if path is not None:
         return path
     parsed = _parse(address)
     if parsed is None:
@@ -53,6 +70,15 @@ def resolve(address: str, role: Literal["edge", "cloud"]) -> Path:
             "'bundled'."
         )
     return _download(parsed)
+
+
+def _local(address: str) -> Path | None:
+    try:
+        path = Path(address).expanduser()
+        return path if path.is_file() else None
+    except (OSError, RuntimeError, ValueError):
+        # No home folder of that name, a name too long for the disk, or one with a null in it.
+        return None
 
 
 def _parse(address: str) -> _Address | None:
@@ -67,65 +93,99 @@ def _parse(address: str) -> _Address | None:
 
 def _download(address: _Address) -> Path:
     import huggingface_hub as hub
+    from httpx2 import TransportError
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        name = address.file or _choose(address, _listing(address))
+        listing = _list(address)
+        name = address.file or _choose(address, listing)
         paths = [
-            Path(hub.hf_hub_download(address.repo, part, revision=address.revision))
+            Path(
+                hub.hf_hub_download(
+                    address.repo,
+                    part,
+                    revision=address.revision,
+                    local_files_only=not listing.online,
+                )
+            )
             for part in _parts(name)
         ]
         return paths[0]
-    except LocalEntryNotFoundError as error:
-        raise AddressError(
-            f"The hub cannot be reached and {address.repo!r} is not in the local cache; connect "
-            "once, or name a file on this disk."
-        ) from error
     except HFValidationError as error:
-        raise AddressError(f"{address.repo!r} is no hub repository's name ({error}).") from error
+        raise AddressError(
+            f"{address.repo!r} is no hub repository's name ({_first_line(error)})."
+        ) from error
+    except LocalEntryNotFoundError as error:
+        if isinstance(error.__cause__, HfHubHTTPError):
+            raise AddressError(_explain(address, error.__cause__)) from error
+        raise AddressError(_unreachable(address)) from error
     except HfHubHTTPError as error:
-        raise AddressError(_explain(address, error.response.status_code)) from error
+        raise AddressError(_explain(address, error)) from error
+    except (OSError, TransportError) as error:
+        raise AddressError(
+            f"The download of {_named(address)!r} failed ({_first_line(error)}); try again."
+        ) from error
 
 
-def _explain(address: _Address, status: int) -> str:
-    what = f"{address.repo}/{address.file}" if address.file else address.repo
+def _named(address: _Address) -> str:
+    return f"{address.repo}/{address.file}" if address.file else address.repo
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")
+
+
+def _unreachable(address: _Address) -> str:
+    from huggingface_hub import constants
+
+    return (
+        f"The hub at {constants.ENDPOINT} cannot be reached and {_named(address)!r} is not in the "
+        "local cache; connect once, or name a file on this disk."
+    )
+
+
+def _explain(address: _Address, error: Exception) -> str:
+    from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
+
+    assert isinstance(error, HfHubHTTPError)
+    status = error.response.status_code
     if status in (401, 403):
         return (
-            f"The hub refuses {what!r} (HTTP {status}): it does not exist or needs access; set "
-            "HF_TOKEN to a token that may read it."
+            f"The hub refuses {_named(address)!r} (HTTP {status}): it does not exist or needs "
+            "access; check the spelling, or set HF_TOKEN to a token that may read it."
         )
+    if isinstance(error, RevisionNotFoundError):
+        return f"{address.repo!r} has no revision {address.revision!r} on the hub; check it."
     if status == 404:
-        return f"The hub has no {what!r}; check the spelling and the revision."
-    return f"The hub answered HTTP {status} for {what!r}; try again later."
+        return f"The hub has no {_named(address)!r}; check the spelling."
+    return f"The hub answered HTTP {status} for {_named(address)!r}; try again later."
 
 
-def _listing(address: _Address) -> list[str]:
-    """GGUF files of a repository: asked of the hub, or what an earlier run has downloaded."""
+def _list(address: _Address) -> _Listing:
+    """Ask the hub once, so that a machine without a network does not wait through retries."""
     import huggingface_hub as hub
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from httpx2 import TransportError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        names = hub.HfApi().list_repo_files(address.repo, revision=address.revision)
-    except HfHubHTTPError:
+        model = hub.HfApi().model_info(
+            address.repo, revision=address.revision, timeout=LISTING_SECONDS
+        )
+        names = [file.rfilename for file in model.siblings or []]
+        return _Listing([name for name in names if name.endswith(".gguf")], online=True)
+    except HFValidationError:
         raise
-    except (OfflineModeIsEnabled, OSError, _transport_error()) as error:
-        names = _cached(address)
-        if not names:
-            raise AddressError(
-                f"The hub cannot be reached and {address.repo!r} is not in the local cache; "
-                "connect once, or name a file on this disk."
-            ) from error
-    return [name for name in names if name.endswith(".gguf")]
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status != 429 and status < 500:
+            raise
+        return _Listing(_cached(address, _explain(address, error)), online=False)
+    except (OSError, TransportError, LookupError, TypeError, ValueError):
+        # Off line, out of reach, or something in between that answers in the hub's place.
+        return _Listing(_cached(address, _unreachable(address)), online=False)
 
 
-def _transport_error() -> type[Exception]:
-    """What the hub client's HTTP library raises when there is no connection."""
-    import httpx2
-
-    return httpx2.TransportError
-
-
-def _cached(address: _Address) -> list[str]:
+def _cached(address: _Address, problem: str) -> list[str]:
     import huggingface_hub as hub
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -133,26 +193,30 @@ def _cached(address: _Address) -> list[str]:
         folder = Path(
             hub.snapshot_download(address.repo, revision=address.revision, local_files_only=True)
         )
-    except LocalEntryNotFoundError:
-        return []
-    return [str(path.relative_to(folder)) for path in folder.rglob("*.gguf")]
+    except LocalEntryNotFoundError as error:
+        raise AddressError(problem) from error
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
+    if not names or (address.file is not None and address.file not in names):
+        raise AddressError(problem)
+    return names
 
 
-def _choose(address: _Address, names: Sequence[str]) -> str:
+def _choose(address: _Address, listing: _Listing) -> str:
     """The first part of the file that the quantisation names, or of the preferred one."""
-    firsts = [name for name in names if "-of-" not in name or "-00001-of-" in name]
-    firsts = [name for name in firsts if "mmproj" not in name.lower()]
+    names = sorted(name for name in listing.names if not _NO_MODEL.search(name))
+    firsts = [name for name in names if (part := _PART.search(name)) is None or int(part[1]) == 1]
     if not firsts:
         raise AddressError(f"{address.repo!r} holds no GGUF file; name a GGUF repository.")
-    wanted = [address.quant] if address.quant else list(_PREFERRED)
-    for quant in wanted:
-        for name in sorted(firsts):
-            if re.search(rf"(?i)(?:^|[.\-_/]){re.escape(quant)}(?:[.\-_/]|$)", name):
+    for quant in [address.quant] if address.quant else _PREFERRED:
+        for name in firsts:
+            if re.search(rf"(?i)(?:^|[.\-_/]){re.escape(quant)}(?:[.\-/]|$)", name):
                 return name
     if address.quant:
-        listed = ", ".join(sorted(Path(name).name for name in firsts))
-        raise AddressError(f"{address.repo!r} has no {address.quant!r}; it has {listed}.")
-    return sorted(firsts)[0]
+        where = "" if listing.online else " in the local cache, and the hub cannot be reached"
+        raise AddressError(
+            f"{address.repo!r} has no {address.quant!r}{where}; it has {', '.join(firsts)}."
+        )
+    return firsts[0]
 
 
 def _parts(name: str) -> list[str]:

@@ -1,0 +1,179 @@
+"""A stand-in for the model hub on 127.0.0.1: what huggingface_hub asks, and what can go wrong."""
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+_API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/(?:revision|tree)/(?P<revision>.+))?")
+_RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
+_RANGE = re.compile(r"bytes=(\d+)-")
+
+
+@dataclass
+class Repository:
+    """Files of one repository at its one commit, known as `main` and by `tags`."""
+
+    files: Mapping[str, bytes]
+    tags: tuple[str, ...] = ()
+    private: bool = False
+
+    @property
+    def commit(self) -> str:
+        """The commit's id."""
+        return hashlib.sha1(repr(sorted(self.files)).encode()).hexdigest()
+
+    def knows(self, revision: str) -> bool:
+        """Whether a branch, tag or commit of this name exists."""
+        return revision in ("main", self.commit, *self.tags)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request as it came; `start` is where its range begins."""
+
+    method: str
+    path: str
+    start: int | None
+    token: str | None
+
+
+@dataclass
+class Hub:
+    """What the server knows and has seen. `cuts` counts downloads that it breaks off halfway.
+
+    `status` is answered to everything when set.
+    """
+
+    repositories: Mapping[str, Repository]
+    token: str = "hf_secret"
+    cuts: int = 0
+    status: int | None = None
+    endpoint: str = ""
+    requests: list[Request] = field(default_factory=list)
+
+    def asked(self, method: str, needle: str = "") -> list[Request]:
+        """The requests with this method whose path holds `needle`."""
+        return [r for r in self.requests if r.method == method and needle in r.path]
+
+
+@contextmanager
+def serving(hub: Hub) -> Iterator[Hub]:
+    """Serve `hub` until the block ends; `hub.endpoint` is for HF_ENDPOINT."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
+    server.daemon_threads = True
+    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
+    class Handler(_Handler):
+        pass
+
+    Handler.hub = hub
+    return Handler
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def _answer(self, *, with_body: bool) -> None:
+        path = unquote(urlsplit(self.path).path)
+        found = _RANGE.match(self.headers.get("Range", ""))
+        start = int(found[1]) if found else None
+        bearer = self.headers.get("Authorization")
+        token = bearer.removeprefix("Bearer ") if bearer else None
+        self.hub.requests.append(Request(self.command, path, start, token))
+        if self.hub.status is not None:
+            return self._fail(self.hub.status, None)
+        match = _API.fullmatch(path) or _RESOLVE.fullmatch(path)
+        repository = self.hub.repositories.get(match["repo"]) if match else None
+        if not match or repository is None or (repository.private and token != self.hub.token):
+            # The hub hides whether a repository exists from those who may not read it.
+            return self._fail(404 if token == self.hub.token else 401, "RepoNotFound")
+        if not repository.knows(match["revision"] or "main"):
+            return self._fail(404, "RevisionNotFound")
+        if match.re is _RESOLVE:
+            return self._file(repository, match["file"], start, with_body=with_body)
+        return self._describe(match["repo"], repository, tree="/tree/" in path)
+
+    def _describe(self, name: str, repository: Repository, *, tree: bool) -> None:
+        described: object = {
+            "id": name,
+            "sha": repository.commit,
+            "private": repository.private,
+            "siblings": [{"rfilename": file} for file in repository.files],
+        }
+        if tree:
+            described = [
+                {"type": "file", "path": file, "size": len(data), "oid": _etag(data)}
+                for file, data in repository.files.items()
+            ]
+        body = json.dumps(described).encode()
+        self._head(200, {"Content-Type": "application/json", "Content-Length": str(len(body))})
+        self.wfile.write(body)
+
+    def _file(
+        self, repository: Repository, name: str, start: int | None, *, with_body: bool
+    ) -> None:
+        commit = {"X-Repo-Commit": repository.commit}
+        data = repository.files.get(name)
+        if data is None:
+            return self._fail(404, "EntryNotFound", commit)
+        sent = data[start or 0 :]
+        headers = {
+            **commit,
+            "ETag": f'"{_etag(data)}"',
+            "X-Linked-Size": str(len(data)),
+            "Accept-Ranges": "bytes",
+            "Content-Length": str(len(sent)),
+        }
+        if start is not None:
+            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        self._head(200 if start is None else 206, headers)
+        if not with_body:
+            return None
+        if self.hub.cuts:
+            self.hub.cuts -= 1
+            self.close_connection = True
+            sent = sent[: len(sent) // 2]
+        self.wfile.write(sent)
+        return None
+
+    def _fail(
+        self, status: int, code: str | None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        named = {"X-Error-Code": code} if code else {}
+        self._head(status, {**(headers or {}), **named, "Content-Length": "0"})
+
+    def _head(self, status: int, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+
+def _etag(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,275 @@
+"""Addresses against a hub on 127.0.0.1. The hub's client reads HF_* at import: one process each."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgewise.addresses import bundled, resolve
+from edgewise.errors import AddressError
+from tests.hub import Hub, Repository, serving
+
+_SCRIPT = """
+import json, sys
+from edgewise.addresses import resolve
+from edgewise.errors import AddressError
+found = []
+for address in json.loads(sys.argv[1]):
+    try:
+        found.append(str(resolve(address, "edge")))
+    except AddressError as error:
+        found.append(f"! {error}")
+print(json.dumps(found))
+"""
+FULL = b"GGUF" + bytes(range(251)) * 100_000
+"""More than two of the chunks of 10 MB in which the client writes."""
+ZOO = Repository(
+    {
+        "README.md": b"# Zoo",
+        "zoo-Q8_0.gguf": b"GGUF eight",
+        "zoo-Q4_K_M.gguf": b"GGUF four",
+        "zoo-Q4_0_4_4.gguf": b"GGUF repacked",
+        "zoo-best-of-all-F16.gguf": b"GGUF half",
+        "mmproj-zoo-Q4_K_S.gguf": b"GGUF projector",
+        "deep/er/zoo-q5_k_m.gguf": b"GGUF five",
+    },
+    tags=("v1",),
+)
+REPOSITORIES = {
+    "own/zoo": ZOO,
+    "own/late": Repository({"b-IQ2_XS.gguf": b"GGUF b", "a-F16.gguf": b"GGUF a"}),
+    "own/split": Repository(
+        {f"big-Q4_K_M-{part:05d}-of-00002.gguf": b"GGUF %d" % part for part in (1, 2)}
+    ),
+    "own/large": Repository({"large-Q4_K_M.gguf": FULL}),
+    "own/weights": Repository({"model.safetensors": b"no GGUF"}),
+    "own/closed": Repository({"closed-Q4_K_M.gguf": b"GGUF closed"}, private=True),
+}
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serving(Hub(REPOSITORIES)) as served:
+        yield served
+
+
+def found(home: Path, endpoint: str, *addresses: str, **more: str) -> list[str]:
+    """What a fresh process resolves the addresses to; sentences of errors start with '! '."""
+    kept = {k: v for k, v in os.environ.items() if not k.upper().startswith(("HF_", "HTTP"))}
+    environment = {**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), **more}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", _SCRIPT, json.dumps(addresses)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def names(paths: list[str]) -> list[str]:
+    return [Path(path).name for path in paths]
+
+
+def nowhere() -> str:
+    """An address where nothing listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+def test_each_form_names_its_file(hub: Hub, tmp_path: Path) -> None:
+    paths = found(
+        tmp_path,
+        hub.endpoint,
+        "own/zoo",
+        "own/zoo:Q8_0",
+        "own/zoo:q5_k_m",
+        "own/zoo@v1:f16",
+        "own/late",
+        "hf://own/zoo",
+        "hf://own/zoo@v1/mmproj-zoo-Q4_K_S.gguf",
+        "hf://own/zoo/deep/er/zoo-q5_k_m.gguf",
+    )
+    assert names(paths) == [
+        "zoo-Q4_K_M.gguf",
+        "zoo-Q8_0.gguf",
+        "zoo-q5_k_m.gguf",
+        "zoo-best-of-all-F16.gguf",
+        "a-F16.gguf",
+        "zoo-Q4_K_M.gguf",
+        "mmproj-zoo-Q4_K_S.gguf",
+        "zoo-q5_k_m.gguf",
+    ]
+    assert Path(paths[0]).read_bytes() == b"GGUF four"
+    assert Path(paths[0]).is_relative_to(tmp_path)
+
+
+def test_every_part_of_a_split_file_is_fetched(hub: Hub, tmp_path: Path) -> None:
+    (first,) = found(tmp_path, hub.endpoint, "own/split:Q4_K_M")
+    parts = sorted(Path(first).parent.iterdir())
+    assert Path(first) == parts[0]
+    assert [part.read_bytes() for part in parts] == [b"GGUF 1", b"GGUF 2"]
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What is said of each address that the hub does not serve."""
+    addresses = (
+        "own/zoo:Q2_K",
+        "own/zoo:Q4_K",
+        "own/zoo:Q4_K_S",
+        "own/weights",
+        "own/none",
+        "own/zoo@v9",
+        "hf://own/zoo/none.gguf",
+        "own/closed",
+        "hf://own/closed/closed-Q4_K_M.gguf",
+        "own/--bad--",
+    )
+    with serving(Hub(REPOSITORIES)) as served:
+        said = found(tmp_path_factory.mktemp("hub"), served.endpoint, *addresses)
+    return dict(zip(addresses, said, strict=True))
+
+
+@pytest.mark.parametrize("quant", ["Q2_K", "Q4_K", "Q4_K_S"])
+def test_an_unknown_quantisation_is_answered_with_what_there_is(
+    refused: dict[str, str], quant: str
+) -> None:
+    assert refused[f"own/zoo:{quant}"] == (
+        f"! 'own/zoo' has no {quant!r}; it has deep/er/zoo-q5_k_m.gguf, zoo-Q4_0_4_4.gguf, "
+        "zoo-Q4_K_M.gguf, zoo-Q8_0.gguf, zoo-best-of-all-F16.gguf."
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("own/weights", "holds no GGUF file"),
+        ("own/none", "HF_TOKEN"),
+        ("own/zoo@v9", "no revision 'v9'"),
+        ("hf://own/zoo/none.gguf", "The hub has no 'own/zoo/none.gguf'"),
+        ("own/closed", "HF_TOKEN"),
+        ("hf://own/closed/closed-Q4_K_M.gguf", "HF_TOKEN"),
+        ("own/--bad--", "is no hub repository's name"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_sentence(
+    refused: dict[str, str], address: str, words: str
+) -> None:
+    said = refused[address]
+    assert said.startswith("! ")
+    assert words in said
+    assert "\n" not in said
+    assert said.endswith(".")
+
+
+def test_a_token_opens_a_private_repository(hub: Hub, tmp_path: Path) -> None:
+    path, missing = found(tmp_path, hub.endpoint, "own/closed", "own/none", HF_TOKEN=hub.token)
+    assert Path(path).read_bytes() == b"GGUF closed"
+    assert missing == "! The hub has no 'own/none'; check the spelling."
+
+
+@pytest.mark.parametrize("address", ["own/zoo", "hf://own/zoo/zoo-Q8_0.gguf"])
+def test_an_unreachable_hub_is_said_at_once(tmp_path: Path, address: str) -> None:
+    endpoint = nowhere()
+    begun = time.monotonic()
+    (said,) = found(tmp_path, endpoint, address)
+    assert time.monotonic() - begun < 8
+    assert said.startswith(f"! The hub at {endpoint} cannot be reached and 'own/zoo")
+    assert said.endswith("connect once, or name a file on this disk.")
+
+
+def test_what_was_downloaded_needs_no_network(tmp_path: Path) -> None:
+    addresses = ["own/zoo", "own/zoo:Q4_K_M", "own/split", "hf://own/zoo@v1/zoo-Q8_0.gguf"]
+    with serving(Hub(REPOSITORIES)) as served:
+        online = found(tmp_path, served.endpoint, *addresses)
+    assert not any(path.startswith("!") for path in online)
+    begun = time.monotonic()
+    *stopped, unknown = found(tmp_path, served.endpoint, *addresses, "own/zoo:Q5_K_M")
+    assert time.monotonic() - begun < 8
+    assert stopped == online
+    assert "in the local cache, and the hub cannot be reached; it has zoo-" in unknown
+    assert found(tmp_path, served.endpoint, *addresses, HF_HUB_OFFLINE="1") == online
+
+
+def test_offline_mode_asks_nothing(hub: Hub, tmp_path: Path) -> None:
+    (said,) = found(tmp_path, hub.endpoint, "own/zoo", HF_HUB_OFFLINE="1")
+    assert "not in the local cache" in said
+    assert not hub.requests
+
+
+def test_a_second_run_downloads_nothing(hub: Hub, tmp_path: Path) -> None:
+    first = found(tmp_path, hub.endpoint, "own/large")
+    assert len(hub.asked("GET", "/resolve/")) == 1
+    assert found(tmp_path, hub.endpoint, "own/large") == first
+    assert len(hub.asked("GET", "/resolve/")) == 1
+
+
+def test_a_download_that_breaks_off_is_resumed_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
+    hub.cuts = 1
+    (path,) = found(tmp_path, hub.endpoint, "own/large")
+    assert Path(path).read_bytes() == FULL
+    first, second = (request.start for request in hub.asked("GET", "/resolve/"))
+    assert first is None
+    assert second is not None
+    assert len(FULL) // 3 < second <= len(FULL) // 2
+
+
+def test_a_download_that_never_ends_well_is_a_sentence(hub: Hub, tmp_path: Path) -> None:
+    hub.cuts = 99
+    (said,) = found(tmp_path, hub.endpoint, "own/zoo")
+    assert said.startswith("! The download of 'own/zoo' failed (")
+    assert said.endswith("); try again.")
+    hub.cuts = 0
+    (path,) = found(tmp_path, hub.endpoint, "own/zoo")
+    assert Path(path).read_bytes() == b"GGUF four"
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+def test_a_failing_hub_is_named_or_replaced_by_the_cache(
+    hub: Hub, tmp_path: Path, status: int
+) -> None:
+    (path,) = found(tmp_path, hub.endpoint, "own/zoo")
+    hub.status = status
+    begun = time.monotonic()
+    again, late = found(tmp_path, hub.endpoint, "own/zoo", "own/late")
+    assert time.monotonic() - begun < 8
+    assert again == path
+    assert late == f"! The hub answered HTTP {status} for 'own/late'; try again later."
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["./none.gguf", "none.gguf", "/none/at/all", "~nobody-at-all/m.gguf", "", "x" * 5000, "a\0b"],
+)
+def test_a_path_that_does_not_exist_is_a_sentence(address: str) -> None:
+    with pytest.raises(AddressError, match=r"^There is no file .*; name a path, a hub repository"):
+        resolve(address, "edge")
+
+
+def test_a_path_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "own" / "zoo"
+    path.parent.mkdir()
+    path.write_bytes(b"GGUF")
+    assert resolve("own/zoo", "edge") == Path("own/zoo")
+    assert resolve(str(path), "cloud") == path
+
+
+def test_a_folder_does_not_hide_a_repository(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(AddressError, match="There is no file"):
+        resolve(str(tmp_path), "edge")
+
+
+@pytest.mark.parametrize("role", ["edge", "cloud"])
+def test_bundled_lies_in_the_package(role: str) -> None:
+    assert resolve("bundled", role) == bundled(role)  # type: ignore[arg-type]
+    assert bundled(role).name == f"{role}.gguf"  # type: ignore[arg-type]
