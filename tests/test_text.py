@@ -1,5 +1,7 @@
 """Detokenizer and stop strings: exact over any split."""
 
+from itertools import pairwise
+
 import hypothesis.strategies as st
 from hypothesis import given
 
@@ -10,7 +12,7 @@ from edgewise.text import Characters, Stops
 def test_any_split_of_bytes_decodes_as_the_whole(data: bytes, cuts: list[int]) -> None:
     state, texts = Characters(), []
     edges = [0, *sorted(cut for cut in cuts if cut <= len(data)), len(data)]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         text, state = state.feed(data[start:end])
         texts.append(text)
         assert len(state.pending) <= 3

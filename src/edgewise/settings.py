@@ -14,6 +14,15 @@ from edgewise.errors import UsageError
 FILE = "edgewise.toml"
 PREFIX = "EDGEWISE_"
 
+# Upper bounds keep numbers that its C structs would cut short away from llama.cpp.
+_BOUNDS = {
+    "ctx": (8, 1 << 24),
+    "threads": (1, 512),
+    "slots": (1, 256),
+    "max_tokens": (1, 1 << 31),
+    "gpu_layers": (-1, 1 << 16),
+}
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that may stand in `edgewise.toml`; the flags have the same names."""
@@ -41,11 +50,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     slots: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("ctx", 8), ("threads", 1), ("slots", 1), ("max_tokens", 1)):
+        for name, (least, most) in _BOUNDS.items():
             value = getattr(self, name)
-            if value is not None and value < least:
+            if isinstance(value, int) and not least <= value <= most:
                 flag = name.replace("_", "-")
-                raise UsageError(f"{flag} must be {least} or more, not {value}.")
+                raise UsageError(f"{flag} must be from {least} to {most}, not {value}.")
 
 
 def load(
@@ -65,9 +74,10 @@ def load(
         _from_environment(os.environ if environment is None else environment),
         {name: value for name, value in flags.items() if value is not None},
     ]
-    for source in sources:
+    for source, where in zip(sources, (FILE, "the environment", "the flags"), strict=True):
+        _converted(source, where)
         if "threshold" in source and "cloud_share" in source:
-            raise UsageError("Give a threshold or a cloud share, not both.")
+            raise UsageError(f"Give a threshold or a cloud share, not both (in {where}).")
         if "threshold" in source:
             merged.pop("cloud_share", None)
         if "cloud_share" in source:
@@ -81,12 +91,13 @@ def _from_file(path: Path) -> dict[str, object]:
         return {}
     try:
         found: dict[str, object] = msgspec.toml.decode(path.read_bytes(), type=dict[str, object])
+    except OSError as error:
+        raise UsageError(f"{FILE} cannot be read: {error.strerror}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{FILE} is no valid TOML: {error}.") from error
     names = {name.replace("-", "_"): value for name, value in found.items()}
     for name in names:
         _require_known(name, f"{FILE} has the unknown key {name!r}")
-    _converted(names, FILE)
     return names
 
 
@@ -113,7 +124,7 @@ def _converted(values: Mapping[str, object], where: str) -> Settings:
         return msgspec.convert(dict(values), Settings, strict=False)
     except msgspec.ValidationError as error:
         name = re.search(r"\$\.(\w+)", str(error))
-        which = f"{name[1].replace('_', '-')} " if name else ""
+        which = name[1].replace("_", "-") if name else "A setting"
         raise UsageError(
-            f"{which or 'A setting '}in {where} is not valid: {str(error).split(' - ')[0]}."
+            f"{which} in {where} is not valid: {str(error).split(' - ')[0]}."
         ) from error

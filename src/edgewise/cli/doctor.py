@@ -50,9 +50,9 @@ def doctor(
         for check in checks:
             colour = _COLOURS[check.status]
             render.out.print(f"[{colour}]{check.status:4}[/] ", end="", markup=True)
-            render.out.print(f"{check.name}: {check.detail}", markup=False)
+            render.out.print(render.printable(f"{check.name}: {check.detail}"), markup=False)
             if check.fix:
-                render.out.print(f"     fix: {check.fix}", markup=False)
+                render.out.print(render.printable(f"     fix: {check.fix}"), markup=False)
     if any(check.status == "fail" for check in checks):
         raise typer.Exit(1)
 

@@ -1,5 +1,6 @@
 """The `edgewise` command: one file per subcommand, errors as one sentence and exit code 2."""
 
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -44,14 +45,17 @@ def _main(
 def main() -> None:
     """Run the command line; never returns."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="edgewise", standalone_mode=False)
+        sys.stdout.flush()
     except typer.Abort:
         code = 130
     except typer.Exit as stop:
         code = stop.exit_code
     except typer.TyperException as error:
         message = error.format_message()
-        if message:
+        if "\n" in message:  # The help of a command that was given nothing.
+            print(message, file=sys.stderr)
+        else:
             _complain(message)
         code = 2
     except EdgewiseError as error:
@@ -61,10 +65,19 @@ def main() -> None:
         render.err.print()
         code = 130
     except BrokenPipeError:
-        code = 1
+        code = _silenced()
+    except OSError as error:
+        _complain(f"Reading or writing failed: {error.strerror or error}.")
+        code = _silenced()
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _complain(message: str) -> None:
-    sentence = " ".join(message.split())
+    sentence = render.printable(" ".join(message.split()))
     print(f"edgewise: {sentence}", file=sys.stderr)
+
+
+def _silenced() -> int:
+    """Exit code 1, and nothing more to stdout: the interpreter's own last flush would fail too."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1

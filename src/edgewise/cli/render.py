@@ -1,6 +1,6 @@
 """What a terminal shows. Data go to stdout, everything else to stderr."""
 
-import sys
+import os
 import unicodedata
 from collections.abc import Iterable, Iterator
 
@@ -11,21 +11,35 @@ from rich.text import Text
 
 from edgewise.decoding import Answer, collect
 from edgewise.evaluation.comparison import Comparison
-from edgewise.events import Consult, Event, Finished, Token
+from edgewise.events import Event, Token
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+_COLOURS = None if os.environ.get("NO_COLOR") else "auto"
+
+out = Console(highlight=False, soft_wrap=True, color_system=_COLOURS)
+err = Console(stderr=True, highlight=False, soft_wrap=True, color_system=_COLOURS)
 
 CLOUD = Style(color="red", bold=True)
 
 
+# They reorder what is shown around them, so that text could pose as other text.
+_REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
 def printable(text: str) -> str:
     """Without control characters: a model's output must not drive the terminal."""
-    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
+    return "".join(
+        c
+        for c in text
+        if c in "\n\t" or (unicodedata.category(c) not in ("Cc", "Cs") and c not in _REORDERING)
+    )
 
 
 def paint(events: Iterable[Event]) -> Answer:
-    """Show an answer as it comes, cloud tokens in colour; returns it whole."""
+    """Show an answer as it comes, cloud tokens in colour; returns it whole.
+
+    The first consult that failed is told on stderr, once the answer is complete.
+    """
+    problems: list[str] = []
 
     def shown() -> Iterator[Event]:
         for event in events:
@@ -33,15 +47,17 @@ def paint(events: Iterable[Event]) -> Answer:
                 style = CLOUD if event.source == "cloud" else Style()
                 out.print(Text(printable(event.text), style), end="")
                 out.file.flush()
-            elif isinstance(event, Consult) and event.outcome != "answered":
-                sys.stdout.flush()
-                if not event.index:
-                    err.print(f"[dim]cloud: {event.message}[/dim]", markup=True)
             elif isinstance(event, Finished):
                 out.print(Text(printable(event.text)))
+                out.file.flush()
+            elif event.message:
+                problems.append(event.message)
             yield event
 
-    return collect(shown())
+    answer = collect(shown())
+    if problems:
+        err.print(Text(f"the edge model stood in: {problems[0]}", Style(dim=True)))
+    return answer
 
 
 def summary(answer: Answer) -> str:

@@ -76,7 +76,7 @@ def run(
             print(msgspec.json.encode(collect(recorded)).decode())
         else:
             answer = render.paint(recorded)
-            render.err.print(f"[dim]{render.summary(answer)}[/dim]", markup=True)
+            render.note(render.summary(answer))
 
 
 def open_decoder(chosen: Settings, stack: ExitStack) -> Decoder:
@@ -112,7 +112,11 @@ def _ids(tokenizer: Tokenizer, text: str, system: str | None, *, template: bool)
 def _read(prompt: str | None) -> str:
     if prompt is None and sys.stdin.isatty():
         raise UsageError("There is no prompt; give one as an argument or on stdin.")
-    text = sys.stdin.read(MAX_PROMPT + 1) if prompt is None else prompt
+    try:
+        text = sys.stdin.read(MAX_PROMPT + 1) if prompt is None else prompt
+        text.encode()
+    except UnicodeError as error:
+        raise UsageError("The prompt is no valid UTF-8; convert it first.") from error
     if not text.strip():
         raise UsageError("The prompt is empty; give at least one character.")
     if len(text) > MAX_PROMPT:
@@ -122,12 +126,15 @@ def _read(prompt: str | None) -> str:
 
 def _open(path: Path) -> BinaryIO:
     try:
-        return path.open("wb")
+        return path.open("wb", buffering=0)
     except OSError as error:
         raise UsageError(f"The trace {str(path)!r} cannot be written: {error.strerror}.") from error
 
 
 def _recorded(events: Iterator[Event], file: BinaryIO) -> Iterator[Event]:
     for event in events:
-        file.write(msgspec.json.encode(event) + b"\n")
+        try:
+            file.write(msgspec.json.encode(event) + b"\n")
+        except OSError as error:
+            raise UsageError(f"The trace cannot be written: {error.strerror}.") from error
         yield event

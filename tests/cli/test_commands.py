@@ -1,0 +1,161 @@
+"""The commands' good paths, on the bundled pair."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from edgewise.addresses import bundled
+from edgewise.cli.render import printable
+from edgewise.evaluation.questions import pocketqa
+from tests.cli.test_bad_input import Run, cli
+from tests.llama_server_process import llama_server
+
+__all__ = ["cli"]
+
+QUESTION = pocketqa("test")[0].prompt
+
+
+def output(done: "subprocess.CompletedProcess[str]") -> dict[str, object]:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_run_json_has_what_it_promises(cli: Run, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    told = output(cli("run", QUESTION, "--json", "--trace", str(trace), "--threshold", "0.8"))
+    tokens = told["tokens"]
+    assert isinstance(tokens, list)
+    assert {*("index", "id", "text", "source", "score", "logprob", "seconds", "reason")} <= tokens[
+        0
+    ].keys()
+    assert told["finish_reason"] == "stop"
+    assert "".join(token["text"] for token in tokens) == told["text"]
+    usage = told["usage"]
+    assert isinstance(usage, dict)
+    assert usage["edge_tokens"] + usage["cloud_tokens"] == len(tokens)
+    assert usage["cloud_tokens"] == sum(token["source"] == "cloud" for token in tokens)
+    assert {"prompt_tokens", "cloud_share", "cloud_calls"} <= usage.keys()
+    assert told["timing"].keys() >= {"ttft", "total"}
+    events = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert [event for event in events if event["type"] == "token"] == tokens
+    assert events[-1]["type"] == "finished"
+
+
+def test_plain_output_is_plain(cli: Run) -> None:
+    done = cli("run", QUESTION, "--threshold", "0.5")
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout + done.stderr
+    assert (
+        done.stdout.strip() == output(cli("run", QUESTION, "--json", "--threshold", "0.5"))["text"]
+    )
+    assert "by the cloud" in done.stderr
+
+
+def test_a_prompt_may_come_from_stdin(cli: Run) -> None:
+    assert cli("run", stdin=QUESTION).stdout == cli("run", QUESTION).stdout
+
+
+@pytest.mark.parametrize("cap", [0, 1, 3])
+def test_the_cap_is_a_promise(cli: Run, cap: int) -> None:
+    told = output(
+        cli("run", QUESTION, "--json", "--threshold", "0", "--max-cloud-tokens", str(cap))
+    )
+    assert told["usage"]["cloud_tokens"] == cap  # type: ignore[index]
+
+
+def test_a_seed_repeats_an_answer(cli: Run) -> None:
+    def text(seed: int) -> object:
+        arguments = ("--json", "--temperature", "1.5", "--cloud", "none", "--seed", str(seed))
+        return output(cli("run", QUESTION, *arguments))["text"]
+
+    assert text(1) == text(1)
+    assert len({text(seed) for seed in range(4)}) > 1
+
+
+def test_flags_beat_the_environment_which_beats_the_file(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "edgewise.toml").write_text('max-tokens = 3\ncloud = "none"\n')
+
+    def count(*arguments: str, **variables: str) -> int:
+        tokens = output(cli("run", QUESTION, "--json", *arguments, **variables))["tokens"]
+        assert isinstance(tokens, list)
+        return len(tokens)
+
+    assert count() == 3
+    assert count(EDGEWISE_MAX_TOKENS="4") == 4
+    assert count("--max-tokens", "5", EDGEWISE_MAX_TOKENS="4") == 5
+
+
+def test_a_stop_string_ends_the_answer(cli: Run) -> None:
+    told = output(cli("run", QUESTION, "--json", "--stop", "the"))
+    assert "the" not in str(told["text"])
+    assert told["finish_reason"] == "stop"
+
+
+def test_run_against_a_real_llama_server(cli: Run) -> None:
+    local = output(cli("run", QUESTION, "--json", "--threshold", "0"))
+    with llama_server(bundled("cloud"), key="sk-right") as url:
+        arguments = ("run", QUESTION, "--json", "--threshold", "0", "--cloud", url)
+        remote = output(cli(*arguments, EDGEWISE_CLOUD_KEY="sk-right"))
+        doctor = output(cli("doctor", "--json", "--cloud", url, EDGEWISE_CLOUD_KEY="sk-right"))
+        wrong = cli(*arguments, EDGEWISE_CLOUD_KEY="sk-wrong")
+    assert remote["text"] == local["text"]
+    assert {t["source"] for t in remote["tokens"]} == {"cloud"}  # type: ignore[attr-defined]
+    checks = {check["name"]: check for check in doctor["checks"]}  # type: ignore[attr-defined]
+    assert checks["vocabulary"]["status"] == checks["consult"]["status"] == "ok"
+    assert checks["what leaves the device"]["status"] == "warn"
+    assert wrong.returncode == 2
+
+
+def test_doctor_on_the_bundled_pair(cli: Run) -> None:
+    told = output(cli("doctor", "--json"))
+    checks = told["checks"]
+    assert isinstance(checks, list)
+    assert {"name", "status", "detail", "fix"} <= checks[0].keys()
+    assert {check["status"] for check in checks} == {"ok"}
+
+
+def test_doctor_says_what_to_do_and_exits_with_1(cli: Run) -> None:
+    done = cli("doctor", "--json", "--edge", "gone.gguf")
+    assert done.returncode == 1
+    failed = [check for check in json.loads(done.stdout)["checks"] if check["status"] == "fail"]
+    assert failed
+    assert failed[0]["fix"]
+
+
+def test_demo_compares_the_three(cli: Run) -> None:
+    told = output(cli("demo", "--json", "--questions", "6"))
+    assert told["questions"] == 6
+    assert told["accuracy"].keys() == {"edge", "pair", "cloud"}  # type: ignore[attr-defined]
+    assert told["families"].keys() == {"facts", "steps"}  # type: ignore[attr-defined]
+    assert 0 <= float(str(told["cloud_share"])) <= 1
+
+
+def test_demo_shows_answers_and_a_table(cli: Run) -> None:
+    done = cli("demo", "--questions", "4")
+    assert done.returncode == 0
+    assert "edge alone" in done.stdout
+    assert "95% interval" in done.stdout
+
+
+def test_bench_edge_prints_a_ratio(cli: Run) -> None:
+    told = output(cli("bench", "edge", "--json", "--context", "16", "--tokens", "8"))
+    assert {"native_tokens_per_second", "edgewise_tokens_per_second", "ratio"} <= told.keys()
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["run"], ["demo"], ["doctor"], ["bench"], ["bench", "edge"]]
+)
+def test_help(cli: Run, command: list[str]) -> None:
+    done = cli(*command, "--help")
+    assert done.returncode == 0
+    assert "Usage" in done.stdout
+
+
+def test_version(cli: Run) -> None:
+    assert cli("--version").stdout.startswith("edgewise 0.")
+
+
+def test_control_characters_never_reach_the_terminal() -> None:
+    assert printable("a\x1b[31m\x07b\n\tc\x9bd") == "a[31mb\n\tcd"

@@ -1,0 +1,305 @@
+"""Faults of a llama-server, on real sockets; and the promise of `--cloud none`."""
+
+import logging
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socket import SHUT_RDWR
+
+import pytest
+
+from edgewise import registry
+from edgewise.cloud.breaker import Breaker
+from edgewise.cloud.llama_server import LlamaServer
+from edgewise.decoding import Answer, Decoder
+from edgewise.edge.scripted import ScriptedEdge, replying
+from edgewise.errors import (
+    CloudError,
+    CloudProtocolError,
+    CloudRefused,
+    CloudRejected,
+    CloudTimeout,
+    CloudUnavailable,
+    UsageError,
+)
+from edgewise.policy import Policy
+from edgewise.routers.constant import Constant
+from edgewise.sampling import Sampling
+from edgewise.settings import Settings
+from tests.llama_server_process import free_port
+
+KEY = "sk-secret-0123"
+PROMPT, TEXT = "sky: ", "blue sky"
+GOOD = b'{"tokens":[%d],"completion_probabilities":[],"stop_type":"limit"}'
+
+Act = Callable[["_Handler", int], None]
+"""What the engine does with its n-th request."""
+
+
+class Engine(ThreadingHTTPServer):
+    """Speaks the dialect as badly as `act` says; `seen` are the requests' keys."""
+
+    daemon_threads = True
+
+    def __init__(self, act: Act) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.act = act
+        self.seen: list[str | None] = []
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hangs up is part of these tests."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Engine  # type: ignore[assignment]
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.seen.append(self.headers.get("Authorization"))
+        self.server.act(self, len(self.server.seen) - 1)
+
+    def reply(self, status: int, body: bytes, *, length: int | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body) if length is None else length))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def cut(self) -> None:
+        self.close_connection = True
+        self.connection.shutdown(SHUT_RDWR)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Act], Engine]]:
+    engines: list[Engine] = []
+
+    def start(act: Act) -> Engine:
+        engines.append(Engine(act))
+        threading.Thread(target=engines[-1].serve_forever, args=(0.02,)).start()
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        engine.shutdown()
+        engine.server_close()
+
+
+def url(engine: Engine) -> str:
+    return f"http://127.0.0.1:{engine.server_address[1]}"
+
+
+def consult(address: str, *, deadline: float = 5.0, key: str | None = KEY) -> CloudError | None:
+    """How one consult ends."""
+    server = LlamaServer(address, key=key)
+    try:
+        session = server.open([1, 2])
+        session.ask(0, [1, 2], 1, Sampling(), deadline).result(deadline + 5)
+    except CloudError as error:
+        return error
+    finally:
+        server.close()
+    return None
+
+
+def replying_with(status: int, body: bytes) -> Act:
+    return lambda handler, n: handler.reply(status, body)
+
+
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        (replying_with(401, b"no"), CloudRefused),
+        (replying_with(403, b"no"), CloudRefused),
+        (replying_with(400, b"too long"), CloudRejected),
+        (replying_with(404, b"?"), CloudRejected),
+        (replying_with(302, b""), CloudRejected),
+        (replying_with(429, b"busy"), CloudUnavailable),
+        (replying_with(500, b"oops"), CloudUnavailable),
+        (replying_with(503, b"loading"), CloudUnavailable),
+        (replying_with(200, b"<html>"), CloudProtocolError),
+        (replying_with(200, b'{"tokens":"x"}'), CloudProtocolError),
+        (replying_with(200, b'{"tokens":[]}'), CloudProtocolError),
+        (replying_with(200, b"\xff\xfe"), CloudProtocolError),
+        (replying_with(200, b" " * (5 << 20)), CloudProtocolError),
+        (lambda handler, n: handler.cut(), CloudUnavailable),
+        (lambda handler, n: (handler.reply(200, b"{", length=99), handler.cut()), CloudUnavailable),
+        (lambda handler, n: time.sleep(1.0), CloudTimeout),
+    ],
+)
+def test_every_fault_has_its_name_and_one_sentence(
+    serve: Callable[[Act], Engine], act: Act, error: type[CloudError]
+) -> None:
+    begun = time.monotonic()
+    raised = consult(url(serve(act)), deadline=0.5)
+    assert type(raised) is error
+    assert time.monotonic() - begun < 3
+    assert KEY not in str(raised)
+    assert "\n" not in str(raised)
+
+
+def test_nobody_listening_is_unavailable() -> None:
+    assert type(consult(f"http://127.0.0.1:{free_port()}")) is CloudUnavailable
+
+
+def test_the_key_travels_as_a_bearer_token_and_is_never_logged(
+    serve: Callable[[Act], Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    engine = serve(lambda handler, n: handler.reply(200, GOOD % 98))
+    assert consult(url(engine)) is None
+    assert engine.seen == [f"Bearer {KEY}"]
+    assert KEY not in caplog.text
+    assert KEY not in repr(LlamaServer.__dict__)
+
+
+def test_a_kept_connection_closed_while_idle_is_retried_once(
+    serve: Callable[[Act], Engine],
+) -> None:
+    def act(handler: _Handler, n: int) -> None:
+        handler.cut() if n == 1 else handler.reply(200, GOOD % 98)
+
+    engine = serve(act)
+    server = LlamaServer(url(engine))
+    session = server.open([1])
+    for _ in range(2):
+        assert session.ask(0, [1], 1, Sampling(), 5).result().ids == (98,)
+    server.close()
+    assert len(engine.seen) == 3
+
+
+def test_a_connection_that_is_always_cut_is_tried_twice(serve: Callable[[Act], Engine]) -> None:
+    engine = serve(lambda handler, n: handler.cut())
+    assert type(consult(url(engine))) is CloudUnavailable
+    assert len(engine.seen) == 2
+
+
+def test_closing_ends_the_thread(serve: Callable[[Act], Engine]) -> None:
+    engine = serve(lambda handler, n: time.sleep(0.5))
+    server = LlamaServer(url(engine))
+    asked = server.open([1]).ask(0, [1], 1, Sampling(), 30)
+    server.close()
+    server.close()
+    assert not any(thread.name == "cloud" for thread in threading.enumerate())
+    assert asked.done()
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:80", "ftp://127.0.0.1", "http://", "http://user:pass@127.0.0.1"]
+)
+def test_bad_addresses_are_one_sentence(address: str) -> None:
+    with pytest.raises(UsageError):
+        LlamaServer(address)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tls")
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(cert)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return key, cert
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_certificates_are_verified(
+    certificate: tuple[Path, Path],
+    serve: Callable[[Act], Engine],
+    monkeypatch: pytest.MonkeyPatch,
+    trusted: bool,
+) -> None:
+    engine = serve(lambda handler, n: handler.reply(200, GOOD % 98))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate[1], certificate[0])
+    engine.socket = context.wrap_socket(engine.socket, server_side=True)
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate[1]))
+    error = consult(url(engine).replace("http:", "https:"))
+    if trusted:
+        assert error is None
+    else:
+        assert type(error) is CloudUnavailable
+        assert "certificate" in str(error)
+        assert engine.seen == []
+
+
+def answer(server: LlamaServer, *, breaker: Breaker | None = None) -> Answer:
+    edge = ScriptedEdge(replying(TEXT.upper(), prompt=PROMPT))
+    policy = Policy(threshold=0.5, deadline=0.3)
+    decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=server, breaker=breaker)
+    return decoder.generate(list(PROMPT.encode()), max_tokens=len(TEXT))
+
+
+@pytest.mark.parametrize("fault", ["cut", "hang", "garbage"])
+def test_a_link_that_dies_at_any_token_costs_no_token(
+    serve: Callable[[Act], Engine], fault: str
+) -> None:
+    """From consult k on the link is dead; the answer is the cloud's up to k, then the edge's."""
+    for k in range(len(TEXT)):
+
+        def act(handler: _Handler, n: int, k: int = k) -> None:
+            if n < k:
+                handler.reply(200, GOOD % TEXT.encode()[n])
+            elif fault == "cut":
+                handler.cut()
+            elif fault == "garbage":
+                handler.reply(200, b"\x00")
+            else:
+                time.sleep(0.4)
+
+        server = LlamaServer(url(serve(act)))
+        result = answer(server)
+        server.close()
+        assert result.text == TEXT[:k] + TEXT[k:].upper()
+        assert {t.source for t in result.tokens[k:]} == {"edge"}
+        assert result.tokens[k].reason in ("unavailable", "timeout", "protocol")
+
+
+def test_consults_resume_when_the_link_is_back(serve: Callable[[Act], Engine]) -> None:
+    now = [0.0]
+
+    def act(handler: _Handler, n: int) -> None:
+        if n < 6:  # three consults, each tried twice
+            handler.cut()
+        else:
+            handler.reply(200, GOOD % 98)
+
+    server = LlamaServer(url(serve(act)))
+    breaker = Breaker(clock=lambda: now[0])
+    assert {t.source for t in answer(server, breaker=breaker).tokens} == {"edge"}
+    assert breaker.is_open
+    now[0] = 5.0
+    assert {t.source for t in answer(server, breaker=breaker).tokens} == {"cloud"}
+    server.close()
+
+
+def test_without_a_cloud_no_socket_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr("socket.socket", refuse)
+    monkeypatch.setattr("socket.create_connection", refuse)
+    settings = Settings(cloud="none")
+    edge = registry.open_edge(settings)
+    router, card = registry.open_router(settings, edge)
+    assert registry.open_cloud(settings, edge) is None
+    policy = registry.make_policy(settings, card)
+    result = Decoder(edge, router=router, policy=policy, cloud=None).generate(
+        edge.tokenizer.encode("Tell me about copper."), max_tokens=20
+    )
+    assert result.tokens
+    edge.close()

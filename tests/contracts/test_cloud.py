@@ -1,0 +1,184 @@
+"""One contract for every cloud backend: in process, a real llama-server, and the double."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from edgewise.addresses import bundled
+from edgewise.chat import Message, prompt_ids
+from edgewise.cloud.base import CloudModel, CloudSession, Verdict
+from edgewise.cloud.llama_server import LlamaServer
+from edgewise.cloud.local import LocalCloud
+from edgewise.cloud.scripted import ScriptedCloud
+from edgewise.edge.base import Tokenizer
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.scripted import ByteTokenizer, replying
+from edgewise.errors import CloudRejected, VocabularyMismatch
+from edgewise.evaluation.questions import pocketqa
+from edgewise.sampling import Sampling
+from tests.llama_server_process import llama_server
+
+DEADLINE = 20.0
+GREEDY = Sampling()
+
+
+@dataclass
+class Backend:
+    """A cloud model, the tokenizer it shares, and a prompt it has an answer to."""
+
+    cloud: CloudModel
+    tokenizer: Tokenizer
+    prompt: list[int]
+    metered: bool = True
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Iterator[Tokenizer]:
+    with LlamaModel(bundled("edge"), threads=1) as model:
+        yield model.tokenizer
+
+
+@pytest.fixture(scope="module", params=["local", "llama_server", "scripted"])
+def backend(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Iterator[Backend]:
+    prompt = prompt_ids(tokenizer, [Message("user", pocketqa("test")[0].prompt)])
+    if request.param == "scripted":
+        script = replying("blue sky.", prompt="sky: ")
+        yield Backend(ScriptedCloud(script), ByteTokenizer(), list(b"sky: "), metered=False)
+    elif request.param == "local":
+        cloud = LocalCloud(LlamaModel(bundled("cloud"), threads=1, slots=3))
+        yield Backend(cloud, tokenizer, prompt)
+        cloud.close()
+    else:
+        with llama_server(bundled("cloud")) as url:
+            server = LlamaServer(url)
+            server.check(tokenizer)
+            yield Backend(server, tokenizer, prompt)
+            server.close()
+
+
+@pytest.fixture
+def session(backend: Backend) -> Iterator[CloudSession]:
+    opened = backend.cloud.open(backend.prompt)
+    yield opened
+    opened.close()
+
+
+def ask(
+    session: CloudSession, position: int, ids: list[int], n: int = 1, sampling: Sampling = GREEDY
+) -> Verdict:
+    return session.ask(position, ids, n, sampling, DEADLINE).result(DEADLINE)
+
+
+def whole(backend: Backend, session: CloudSession) -> list[Verdict]:
+    """One consult a token until the cloud ends the answer."""
+    verdicts: list[Verdict] = []
+    known, ids = 0, backend.prompt
+    while not verdicts or not verdicts[-1].stopped:
+        verdicts.append(ask(session, known, ids))
+        known, ids = known + len(ids), list(verdicts[-1].ids)
+        assert len(verdicts) < 200
+    return verdicts
+
+
+def test_the_vocabulary_is_proven_and_another_refused(backend: Backend) -> None:
+    assert backend.cloud.check(backend.tokenizer)
+
+    class Other(ByteTokenizer):
+        def encode(self, text: str, *, special: bool = False) -> list[int]:
+            return [byte ^ 1 for byte in text.encode()]
+
+    with pytest.raises(VocabularyMismatch):
+        backend.cloud.check(Other("other"))
+
+
+def test_an_answer_ends_with_an_end_token(backend: Backend, session: CloudSession) -> None:
+    verdicts = whole(backend, session)
+    assert verdicts[-1].ids[-1] in backend.tokenizer.eos_ids
+    assert not any(verdict.stopped for verdict in verdicts[:-1])
+    assert all(len(verdict.ids) == 1 for verdict in verdicts)
+    text = b"".join(backend.tokenizer.piece(v.ids[0]) for v in verdicts).decode()
+    assert text.rstrip().endswith((".", ")."))
+
+
+@pytest.mark.parametrize("span", [2, 4])
+def test_a_span_equals_as_many_single_tokens(
+    backend: Backend, session: CloudSession, span: int
+) -> None:
+    single = [v.ids[0] for v in whole(backend, session)]
+    again = backend.cloud.open(backend.prompt)
+    spanned: list[int] = []
+    while True:
+        verdict = ask(again, len(backend.prompt), spanned, span)
+        spanned += verdict.ids
+        if verdict.stopped:
+            break
+        assert len(verdict.ids) == span
+    again.close()
+    assert spanned == single
+
+
+def test_going_back_equals_a_fresh_session(backend: Backend, session: CloudSession) -> None:
+    first = ask(session, 0, backend.prompt, 4)
+    ask(session, len(backend.prompt), list(first.ids))
+    rewound = ask(session, len(backend.prompt) + 1, [])
+    fresh = backend.cloud.open(backend.prompt)
+    expected = ask(fresh, 0, [*backend.prompt, first.ids[0]])
+    fresh.close()
+    assert rewound.ids == expected.ids
+
+
+def test_sessions_do_not_mix(backend: Backend, session: CloudSession) -> None:
+    other = backend.cloud.open(backend.prompt[:-1])
+    alone = ask(session, 0, backend.prompt)
+    ask(other, 0, backend.prompt[:-1])
+    assert ask(session, len(backend.prompt), []).ids == alone.ids
+    other.close()
+
+
+def test_candidates_are_sorted_and_hold_the_answer(backend: Backend, session: CloudSession) -> None:
+    verdict = ask(session, 0, backend.prompt, 2)
+    assert len(verdict.logprobs) == len(verdict.ids)
+    for token, top in zip(verdict.ids, verdict.top, strict=False):
+        logprobs = [candidate.logprob for candidate in top]
+        assert logprobs == sorted(logprobs, reverse=True)
+        assert top[0].id == token
+
+
+def test_the_meter_shows_that_only_new_ids_are_computed(
+    backend: Backend, session: CloudSession
+) -> None:
+    if not backend.metered:
+        pytest.skip("the double has no meter")
+    first = ask(session, 0, backend.prompt)
+    second = ask(session, len(backend.prompt), list(first.ids))
+    assert second.computed is not None
+    assert second.computed <= 2
+    assert second.cached is not None
+    assert second.cached >= len(backend.prompt) - 1
+
+
+def test_warming_computes_ahead(backend: Backend, session: CloudSession) -> None:
+    session.warm(0, backend.prompt)
+    verdict = ask(session, len(backend.prompt), [])
+    assert verdict.ids == ask(session, 0, backend.prompt).ids
+
+
+def test_a_seed_repeats_a_draw(backend: Backend, session: CloudSession) -> None:
+    sampling = Sampling(temperature=2.0, seed=7)
+    draws = [ask(session, 0, backend.prompt, 4, sampling).ids for _ in range(3)]
+    assert draws[0] == draws[1] == draws[2]
+
+
+def test_a_prompt_beyond_the_context_is_rejected(backend: Backend, session: CloudSession) -> None:
+    if not backend.metered:
+        pytest.skip("the double has no context")
+    with pytest.raises(CloudRejected):
+        ask(session, 0, backend.prompt * 30)
+    assert ask(session, 0, backend.prompt).ids
+
+
+def test_closing_twice_is_fine(backend: Backend) -> None:
+    opened = backend.cloud.open(backend.prompt)
+    opened.close()
+    opened.close()

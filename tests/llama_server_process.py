@@ -1,0 +1,61 @@
+"""The real llama-server (from the xllamacpp wheel) as a process of its own on 127.0.0.1."""
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_SERVE = """
+import sys, threading
+import xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path, params.port = sys.argv[1], int(sys.argv[2])
+params.n_ctx, params.n_parallel = 1024, 2
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+params.api_keys = sys.argv[3:]
+server = xllamacpp.Server(params)
+sys.stdin.read()
+"""
+START_SECONDS = 60
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def llama_server(model: Path, *, key: str | None = None) -> Iterator[str]:
+    """Serve `model`; yields the URL. The process ends with the block."""
+    port = free_port()
+    command = [sys.executable, "-c", _SERVE, str(model), str(port), *([key] if key else [])]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait(url, process)
+        yield url
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _wait(url: str, process: "subprocess.Popen[bytes]") -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise RuntimeError(f"llama-server ended with code {process.returncode}")
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=1).close()
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.05)
+    raise RuntimeError("llama-server did not start")
