@@ -1,10 +1,12 @@
 """Bad input ends in one sentence on stderr, nothing on stdout, and exit code 2."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -13,172 +15,273 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.routers.card import read_card
-from tests.hub import running
-from tests.llama_server_process import free_port
+from tests.cli.conftest import Edgewise, Result, Run
+from tests.hub import Hub, Repository, serving
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
-NOBODY = "http://127.0.0.1:9"
+NOWHERE = "http://127.0.0.1:9"
+
+
+def assert_one_sentence(result: Result, *words: str) -> None:
+    assert (result.code, result.out) == (2, ""), result.err
+    assert result.err.count("\n") == 1, result.err
+    assert result.err.startswith("edgewise: ")
+    assert result.err.endswith((".\n", "?\n"))
+    for word in words:
+        assert word in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--cloud-share", "1.5"], "share must be from 0 to 1, not 1.5"),
+        (["--cloud-share", "-0.1"], "share must be from 0 to 1"),
+        (["--cloud-share", "nan"], "not nan"),
+        (["--cloud-share", "lots"], "--cloud-share"),
+        (["--threshold", "2"], "threshold must be from 0 to 1"),
+        (["--threshold", "0.5", "--cloud-share", "0.1"], "not both"),
+        (["--max-tokens", "0"], "max-tokens must be"),
+        (["--max-tokens", "-3"], "max-tokens must be"),
+        (["--max-tokens", "many"], "--max-tokens"),
+        (["--max-cloud-tokens", "-1"], "cap must be 0 or more"),
+        (["--span", "0"], "span must be 1 or more"),
+        (["--deadline", "0"], "deadline must be"),
+        (["--deadline", "nan"], "deadline must be"),
+        (["--temperature", "-1"], "temperature must be"),
+        (["--temperature", "nan"], "temperature must be"),
+        (["--top-p", "0"], "top-p must be"),
+        (["--top-k", "-1"], "top-k must be"),
+        (["--min-p", "2"], "min-p must be"),
+        (["--seed", "-1"], "seed must be"),
+        (["--seed", "9223372036854775808"], "seed must be"),
+        (["--stop", ""], "stop string is empty"),
+        (["--system", "Be brief.", "--no-template"], "drop one of them"),
+        (["--system", "\udcff"], "no valid UTF-8"),
+        (["--on-cloud-error", "panic"], "--on-cloud-error"),
+        (["--ctx", "4"], "ctx must be"),
+        (["--ctx", "4294967360"], "ctx must be"),
+        (["--threads", "0"], "threads must be"),
+        (["--threads", "100000"], "threads must be"),
+        (["--gpu-layers", "some"], "gpu-layers in the flags is not valid"),
+        (["--gpu-layers", "99999999999"], "gpu-layers must be"),
+        (["--trace", "none/at/all.jsonl"], "cannot be written"),
+        (["--trace", "."], "cannot be written"),
+        (["--edge", "none.gguf"], "There is no file 'none.gguf'"),
+        (["--edge", "."], "There is no file '.'"),
+        (["--edge", ""], "There is no file ''"),
+        (["--edge", "broken.txt"], "is not a GGUF file"),
+        (["--edge", "cut.gguf"], "truncated, damaged"),
+        (["--edge", "recurrent.gguf", "--cloud", "none"], "recurrent model"),
+        (["--edge", "bpe.gguf", "--cloud", "other.gguf"], "ocabular"),
+        (["--edge", "bpe.gguf", "--router", "made-for-another"], "made for an edge model"),
+        (["--router", "coin"], "There is no router 'coin'"),
+        (["--router", "."], "no config.json"),
+        (["--router", "constant:7"], "constant:0.5"),
+        (["--cloud", "none.gguf"], "There is no file 'none.gguf'"),
+        (["--cloud", NOWHERE], f"'{NOWHERE}' cannot be reached"),
+        (["--cloud", "ftp://127.0.0.1"], "no http:// or https://"),
+        (["--cloud", "http://me:secret@127.0.0.1"], "EDGEWISE_CLOUD_KEY"),
+        (["--bogus"], "--bogus"),
+        (["--cloud"], "--cloud"),
+    ],
+    ids=lambda value: "_".join(value)[:40] or None if isinstance(value, list) else "",
+)
+def test_run_refuses(edgewise: Edgewise, zoo: None, arguments: list[str], words: str) -> None:
+    assert_one_sentence(edgewise("run", "Hello", *arguments), words)
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Run:
-    """The command in a process of its own, in an empty folder, with no settings around."""
-
-    def run(
-        *arguments: str, stdin: str = "", **variables: str
-    ) -> "subprocess.CompletedProcess[str]":
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "EDGEWISE_"))}
-        clean |= {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": NOBODY}
-        return subprocess.run(
-            [sys.executable, "-m", "edgewise", *arguments],
-            input=stdin,
-            env=clean | variables,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    return run
-
-
-def refused(done: "subprocess.CompletedProcess[str]", sentence: str) -> None:
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert done.stderr.startswith("edgewise: ")
-    assert sentence in done.stderr
+def zoo(
+    edgewise: Edgewise, tmp_path: Path, bpe_path: Path, other_path: Path, recurrent_path: Path
+) -> None:
+    """Good and bad models, and a router of the bundled edge model, in the working folder."""
+    for path, name in ((bpe_path, "bpe"), (other_path, "other"), (recurrent_path, "recurrent")):
+        (tmp_path / f"{name}.gguf").symlink_to(path)
+    (tmp_path / "broken.txt").write_text("Once upon a time")
+    data = bpe_path.read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(data[: len(data) // 2])
+    shutil.copytree(bundled("router"), tmp_path / "made-for-another")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "words"),
     [
-        (["hi", "--edge", "gone.gguf"], "no file 'gone.gguf'"),
-        (["hi", "--edge", "text.gguf"], "not a GGUF file"),
-        (["hi", "--edge", "cut.gguf"], "truncated"),
-        (["hi", "--edge", "folder"], "no file"),
-        (["hi", "--cloud", NOBODY], "cannot be reached"),
-        (["hi", "--cloud", "gone.gguf"], "no file"),
-        (["hi", "--cloud", "ftp://127.0.0.1"], "no http"),
-        (["hi", "--edge", "owner/repo"], "hub cannot be reached"),
-        (["hi", "--router", "nonsense"], "no router 'nonsense'"),
-        (["hi", "--router", "folder"], "no router in"),
-        (["hi", "--router", "constant:7"], "from 0 to 1"),
-        (["hi", "--cloud-share", "1.5"], "from 0 to 1"),
-        (["hi", "--cloud-share", "-0.1"], "from 0 to 1"),
-        (["hi", "--cloud-share", "nan"], "from 0 to 1"),
-        (["hi", "--cloud-share", "lots"], "lots"),
-        (["hi", "--threshold", "2"], "from 0 to 1"),
-        (["hi", "--threshold", "0.5", "--cloud-share", "0.1"], "not both"),
-        (["hi", "--max-tokens", "-3"], "1 or more"),
-        (["hi", "--max-tokens", "0"], "1 or more"),
-        (["hi", "--max-cloud-tokens", "-1"], "0 or more"),
-        (["hi", "--span", "0"], "1 or more"),
-        (["hi", "--deadline", "0"], "deadline"),
-        (["hi", "--temperature", "-1"], "temperature"),
-        (["hi", "--seed", "-1"], "seed"),
-        (["hi", "--stop", ""], "stop string"),
-        (["hi", "--on-cloud-error", "panic"], "panic"),
-        (["hi", "--gpu-layers", "many"], "gpu-layers"),
-        (["hi", "--threads", "0"], "threads"),
-        (["hi", "--ctx", "1"], "ctx"),
-        (["hi", "--nonsense"], "--nonsense"),
-        (["hi", "--trace", "folder"], "cannot be written"),
-        (["hi", "--system", "x", "--no-template"], "--no-template"),
-        (["a long prompt " * 50, "--ctx", "64"], "do not fit in the context"),
-        ([""], "prompt is empty"),
-        (["  \n"], "prompt is empty"),
-        ([], "prompt is empty"),
-        (["hi", "there"], "there"),
+        (["bogus"], "bogus"),
+        (["--bogus"], "--bogus"),
+        (["run", "one", "two"], "two"),
+        (["demo", "--questions", "0"], "--questions must be"),
+        (["demo", "--questions", "9999999"], "--questions must be"),
+        (["demo", "--cloud-share", "nan"], "No threshold is calibrated"),
+        (["bench", "edge", "--blocks", "2"], "at least 5 blocks"),
+        (["bench", "edge", "--edge", "none.gguf"], "There is no file"),
+        (["doctor", "--threads", "0"], "threads must be"),
     ],
+    ids=lambda value: "_".join(value) if isinstance(value, list) else "",
 )
-def test_run(cli: Run, tmp_path: Path, arguments: list[str], sentence: str) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "text.gguf").write_text("hello")
-    (tmp_path / "cut.gguf").write_bytes(bundled("edge").read_bytes()[:200_000])
-    refused(cli("run", *arguments), sentence)
+def test_other_commands_refuse(edgewise: Edgewise, arguments: list[str], words: str) -> None:
+    assert_one_sentence(edgewise(*arguments), words)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("prompt", "stdin", "words"),
     [
-        (["nonsense"], "nonsense"),
-        (["--nonsense"], "--nonsense"),
-        (["demo", "--questions", "0"], "--questions"),
-        (["demo", "--questions", "100000"], "--questions"),
-        (["demo", "--cloud-share", "0.9"], "calibrated"),
-        (["bench", "edge", "--blocks", "1"], "5 blocks"),
+        ([""], b"", "prompt is empty"),
+        ([" \n"], b"", "prompt is empty"),
+        ([], b"", "prompt is empty"),
+        ([], b"\n", "prompt is empty"),
+        ([], b"caf\xe9", "no valid UTF-8"),
+        (["caf\udce9"], b"", "no valid UTF-8"),
+        (["word " * 200, "--ctx", "64"], b"", "context of 64; shorten the prompt"),
+        ([], b"a" * ((4 << 20) + 1), "more than 4194304 characters"),
     ],
 )
-def test_other_commands(cli: Run, arguments: list[str], sentence: str) -> None:
-    refused(cli(*arguments), sentence)
+def test_a_prompt_that_cannot_be_answered(
+    edgewise: Edgewise, prompt: list[str], stdin: bytes, words: str
+) -> None:
+    assert_one_sentence(edgewise("run", *prompt, stdin=stdin), words)
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("content", "words"),
     [
-        ("cloud-shar = 0.1", "did you mean 'cloud_share'"),
-        ("cloud-share = 'x'", "cloud-share"),
-        ("cloud-share = 3.0", "from 0 to 1"),
-        ("= 3", "no valid TOML"),
-        ("threshold = 0.1\ncloud-share = 0.1", "not both"),
+        ("cloud-shares = 0.1", "did you mean 'cloud_share'?"),
+        ("cloud-share = 3.0", "share must be from 0 to 1"),
+        ("seed = 'soon'", "seed in edgewise.toml is not valid"),
+        ("seed = ", "no valid TOML"),
+        ("threshold = 0.5\ncloud-share = 0.1", "not both"),
     ],
 )
-def test_the_settings_file(cli: Run, tmp_path: Path, text: str, sentence: str) -> None:
-    (tmp_path / "edgewise.toml").write_text(text)
-    refused(cli("run", "hi"), sentence)
+def test_a_bad_edgewise_toml(edgewise: Edgewise, tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "edgewise.toml").write_text(content)
+    assert_one_sentence(edgewise("run", "Hello"), words)
 
 
-def test_an_unknown_variable(cli: Run) -> None:
-    refused(cli("run", "hi", EDGEWISE_CLOUD_SHARES="0.1"), "did you mean 'cloud_share'")
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        ("EDGEWISE_CLOUD_SHARE", "cloud-share in the environment"),
+        ("EDGEWISE_CLOUD_SHARES", "did you mean 'cloud_share'?"),
+    ],
+)
+def test_a_bad_environment(
+    edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch, variable: str, words: str
+) -> None:
+    monkeypatch.setenv(variable, "some")
+    assert_one_sentence(edgewise("run", "Hello"), words)
 
 
-def test_an_unknown_quantisation(cli: Run) -> None:
-    with running() as hub:
-        hub.repositories = {"o/m": {"m-Q4_0.gguf": b"GGUF"}}
-        refused(cli("run", "hi", "--edge", "o/m:Q3_K", HF_ENDPOINT=hub.url), "it has m-Q4_0.gguf")
+def test_a_router_made_for_another_quantisation(edgewise: Edgewise, tmp_path: Path) -> None:
+    card = msgspec.structs.replace(read_card(bundled("router")), edge_fingerprint="0" * 64)
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(card))
+    assert_one_sentence(edgewise("run", "Hello", "--router", str(tmp_path)), "another file")
 
 
-def test_a_cloud_model_with_another_vocabulary(cli: Run, other_path: Path) -> None:
-    refused(cli("run", "hi", "--cloud", str(other_path)), "different vocabularies")
-
-
-def test_a_router_made_for_another_edge_model(cli: Run, tmp_path: Path, bpe_path: Path) -> None:
-    card = read_card(bundled("router"))
-    changed = msgspec.structs.replace(card, edge_fingerprint="0" * 64)
-    (tmp_path / "config.json").write_bytes(msgspec.json.encode(changed))
-    refused(cli("run", "hi", "--router", str(tmp_path)), "another file")
-    router = str(bundled("router"))
-    refused(cli("run", "hi", "--edge", str(bpe_path), "--router", router), "another tokenizer")
-
-
-class _Refusing(BaseHTTPRequestHandler):
-    def _answer(self) -> None:
-        self.send_response(401)
-        self.end_headers()
-
-    do_GET = do_POST = _answer
+class _Engine(BaseHTTPRequestHandler):
+    """Wants the key "right", and splits every text into the token 1."""
 
     def log_message(self, format: str, *args: object) -> None:
         pass
 
+    def do_GET(self) -> None:
+        self._answer(b'{"status":"ok"}')
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(b'{"tokens":[1]}')
+
+    def _answer(self, body: bytes) -> None:
+        allowed = self.headers.get("Authorization") == "Bearer right"
+        self.send_response(200 if allowed else 401)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
 
 @pytest.fixture
-def refusing_engine() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Refusing) as engine:
-        thread = threading.Thread(target=engine.serve_forever, args=(0.02,))
+def engine() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Engine) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
-        yield f"http://127.0.0.1:{engine.server_address[1]}"
-        engine.shutdown()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
         thread.join()
 
 
-def test_a_wrong_key(cli: Run, refusing_engine: str) -> None:
-    done = cli("run", "hi", "--cloud", refusing_engine, EDGEWISE_CLOUD_KEY="sk-wrong")
-    refused(done, "refused the key")
-    assert "sk-wrong" not in done.stderr
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (None, "refused the key; set EDGEWISE_CLOUD_KEY"),
+        ("wrong", "refused the key; set EDGEWISE_CLOUD_KEY"),
+        ("right", "choose two models of one family"),
+    ],
+)
+def test_an_engine_with_another_key_or_vocabulary(
+    edgewise: Edgewise,
+    engine: str,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str | None,
+    words: str,
+) -> None:
+    if key:
+        monkeypatch.setenv("EDGEWISE_CLOUD_KEY", key)
+    result = edgewise("run", "Hello", "--cloud", engine)
+    assert_one_sentence(result, words)
+    assert "Bearer" not in result.err
+    assert key is None or key not in result.err
 
 
-def test_a_port_nobody_listens_on(cli: Run) -> None:
-    refused(cli("run", "hi", "--cloud", f"http://127.0.0.1:{free_port()}"), "check the address")
+def test_the_hub_has_no_such_quantisation(cli: Run) -> None:
+    with serving(Hub({"own/zoo": Repository({"zoo-Q4_K_M.gguf": b"GGUF"})})) as hub:
+        done = cli("run", "Hello", "--edge", "own/zoo:Q9", HF_ENDPOINT=hub.endpoint)
+    assert_one_sentence(of(done), "has no 'Q9'; it has zoo-Q4_K_M.gguf")
+
+
+def test_the_hub_cannot_be_reached(cli: Run) -> None:
+    done = cli("run", "Hello", "--edge", "own/zoo", HF_ENDPOINT=NOWHERE)
+    assert_one_sentence(of(done), f"The hub at {NOWHERE} cannot be reached")
+
+
+def of(done: "subprocess.CompletedProcess[str]") -> Result:
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["--json"], ["--trace", "/dev/full"]])
+def test_a_full_disk_is_a_sentence(tmp_path: Path, arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "edgewise", "run", "Hello", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            timeout=60,
+        )
+    assert done.returncode in (1, 2)
+    assert done.stderr.startswith("edgewise: ")
+    assert done.stderr.count("\n") == 1
+    assert "No space left" in done.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_failure_to_report(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as gone:
+        done = subprocess.run(
+            [sys.executable, "-m", "edgewise", "run", "Hello", "--json"],
+            stdout=gone,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_doctor_reports_what_run_refuses(edgewise: Edgewise) -> None:
+    result = edgewise("doctor", "--edge", "none.gguf", "--json")
+    failed = [c for c in json.loads(result.out)["checks"] if c["status"] == "fail"]
+    assert result.code == 1
+    assert [check["name"] for check in failed] == ["edge model"]
+    assert "none.gguf" in failed[0]["detail"]
+    assert failed[0]["fix"].startswith("name a path")

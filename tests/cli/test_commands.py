@@ -9,10 +9,8 @@ import pytest
 from edgewise.addresses import bundled
 from edgewise.cli.render import printable
 from edgewise.evaluation.questions import pocketqa
-from tests.cli.test_bad_input import Run, cli
+from tests.cli.conftest import Run
 from tests.llama_server_process import llama_server
-
-__all__ = ["cli"]
 
 QUESTION = pocketqa("test")[0].prompt
 

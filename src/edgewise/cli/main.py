@@ -74,7 +74,8 @@ def main() -> None:
 
 def _complain(message: str) -> None:
     sentence = render.printable(" ".join(message.split()))
-    print(f"edgewise: {sentence}", file=sys.stderr)
+    end = "" if sentence.endswith((".", "?")) else "."
+    print(f"edgewise: {sentence}{end}", file=sys.stderr)
 
 
 def _silenced() -> int:

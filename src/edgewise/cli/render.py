@@ -5,13 +5,14 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 
 from rich.console import Console
+from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from edgewise.decoding import Answer, collect
 from edgewise.evaluation.comparison import Comparison
-from edgewise.events import Event, Token
+from edgewise.events import Event, Finished, Token
 
 _COLOURS = None if os.environ.get("NO_COLOR") else "auto"
 
@@ -44,20 +45,28 @@ def paint(events: Iterable[Event]) -> Answer:
     def shown() -> Iterator[Event]:
         for event in events:
             if isinstance(event, Token):
-                style = CLOUD if event.source == "cloud" else Style()
-                out.print(Text(printable(event.text), style), end="")
-                out.file.flush()
+                _write(event.text, CLOUD if event.source == "cloud" else Style())
             elif isinstance(event, Finished):
-                out.print(Text(printable(event.text)))
-                out.file.flush()
+                _write(event.text + "\n", Style())
             elif event.message:
                 problems.append(event.message)
             yield event
 
     answer = collect(shown())
     if problems:
-        err.print(Text(f"the edge model stood in: {problems[0]}", Style(dim=True)))
+        note(f"the edge model stood in: {problems[0]}")
     return answer
+
+
+def _write(text: str, style: Style) -> None:
+    # As a segment: rich's Text would turn tabs into spaces.
+    out.print(Segments([Segment(printable(text), style)]), end="")
+    out.file.flush()
+
+
+def note(text: str) -> None:
+    """A dim line on stderr."""
+    err.print(Text(printable(text), Style(dim=True)))
 
 
 def summary(answer: Answer) -> str:

@@ -56,9 +56,10 @@ def run(
     """Answer PROMPT: the edge model writes, the cloud model writes the critical tokens."""
     flags = {name: value for name, value in locals().items() if name in Settings.__struct_fields__}
     chosen = settings.load(flags)
-    text = _read(prompt)
     if no_template and chosen.system:
         raise UsageError("--no-template leaves no place for --system; drop one of them.")
+    _require_unicode("The system message", chosen.system or "")
+    text = _read(prompt)
     with ExitStack() as stack:
         decoder = open_decoder(chosen, stack)
         ids = _ids(decoder.edge.tokenizer, text, chosen.system, template=not no_template)
@@ -112,16 +113,26 @@ def _ids(tokenizer: Tokenizer, text: str, system: str | None, *, template: bool)
 def _read(prompt: str | None) -> str:
     if prompt is None and sys.stdin.isatty():
         raise UsageError("There is no prompt; give one as an argument or on stdin.")
-    try:
-        text = sys.stdin.read(MAX_PROMPT + 1) if prompt is None else prompt
-        text.encode()
-    except UnicodeError as error:
-        raise UsageError("The prompt is no valid UTF-8; convert it first.") from error
+    text = _from_stdin() if prompt is None else prompt
+    _require_unicode("The prompt", text)
     if not text.strip():
         raise UsageError("The prompt is empty; give at least one character.")
     if len(text) > MAX_PROMPT:
         raise UsageError(f"The prompt has more than {MAX_PROMPT} characters; shorten it.")
     return text
+
+
+def _from_stdin() -> str:
+    """Undecodable bytes come as surrogates, as they do in arguments."""
+    data = sys.stdin.buffer.read(4 * MAX_PROMPT + 1)
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _require_unicode(what: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{what} is no valid UTF-8; convert it first.") from error
 
 
 def _open(path: Path) -> BinaryIO:
