@@ -26,13 +26,14 @@ from edgewise.errors import ContextOverflow, ModelError, UsageError
 BATCH = 512
 _DEFAULT_CONTEXT = 4096
 _SAMPLED_BLOCKS, _BLOCK_BYTES = 64, 65536
+_ERROR = 4  # ggml.h: GGML_LOG_LEVEL_ERROR
 
 _log_tail: deque[str] = deque(maxlen=20)
 
 
 @llama_cpp.llama_log_callback
 def _keep_log(level: int, text: bytes, _data: object) -> None:
-    if level >= 3 and text:
+    if level == _ERROR and text:
         _log_tail.append(text.decode("utf-8", "replace").strip())
 
 
@@ -77,6 +78,9 @@ class LlamaModel:
         """
         self.path = path
         self.name = path.stem
+        self.slots = slots
+        if slots < 1 or (context is not None and context < 1):
+            raise UsageError("A model needs at least 1 slot and a context of at least 1 token.")
         _check_file(path)
         llama_cpp.llama_log_set(_keep_log, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
@@ -96,7 +100,7 @@ class LlamaModel:
         self.lock = threading.Lock()
         self.decodes = 0
         self._free_sequences = list(range(slots))[::-1]
-        self._closed = False
+        self.closed = False
 
     def _new_context(self, slots: int) -> Any:
         params = llama_cpp.llama_context_default_params()
@@ -133,13 +137,17 @@ class LlamaModel:
             raise UsageError(
                 f"All slots of {self.name!r} are in use; load it with more --slots or close one."
             )
+        if self.slots > 1:
+            # Another thread's session may decode before this one's step is read.
+            needs |= Needs.LOGITS
         return LlamaSession(self, self._free_sequences.pop(), needs, top)
 
     def release(self, sequence: int) -> None:
         """Take a sequence back from a session."""
-        if not self._closed:
-            llama_cpp.llama_memory_seq_rm(self.memory, sequence, -1, -1)
-            self._free_sequences.append(sequence)
+        with self.lock:
+            if not self.closed:
+                llama_cpp.llama_memory_seq_rm(self.memory, sequence, -1, -1)
+                self._free_sequences.append(sequence)
 
     def fingerprint(self) -> str:
         """SHA-256 over the file's length and 64 evenly spaced blocks of 64 KiB.
@@ -158,10 +166,11 @@ class LlamaModel:
 
     def close(self) -> None:
         """Free weights and caches; sessions of the model are unusable afterwards."""
-        if not self._closed:
-            self._closed = True
-            llama_cpp.llama_free(self._context)
-            llama_cpp.llama_model_free(self._model)
+        with self.lock:
+            if not self.closed:
+                self.closed = True
+                llama_cpp.llama_free(self._context)
+                llama_cpp.llama_model_free(self._model)
 
     def __enter__(self) -> "LlamaModel":
         return self
@@ -243,12 +252,18 @@ class LlamaSession:
         return len(self._ids)
 
     def open(self, ids: Sequence[int]) -> int:
+        self._check_open()
         shared = _common_prefix(self._ids[: self._computed], ids)
         self.rewind(shared)
         self.extend(ids[shared:])
         return shared
 
     def extend(self, ids: Sequence[int]) -> None:
+        self._check_open()
+        if not all(0 <= token < self._model.tokenizer.size for token in ids):
+            raise UsageError(
+                f"{self._model.name!r} has ids from 0 to {self._model.tokenizer.size - 1} only."
+            )
         if len(self._ids) + len(ids) > self._model.context:
             raise ContextOverflow(
                 f"{len(self._ids) + len(ids)} tokens do not fit in the context of "
@@ -257,6 +272,7 @@ class LlamaSession:
         self._ids.extend(ids)
 
     def step(self) -> LogitsStep:
+        self._check_open()
         if not self._ids:
             raise UsageError("A session has no next token before it was opened with ids.")
         if self._computed == len(self._ids):
@@ -287,6 +303,7 @@ class LlamaSession:
         return made
 
     def rewind(self, position: int) -> None:
+        self._check_open()
         if not 0 <= position <= len(self._ids):
             raise ValueError(f"cannot rewind to {position}: the session holds {len(self._ids)} ids")
         del self._ids[position:]
@@ -326,14 +343,21 @@ class LlamaSession:
     def _batch_size(self) -> int:
         return min(BATCH, self._model.context)
 
+    def _check_open(self) -> None:
+        if self._closed or self._model.closed:
+            raise UsageError("The session or its model is closed; open a new one.")
+
     def _check_settled(self) -> None:
+        self._check_open()
         if self._computed < len(self._ids):
             raise UsageError("A prefix can be saved once its ids are computed; call step() first.")
 
     def _truncate(self, position: int) -> None:
         if position == self._computed:
             return
-        if not llama_cpp.llama_memory_seq_rm(self._model.memory, self._sequence, position, -1):
+        with self._model.lock:
+            kept = llama_cpp.llama_memory_seq_rm(self._model.memory, self._sequence, position, -1)
+        if not kept:
             raise ModelError(f"{self._model.name!r} cannot rewind its KV cache.")
         self._computed = position
 

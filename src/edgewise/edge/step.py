@@ -4,6 +4,7 @@ Over 150,000 logits every pass counts, so each figure is computed once, on deman
 passes as it takes; what `needs` names is computed or copied when the step is made.
 """
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -98,7 +99,7 @@ class LogitsStep:
         np.subtract(logits, logits[self.proposed], out=self._buffer)
         weights = np.exp(self._buffer)
         total = float(weights.sum())
-        log_total = float(np.log(total))
+        log_total = math.log(total)
         self._entropy = log_total - float(weights @ self._buffer) / total
         self._log_sum = log_total + float(logits[self.proposed])
 

@@ -67,6 +67,16 @@ def read_card(folder: Path) -> RouterCard:
     if path.stat().st_size > MAX_CONFIG:
         raise UsageError(f"{str(path)!r} is larger than {MAX_CONFIG} bytes: not a router's.")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RouterCard)
+        card = msgspec.json.decode(path.read_bytes(), type=RouterCard)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{str(path)!r} is no valid router description: {error}.") from error
+    if not all(_is_share(text) and 0 <= value <= 1 for text, value in card.thresholds.items()):
+        raise UsageError(f"{str(path)!r} has thresholds that do not map a share to a score.")
+    return card
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return 0 <= float(text) <= 1
+    except ValueError:
+        return False

@@ -66,7 +66,7 @@ def _width(card: RouterCard) -> int:
 def _load(path: Path) -> dict[str, Floats]:
     try:
         return load_file(path)
-    except (OSError, SafetensorError) as error:
+    except (OSError, TypeError, SafetensorError) as error:
         raise UsageError(f"{str(path)!r} is no readable router checkpoint ({error}).") from error
 
 
@@ -80,8 +80,11 @@ def _folded(tensors: dict[str, Floats], width: int, folder: Path) -> list[tuple[
         mean, std = tensors["mean"], tensors["std"]
     except KeyError as error:
         raise UsageError(f"The router in {str(folder)!r} lacks the tensor {error}.") from error
-    sizes = [width, *(len(bias) for _, bias in layers)]
-    fits = all(w.shape == (b, a) for (w, _), a, b in zip(layers, sizes, sizes[1:], strict=False))
+    sizes = [width, *(bias.size for _, bias in layers)]
+    fits = all(
+        w.shape == (b, a) and bias.shape == (b,)
+        for (w, bias), a, b in zip(layers, sizes, sizes[1:], strict=False)
+    )
     if not layers or not fits or sizes[-1] != 1 or mean.shape != (width,) or std.shape != (width,):
         raise UsageError(f"The router in {str(folder)!r} does not have {width} inputs, one output.")
     if not all(np.isfinite(tensor).all() for tensor in tensors.values()) or not std.all():
