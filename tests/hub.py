@@ -17,11 +17,15 @@ _RANGE = re.compile(r"bytes=(\d+)-")
 
 @dataclass
 class Repository:
-    """Files of one repository at its one commit, known as `main` and by `tags`."""
+    """Files of one repository at its one commit, known as `main` and by `tags`.
+
+    Without the token, nothing is known of a `private` one, and of a `gated` one only the names.
+    """
 
     files: Mapping[str, bytes]
     tags: tuple[str, ...] = ()
     private: bool = False
+    gated: bool = False
 
     @property
     def commit(self) -> str:
@@ -100,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_body=True)
 
     def _answer(self, *, with_body: bool) -> None:
-        path = unquote(urlsplit(self.path).path)
+        path = urlsplit(self.path).path
         found = _RANGE.match(self.headers.get("Range", ""))
         start = int(found[1]) if found else None
         bearer = self.headers.get("Authorization")
@@ -113,10 +117,12 @@ class _Handler(BaseHTTPRequestHandler):
         if not match or repository is None or (repository.private and token != self.hub.token):
             # The hub hides whether a repository exists from those who may not read it.
             return self._fail(404 if token == self.hub.token else 401, "RepoNotFound")
-        if not repository.knows(match["revision"] or "main"):
+        if not repository.knows(unquote(match["revision"] or "main")):
             return self._fail(404, "RevisionNotFound")
         if match.re is _RESOLVE:
-            return self._file(repository, match["file"], start, with_body=with_body)
+            if repository.gated and token != self.hub.token:
+                return self._fail(403, "GatedRepo")
+            return self._file(repository, unquote(match["file"]), start, with_body=with_body)
         return self._describe(match["repo"], repository, tree="/tree/" in path)
 
     def _describe(self, name: str, repository: Repository, *, tree: bool) -> None:

@@ -39,7 +39,7 @@ ZOO = Repository(
         "mmproj-zoo-Q4_K_S.gguf": b"GGUF projector",
         "deep/er/zoo-q5_k_m.gguf": b"GGUF five",
     },
-    tags=("v1",),
+    tags=("v1", "refs/pr/1"),
 )
 REPOSITORIES = {
     "own/zoo": ZOO,
@@ -49,6 +49,7 @@ REPOSITORIES = {
     ),
     "own/large": Repository({"large-Q4_K_M.gguf": FULL}),
     "own/weights": Repository({"model.safetensors": b"no GGUF"}),
+    "own/gated": Repository({"gated-Q4_K_M.gguf": b"GGUF gated"}, gated=True),
     "own/closed": Repository({"closed-Q4_K_M.gguf": b"GGUF closed"}, private=True),
 }
 
@@ -93,6 +94,7 @@ def test_each_form_names_its_file(hub: Hub, tmp_path: Path) -> None:
         "own/zoo:Q8_0",
         "own/zoo:q5_k_m",
         "own/zoo@v1:f16",
+        "own/zoo@refs/pr/1:Q8_0",
         "own/late",
         "hf://own/zoo",
         "hf://own/zoo@v1/mmproj-zoo-Q4_K_S.gguf",
@@ -103,6 +105,7 @@ def test_each_form_names_its_file(hub: Hub, tmp_path: Path) -> None:
         "zoo-Q8_0.gguf",
         "zoo-q5_k_m.gguf",
         "zoo-best-of-all-F16.gguf",
+        "zoo-Q8_0.gguf",
         "a-F16.gguf",
         "zoo-Q4_K_M.gguf",
         "mmproj-zoo-Q4_K_S.gguf",
@@ -132,6 +135,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "hf://own/zoo/none.gguf",
         "own/closed",
         "hf://own/closed/closed-Q4_K_M.gguf",
+        "own/gated",
         "own/--bad--",
     )
     with serving(Hub(REPOSITORIES)) as served:
@@ -158,6 +162,7 @@ def test_an_unknown_quantisation_is_answered_with_what_there_is(
         ("hf://own/zoo/none.gguf", "The hub has no 'own/zoo/none.gguf'"),
         ("own/closed", "HF_TOKEN"),
         ("hf://own/closed/closed-Q4_K_M.gguf", "HF_TOKEN"),
+        ("own/gated", "The hub refuses 'own/gated' (HTTP 403)"),
         ("own/--bad--", "is no hub repository's name"),
     ],
 )
@@ -264,7 +269,7 @@ def test_a_path_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert resolve(str(path), "cloud") == path
 
 
-def test_a_folder_does_not_hide_a_repository(hub: Hub, tmp_path: Path) -> None:
+def test_a_folder_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(AddressError, match="There is no file"):
         resolve(str(tmp_path), "edge")
 
