@@ -2,7 +2,6 @@
 
 import logging
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from socket import SHUT_RDWR
 
 import pytest
+import trustme
 
 from edgewise import registry
 from edgewise.cloud.breaker import Breaker
@@ -199,35 +199,21 @@ def test_bad_addresses_are_one_sentence(address: str) -> None:
         LlamaServer(address)
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", str(key), "-out", str(cert)),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return key, cert
-
-
 @pytest.mark.parametrize("trusted", [False, True])
 def test_certificates_are_verified(
-    certificate: tuple[Path, Path],
     serve: Callable[[Act], Engine],
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     trusted: bool,
 ) -> None:
     engine = serve(lambda handler, n: handler.reply(200, GOOD % 98))
+    authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate[1], certificate[0])
+    authority.issue_cert("127.0.0.1").configure_cert(context)
     engine.socket = context.wrap_socket(engine.socket, server_side=True)
     if trusted:
-        monkeypatch.setenv("SSL_CERT_FILE", str(certificate[1]))
+        authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
     error = consult(url(engine).replace("http:", "https:"))
     if trusted:
         assert error is None
