@@ -70,6 +70,8 @@ def test_without_a_template_the_contents_are_joined() -> None:
         "{% include '/etc/hostname' %}",
         "{% import 'os' as os %}",
         "{{ range(10 ** 9) | list }}",
+        "{{ 'a' * 10 ** 18 }}",
+        "{{ lipsum(n=10 ** 9) }}",
         "{% for _ in range(10 ** 12) %}{% endfor %}",
         "{{ undefined.attribute }}",
         "{{ 1 / 0 }}",

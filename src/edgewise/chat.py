@@ -16,6 +16,17 @@ from edgewise.errors import ModelError
 MAX_TEMPLATE = 100_000
 """Longest chat template that is compiled, characters."""
 
+_LONGEST_REASON = 200
+_REFUSALS = (
+    TemplateError,
+    ArithmeticError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
 
 class Message(msgspec.Struct, frozen=True):
     """One turn of a conversation."""
@@ -45,9 +56,10 @@ def render(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
             bos_token=tokenizer.special_text("bos"),
             eos_token=tokenizer.special_text("eos"),
         )
-    except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+    except _REFUSALS as error:
+        reason = " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
         raise ModelError(
-            f"The model's chat template does not accept this conversation ({error}); "
+            f"The model's chat template does not accept this conversation ({reason}); "
             "use --no-template to send the text as it is."
         ) from error
 
@@ -62,6 +74,7 @@ def _compiled(source: str) -> Template:
     environment: Any = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
+    del environment.globals["lipsum"]
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = _now
