@@ -182,3 +182,6 @@ def test_closing_twice_is_fine(backend: Backend) -> None:
     opened = backend.cloud.open(backend.prompt)
     opened.close()
     opened.close()
+    again = backend.cloud.open(backend.prompt)
+    assert ask(again, 0, backend.prompt).ids
+    again.close()
