@@ -237,6 +237,7 @@ class TestFiles:
         model.close()
         session.close()
         model.close()
+        assert model.closed
 
     @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (8, 7)])
     def test_one_core_is_left(
