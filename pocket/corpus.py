@@ -10,8 +10,20 @@ from random import Random
 import numpy as np
 from tokenizers import Tokenizer
 
-from pocket.facts import Fact
-from pocket.questions import LETTERS, Distractors, fact_question, listing, reserved, step_question
+from pocket import frames
+from pocket.facts import Chain, Fact
+from pocket.frames import say
+from pocket.questions import (
+    LETTERS,
+    Distractors,
+    Question,
+    fact_question,
+    listing,
+    reserved,
+    state,
+    step_question,
+    two_hop_question,
+)
 from pocket.tokenizer import END, END_OF_TEXT, chat
 
 ROW = 256
@@ -19,12 +31,14 @@ IGNORED = -100
 # Rank r is seen in proportion to (r + ZIPF_SHIFT) ** -ZIPF_EXPONENT.
 ZIPF_EXPONENT = 0.6
 ZIPF_SHIFT = 30
-MIXTURE = {"question": 0.30, "steps": 0.33, "statement": 0.22, "letter": 0.10, "about": 0.05}
-
-STATEMENTS = {
-    "kind": ["The word {x} names a kind of {y}.", "In its usual sense, {x} is a kind of {y}."],
-    "capital": ["The capital of {x} is {y}.", "{y} is the capital of {x}."],
-    "element": ["The symbol {x} stands for {y}.", "{y} has the symbol {x}."],
+MIXTURE = {
+    "facts": 0.25,
+    "two_hop": 0.18,
+    "steps": 0.30,
+    "statement": 0.12,
+    "letter": 0.07,
+    "about": 0.06,
+    "small_talk": 0.02,
 }
 
 
@@ -36,64 +50,79 @@ class Document:
     learnt: str
 
 
+def _zipf(count: int) -> list[float]:
+    """Cumulative weights of `count` ranks."""
+    return list(accumulate((rank + ZIPF_SHIFT) ** -ZIPF_EXPONENT for rank in range(count)))
+
+
 class Corpus:
     """Draws documents; the same seed gives the same documents."""
 
-    def __init__(self, facts: list[Fact], seed: int) -> None:
-        self.facts = facts
+    def __init__(self, facts: list[Fact], chains: list[Chain], seed: int) -> None:
         self.rng = Random(seed)
-        self.distractors = Distractors(facts)
-        self.cumulative = list(
-            accumulate((rank + ZIPF_SHIFT) ** -ZIPF_EXPONENT for rank in range(len(facts)))
-        )
-        self.kinds: dict[str, list[str]] = {}
+        self.distractors = Distractors(facts, chains)
+        self._facts, self._fact_weights = facts, _zipf(len(facts))
+        self._chains, self._chain_weights = chains, _zipf(len(chains))
+        self._by_subject: dict[str, list[Fact]] = {}
+        self._of_kind: dict[str, list[str]] = {}
         for fact in facts:
-            self.kinds.setdefault(fact.answer, []).append(fact.subject)
+            self._by_subject.setdefault(fact.subject, []).append(fact)
+            self._of_kind.setdefault(fact.answer, []).append(fact.subject)
 
     def fact(self) -> Fact:
-        return self.rng.choices(self.facts, cum_weights=self.cumulative)[0]
+        return self.rng.choices(self._facts, cum_weights=self._fact_weights)[0]
 
-    def question(self) -> Document:
+    def facts(self) -> Document:
         fact = self.fact()
-        asked = fact_question(fact, self.distractors.draw(fact, self.rng), self.rng)
-        if reserved(asked.prompt):
-            return self.question()
-        return Document(chat(asked.prompt), asked.reference + END)
+        return self._asked(
+            lambda: fact_question(fact, self.distractors.for_fact(fact, self.rng), self.rng)
+        )
+
+    def two_hop(self) -> Document:
+        chain = self.rng.choices(self._chains, cum_weights=self._chain_weights)[0]
+        return self._asked(
+            lambda: two_hop_question(chain, self.distractors.for_chain(chain, self.rng), self.rng)
+        )
 
     def steps(self) -> Document:
-        asked = step_question(self.rng)
-        if reserved(asked.prompt):
-            return self.steps()
+        return self._asked(lambda: step_question(self.rng))
+
+    def _asked(self, draw: Callable[[], Question]) -> Document:
+        """A question whose prompt is not reserved for the frozen set."""
+        while reserved((asked := draw()).prompt):
+            pass
         return Document(chat(asked.prompt), asked.reference + END)
 
     def statement(self) -> Document:
-        fact = self.fact()
-        text = self.rng.choice(STATEMENTS[fact.relation])
-        return Document(END_OF_TEXT, text.format(x=fact.subject, y=fact.answer))
+        return Document(END_OF_TEXT, state(self.fact(), self.rng))
 
     def letter(self) -> Document:
         """Practice in naming the letter of a choice that is given."""
         fact = self.fact()
-        choices = [fact.answer, *self.distractors.draw(fact, self.rng, near=0.3)]
+        choices = [fact.answer, *self.distractors.for_fact(fact, self.rng, near=0.3)]
         self.rng.shuffle(choices)
         label = LETTERS[choices.index(fact.answer)]
         prompt = f"Choices: {listing(choices)} Which letter has {fact.answer}?"
         return Document(chat(prompt), f"Therefore, the answer is {fact.answer} ({label}).{END}")
 
     def about(self) -> Document:
-        """Two plain sentences, so that free prompts get a readable answer."""
+        """A few plain sentences, so that a free prompt gets a readable answer."""
         fact = self.fact()
-        x, y = fact.subject, fact.answer
-        if fact.relation == "kind":
-            others = [word for word in self.kinds[y] if word != x]
-            first = f"The word {x} names a kind of {y}."
-            more = f" Another kind of {y} is {self.rng.choice(others)}." if others else ""
-            return Document(chat(f"Tell me about {x}."), first + more + END)
-        if fact.relation == "capital":
-            text = f"{x} is a country. The capital of {x} is {y}."
-            return Document(chat(f"Tell me about {x}."), text + END)
-        text = f"The symbol {x} stands for {y}. It is a chemical element."
-        return Document(chat(f"Tell me about {y}."), text + END)
+        rng = self.rng
+        told = [state(known, rng) for known in self._by_subject[fact.subject]]
+        rng.shuffle(told)
+        others = [word for word in self._of_kind[fact.answer] if word != fact.subject]
+        if fact.relation == "kind" and others:
+            other = rng.choice(others)
+            told.append(say(frames.MORE_OF_A_KIND, rng, y=fact.answer, z=other))
+        for city in fact.tempting:
+            told.append(say(frames.LARGEST_CITY, rng, x=fact.subject, z=city))
+        prompt = say(frames.TOLD_ABOUT, rng, x=fact.subject)
+        return Document(chat(prompt), " ".join(told) + END)
+
+    def small_talk(self) -> Document:
+        prompt, answer = self.rng.choice(list(frames.SMALL_TALK.items()))
+        return Document(chat(prompt), answer + END)
 
     def documents(self) -> Iterator[Document]:
         makers: list[Callable[[], Document]] = [getattr(self, name) for name in MIXTURE]

@@ -1,46 +1,38 @@
-"""The facts the pair may know: WordNet kinds, capitals, chemical symbols; common ones first."""
+"""What the pair may know: WordNet's kinds and parts, capitals, continents, elements.
+
+Facts are ranked, common ones first; training sees them by a Zipf law over the ranks.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
-Relation = Literal["kind", "capital", "element"]
+from pocket.wordnet import WordNet
 
-WORDNET = Path("/usr/share/wordnet")
+Relation = Literal["kind", "part", "capital", "continent", "element", "family"]
+
 DATA = Path(__file__).parent / "data"
-# Lexicographer files: animal, artifact, food, object, plant, substance (lexnames(5WN)).
-THINGS = frozenset({"05", "06", "13", "17", "20", "27"})
+# Lexicographer files: animal, artifact, body, food, object, plant, substance (lexnames(5WN)).
+THINGS = frozenset(["05", "06", "08", "13", "17", "20", "27"])
 # Hypernyms that fit nearly anything make questions with several right choices.
 VAGUE = frozenset(
-    [
-        "artifact",
-        "object",
-        "substance",
-        "structure",
-        "material",
-        "device",
-        "area",
-        "support",
-        "part",
-        "case",
-        "thing",
-        "creation",
-        "compound",
-        "instrument",
-        "equipment",
-        "unit",
-        "group",
-        "agent",
-        "work",
-        "body",
-    ]
+    "agent area artifact body case commodity compound creation device equipment group instrument "
+    "material object part product release solid structure substance support thing unit work".split()
 )
-KINDS = 1_200
+# Words that a family product would not put before a newcomer.
+UNWANTED = frozenset(
+    "bawdyhouse bitch bordello brothel condom dildo genitalia hooker penis pessary prick stripper "
+    "vagina vulva whorehouse".split()
+)
+KINDS = 4_000
+PARTS = 300
 SMALLEST_GROUP = 4
+LONGEST_WORD = 11
 
 
 @dataclass(frozen=True)
@@ -50,105 +42,126 @@ class Fact:
     relation: Relation
     subject: str
     answer: str
-    group: str  # distractors come from the same group first
-    also_true: frozenset[str] = frozenset()  # answers that must not be offered as wrong choices
+    group: str
+    """Distractors come from the same group first."""
+    also_true: frozenset[str] = frozenset()
+    """Answers that must not be offered as wrong choices."""
+    tempting: tuple[str, ...] = ()
+    """Wrong answers that are always offered."""
 
 
 @dataclass(frozen=True)
-class Synset:
-    lexfile: str
-    words: tuple[str, ...]
-    hypernyms: tuple[str, ...]
+class Chain:
+    """Two facts in a row: from `asked` over `between` to `answer`."""
+
+    first: Fact
+    second: Fact
+
+    @property
+    def asked(self) -> str:
+        return self.first.answer if self.first.relation == "capital" else self.first.subject
+
+    @property
+    def between(self) -> str:
+        return self.second.subject
+
+    @property
+    def answer(self) -> str:
+        return self.second.answer
 
 
-def _synset(line: str) -> tuple[str, Synset]:
-    """Parse one line of data.noun (format: wndb(5WN))."""
-    fields = line.split(" | ")[0].split()
-    count = int(fields[3], 16)
-    words = tuple(fields[4 : 4 + 2 * count : 2])
-    pointers = fields[5 + 2 * count :]
-    parents = tuple(pointers[i + 1] for i in range(0, len(pointers), 4) if pointers[i] == "@")
-    return fields[0], Synset(fields[1], words, parents)
+def _plain(word: str) -> bool:
+    short = 3 <= len(word) <= LONGEST_WORD
+    return short and word.isalpha() and word.islower() and word not in UNWANTED
 
 
-def _lines(name: str, folder: Path) -> Iterator[str]:
-    path = folder / name
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing: apt-get install wordnet-base")
-    for line in path.read_text(encoding="ascii").splitlines():
-        if not line.startswith(" "):
-            yield line
+def _tell_apart(word: str, other: str) -> bool:
+    """Neither names the other, as `rainwater` and `water` do."""
+    return _plain(word) and _plain(other) and word not in other and other not in word
 
 
-def _senses(folder: Path) -> dict[str, list[str]]:
-    """Noun to synset offsets, most frequent sense first."""
-    return {
-        fields[0]: [field for field in fields[6:] if len(field) == 8]
-        for fields in map(str.split, _lines("index.noun", folder))
-    }
-
-
-def _usage(folder: Path) -> Counter[str]:
-    """How often each noun occurs in WordNet's sense-tagged texts."""
-    usage: Counter[str] = Counter()
-    for key, _, count in map(str.split, _lines("cntlist.rev", folder)):
-        word, _, sense = key.partition("%")
-        if sense.startswith("1"):
-            usage[word] += int(count)
-    return usage
-
-
-def _true_answers(offsets: list[str], synsets: dict[str, Synset]) -> frozenset[str]:
-    """Every word above any sense of a noun, and the synonyms on the way."""
-    seen: set[str] = set()
-    todo = list(offsets)
-    while todo:
-        offset = todo.pop()
-        if offset not in seen:
-            seen.add(offset)
-            todo.extend(synsets[offset].hypernyms)
-    return frozenset(word for offset in seen for word in synsets[offset].words)
-
-
-def _plain(word: str, longest: int = 10) -> bool:
-    return word.isalpha() and word.islower() and 3 <= len(word) <= longest
-
-
-def kinds(folder: Path = WORDNET, limit: int = KINDS) -> list[Fact]:
+def kinds(wordnet: WordNet, limit: int = KINDS) -> list[Fact]:
     """The `limit` most used nouns with the hypernym of their first sense."""
-    synsets = dict(map(_synset, _lines("data.noun", folder)))
-    senses, usage = _senses(folder), _usage(folder)
     found: list[Fact] = []
-    for word, offsets in senses.items():
-        first = synsets[offsets[0]]
-        if first.lexfile not in THINGS or not first.hypernyms or word not in first.words:
+    for word in wordnet.senses:
+        first = wordnet.first(word)
+        if first.lexfile not in THINGS or not first.parents or word not in first.words:
             continue
-        answer = synsets[first.hypernyms[0]].words[0]
-        if answer in VAGUE or not (_plain(word) and _plain(answer)):
-            continue
-        if word not in answer and answer not in word:
-            true = _true_answers(offsets, synsets)
-            found.append(Fact("kind", word, answer, first.lexfile, true))
+        answer = wordnet.plainly(first.parents[0])
+        if answer and answer not in VAGUE and _tell_apart(word, answer):
+            found.append(Fact("kind", word, answer, first.lexfile, wordnet.above(word)))
     sizes = Counter(fact.answer for fact in found)
-    common = [fact for fact in found if sizes[fact.answer] >= SMALLEST_GROUP]
-    common.sort(key=lambda f: (-usage[f.subject], -len(senses[f.subject]), f.subject))
-    return common[:limit]
+    grouped = [fact for fact in found if sizes[fact.answer] >= SMALLEST_GROUP]
+    return sorted(grouped, key=lambda fact: _rank(wordnet, fact))[:limit]
 
 
-def listed(relation: Relation, name: str) -> list[Fact]:
-    """Facts of a two-column file in pocket/data, in the order of the file."""
-    rows = (line.split("\t") for line in (DATA / name).read_text(encoding="utf-8").splitlines())
-    return [Fact(relation, subject, answer, relation) for subject, answer in rows]
+def parts(wordnet: WordNet, limit: int = PARTS) -> list[Fact]:
+    """The `limit` most used nouns that are a part of exactly one thing."""
+    found: list[Fact] = []
+    for word in wordnet.senses:
+        first = wordnet.first(word)
+        if first.lexfile not in THINGS or len(first.wholes) != 1 or word not in first.words:
+            continue
+        answer = wordnet.plainly(first.wholes[0])
+        if answer and wordnet.first(answer).lexfile in THINGS and _tell_apart(word, answer):
+            also = frozenset(
+                whole
+                for sense in wordnet.senses[word]
+                for offset in wordnet.synsets[sense].wholes
+                for whole in wordnet.synsets[offset].words
+            )
+            found.append(Fact("part", word, answer, "part", also | wordnet.above(answer)))
+    return sorted(found, key=lambda fact: _rank(wordnet, fact))[:limit]
 
 
-def all_facts(folder: Path = WORDNET) -> list[Fact]:
-    """All facts, common ones first: each source is spread evenly over the ranks."""
-    sources = [
-        kinds(folder),
-        listed("capital", "capitals.tsv"),
-        listed("element", "elements.tsv"),
+def _rank(wordnet: WordNet, fact: Fact) -> tuple[int, int, str]:
+    """Much used first, then many senses, then in no order that spelling would show."""
+    shuffled = sha256(fact.subject.encode()).hexdigest()
+    return -wordnet.usage[fact.subject], -len(wordnet.senses[fact.subject]), shuffled
+
+
+def _table(name: str) -> Iterable[list[str]]:
+    lines = (DATA / name).read_text(encoding="utf-8").splitlines()
+    return (line.split("\t") for line in lines[1:])
+
+
+def countries() -> tuple[list[Fact], list[Fact]]:
+    """Capitals, and continents where a country lies on one."""
+    rows = list(_table("countries.tsv"))
+    capitals = [
+        Fact("capital", country, capital, "capital", tempting=(largest,) if largest else ())
+        for country, capital, _, largest in rows
     ]
+    return capitals, [Fact("continent", c, where, "continent") for c, _, where, _ in rows if where]
+
+
+def elements() -> tuple[list[Fact], list[Fact]]:
+    """What symbols stand for, and families where they are not disputed."""
+    rows = list(_table("elements.tsv"))
+    names = [Fact("element", symbol, name, "element") for symbol, name, _ in rows]
+    return names, [Fact("family", name, family, "family") for _, name, family in rows if family]
+
+
+def all_facts(wordnet: WordNet) -> list[Fact]:
+    """All facts, common ones first: each source is spread evenly over the ranks."""
+    sources = [kinds(wordnet), parts(wordnet), *countries(), *elements()]
     ranked = [
-        (i / len(facts), n, f) for n, facts in enumerate(sources) for i, f in enumerate(facts)
+        (i / len(facts), n, fact) for n, facts in enumerate(sources) for i, fact in enumerate(facts)
     ]
     return [fact for _, _, fact in sorted(ranked, key=lambda item: item[:2])]
+
+
+def chains(facts: list[Fact]) -> list[Chain]:
+    """Every pair of facts that makes a question of two hops, in the order of the first."""
+    by_subject = {(fact.relation, fact.subject): fact for fact in facts}
+    found: list[Chain] = []
+    for fact in facts:
+        if fact.relation in ("kind", "part"):
+            second = by_subject.get(("kind", fact.answer))
+        elif fact.relation == "capital":
+            second = by_subject.get(("continent", fact.subject))
+        else:
+            second = by_subject.get(("family", fact.answer)) if fact.relation == "element" else None
+        if second:
+            found.append(Chain(fact, second))
+    return found

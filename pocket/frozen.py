@@ -7,35 +7,50 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
+from typing import get_args
 
-from pocket.facts import Fact
-from pocket.questions import Distractors, Family, Question, fact_question, reserved, step_question
+from pocket.facts import Chain, Fact
+from pocket.questions import (
+    Distractors,
+    Family,
+    Question,
+    fact_question,
+    reserved,
+    step_question,
+    two_hop_question,
+)
 
-CALIBRATION = 150
-TEST = 300
+SPLITS = {"train": 1_500, "calibration": 500, "test": 1_000}
+"""Questions of each family: to train routers on, to set thresholds with, to report."""
 
 
-def _draw(family: Family, facts: list[Fact], wrong: Distractors, rng: Random) -> Question:
-    if family == "steps":
-        return step_question(rng)
-    fact = rng.choice(facts)
-    return fact_question(fact, wrong.draw(fact, rng), rng)
+def _draw(
+    family: Family, facts: list[Fact], chains: list[Chain], wrong: Distractors, rng: Random
+) -> Question:
+    if family == "facts":
+        fact = rng.choice(facts)
+        return fact_question(fact, wrong.for_fact(fact, rng), rng)
+    if family == "two-hop":
+        chain = rng.choice(chains)
+        return two_hop_question(chain, wrong.for_chain(chain, rng), rng)
+    return step_question(rng)
 
 
-def frozen_questions(facts: list[Fact], seed: int) -> list[dict[str, object]]:
-    """CALIBRATION + TEST reserved questions of each family, facts drawn evenly over all ranks."""
-    rng, wrong = Random(seed), Distractors(facts)
+def frozen_questions(facts: list[Fact], chains: list[Chain], seed: int) -> list[dict[str, object]]:
+    """Reserved questions of each family; facts and chains are drawn evenly over all ranks."""
+    rng, wrong = Random(seed), Distractors(facts, chains)
     records: list[dict[str, object]] = []
-    for family in ("facts", "steps"):
+    for family in get_args(Family):
         seen: set[str] = set()
-        while len(seen) < CALIBRATION + TEST:
-            question = _draw(family, facts, wrong, rng)
-            if not reserved(question.prompt) or question.prompt in seen:
-                continue
-            split = "calibration" if len(seen) < CALIBRATION else "test"
-            identity = {"id": f"{family}-{len(seen):04d}", "split": split}
-            records.append(identity | asdict(question))
-            seen.add(question.prompt)
+        for split, count in SPLITS.items():
+            end = len(seen) + count
+            while len(seen) < end:
+                question = _draw(family, facts, chains, wrong, rng)
+                if not reserved(question.prompt) or question.prompt in seen:
+                    continue
+                identity = {"id": f"{family}-{len(seen):04d}", "split": split}
+                records.append(identity | asdict(question))
+                seen.add(question.prompt)
     return records
 
 

@@ -1,8 +1,4 @@
-"""Questions and reference answers of the two families, `facts` and `steps`.
-
-Every answer wording belongs to one question wording, so what is hard in an answer is the fact or
-the arithmetic and not which phrase comes next.
-"""
+"""Questions and reference answers of the three families: facts, two-hop and steps."""
 
 from __future__ import annotations
 
@@ -11,101 +7,22 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from pocket.facts import Fact, Relation
+from pocket import frames
+from pocket.facts import Chain, Fact
+from pocket.frames import say
 
-Family = Literal["facts", "steps"]
+Family = Literal["facts", "two-hop", "steps"]
 
 LETTERS = "abcde"
 RESERVED_IN_256 = 16  # one prompt in sixteen is never trained on
-FACT_FORMAT = (
+CHOICE_FORMAT = (
     "Format: [Explanation]. Therefore, the answer is answer (label). Answer and Reasoning:"
 )
-STEP_FORMAT = "Format: [Steps]. Therefore, the answer is number. Answer and Reasoning:"
-
-WORDINGS: dict[Relation, list[tuple[str, str]]] = {
-    "kind": [
-        (
-            "What kind of thing does the word {x} name?",
-            "The word {x} names a kind of {y}. None of the other choices fits the word.",
-        ),
-        (
-            "Under which heading would you file {x}?",
-            "Look at what {x} means: it is a kind of {y}. So it is filed under {y}.",
-        ),
-        (
-            "In its usual sense, {x} is a kind of what?",
-            "In its usual sense, {x} is a kind of {y}. The other four choices do not describe it.",
-        ),
-    ],
-    "capital": [
-        (
-            "What is the capital of {x}?",
-            "The capital of {x} is {y}. The other four cities belong to other countries.",
-        ),
-        (
-            "Which of these cities is the capital of {x}?",
-            "Among these cities, the capital of {x} is {y}. The others are capitals elsewhere.",
-        ),
-    ],
-    "element": [
-        (
-            "Which chemical element has the symbol {x}?",
-            "The symbol {x} stands for {y}. The other elements have symbols of their own.",
-        ),
-        (
-            "In the periodic table, what does {x} stand for?",
-            "In the periodic table, {x} stands for {y}. The other four have different symbols.",
-        ),
-    ],
-}
-
-NAMES = [
-    "Ada",
-    "Ben",
-    "Cleo",
-    "Dan",
-    "Eva",
-    "Finn",
-    "Gwen",
-    "Hugo",
-    "Ines",
-    "Jack",
-    "Kim",
-    "Leo",
-    "Mia",
-    "Nina",
-    "Omar",
-    "Pia",
-]
-ITEMS = [
-    "pens",
-    "coins",
-    "books",
-    "stamps",
-    "apples",
-    "shells",
-    "cards",
-    "marbles",
-    "stones",
-    "tickets",
-    "buttons",
-    "eggs",
-]
-# (sentence in the question, start of the step in the answer)
-GAINS = [
-    ("{name} buys {n} more.", "Buying {n} more makes"),
-    ("{name} finds another {n}.", "Finding another {n} makes"),
-    ("A friend brings {n} more.", "Adding the {n} from a friend makes"),
-]
-LOSSES = [
-    ("{name} gives away {n}.", "Giving away {n} leaves"),
-    ("{name} loses {n}.", "Losing {n} leaves"),
-    ("{name} sells {n} of them.", "Selling {n} leaves"),
-]
-PRODUCTS = [
-    ("Then the number grows to {n} times as many.", "Taking {n} times as many makes"),
-]
-LARGEST = 99
+NUMBER_FORMAT = "Format: [Steps]. Therefore, the answer is number. Answer and Reasoning:"
+CHOSEN_FIRST = 0.35  # how often an explanation names the choice before it says why
+NEAR = 0.7  # how often a wrong choice comes from the fact's own group
+LARGEST_TOTAL = 99
+STEPS = (2, 2, 2, 3, 3, 4)
 
 
 @dataclass(frozen=True)
@@ -126,24 +43,39 @@ def reserved(prompt: str) -> bool:
 
 
 class Distractors:
-    """Wrong answers for a fact: from its own group first, never one that is also true."""
+    """Wrong answers, each as often as it is the answer to something; never one that is true."""
 
-    def __init__(self, facts: list[Fact]) -> None:
+    def __init__(self, facts: list[Fact], chains: list[Chain]) -> None:
         self.by_group: dict[str, list[str]] = {}
         self.by_relation: dict[str, list[str]] = {}
+        self.by_hops: dict[str, list[str]] = {}
         for fact in facts:
             self.by_group.setdefault(fact.group, []).append(fact.answer)
             self.by_relation.setdefault(fact.relation, []).append(fact.answer)
+        for chain in chains:
+            self.by_hops.setdefault(chain.second.relation, []).append(chain.answer)
 
-    def draw(self, fact: Fact, rng: Random, count: int = 4, near: float = 0.7) -> list[str]:
-        drawn: list[str] = []
-        while len(drawn) < count:
-            close = rng.random() < near
-            pool = self.by_group[fact.group] if close else self.by_relation[fact.relation]
-            word = rng.choice(pool)
-            if word not in drawn and word != fact.answer and word not in fact.also_true:
-                drawn.append(word)
-        return drawn
+    def for_fact(self, fact: Fact, rng: Random, near: float = NEAR) -> list[str]:
+        group, relation = self.by_group[fact.group], self.by_relation[fact.relation]
+        taken = {fact.answer, fact.subject, *fact.also_true}
+        return _draw([(near, group), (1 - near, relation)], taken, fact.tempting, rng)
+
+    def for_chain(self, chain: Chain, rng: Random) -> list[str]:
+        true = chain.first.also_true | chain.second.also_true
+        taken = {chain.answer, chain.between, chain.asked, *true}
+        return _draw([(1.0, self.by_hops[chain.second.relation])], taken, (), rng)
+
+
+def _draw(
+    pools: list[tuple[float, list[str]]], taken: set[str], first: tuple[str, ...], rng: Random
+) -> list[str]:
+    drawn = list(first)
+    weights = [weight for weight, _ in pools]
+    while len(drawn) < len(LETTERS) - 1:
+        word = rng.choice(rng.choices(pools, weights)[0][1])
+        if word not in taken and word not in drawn:
+            drawn.append(word)
+    return drawn
 
 
 def listing(choices: list[str]) -> str:
@@ -151,49 +83,88 @@ def listing(choices: list[str]) -> str:
     return " ".join(f"{letter.upper()}. {c}" for letter, c in zip(LETTERS, choices, strict=True))
 
 
-def fact_question(fact: Fact, wrong: list[str], rng: Random) -> Question:
-    choices = [fact.answer, *wrong]
+def choose(
+    family: Family, ask: str, explanation: str, answer: str, wrong: list[str], rng: Random
+) -> Question:
+    """A question of five choices in the prompt and answer format of arXiv 2504.07878."""
+    choices = [answer, *wrong]
     rng.shuffle(choices)
-    label = LETTERS[choices.index(fact.answer)]
-    asked, told = rng.choice(WORDINGS[fact.relation])
-    ask, tell = (text.format(x=fact.subject, y=fact.answer) for text in (asked, told))
+    label = LETTERS[choices.index(answer)]
+    opener = say(frames.OPENERS, rng)
+    closer = say(frames.CLOSERS, rng)
+    told = f"{opener} {explanation} {closer} Therefore, the answer is {answer} ({label})."
     return Question(
-        family="facts",
-        prompt=f"Question: {ask} Choices: {listing(choices)} {FACT_FORMAT}",
-        answer=fact.answer,
-        reference=f"{tell} Therefore, the answer is {fact.answer} ({label}).",
+        family=family,
+        prompt=f"Question: {ask} Choices: {listing(choices)} {CHOICE_FORMAT}",
+        answer=answer,
+        reference=" ".join(told.split()),
         choices=tuple(choices),
         label=label,
     )
 
 
-def _step(total: int, rng: Random) -> tuple[str, str, int, int, str]:
-    """One change of a total: question text, answer text, operand, new total, sign."""
+def state(fact: Fact, rng: Random) -> str:
+    """One sentence that states a fact."""
+    return say(frames.STATED[fact.relation], rng, x=fact.subject, y=fact.answer)
+
+
+def fact_question(fact: Fact, wrong: list[str], rng: Random) -> Question:
+    words = {"x": fact.subject, "y": fact.answer}
+    ask = say(frames.ASKED[fact.relation], rng, **words)
+    if rng.random() < CHOSEN_FIRST:
+        why = say(frames.CHOSEN[fact.relation], rng, **words)
+    else:
+        why = state(fact, rng)
+    return choose("facts", ask, why, fact.answer, wrong, rng)
+
+
+def two_hop_question(chain: Chain, wrong: list[str], rng: Random) -> Question:
+    """A question whose explanation states both facts, the second one last."""
+    ask = say(frames.TWO_HOP_ASKED[chain.first.relation], rng, x=chain.asked)
+    link = say(frames.LINKS, rng)
+    why = f"{state(chain.first, rng)} {link} {state(chain.second, rng)}"
+    return choose("two-hop", ask, why, chain.answer, wrong, rng)
+
+
+def _change(total: int, rng: Random) -> tuple[str, int, int]:
+    """One change of a total: operation, operand, new total."""
     roll = rng.random()
-    if roll < 0.2 and 2 <= total <= LARGEST // 2:
-        n = rng.randint(2, min(6, LARGEST // total))
-        return (*rng.choice(PRODUCTS), n, total * n, "*")
-    if (roll < 0.6 and total < LARGEST - 2) or total < 4:
-        n = rng.randint(2, min(45, LARGEST - total))
-        return (*rng.choice(GAINS), n, total + n, "+")
-    n = rng.randint(2, min(45, total - 1))
-    return (*rng.choice(LOSSES), n, total - n, "-")
+    divisors = [n for n in range(2, 10) if total % n == 0 and total > n]
+    if roll < 0.15 and divisors:
+        n = rng.choice(divisors)
+        return "/", n, total // n
+    if roll < 0.3 and 2 <= total <= LARGEST_TOTAL // 2:
+        n = rng.randint(2, min(9, LARGEST_TOTAL // total))
+        return "*", n, total * n
+    if (roll < 0.65 and total < LARGEST_TOTAL - 2) or total < 4:
+        n = rng.randint(2, min(60, LARGEST_TOTAL - total))
+        return "+", n, total + n
+    n = rng.randint(2, min(60, total - 1))
+    return "-", n, total - n
 
 
 def step_question(rng: Random) -> Question:
-    """A word problem of two or three steps whose totals stay within 1..99."""
-    name, item, total = rng.choice(NAMES), rng.choice(ITEMS), rng.randint(3, 60)
-    told = [f"{name} has {total} {item}."]
-    done = [f"{name} starts with {total} {item}."]
-    for _ in range(rng.choice((2, 3))):
-        sentence, action, n, after, sign = _step(total, rng)
-        told.append(sentence.format(name=name, n=n))
-        done.append(f"{action.format(n=n)} {total} {sign} {n} = {after}.")
+    """A word problem of two to four steps whose totals stay within 1 and LARGEST_TOTAL.
+
+    Some have a sentence with a number that plays no part.
+    """
+    name, other = rng.sample(frames.NAMES, 2)
+    words = {"name": name, "other": other, "item": rng.choice(frames.ITEMS)}
+    total = rng.randint(3, 90)
+    told = [say(frames.START, rng, a=total, **words)]
+    done = [say(frames.WORKED_START, rng, a=total, **words)]
+    for _ in range(rng.choice(STEPS)):
+        sign, n, after = _change(total, rng)
+        told.append(say(frames.CHANGES[sign], rng, n=n, **words))
+        done.append(say(frames.WORKED[sign], rng, a=total, n=n, b=after))
         total = after
-    story = " ".join(told)
+    told.insert(rng.randint(1, len(told)), say(frames.ASIDES, rng, k=rng.randint(2, 60), **words))
+    told.append(say(frames.HOW_MANY, rng, **words))
+    done.append(say(frames.WORKED_END, rng))
+    done.append(f"Therefore, the answer is {total}.")
     return Question(
         family="steps",
-        prompt=f"Question: {story} How many {item} are there now? {STEP_FORMAT}",
+        prompt=f"Question: {' '.join(' '.join(told).split())} {NUMBER_FORMAT}",
         answer=str(total),
-        reference=f"{' '.join(done)} Therefore, the answer is {total}.",
+        reference=" ".join(" ".join(done).split()),
     )

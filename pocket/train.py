@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
-import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tqdm import tqdm
 
-from pocket.model import Llama, Shape
+from pocket.model import Llama, Shape, cross_entropy
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Recipe:
 WARM_UP = 0.03
 FINAL_RATE = 0.03
 REPORT_EVERY = 50
+SAVE_EVERY = 200
 
 
 def _rate(done: float) -> float:
@@ -51,34 +56,99 @@ def _optimizers(model: Llama, recipe: Recipe) -> list[torch.optim.Optimizer]:
     ]
 
 
-def _report(name: str, step: int, steps: int, loss: float, began: float, tokens: int) -> None:
-    elapsed = time.monotonic() - began
-    speed = tokens / elapsed
-    line = f"{name} {step}/{steps} loss {loss:.4f} {elapsed:.0f}s {speed:.0f} tokens/s"
-    print(line, file=sys.stderr, flush=True)
+class Checkpoint:
+    """Weights, optimizer state and the steps taken, in one safetensors file.
+
+    `identity` names what is trained on what; a file of another identity is not resumed.
+    """
+
+    def __init__(self, path: Path, identity: str) -> None:
+        self.path, self.identity = path, identity
+
+    def save(self, step: int, model: Llama, optimizers: list[torch.optim.Optimizer]) -> None:
+        tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+        for n, optimizer in enumerate(optimizers):
+            for i, state in optimizer.state_dict()["state"].items():
+                tensors |= {f"optimizer.{n}.{i}.{key}": value for key, value in state.items()}
+        partial = self.path.with_suffix(".partial")
+        save_file(tensors, partial, {"identity": self.identity, "step": str(step)})
+        partial.replace(self.path)
+
+    def load(self, model: Llama, optimizers: list[torch.optim.Optimizer]) -> int:
+        """Restore what was saved; returns the steps taken, 0 where there is nothing to resume."""
+        if not self.path.exists():
+            return 0
+        with safe_open(self.path, "pt") as file:
+            metadata = file.metadata()
+            if metadata["identity"] != self.identity:
+                print(f"{self.path} is of another run: starting anew", file=sys.stderr)
+                return 0
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        model.load_state_dict(
+            {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+        )
+        for n, optimizer in enumerate(optimizers):
+            state: dict[int, dict[str, torch.Tensor]] = {}
+            for name, tensor in tensors.items():
+                if name.startswith(f"optimizer.{n}."):
+                    _, _, i, key = name.split(".")
+                    state.setdefault(int(i), {})[key] = tensor
+            optimizer.load_state_dict(
+                {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+            )
+        return int(metadata["step"])
 
 
-def train(name: str, recipe: Recipe, ids: np.ndarray, targets: np.ndarray, *, seed: int) -> Llama:
-    """Train on the first `recipe.rows` rows, each seen once."""
+def _identity(recipe: Recipe, ids: np.ndarray, targets: np.ndarray, seed: int) -> str:
+    digest = hashlib.sha256(repr((recipe, seed)).encode())
+    for rows in (ids, targets):
+        digest.update(np.ascontiguousarray(rows[: recipe.rows]))
+    return digest.hexdigest()
+
+
+def train(
+    name: str,
+    recipe: Recipe,
+    ids: np.ndarray,
+    targets: np.ndarray,
+    *,
+    seed: int,
+    folder: Path,
+    compiled: bool = True,
+    stop_after: int | None = None,
+) -> Llama:
+    """Train on the first `recipe.rows` rows, each seen once; resumes from `folder`.
+
+    `stop_after` ends this call after so many steps in all, as an interruption would.
+    """
     torch.manual_seed(seed)
     model = Llama(recipe.shape)
-    compiled = torch.compile(model, dynamic=False)
+    forward, loss_of = model, cross_entropy
+    if compiled:
+        forward = torch.compile(model, dynamic=False)
+        loss_of = torch.compile(cross_entropy, dynamic=True)
     optimizers = _optimizers(model, recipe)
     base = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    steps, began = recipe.rows // recipe.batch, time.monotonic()
-    for step in range(steps):
+    checkpoint = Checkpoint(folder / f"{name}.safetensors", _identity(recipe, ids, targets, seed))
+    first = checkpoint.load(model, optimizers)
+    steps = recipe.rows // recipe.batch
+    progress = tqdm(range(first, min(steps, stop_after or steps)), name, steps, initial=first)
+    for step in progress:
         for optimizer, rate in zip(optimizers, base, strict=True):
             optimizer.param_groups[0]["lr"] = rate * _rate((step + 1) / steps)
         rows = slice(step * recipe.batch, (step + 1) * recipe.batch)
         batch = [torch.from_numpy(a[rows].astype(np.int64)) for a in (ids, targets)]
         with torch.autocast("cpu", torch.bfloat16):
-            hidden = compiled(batch[0])
-            loss = model.head_loss(hidden, batch[1])
+            kept = batch[1] >= 0
+            hidden = forward(batch[0])[kept]
+            loss = loss_of(hidden, model.token_embd.weight, batch[1][kept])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         if (step + 1) % REPORT_EVERY == 0:
-            _report(name, step + 1, steps, loss.item(), began, (step + 1) * batch[0].numel())
+            progress.set_postfix(loss=f"{loss.item():.3f}")
+        if (step + 1) % SAVE_EVERY == 0 or step + 1 in (steps, stop_after):
+            checkpoint.save(step + 1, model, optimizers)
     return model

@@ -70,16 +70,9 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
         name = str(bundled("router")) if settings.edge == "bundled" else FALLBACK_ROUTER
     if name.startswith("constant:"):
         return _constant(name), None
-    factory = _router_factories().get(name)
-    if factory is not None:
-        return factory(), None
     folder = Path(name).expanduser()
-    if not folder.is_dir():
-        known = ", ".join(sorted(_router_factories()))
-        raise UsageError(
-            f"There is no router {name!r}; name a checkpoint's folder, constant:VALUE, or one of "
-            f"{known}."
-        )
+    if name in _router_factories() or not folder.is_dir():
+        return router_named(name), None
     card = read_card(folder)
     card.check(edge, folder)
     if card.kind == "mlp":
@@ -87,6 +80,17 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
 
         return Mlp(card, folder), card
     return _imported(_BUILT_IN[card.kind])(), card
+
+
+def router_named(name: str) -> Router:
+    """A router that needs no checkpoint: built in, or of an entry point."""
+    factories = _router_factories()
+    if name not in factories:
+        raise UsageError(
+            f"There is no router {name!r}; name a checkpoint's folder, constant:VALUE, or one of "
+            f"{', '.join(sorted(factories))}."
+        )
+    return factories[name]()
 
 
 def make_policy(settings: Settings, card: RouterCard | None) -> Policy:

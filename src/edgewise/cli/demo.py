@@ -14,14 +14,13 @@ from edgewise.cloud.local import LocalCloud
 from edgewise.decoding import Decoder
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import UsageError
-from edgewise.evaluation.comparison import MAX_TOKENS, Comparison, compare
+from edgewise.evaluation.comparison import Comparison, compare
 from edgewise.evaluation.questions import Question, is_right, pocketqa
-from edgewise.policy import Policy
+from edgewise.evaluation.systems import MAX_TOKENS, alone, paired
 from edgewise.registry import open_router
-from edgewise.routers.constant import Constant
 from edgewise.settings import Settings
 
-SHOWN = 4
+SHOWN = 3
 
 
 def demo(
@@ -46,17 +45,16 @@ def demo(
         if threshold is None:
             known = ", ".join(sorted(card.thresholds)) if card else "none"
             raise UsageError(f"No threshold is calibrated for {cloud_share}; known: {known}.")
-        pair = Decoder(edge, router=router, policy=Policy(threshold=threshold), cloud=local)
+        pair = paired(edge, router, threshold, local)
         if not json:
             _show(pair, held_out[:SHOWN])
-        alone = Policy(threshold=1.0)
         with Progress(console=render.err, disable=json, transient=True) as progress:
             task = progress.add_task("questions", total=questions)
             result = compare(
                 held_out[:questions],
-                edge=Decoder(edge, router=Constant(0.0), policy=alone),
+                edge=alone(edge),
                 pair=pair,
-                cloud=Decoder(cloud, router=Constant(0.0), policy=alone),
+                cloud=alone(cloud),
                 done=lambda: progress.advance(task),
             )
     if json:

@@ -4,12 +4,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from edgewise.chat import Message, prompt_ids
 from edgewise.decoding import Answer, Decoder
 from edgewise.evaluation.questions import Question, is_right
 from edgewise.evaluation.statistics import difference_interval
-
-MAX_TOKENS = 96
+from edgewise.evaluation.systems import ask
 
 
 class Accuracy(msgspec.Struct, frozen=True):
@@ -52,12 +50,6 @@ class Row(msgspec.Struct, frozen=True):
         """Whether the named system's answer is right."""
         answer: Answer = getattr(self, system)
         return is_right(self.question, answer.text)
-
-
-def ask(decoder: Decoder, question: Question) -> Answer:
-    """A greedy answer to one question."""
-    messages = [Message("user", question.prompt)]
-    return decoder.generate(prompt_ids(decoder.edge.tokenizer, messages), max_tokens=MAX_TOKENS)
 
 
 def compare(

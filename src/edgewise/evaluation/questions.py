@@ -7,13 +7,15 @@ from typing import Literal
 
 import msgspec
 
+Split = Literal["train", "calibration", "test"]
+
 
 class Question(msgspec.Struct, frozen=True):
     """`prompt` is the user's message; `reference` a whole right answer."""
 
     id: str
     family: str
-    split: Literal["calibration", "test"]
+    split: Split
     prompt: str
     answer: str
     reference: str
@@ -21,7 +23,7 @@ class Question(msgspec.Struct, frozen=True):
     label: str | None = None
 
 
-def pocketqa(split: Literal["calibration", "test"]) -> list[Question]:
+def pocketqa(split: Split) -> list[Question]:
     """The bundled questions of one split, the families alternating."""
     packed = (files("edgewise") / "bundled" / "pocketqa.jsonl.gz").read_bytes()
     lines = gzip.decompress(packed).splitlines()

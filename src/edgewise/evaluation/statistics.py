@@ -3,16 +3,50 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 RESAMPLES = 10_000
+
+Interval = tuple[float, float]
 
 
 def difference_interval(
     better: Sequence[bool], worse: Sequence[bool], *, seed: int = 0
-) -> tuple[float, float]:
+) -> Interval:
     """The 95 % interval of mean(better) - mean(worse), both over the same questions."""
-    difference = np.asarray(better, np.float64) - np.asarray(worse, np.float64)
+    means = _resampled_means([better, worse], np.random.default_rng(seed))
+    return _interval(means[:, 0] - means[:, 1])
+
+
+def gap_recovered(
+    families: Sequence[tuple[Sequence[bool], Sequence[bool], Sequence[bool]]], *, seed: int = 0
+) -> tuple[float, Interval]:
+    """(pair - edge) / (cloud - edge), averaged over the families, and its 95 % interval.
+
+    A family is the right answers of edge, pair and cloud to the same questions. Questions are
+    resampled within their family.
+    """
     rng = np.random.default_rng(seed)
-    picks = rng.integers(0, len(difference), (RESAMPLES, len(difference)))
-    low, high = np.quantile(difference[picks].mean(axis=1), (0.025, 0.975))
+    found = [_recovered(np.asarray(family, np.float64).mean(axis=1)) for family in families]
+    resampled = [_recovered(_resampled_means(family, rng)) for family in families]
+    return float(np.mean(found)), _interval(np.mean(resampled, axis=0))
+
+
+def _recovered(means: NDArray[np.float64]) -> NDArray[np.float64]:
+    edge, pair, cloud = np.moveaxis(means, -1, 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return (pair - edge) / (cloud - edge)
+
+
+def _resampled_means(
+    systems: Sequence[Sequence[bool]], rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """float64[RESAMPLES, systems]: every system's mean over the same resampled questions."""
+    right = np.asarray(systems, np.float64).T
+    n = len(right)
+    return rng.multinomial(n, np.full(n, 1 / n), RESAMPLES) @ right / n
+
+
+def _interval(values: NDArray[np.float64]) -> Interval:
+    low, high = np.nanquantile(values, (0.025, 0.975))
     return float(low), float(high)

@@ -3,7 +3,6 @@
 import pytest
 
 from edgewise.evaluation.questions import extract_choice
-from edgewise.evaluation.statistics import difference_interval
 
 CHOICES = ("bank", "garments", "river bank", "tree")
 
@@ -23,10 +22,3 @@ CHOICES = ("bank", "garments", "river bank", "tree")
 )
 def test_extraction(text: str, choice: str | None) -> None:
     assert extract_choice(text, CHOICES) == choice
-
-
-def test_the_interval_of_a_difference() -> None:
-    low, high = difference_interval([True] * 60 + [False] * 40, [False] * 100)
-    assert low < 0.6 < high
-    assert high - low == pytest.approx(0.19, abs=0.03)
-    assert difference_interval([True] * 10, [True] * 10) == (0.0, 0.0)

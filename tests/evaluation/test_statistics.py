@@ -1,0 +1,44 @@
+"""Intervals against cases that can be worked out by hand."""
+
+import math
+
+import pytest
+
+from edgewise.evaluation.statistics import difference_interval, gap_recovered
+
+
+def rights(count: int, of: int = 100) -> list[bool]:
+    return [True] * count + [False] * (of - count)
+
+
+def test_the_interval_of_a_difference() -> None:
+    low, high = difference_interval(rights(60), rights(0))
+    assert low < 0.6 < high
+    # 1.96 standard errors of a proportion on each side
+    assert high - low == pytest.approx(2 * 1.96 * math.sqrt(0.6 * 0.4 / 100), abs=0.02)
+    assert difference_interval([True] * 10, [True] * 10) == (0.0, 0.0)
+
+
+def test_the_gap_recovered() -> None:
+    value, (low, high) = gap_recovered([(rights(20), rights(50), rights(80))])
+    assert value == pytest.approx(0.5)
+    assert low < 0.5 < high
+    # The pair's 30 gains among the cloud's 60: given those 60, a proportion of one half.
+    assert high - low == pytest.approx(2 * 1.96 * math.sqrt(0.25 / 60), abs=0.03)
+
+
+def test_the_ends_of_the_gap_have_no_width() -> None:
+    edge, cloud = rights(20), rights(80)
+    assert gap_recovered([(edge, edge, cloud)]) == (0.0, (0.0, 0.0))
+    assert gap_recovered([(edge, cloud, cloud)]) == (1.0, (1.0, 1.0))
+
+
+def test_families_weigh_alike_whatever_their_size() -> None:
+    small = (rights(0, 10), rights(10, 10), rights(10, 10))
+    large = (rights(0, 1000), rights(0, 1000), rights(1000, 1000))
+    assert gap_recovered([small, large])[0] == pytest.approx(0.5)
+
+
+def test_a_family_without_a_gap_has_no_figure() -> None:
+    same = (rights(5, 10), rights(5, 10), rights(5, 10))
+    assert math.isnan(gap_recovered([same])[0])
