@@ -145,7 +145,10 @@ def tables(runs: Sequence[Run]) -> str:
 
 
 def recovered(triples: Sequence[tuple[list[bool], list[bool], list[bool]]]) -> str:
-    value, (low, high) = gap_recovered(triples)
+    found = gap_recovered(triples)
+    if found is None:
+        return "no gap"
+    value, (low, high) = found
     return f"{percent(value)} ({percent(low)} to {percent(high)})"
 
 

@@ -20,22 +20,25 @@ def difference_interval(
 
 def gap_recovered(
     families: Sequence[tuple[Sequence[bool], Sequence[bool], Sequence[bool]]], *, seed: int = 0
-) -> tuple[float, Interval]:
+) -> tuple[float, Interval] | None:
     """(pair - edge) / (cloud - edge), averaged over the families, and its 95 % interval.
 
     A family is the right answers of edge, pair and cloud to the same questions. Questions are
-    resampled within their family.
+    resampled within their family. None where a family has no gap to recover.
     """
     rng = np.random.default_rng(seed)
     found = [_recovered(np.asarray(family, np.float64).mean(axis=1)) for family in families]
+    if np.isnan(found).any():
+        return None
     resampled = [_recovered(_resampled_means(family, rng)) for family in families]
     return float(np.mean(found)), _interval(np.mean(resampled, axis=0))
 
 
 def _recovered(means: NDArray[np.float64]) -> NDArray[np.float64]:
+    """From means of edge, pair and cloud [..., 3]; NaN without a gap."""
     edge, pair, cloud = np.moveaxis(means, -1, 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return (pair - edge) / (cloud - edge)
+    gap = np.where(cloud == edge, np.nan, cloud - edge)
+    return (pair - edge) / gap
 
 
 def _resampled_means(
