@@ -8,148 +8,111 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import ExitStack
+from contextlib import closing
 from multiprocessing import get_context
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
 from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.calibration import threshold_for
-from edgewise.evaluation.oracle import Oracle
-from edgewise.evaluation.questions import Question, Split, pocketqa
-from edgewise.evaluation.statistics import gap_recovered
-from edgewise.evaluation.systems import (
-    Outcome,
-    alone,
-    changed_share,
-    cloud_share,
-    outcomes,
-    paired,
-)
+from edgewise.evaluation.plan import Contender, Evaluation
+from edgewise.evaluation.report import CLOUD, EDGE, Figures, Row, as_csv, rows
+from edgewise.evaluation.sweep import Cell, Store
+from edgewise.evaluation.systems import Outcome
+from edgewise.evaluation.tasks.base import Split, Task
+from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.registry import router_named
 
 ROUTERS = ("random", "max-prob", "margin", "entropy", "logtoku")
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10)
+ALONE, BOUNDS = "alone", "bounds"
+
+Outcomes = dict[Cell, list[Outcome]]
 
 
-class Run(msgspec.Struct, frozen=True):
-    """One system's answers; `share` is the cloud share asked for, None where none is."""
-
-    system: str
-    share: float | None
-    threshold: float | None
-    outcomes: list[Outcome]
-
-    def of(self, family: str) -> list[Outcome]:
-        return [outcome for outcome in self.outcomes if outcome.family == family]
-
-    def right(self, family: str) -> list[bool]:
-        return [outcome.right for outcome in self.of(family)]
-
-
-def questions_of(split: Split, each: int) -> list[Question]:
+def questions_of(split: Split, each: int) -> Task:
     """The first `each` questions of every family."""
-    found = pocketqa(split)
-    families = {question.family for question in found}
-    return found[: each * len(families)]
+    task = pocketqa(split)
+    return task.first(each * len(task.families))
 
 
-def run_alone(role: str, each: int) -> Run:
-    """`role` is edge or cloud."""
-    with LlamaModel(bundled(role), threads=1) as model:
-        return Run(role, None, None, outcomes(alone(model), questions_of("test", each)))
+def outcomes(part: str, shares: Sequence[float], each: int, calibration: int) -> Outcomes:
+    """One part of the table: both models alone, the bounds, or a router."""
+    with (
+        closing(LlamaModel(bundled("edge"), threads=1, slots=2)) as edge,
+        closing(LocalCloud(LlamaModel(bundled("cloud"), threads=1, slots=2))) as cloud,
+    ):
+        evaluation = Evaluation(
+            questions_of("test", each),
+            questions_of("calibration", calibration),
+            edge=edge,
+            cloud=cloud,
+            store=Store(None, {}),
+            done=lambda: None,
+        )
+        if part == ALONE:
+            return evaluation.alone()
+        if part == BOUNDS:
+            return evaluation.bounds()
+        return evaluation.pairs(Contender(part, router_named(part)), shares)
 
 
-def run_oracle(each: int) -> Run:
-    with ExitStack() as stack:
-        edge = stack.enter_context(LlamaModel(bundled("edge"), threads=1))
-        cloud = stack.enter_context(LlamaModel(bundled("cloud"), threads=1))
-        oracle = Oracle(edge, cloud)
-        stack.callback(oracle.close)
-        return Run("oracle", None, None, [oracle.answer(q) for q in questions_of("test", each)])
-
-
-def run_router(name: str, share: float, each: int, calibration: int) -> Run:
-    with ExitStack() as stack:
-        edge = stack.enter_context(LlamaModel(bundled("edge"), threads=1))
-        cloud = LocalCloud(LlamaModel(bundled("cloud"), threads=1))
-        stack.callback(cloud.close)
-        router = router_named(name)
-        known = questions_of("calibration", calibration)
-        threshold = threshold_for(share, router, known, edge=edge, cloud=cloud)
-        pair = paired(edge, router, threshold, cloud)
-        return Run(name, share, threshold, outcomes(pair, questions_of("test", each)))
-
-
-def run_all(shares: Sequence[float], each: int, calibration: int) -> list[Run]:
-    """Every system, two processes at a time, in the order of the tables."""
-    tasks: list[tuple[Callable[..., Run], tuple[object, ...]]] = [
-        (run_oracle, (each,)),
-        (run_alone, ("edge", each)),
-        (run_alone, ("cloud", each)),
-    ]
-    tasks += [(run_router, (name, s, each, calibration)) for name in ROUTERS for s in shares]
-    console = Console(stderr=True)
+def run(shares: Sequence[float], each: int, calibration: int) -> list[Row]:
+    """Every system, one process a core."""
+    parts = (ALONE, *ROUTERS, BOUNDS)
     with (
         ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool,
-        Progress(console=console, transient=True) as progress,
+        Progress(console=Console(stderr=True), transient=True) as progress,
     ):
-        bar = progress.add_task("systems", total=len(tasks))
-        futures = [pool.submit(function, *arguments) for function, arguments in tasks]
+        bar = progress.add_task("parts", total=len(parts))
+        futures = [pool.submit(outcomes, part, shares, each, calibration) for part in parts]
         for future in as_completed(futures):
             future.result()
             progress.advance(bar)
-    return [future.result() for future in futures]
+    return rows({cell: o for future in futures for cell, o in future.result().items()})
 
 
-def percent(value: float) -> str:
-    return f"{100 * value:.0f}"
-
-
-def tables(runs: Sequence[Run]) -> str:
-    """Accuracy, cloud share and gap recovered, per family and averaged over them."""
-    by_name = {run.system: run for run in runs if run.share is None}
-    edge, cloud = by_name["edge"], by_name["cloud"]
-    families = list(dict.fromkeys(outcome.family for outcome in edge.outcomes))
-    lines = ["| | " + " | ".join(families) + " | average |", "|---" * (len(families) + 2) + "|"]
-    for name in ("edge", "cloud"):
-        scores = [sum(run) / len(run) for run in map(by_name[name].right, families)]
-        cells = [f"{percent(score)}%" for score in [*scores, sum(scores) / len(scores)]]
-        lines.append(f"| {name} alone | " + " | ".join(cells) + " |")
-    head = ["router", "asked", "realised", "changed", *families, "average"]
-    lines += ["", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for run in runs:
-        if run in (edge, cloud):
-            continue
-        changed = changed_share(run.outcomes)
-        first = [
-            run.system,
-            "" if run.share is None else f"{run.share:.0%}",
-            f"{cloud_share(run.outcomes):.1%}",
-            "" if changed is None else f"{changed:.0%}",
-        ]
-        triples = [(edge.right(f), run.right(f), cloud.right(f)) for f in families]
-        cells = [
-            f"{recovered([triple])} at {cloud_share(run.of(family)):.1%}"
-            for family, triple in zip(families, triples, strict=True)
-        ]
-        lines.append("| " + " | ".join([*first, *cells, f"**{recovered(triples)}**"]) + " |")
+def markdown(table: Sequence[Row]) -> str:
+    """Both models alone; then what each system recovers of the gap, by family and averaged."""
+    families = list(table[0].families)
+    lines = line(["", *families, "average"], head=True)
+    for row in table:
+        if row.overall.system in (EDGE.system, CLOUD.system):
+            scores = [figures.accuracy for figures in row.families.values()]
+            scores.append(sum(scores) / len(scores))
+            lines += line([f"{row.overall.system} alone", *(f"{100 * s:.1f}%" for s in scores)])
+    lines += [
+        "",
+        *line(["router", "asked", "realised", "changed", *families, "average"], head=True),
+    ]
+    for row in table:
+        figures = row.overall
+        if figures.system not in (EDGE.system, CLOUD.system):
+            by_family = [f"{gap(f)} at {f.cloud_share:.1%}" for f in row.families.values()]
+            asked = "" if figures.share_asked is None else f"{figures.share_asked:.0%}"
+            changed = "" if figures.changed is None else f"{figures.changed:.0%}"
+            first = [figures.system, asked, f"{figures.cloud_share:.1%}", changed]
+            lines += line([*first, *by_family, f"**{gap(figures)}**"])
     return "\n".join(lines)
 
 
-def recovered(triples: Sequence[tuple[list[bool], list[bool], list[bool]]]) -> str:
-    found = gap_recovered(triples)
-    if found is None:
+def line(cells: Sequence[str], *, head: bool = False) -> list[str]:
+    """One line of a table, with the rule under it where it is the head."""
+    drawn = "| " + " | ".join(cells) + " |"
+    return [drawn, "|---" * len(cells) + "|"] if head else [drawn]
+
+
+def gap(figures: Figures) -> str:
+    """The gap recovered in percent, and its interval."""
+    if figures.gap_recovered is None or figures.gap_interval is None:
         return "no gap"
-    value, (low, high) = found
-    return f"{percent(value)} ({percent(low)} to {percent(high)})"
+    low, high = figures.gap_interval
+    return f"{100 * figures.gap_recovered:.0f} ({100 * low:.0f} to {100 * high:.0f})"
 
 
 def main() -> None:
@@ -157,13 +120,13 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=500, help="test questions of each family")
     parser.add_argument("--calibration", type=int, default=150, help="and to set thresholds with")
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES)
-    parser.add_argument("--json", type=Path, help="write every outcome here")
+    parser.add_argument("--csv", type=Path, help="write every figure here")
     options = parser.parse_args()
     began = time.monotonic()
-    runs = run_all(options.shares, options.questions, options.calibration)
-    if options.json:
-        options.json.write_bytes(msgspec.json.encode(runs))
-    print(tables(runs))
+    table = run(options.shares, options.questions, options.calibration)
+    if options.csv:
+        options.csv.write_text(as_csv(table), encoding="utf-8")
+    print(markdown(table))
     print(
         f"\n{options.questions} test questions of each family, thresholds from "
         f"{options.calibration} calibration questions of each; in brackets 95% intervals."

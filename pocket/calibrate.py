@@ -10,8 +10,8 @@ import msgspec
 from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.calibration import threshold_for
-from edgewise.evaluation.questions import pocketqa
+from edgewise.evaluation.calibration import thresholds_for
+from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.routers.card import RouterCard
 from edgewise.routers.uncertainty import MaxProb
 
@@ -27,16 +27,14 @@ def main() -> None:
     folder: Path = parser.parse_args().folder
     edge = LlamaModel(folder / "edge.gguf")
     cloud = LocalCloud(LlamaModel(folder / "cloud.gguf"))
-    router, questions = MaxProb(), pocketqa("calibration")[:QUESTIONS]
+    router, task = MaxProb(), pocketqa("calibration").first(QUESTIONS)
+    thresholds = thresholds_for(SHARES, router, task, edge=edge, cloud=cloud)
     card = RouterCard(
         kind="max-prob",
         edge_fingerprint=edge.fingerprint(),
         tokenizer_fingerprint=edge.tokenizer.fingerprint(),
         hidden_size=edge.hidden_size,
-        thresholds={
-            f"{share:g}": threshold_for(share, router, questions, edge=edge, cloud=cloud)
-            for share in SHARES
-        },
+        thresholds={f"{share:g}": threshold for share, threshold in thresholds.items()},
         calibrated_on="pocketqa, calibration split",
     )
     cloud.close()

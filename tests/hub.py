@@ -10,14 +10,20 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
-_API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/(?:revision|tree)/(?P<revision>.+))?")
-_RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
+_API = re.compile(
+    r"/api/(?:models/)?(?P<repo>(?:datasets/)?[^/]+/[^/]+)(?:/(?:revision|tree)/(?P<revision>.+))?"
+)
+_RESOLVE = re.compile(
+    r"/(?P<repo>(?:datasets/)?[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)"
+)
 _RANGE = re.compile(r"bytes=(\d+)-")
 
 
 @dataclass
 class Repository:
     """Files of one repository at its one commit, known as `main` and by `tags`.
+
+    A dataset's name begins with `datasets/`.
 
     Without the token, nothing is known of a `private` one, and of a `gated` one only the names.
     """

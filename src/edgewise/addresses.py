@@ -18,6 +18,8 @@ has downloaded is used.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -72,6 +74,21 @@ def resolve(address: str, role: Literal["edge", "cloud"]) -> Path:
     return _download(parsed)
 
 
+def dataset_file(repo: str, name: str) -> Path:
+    """A file of a hub dataset, downloaded if need be. Raises `AddressError`."""
+    import huggingface_hub as hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    address = _Address(repo, None, None, name)
+    with _explained(address):
+        try:
+            return Path(hub.hf_hub_download(repo, name, repo_type="dataset", local_files_only=True))
+        except LocalEntryNotFoundError:
+            # Once, so that a machine without a network does not wait through retries.
+            hub.HfApi().dataset_info(repo, timeout=LISTING_SECONDS)
+            return Path(hub.hf_hub_download(repo, name, repo_type="dataset"))
+
+
 def _local(address: str) -> Path | None:
     try:
         path = Path(address).expanduser()
@@ -93,10 +110,8 @@ def _parse(address: str) -> _Address | None:
 
 def _download(address: _Address) -> Path:
     import huggingface_hub as hub
-    from httpx2 import TransportError
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    try:
+    with _explained(address):
         listing = _list(address)
         name = address.file or _choose(address, listing)
         paths = [
@@ -111,6 +126,16 @@ def _download(address: _Address) -> Path:
             for part in _parts(name)
         ]
         return paths[0]
+
+
+@contextmanager
+def _explained(address: _Address) -> Iterator[None]:
+    """What the hub's client raises, as an `AddressError`."""
+    from httpx2 import TransportError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        yield
     except HFValidationError as error:
         raise AddressError(
             f"{address.repo!r} is no hub repository's name ({_first_line(error)})."

@@ -8,11 +8,11 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.cli.render import printable
-from edgewise.evaluation.questions import pocketqa
+from edgewise.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Run
 from tests.llama_server_process import llama_server
 
-QUESTION = pocketqa("test")[0].prompt
+QUESTION = pocketqa().questions[0].prompt
 
 
 def output(done: "subprocess.CompletedProcess[str]") -> dict[str, object]:
@@ -126,15 +126,16 @@ def test_demo_compares_the_three(cli: Run) -> None:
     told = output(cli("demo", "--json", "--questions", "6"))
     assert told["questions"] == 6
     assert told["accuracy"].keys() == {"edge", "pair", "cloud"}  # type: ignore[attr-defined]
-    assert told["families"].keys() == {"facts", "steps"}  # type: ignore[attr-defined]
+    assert told["families"].keys() == {"facts", "two-hop", "steps"}  # type: ignore[attr-defined]
     assert 0 <= float(str(told["cloud_share"])) <= 1
 
 
 def test_demo_shows_answers_and_a_table(cli: Run) -> None:
-    done = cli("demo", "--questions", "4")
+    done = cli("demo", "--questions", "3", COLUMNS="200")
     assert done.returncode == 0
-    assert "edge alone" in done.stdout
-    assert "95% interval" in done.stdout
+    for said in ("right;", "wrong;", "facts", "two-hop", "steps", "gap recovered", "95% interval"):
+        assert said in done.stdout
+    assert done.stdout.count("Question: ") == 3
 
 
 def test_bench_edge_prints_a_ratio(cli: Run) -> None:
@@ -143,7 +144,7 @@ def test_bench_edge_prints_a_ratio(cli: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["run"], ["demo"], ["doctor"], ["bench"], ["bench", "edge"]]
+    "command", [[], ["run"], ["demo"], ["doctor"], ["eval"], ["bench"], ["bench", "edge"]]
 )
 def test_help(cli: Run, command: list[str]) -> None:
     done = cli(*command, "--help")

@@ -153,7 +153,7 @@ def test_doctor_fails_where_a_check_fails(edgewise: Edgewise, other_path: Path) 
     assert "fix: " in result.out
 
 
-@pytest.mark.parametrize("command", ["", "run", "demo", "doctor", "bench", "bench edge"])
+@pytest.mark.parametrize("command", ["", "run", "demo", "doctor", "eval", "bench", "bench edge"])
 def test_every_command_explains_itself(edgewise: Edgewise, command: str) -> None:
     result = edgewise(*command.split(), "--help")
     assert (result.code, result.err) == (0, "")

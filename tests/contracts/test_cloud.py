@@ -15,7 +15,7 @@ from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.scripted import ByteTokenizer, replying
 from edgewise.errors import CloudRejected, VocabularyMismatch
-from edgewise.evaluation.questions import pocketqa
+from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.sampling import Sampling
 from tests.llama_server_process import llama_server
 
@@ -41,7 +41,7 @@ def tokenizer() -> Iterator[Tokenizer]:
 
 @pytest.fixture(scope="module", params=["local", "llama_server", "scripted"])
 def backend(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Iterator[Backend]:
-    prompt = prompt_ids(tokenizer, [Message("user", pocketqa("test")[0].prompt)])
+    prompt = prompt_ids(tokenizer, [Message("user", pocketqa().questions[0].prompt)])
     if request.param == "scripted":
         script = replying("blue sky.", prompt="sky: ")
         yield Backend(ScriptedCloud(script), ByteTokenizer(), list(b"sky: "), metered=False)

@@ -7,35 +7,37 @@ from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.scripted import ScriptedEdge, replying
 from edgewise.evaluation.oracle import Oracle
-from edgewise.evaluation.questions import Question, is_right, pocketqa
-from edgewise.evaluation.systems import Outcome, alone, ask, outcomes
+from edgewise.evaluation.systems import Outcome, edge_alone
+from edgewise.evaluation.tasks.base import Question
+from edgewise.evaluation.tasks.grading import is_right
+from edgewise.evaluation.tasks.pocketqa import pocketqa
 
 PROMPT = "How many?"
+QUESTION = Question("q", "steps", PROMPT, "7", "number")
 
 
-def consult(edge: str, cloud: str, answer: str) -> Outcome:
+def consult(edge: str, cloud: str) -> Outcome:
     """The oracle over two models that write fixed texts, whatever was written before."""
-    question = Question("q", "steps", "test", PROMPT, answer, reference="")
     models = [ScriptedEdge(replying(text, prompt=PROMPT)) for text in (edge, cloud)]
-    oracle = Oracle(*models)
-    found = oracle.answer(question)
+    oracle = Oracle(*models, max_tokens=64)
+    found = oracle.answer(QUESTION)
     oracle.close()
     assert [model.sessions for model in models] == [0, 0]
     return found
 
 
 def test_only_the_token_that_decides_is_asked_for() -> None:
-    found = consult("Well, the answer is 3.", "Yes!, the answer is 7.", "7")
+    found = consult("Well, the answer is 3.", "Yes!, the answer is 7.")
     assert (found.right, found.cloud_tokens, found.changed) == (True, 1, 1)
     assert found.output_tokens == len("Well, the answer is 7.") + 1
 
 
 def test_an_edge_that_is_right_asks_for_nothing() -> None:
-    assert consult("It is 7.", "So: 7!", "7").cloud_tokens == 0
+    assert consult("It is 7.", "So: 7!").cloud_tokens == 0
 
 
 def test_a_cloud_that_is_wrong_is_not_asked() -> None:
-    found = consult("It is 3.", "It is 4.", "7")
+    found = consult("It is 3.", "It is 4.")
     assert (found.right, found.cloud_tokens) == (False, 0)
 
 
@@ -44,25 +46,27 @@ def test_a_cloud_that_is_wrong_is_not_asked() -> None:
     cloud=st.text("1234567 ", min_size=1, max_size=12),
 )
 def test_whatever_the_cloud_gets_right_the_oracle_gets_right(edge: str, cloud: str) -> None:
-    question = Question("q", "steps", "test", PROMPT, "7", reference="")
-    found = consult(edge, cloud, "7")
-    assert found.right == (is_right(question, edge) or is_right(question, cloud))
-    if is_right(question, edge) or not found.right:
+    found = consult(edge, cloud)
+    assert found.right == (is_right(QUESTION, edge) or is_right(QUESTION, cloud))
+    if is_right(QUESTION, edge) or not found.right:
         assert found.cloud_tokens == 0
     else:
         assert 1 <= found.cloud_tokens <= max(len(edge), len(cloud)) + 1
 
 
 def test_the_bundled_pair() -> None:
-    questions = pocketqa("test")[:12]
+    task = pocketqa().first(12)
     with LlamaModel(bundled("edge"), threads=1) as edge, LlamaModel(bundled("cloud")) as cloud:
-        oracle = Oracle(edge, cloud)
-        found = [oracle.answer(question) for question in questions]
+        oracle = Oracle(edge, cloud, task.max_tokens)
+        found = [oracle.answer(question) for question in task.questions]
         oracle.close()
-        by_edge, by_cloud = outcomes(alone(edge), questions), outcomes(alone(cloud), questions)
-        assert [o.right for o in found] == [
-            e.right or c.right for e, c in zip(by_edge, by_cloud, strict=True)
-        ]
-        unasked = next(o for o in found if not o.cloud_tokens)
-        question = next(q for q in questions if q.id == unasked.question)
-        assert len(ask(alone(edge), question).tokens) == unasked.output_tokens
+        by_edge, by_cloud = (
+            [edge_alone(model, task.max_tokens).answer(q) for q in task.questions]
+            for model in (edge, cloud)
+        )
+    assert [o.right for o in found] == [
+        e.right or c.right for e, c in zip(by_edge, by_cloud, strict=True)
+    ]
+    unasked = [(o.text, e.text) for o, e in zip(found, by_edge, strict=True) if not o.cloud_tokens]
+    assert all(mine == alone for mine, alone in unasked)
+    assert len(unasked) < len(found)

@@ -7,7 +7,9 @@ from random import Random
 
 import pytest
 
-from edgewise.evaluation.questions import Split, is_right, pocketqa
+from edgewise.evaluation.tasks.base import Split
+from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
+from edgewise.evaluation.tasks.pocketqa import pocketqa
 from pocket import frames
 from pocket.corpus import Corpus
 from pocket.facts import Chain, Fact
@@ -22,7 +24,8 @@ from pocket.questions import (
 )
 
 NAMES: tuple[Split, ...] = ("train", "calibration", "test")
-QUESTIONS = [question for split in NAMES for question in pocketqa(split)]
+BY_SPLIT = {split: pocketqa(split).questions for split in NAMES}
+QUESTIONS = [question for split in NAMES for question in BY_SPLIT[split]]
 FACTS = [
     Fact("kind", f"thing{i}", f"class{i % 9}", "group", also_true=frozenset({f"class{i % 9}"}))
     for i in range(50)
@@ -31,7 +34,7 @@ CHAINS = [Chain(FACTS[i], FACTS[50 + i % 9]) for i in range(50)]
 
 
 def test_every_split_holds_what_is_stated() -> None:
-    sizes = Counter((question.family, question.split) for question in QUESTIONS)
+    sizes = Counter((q.family, split) for split in NAMES for q in BY_SPLIT[split])
     families = ("facts", "two-hop", "steps")
     assert sizes == {(f, split): SPLITS[split] for f in families for split in NAMES}
     assert SPLITS["calibration"] + SPLITS["test"] >= 1500
@@ -65,7 +68,9 @@ def test_generated_prompts_are_reserved_at_the_stated_rate() -> None:
 
 
 def test_every_reference_is_graded_right() -> None:
-    assert all(is_right(question, question.reference) for question in QUESTIONS)
+    for question in QUESTIONS:
+        assert is_right(question, question.reference)
+        assert is_strictly_right(question, question.reference)
 
 
 def test_every_worked_step_of_a_reference_is_true() -> None:

@@ -6,7 +6,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.questions import pocketqa
+from edgewise.evaluation.tasks.pocketqa import pocketqa
 
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -43,7 +43,7 @@ def reference() -> Tokenizer:
 
 @pytest.mark.parametrize("role", ["edge", "cloud"])
 def test_llama_cpp_splits_as_trained(role: str) -> None:
-    texts = [t for q in pocketqa("test") for t in (q.prompt, q.reference)] + STRANGE
+    texts = [t for q in pocketqa().questions for t in (q.prompt, q.reference)] + STRANGE
     wanted = reference()
     with LlamaModel(bundled(role), threads=1) as model:  # type: ignore[arg-type]
         for text in texts:

@@ -8,78 +8,83 @@ import typer
 from rich.progress import Progress
 
 from edgewise.addresses import bundled
-from edgewise.chat import Message, prompt_ids
 from edgewise.cli import options, render
 from edgewise.cloud.local import LocalCloud
 from edgewise.decoding import Decoder
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import UsageError
-from edgewise.evaluation.comparison import Comparison, compare
-from edgewise.evaluation.questions import Question, is_right, pocketqa
-from edgewise.evaluation.systems import MAX_TOKENS, alone, paired
+from edgewise.evaluation.plan import Contender, Evaluation
+from edgewise.evaluation.report import Summary, rows, summary
+from edgewise.evaluation.sweep import Store
+from edgewise.evaluation.systems import pair, question_ids
+from edgewise.evaluation.tasks.base import Task
+from edgewise.evaluation.tasks.grading import is_right
+from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.registry import open_router
 from edgewise.settings import Settings
-
-SHOWN = 3
 
 
 def demo(
     questions: Annotated[int, typer.Option(help="How many held-out questions.")] = 100,
     cloud_share: Annotated[
         float, typer.Option(help="Cloud share whose calibrated threshold is used.")
-    ] = 0.06,
+    ] = 0.05,
     json: options.Json = False,
 ) -> None:
-    """Stream a few answers of the bundled pair, then compare edge, pair and cloud."""
-    held_out = pocketqa("test")
-    if not 1 <= questions <= len(held_out):
-        raise UsageError(f"--questions must be from 1 to {len(held_out)}, not {questions}.")
+    """Stream an answer of each family, then compare edge, pair and cloud."""
+    held_out = pocketqa()
+    if not 1 <= questions <= len(held_out.questions):
+        most = len(held_out.questions)
+        raise UsageError(f"--questions must be from 1 to {most}, not {questions}.")
     with ExitStack() as stack:
         edge = LlamaModel(bundled("edge"))
         stack.callback(edge.close)
-        cloud = LlamaModel(bundled("cloud"), slots=2)
-        local = LocalCloud(cloud)
-        stack.callback(local.close)
+        cloud = LocalCloud(LlamaModel(bundled("cloud")))
+        stack.callback(cloud.close)
         router, card = open_router(Settings(), edge)
         threshold = card.threshold(cloud_share) if card else None
-        if threshold is None:
+        if card is None or threshold is None:
             known = ", ".join(sorted(card.thresholds)) if card else "none"
             raise UsageError(f"No threshold is calibrated for {cloud_share}; known: {known}.")
-        pair = paired(edge, router, threshold, local)
         if not json:
-            _show(pair, held_out[:SHOWN])
-        with Progress(console=render.err, disable=json, transient=True) as progress:
-            task = progress.add_task("questions", total=questions)
-            result = compare(
-                held_out[:questions],
-                edge=alone(edge),
-                pair=pair,
-                cloud=alone(cloud),
-                done=lambda: progress.advance(task),
-            )
+            shown = pair(edge, router, threshold, cloud, held_out.max_tokens)
+            _show(shown.decoder, held_out.first(len(held_out.families)))
+        progress = stack.enter_context(Progress(console=render.err, disable=json, transient=True))
+        bar = progress.add_task("answers", total=3 * questions)
+        evaluation = Evaluation(
+            held_out.first(questions),
+            pocketqa("calibration"),
+            edge=edge,
+            cloud=cloud,
+            store=Store(None, {}),
+            done=lambda: progress.advance(bar),
+        )
+        contender = Contender(card.kind, router, card)
+        table = rows(evaluation.run([contender], [cloud_share], baselines=False))
+    result = summary("pocketqa", card.kind, table)
     if json:
         print(msgspec.json.encode(result).decode())
     else:
-        _report(result)
+        render.out.print(render.figures_table(f"{questions} held-out questions", table))
+        _conclude(result)
 
 
-def _show(pair: Decoder, questions: list[Question]) -> None:
+def _show(decoder: Decoder, task: Task) -> None:
     render.out.print("Tokens written by the cloud model are [bold red]red[/].\n", markup=True)
-    for question in questions:
+    for question in task.questions:
         render.out.print(render.printable(question.prompt), style="dim", markup=False)
-        ids = prompt_ids(pair.edge.tokenizer, [Message("user", question.prompt)])
-        with pair.stream(ids, max_tokens=MAX_TOKENS) as events:
+        ids = question_ids(decoder.edge.tokenizer, question)
+        with decoder.stream(ids, max_tokens=task.max_tokens) as events:
             answer = render.paint(events)
         verdict = "right" if is_right(question, answer.text) else "wrong"
         render.out.print(f"[dim]{verdict}; {render.summary(answer)}[/dim]\n", markup=True)
 
 
-def _report(result: Comparison) -> None:
-    render.out.print(render.comparison_table(result))
-    low, high = result.interval
+def _conclude(result: Summary) -> None:
+    low, high = result.interval.pair_minus_edge
     gain = result.accuracy.pair - result.accuracy.edge
     render.out.print(
-        f"The cloud wrote {result.cloud_share:.1%} of the pair's tokens in {result.cloud_calls} "
-        f"calls; pair minus edge: {100 * gain:+.0f} points "
-        f"(95% interval {100 * low:+.0f} to {100 * high:+.0f}, {result.questions} questions)."
+        f"The cloud wrote {result.cloud_share:.1%} of the pair's tokens; pair minus edge: "
+        f"{100 * gain:+.0f} points (95% interval {100 * low:+.0f} to {100 * high:+.0f}, "
+        f"{result.questions} questions)."
     )

@@ -10,6 +10,7 @@ import typer
 from edgewise.cli import bench, render
 from edgewise.cli.demo import demo
 from edgewise.cli.doctor import doctor
+from edgewise.cli.eval import evaluate
 from edgewise.cli.run import run
 from edgewise.errors import EdgewiseError
 
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(run)
 app.command()(doctor)
+app.command("eval")(evaluate)
 app.add_typer(bench.app, name="bench")
 
 

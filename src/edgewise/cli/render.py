@@ -2,7 +2,7 @@
 
 import os
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.segment import Segment, Segments
@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from edgewise.decoding import Answer, collect
-from edgewise.evaluation.comparison import Comparison
+from edgewise.evaluation.report import Figures, Row
+from edgewise.evaluation.statistics import Interval
 from edgewise.events import Event, Finished, Token
 
 _COLOURS = None if os.environ.get("NO_COLOR") else "auto"
@@ -80,28 +81,37 @@ def summary(answer: Answer) -> str:
     )
 
 
-def comparison_table(result: Comparison) -> Table:
-    """Edge alone, pair and cloud alone, per family and together."""
-    table = Table(title=f"{result.questions} held-out questions")
-    for name in ("", "edge alone", "pair", "cloud alone", "cloud share"):
-        table.add_column(name, justify="right" if name else "left")
-    for name, family in result.families.items():
-        scores = family.accuracy
-        table.add_row(
-            name,
-            f"{scores.edge:.0%}",
-            f"{scores.pair:.0%}",
-            f"{scores.cloud:.0%}",
-            f"{family.cloud_share:.1%}",
+def figures_table(title: str, table: Sequence[Row]) -> Table:
+    """Every system's figures, one line each."""
+    shown = Table(title=f"{title} (95% intervals)")
+    names = ("system", "asked", "cloud share", "changed", "accuracy", "strict", "gap recovered")
+    families = list(table[0].families)
+    for name in (*names, *(families if len(families) > 1 else ()), "tokens/s"):
+        shown.add_column(name, justify="left" if name == "system" else "right")
+    for row in table:
+        figures = row.overall
+        shown.add_row(
+            figures.system,
+            "" if figures.share_asked is None else f"{figures.share_asked:.0%}",
+            f"{figures.cloud_share:.1%}",
+            "" if figures.changed is None else f"{figures.changed:.0%}",
+            f"{figures.accuracy:.1%} {percent(figures.interval)}",
+            f"{figures.strict_accuracy:.1%}",
+            gap(figures),
+            *(f"{f.accuracy:.0%}" for f in row.families.values() if len(families) > 1),
+            f"{figures.tokens_per_second:.0f}",
         )
-    scores, speed = result.accuracy, result.tokens_per_second
-    table.add_section()
-    table.add_row(
-        "all",
-        f"{scores.edge:.0%}",
-        f"{scores.pair:.0%}",
-        f"{scores.cloud:.0%}",
-        f"{result.cloud_share:.1%}",
-    )
-    table.add_row("tokens/s", f"{speed.edge:.0f}", f"{speed.pair:.0f}", f"{speed.cloud:.0f}", "")
-    return table
+    return shown
+
+
+def gap(figures: Figures) -> str:
+    """The gap recovered and its interval."""
+    if figures.gap_recovered is None or figures.gap_interval is None:
+        return "no gap"
+    return f"{figures.gap_recovered:.0%} {percent(figures.gap_interval)}"
+
+
+def percent(interval: Interval) -> str:
+    """An interval in percent."""
+    low, high = interval
+    return f"({100 * low:.0f} to {100 * high:.0f})"

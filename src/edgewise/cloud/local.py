@@ -33,16 +33,16 @@ class LocalCloud:
 
     def __init__(self, model: EdgeModel) -> None:
         self.name = model.name
-        self._model = model
+        self.model = model
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cloud")
 
     def open(self, ids: Sequence[int]) -> "LocalSession":
         # On the thread, so that it comes after the closing of an earlier session.
-        opened = self._thread.submit(self._model.session, _KEPT, top=TOP)
-        return LocalSession(opened.result(), self._model.tokenizer.eos_ids, self._thread, ids)
+        opened = self._thread.submit(self.model.session, _KEPT, top=TOP)
+        return LocalSession(opened.result(), self.model.tokenizer.eos_ids, self._thread, ids)
 
     def check(self, tokenizer: Tokenizer) -> str:
-        if tokenizer.fingerprint() != self._model.tokenizer.fingerprint():
+        if tokenizer.fingerprint() != self.model.tokenizer.fingerprint():
             raise VocabularyMismatch(
                 f"The edge model and the cloud model {self.name!r} have different vocabularies; "
                 "choose two models of one family."
@@ -51,7 +51,7 @@ class LocalCloud:
 
     def close(self) -> None:
         self._thread.shutdown()
-        self._model.close()
+        self.model.close()
 
 
 class LocalSession:

@@ -6,32 +6,53 @@ import numpy as np
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
-from edgewise.evaluation.questions import Question
-from edgewise.evaluation.systems import ask, paired
+from edgewise.evaluation.systems import pair
+from edgewise.evaluation.tasks.base import Task
 from edgewise.routers.base import Router
 
 ROUNDS = 3
 
 
-def threshold_for(
-    share: float,
+def thresholds_for(
+    shares: Sequence[float],
     router: Router,
-    questions: Sequence[Question],
+    task: Task,
     *,
     edge: EdgeModel,
     cloud: CloudModel,
     rounds: int = ROUNDS,
-) -> float:
-    """The threshold that a fraction `share` of the scores reaches.
+) -> dict[float, float]:
+    """For each share the threshold that this fraction of the scores reaches.
 
     Scores are those of the pair's own answers: they drift once the cloud has written into the
-    prefix, so the answers are made anew with each estimate. The first estimate is from answers
-    of the edge alone.
+    prefix, so the answers are made anew with each estimate. The first estimate for the smallest
+    share is from answers of the edge alone, for the others from those of the share before.
     """
-    threshold = 1.0
-    for _ in range(rounds):
-        decoder = paired(edge, router, threshold, cloud)
-        tokens = (token for question in questions for token in ask(decoder, question).tokens)
-        scores = [token.score for token in tokens if token.score is not None]
-        threshold = float(np.quantile(scores, 1 - share))
+    found: dict[float, float] = {}
+    scores = _scores(1.0, router, task, edge, cloud)
+    for share in sorted(shares):
+        threshold = reached_by(share, scores)
+        for _ in range(rounds - 1):
+            scores = _scores(threshold, router, task, edge, cloud)
+            threshold = reached_by(share, scores)
+        found[share] = threshold
+    return found
+
+
+def reached_by(share: float, scores: Sequence[float]) -> float:
+    """The smallest threshold that at most a fraction `share` of the scores reaches.
+
+    Among many equal scores it lies above them: all of them would be more than was asked for.
+    """
+    threshold = float(np.quantile(scores, 1 - share, method="lower"))
+    if np.mean(np.asarray(scores) >= threshold) > share:
+        threshold = min(1.0, float(np.nextafter(threshold, 2.0)))
     return threshold
+
+
+def _scores(
+    threshold: float, router: Router, task: Task, edge: EdgeModel, cloud: CloudModel
+) -> list[float]:
+    system = pair(edge, router, threshold, cloud, task.max_tokens)
+    tokens = (token for question in task.questions for token in system.ask(question).tokens)
+    return [token.score for token in tokens if token.score is not None]

@@ -8,10 +8,10 @@ for nothing once the edge gets there alone.
 
 from collections.abc import Callable, Sequence
 
-from edgewise.chat import Message, prompt_ids
 from edgewise.edge.base import EdgeModel, EdgeSession
-from edgewise.evaluation.questions import Question, is_right
-from edgewise.evaluation.systems import MAX_TOKENS, Outcome
+from edgewise.evaluation.systems import Outcome, question_ids, text_of
+from edgewise.evaluation.tasks.base import Question
+from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
 
 Judge = Callable[[Sequence[int]], bool]
 
@@ -19,8 +19,9 @@ Judge = Callable[[Sequence[int]], bool]
 class Oracle:
     """Two models of one vocabulary in this process; answers are greedy."""
 
-    def __init__(self, edge: EdgeModel, cloud: EdgeModel) -> None:
+    def __init__(self, edge: EdgeModel, cloud: EdgeModel, max_tokens: int) -> None:
         self._tokenizer = edge.tokenizer
+        self._max_tokens = max_tokens
         self._edge = edge.session()
         self._cloud = cloud.session()
 
@@ -34,41 +35,42 @@ class Oracle:
 
         Where the cloud alone is wrong too there is nothing to gain: the edge answers alone.
         """
-        prompt = prompt_ids(self._tokenizer, [Message("user", question.prompt)])
+        prompt = question_ids(self._tokenizer, question)
 
         def right(ids: Sequence[int]) -> bool:
-            return is_right(question, self._text(ids))
+            return is_right(question, text_of(self._tokenizer, ids))
 
         ids = self._greedy(self._edge, prompt, [])
-        if right(ids) or not right(self._greedy(self._cloud, prompt, [])):
-            return Outcome(question.id, question.family, right(ids), len(ids))
-        consults = 0
-        while not right(ids):
-            at, token = self._beyond_repair(prompt, ids, right)
-            ids = self._greedy(self._edge, prompt, [*ids[:at], token])
-            consults += 1
+        consults = repaired = 0
+        if right(self._greedy(self._cloud, prompt, [])):
+            while not right(ids):
+                at, token = self._beyond_repair(prompt, ids, repaired, right)
+                ids = self._greedy(self._edge, prompt, [*ids[:at], token])
+                consults, repaired = consults + 1, at + 1
+        text = text_of(self._tokenizer, ids)
         return Outcome(
-            question.id,
-            question.family,
-            right=True,
+            question=question.id,
+            family=question.family,
+            text=text,
+            right=is_right(question, text),
+            strict=is_strictly_right(question, text),
             output_tokens=len(ids),
             cloud_tokens=consults,
             consults=consults,
             changed=consults,
         )
 
-    def _beyond_repair(self, prompt: list[int], ids: list[int], right: Judge) -> tuple[int, int]:
+    def _beyond_repair(
+        self, prompt: list[int], ids: list[int], start: int, right: Judge
+    ) -> tuple[int, int]:
         """The first of `ids` after which the cloud would end wrong, and the cloud's token there.
 
         The cloud, going on from any earlier one, ends right: so it does after its own token.
         """
-        for at, token in enumerate(ids):
+        for at in range(start, len(ids)):
             written = self._next(self._cloud, prompt, ids[:at])
-            if written != token:
-                kept = ids[: at + 1]
-                rest = [] if self._ended(kept) else self._greedy(self._cloud, prompt, kept)
-                if not right(rest or kept):
-                    return at, written
+            if written != ids[at] and not right(self._greedy(self._cloud, prompt, ids[: at + 1])):
+                return at, written
         raise AssertionError("a wrong answer has a token that made it wrong")
 
     def _greedy(self, session: EdgeSession, prompt: list[int], begun: list[int]) -> list[int]:
@@ -79,13 +81,9 @@ class Oracle:
         return ids
 
     def _ended(self, ids: Sequence[int]) -> bool:
-        return len(ids) == MAX_TOKENS or (len(ids) > 0 and ids[-1] in self._tokenizer.eos_ids)
+        return len(ids) == self._max_tokens or (len(ids) > 0 and ids[-1] in self._tokenizer.eos_ids)
 
     def _next(self, session: EdgeSession, prompt: list[int], ids: Sequence[int]) -> int:
         """The likeliest id; `open` computes only what the KV cache does not hold."""
         session.open([*prompt, *ids])
         return session.step().proposed
-
-    def _text(self, ids: Sequence[int]) -> str:
-        kept = (i for i in ids if i not in self._tokenizer.eos_ids)
-        return b"".join(map(self._tokenizer.piece, kept)).decode("utf-8", "replace")

@@ -10,6 +10,11 @@ RESAMPLES = 10_000
 Interval = tuple[float, float]
 
 
+def mean_interval(right: Sequence[bool], *, seed: int = 0) -> Interval:
+    """The 95 % interval of an accuracy."""
+    return _interval(_resampled_means([right], np.random.default_rng(seed))[:, 0])
+
+
 def difference_interval(
     better: Sequence[bool], worse: Sequence[bool], *, seed: int = 0
 ) -> Interval:

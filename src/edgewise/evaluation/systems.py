@@ -1,72 +1,151 @@
-"""One system (edge alone, pair, cloud alone) over questions, answer by answer."""
+"""The systems that are compared: each answers a question, greedily, and says what it cost."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
 from edgewise.chat import Message, prompt_ids
 from edgewise.cloud.base import CloudModel
 from edgewise.decoding import Answer, Decoder
-from edgewise.edge.base import EdgeModel
-from edgewise.evaluation.questions import Question, is_right
+from edgewise.edge.base import EdgeModel, Tokenizer
+from edgewise.evaluation.tasks.base import Question
+from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
 from edgewise.policy import Policy
 from edgewise.routers.base import Router
-from edgewise.routers.constant import Constant
+from edgewise.routers.uncertainty import MaxProb
+from edgewise.sampling import Sampling
 
-MAX_TOKENS = 96
+CLOUD_DEADLINE = 300.0
+"""Seconds the cloud may take for a whole answer."""
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """One answer. `cloud_tokens` counts those used and those wasted; `consults` were answered,
-    `changed` of them with a first token that the edge would not have written."""
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer, and what it cost.
+
+    `right` by the paper's extraction, `strict` by the stricter reading. `cloud_tokens` counts
+    those used and those wasted; `consults` were answered, `changed` of them with a first token
+    that the edge would not have written. `cached` and `computed` are prompt tokens by the cloud
+    engine's own meter. `uncertainty` is the mean score over the answer, `seconds`
+    its duration.
+    """
 
     question: str
     family: str
+    text: str
     right: bool
+    strict: bool
     output_tokens: int
     cloud_tokens: int = 0
     consults: int = 0
     changed: int = 0
+    failed: int = 0
+    cached: int = 0
+    computed: int = 0
+    uncertainty: float = 0.0
+    seconds: float = 0.0
 
 
-def alone(model: EdgeModel) -> Decoder:
-    """A decoder that never consults."""
-    return Decoder(model, router=Constant(0.0), policy=Policy(threshold=1.0))
+class System(Protocol):
+    """Answers questions one at a time."""
+
+    def answer(self, question: Question) -> Outcome:
+        """Greedy."""
+        ...
 
 
-def paired(edge: EdgeModel, router: Router, threshold: float, cloud: CloudModel) -> Decoder:
-    """A decoder with a static threshold: answers do not depend on each other."""
-    policy = Policy(threshold=threshold, on_cloud_error="raise")
-    return Decoder(edge, router=router, policy=policy, cloud=cloud)
+class Decoded:
+    """A decoder: the edge alone, or a pair with a static threshold (independent answers)."""
 
+    def __init__(self, decoder: Decoder, max_tokens: int) -> None:
+        self.decoder = decoder
+        self._max_tokens = max_tokens
 
-def ask(decoder: Decoder, question: Question) -> Answer:
-    """A greedy answer to one question."""
-    messages = [Message("user", question.prompt)]
-    return decoder.generate(prompt_ids(decoder.edge.tokenizer, messages), max_tokens=MAX_TOKENS)
+    def ask(self, question: Question) -> Answer:
+        """The answer with its tokens."""
+        ids = question_ids(self.decoder.edge.tokenizer, question)
+        return self.decoder.generate(ids, max_tokens=self._max_tokens)
 
-
-def outcomes(
-    decoder: Decoder, questions: Sequence[Question], done: Callable[[], None] = lambda: None
-) -> list[Outcome]:
-    """Answer every question; `done` is called after each."""
-    found: list[Outcome] = []
-    for question in questions:
-        answer = ask(decoder, question)
+    def answer(self, question: Question) -> Outcome:
+        answer = self.ask(question)
         usage = answer.usage
-        found.append(
-            Outcome(
-                question.id,
-                question.family,
-                is_right(question, answer.text),
-                output_tokens=len(answer.tokens),
-                cloud_tokens=usage.cloud_tokens + usage.wasted_tokens,
-                consults=usage.cloud_calls - usage.failed_calls,
-                changed=usage.changing_tokens,
-            )
+        scores = [token.score for token in answer.tokens if token.score is not None]
+        return Outcome(
+            question=question.id,
+            family=question.family,
+            text=answer.text,
+            right=is_right(question, answer.text),
+            strict=is_strictly_right(question, answer.text),
+            output_tokens=len(answer.tokens),
+            cloud_tokens=usage.cloud_tokens + usage.wasted_tokens,
+            consults=usage.cloud_calls - usage.failed_calls,
+            changed=usage.changing_tokens,
+            failed=usage.failed_calls,
+            cached=usage.cloud_prompt_cached,
+            computed=usage.cloud_prompt_computed,
+            uncertainty=sum(scores) / max(1, len(scores)),
+            seconds=answer.timing.total,
         )
-        done()
-    return found
+
+
+def edge_alone(edge: EdgeModel, max_tokens: int, router: Router | None = None) -> Decoded:
+    """The edge model; its uncertainty is `router`'s (default: max-prob)."""
+    policy = Policy(cloud_share=0.0)
+    return Decoded(Decoder(edge, router=router or MaxProb(), policy=policy), max_tokens)
+
+
+def pair(
+    edge: EdgeModel, router: Router, threshold: float, cloud: CloudModel, max_tokens: int
+) -> Decoded:
+    """Edge and cloud. A cloud that fails ends the evaluation: the figure would be a mixture."""
+    policy = Policy(threshold=threshold, on_cloud_error="raise")
+    return Decoded(Decoder(edge, router=router, policy=policy, cloud=cloud), max_tokens)
+
+
+class CloudAlone:
+    """The cloud model writes the whole answer in one consult."""
+
+    def __init__(self, cloud: CloudModel, tokenizer: Tokenizer, max_tokens: int) -> None:
+        self._cloud = cloud
+        self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+
+    def answer(self, question: Question) -> Outcome:
+        ids = question_ids(self._tokenizer, question)
+        begun = time.monotonic()
+        session = self._cloud.open(ids)
+        try:
+            verdict = session.ask(
+                len(ids), [], self._max_tokens, Sampling(), CLOUD_DEADLINE
+            ).result()
+        finally:
+            session.close()
+        text = text_of(self._tokenizer, verdict.ids)
+        return Outcome(
+            question=question.id,
+            family=question.family,
+            text=text,
+            right=is_right(question, text),
+            strict=is_strictly_right(question, text),
+            output_tokens=len(verdict.ids),
+            cloud_tokens=len(verdict.ids),
+            consults=1,
+            cached=verdict.cached or 0,
+            computed=verdict.computed or 0,
+            seconds=time.monotonic() - begun,
+        )
+
+
+def question_ids(tokenizer: Tokenizer, question: Question) -> list[int]:
+    """The question as one user message."""
+    return prompt_ids(tokenizer, [Message("user", question.prompt)])
+
+
+def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of an answer's ids, without end tokens."""
+    kept = (token for token in ids if token not in tokenizer.eos_ids)
+    return b"".join(map(tokenizer.piece, kept)).decode("utf-8", "replace")
 
 
 def cloud_share(found: Sequence[Outcome]) -> float:

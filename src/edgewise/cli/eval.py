@@ -1,0 +1,145 @@
+"""`edgewise eval`: what a router buys on a task."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+from msgspec.structs import replace
+from rich.progress import Progress
+
+from edgewise import registry, settings
+from edgewise.cli import options, render
+from edgewise.edge.base import EdgeModel
+from edgewise.errors import UsageError
+from edgewise.evaluation.plan import Contender, Evaluation, manifest
+from edgewise.evaluation.plot import plot
+from edgewise.evaluation.report import as_csv, rows, summary
+from edgewise.evaluation.sweep import Store
+from edgewise.evaluation.tasks.base import Check, Task
+from edgewise.evaluation.tasks.named import open_task
+from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise.settings import Settings
+
+
+def evaluate(
+    task: Annotated[
+        str, typer.Argument(help="pocketqa, commonsenseqa, gsm8k or a JSON Lines file.")
+    ],
+    data: Annotated[
+        Path | None, typer.Option(help="Local copy of the task's published file.")
+    ] = None,
+    check: Annotated[
+        Check | None, typer.Option(help="How a JSON Lines file is graded; default exact.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first N questions.")] = None,
+    calibration: Annotated[
+        int, typer.Option(help="Questions that thresholds are set on; never those evaluated.")
+    ] = 100,
+    edge: options.Edge = None,
+    cloud: options.Cloud = None,
+    router: Annotated[list[str] | None, typer.Option(help="As for run; may be repeated.")] = None,
+    cloud_share: Annotated[
+        list[float] | None, typer.Option(help="Cloud share asked for; may be repeated.")
+    ] = None,
+    threshold: options.Threshold = None,
+    baselines: Annotated[
+        bool, typer.Option(help="Random, untrained routers, commit point, query level, oracle.")
+    ] = True,
+    metric: Annotated[
+        Literal["accuracy", "log-likelihood"], typer.Option(help="What to measure.")
+    ] = "accuracy",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of outcomes; a run that was interrupted goes on.")
+    ] = None,
+    ctx: options.Ctx = None,
+    threads: options.Threads = None,
+    gpu_layers: options.GpuLayers = None,
+    json: options.Json = False,
+    csv: Annotated[Path | None, typer.Option(help="Write every figure as CSV to FILE.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option("--plot", help="Plot accuracy against cloud share to FILE.")
+    ] = None,
+) -> None:
+    """Edge alone, pair and cloud alone on TASK, with the baselines a router must beat."""
+    if metric == "log-likelihood":
+        raise UsageError(
+            "The log-likelihood of a routed stream is undefined, since two models wrote it; "
+            "measure accuracy."
+        )
+    flags = {"edge": edge, "cloud": cloud, "ctx": ctx, "threads": threads}
+    chosen = settings.load({**flags, "gpu_layers": gpu_layers, "threshold": threshold})
+    shares = _shares(cloud_share, chosen)
+    questions, held_out = _split(open_task(task, data=data, check=check), limit, calibration)
+    with ExitStack() as stack:
+        edge_model = registry.open_edge(replace(chosen, slots=2))
+        stack.callback(edge_model.close)
+        cloud_model = registry.open_cloud(replace(chosen, slots=2), edge_model)
+        if cloud_model is None:
+            raise UsageError("An evaluation compares with a cloud model; name one with --cloud.")
+        stack.callback(cloud_model.close)
+        contenders = [_contender(name, chosen, edge_model) for name in router or [chosen.router]]
+        fixed = {"threshold": chosen.threshold} if chosen.threshold is not None else {}
+        store = Store(out, manifest(questions, held_out, edge_model, cloud_model, fixed))
+        progress = stack.enter_context(Progress(console=render.err, disable=json, transient=True))
+        bar = progress.add_task("answers", total=None)
+        evaluation = Evaluation(
+            questions,
+            held_out,
+            edge=edge_model,
+            cloud=cloud_model,
+            store=store,
+            done=lambda: progress.advance(bar),
+        )
+        table = rows(evaluation.run(contenders, shares, baselines=baselines))
+    title = f"{questions.name}, {len(questions.questions)} questions"
+    if csv:
+        _write(csv, as_csv(table))
+    if figure:
+        plot([row.overall for row in table], title, figure)
+    if json:
+        print(msgspec.json.encode(summary(questions.name, contenders[0].name, table)).decode())
+    else:
+        render.out.print(render.figures_table(title, table))
+
+
+def _shares(given: list[float] | None, chosen: Settings) -> list[float]:
+    shares = given or [chosen.cloud_share or registry.DEFAULT_SHARE]
+    if chosen.threshold is not None and given:
+        raise UsageError("Give a threshold or cloud shares, not both.")
+    if not all(0 < share < 1 for share in shares):
+        raise UsageError("A cloud share must lie between 0 and 1, such as 0.05.")
+    return sorted(set(shares))
+
+
+def _split(task: Task, limit: int | None, calibration: int) -> tuple[Task, Task]:
+    """The questions to evaluate, and others of the same task to set thresholds with."""
+    if limit is not None and limit < 1:
+        raise UsageError(f"--limit must be 1 or more, not {limit}.")
+    if calibration < 1:
+        raise UsageError(f"--calibration must be 1 or more, not {calibration}.")
+    if task.name == "pocketqa":
+        return task.first(limit), pocketqa("calibration").first(calibration)
+    rest = len(task.questions) - calibration
+    if rest < 1:
+        raise UsageError(
+            f"{len(task.questions)} questions leave none to evaluate after {calibration} to "
+            "calibrate on; lower --calibration."
+        )
+    held_out = replace(task, questions=task.questions[rest:])
+    return replace(task, questions=task.questions[:rest]).first(limit), held_out
+
+
+def _contender(name: str | None, chosen: Settings, edge: EdgeModel) -> Contender:
+    router, card = registry.open_router(replace(chosen, router=name), edge)
+    if name is None:
+        name = card.kind if card else registry.FALLBACK_ROUTER
+    return Contender(Path(name).name, router, card, chosen.threshold)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}.") from error

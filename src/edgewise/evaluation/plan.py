@@ -1,0 +1,144 @@
+"""Which systems an evaluation runs, and with which thresholds."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+
+import msgspec
+
+from edgewise.cloud.base import CloudModel
+from edgewise.cloud.local import LocalCloud
+from edgewise.edge.base import EdgeModel
+from edgewise.evaluation.baselines import CommitPoint, query_level
+from edgewise.evaluation.calibration import thresholds_for
+from edgewise.evaluation.oracle import Oracle
+from edgewise.evaluation.report import CLOUD, EDGE
+from edgewise.evaluation.sweep import Cell, Store, run
+from edgewise.evaluation.systems import CloudAlone, Outcome, System, edge_alone, pair
+from edgewise.evaluation.tasks.base import Task
+from edgewise.registry import router_named
+from edgewise.routers.base import Router
+from edgewise.routers.card import RouterCard
+
+COMMIT_POINT, ORACLE = Cell("commit-point"), Cell("oracle")
+BASELINES = ("random", "max-prob", "entropy", "margin")
+
+
+class Contender(msgspec.Struct, frozen=True):
+    """A router with what its card says, under the name that figures show."""
+
+    name: str
+    router: Router
+    card: RouterCard | None = None
+    threshold: float | None = None
+
+    def calibrated(self, share: float) -> float | None:
+        """The threshold given, or the card's for `share`."""
+        if self.threshold is not None:
+            return self.threshold
+        return self.card.threshold(share) if self.card else None
+
+
+class Evaluation:
+    """A task, a pair, and what of it is done."""
+
+    def __init__(
+        self,
+        task: Task,
+        calibration: Task,
+        *,
+        edge: EdgeModel,
+        cloud: CloudModel,
+        store: Store,
+        done: Callable[[], None],
+    ) -> None:
+        self.task, self.calibration = task, calibration
+        self.edge, self.cloud = edge, cloud
+        self.store, self._done = store, done
+
+    def run(
+        self, contenders: Sequence[Contender], shares: Sequence[float], *, baselines: bool
+    ) -> dict[Cell, list[Outcome]]:
+        """Every system's outcomes, in the order of the report."""
+        found = self.alone()
+        for contender in contenders:
+            found |= self.pairs(contender, shares)
+        if baselines:
+            known = {contender.name for contender in contenders}
+            for name in BASELINES:
+                if name not in known:
+                    found |= self.pairs(Contender(name, router_named(name)), shares)
+            for share in shares:
+                found[Cell("query-level", share)] = query_level(found[EDGE], found[CLOUD], share)
+            found |= self.bounds()
+        return found
+
+    def alone(self) -> dict[Cell, list[Outcome]]:
+        """The edge model and the cloud model, each by itself."""
+        tokens = self.task.max_tokens
+        return {
+            EDGE: self._cell(EDGE, edge_alone(self.edge, tokens)),
+            CLOUD: self._cell(CLOUD, CloudAlone(self.cloud, self.edge.tokenizer, tokens)),
+        }
+
+    def pairs(self, contender: Contender, shares: Sequence[float]) -> dict[Cell, list[Outcome]]:
+        """A router at every share; only what no card and no earlier run has is calibrated."""
+        tokens = self.task.max_tokens
+        found: dict[Cell, list[Outcome]] = {}
+        for share, threshold in self._thresholds(contender, shares).items():
+            cell = Cell(contender.name, share)
+            system = pair(self.edge, contender.router, threshold, self.cloud, tokens)
+            found[cell] = self._cell(cell, system)
+        return found
+
+    def bounds(self) -> dict[Cell, list[Outcome]]:
+        """One consult at the commit point; the oracle, where the cloud's weights are here."""
+        tokens = self.task.max_tokens
+        found: dict[Cell, list[Outcome]] = {}
+        if all(question.choices for question in self.task.questions):
+            system = CommitPoint(self.edge, self.cloud, tokens)
+            found[COMMIT_POINT] = self._cell(COMMIT_POINT, system)
+        if isinstance(self.cloud, LocalCloud):
+            with closing(Oracle(self.edge, self.cloud.model, tokens)) as oracle:
+                found[ORACLE] = self._cell(ORACLE, oracle)
+        return found
+
+    def _cell(self, cell: Cell, system: System) -> list[Outcome]:
+        return run(cell, system, self.task.questions, self.store, self._done)
+
+    def _thresholds(self, contender: Contender, shares: Sequence[float]) -> dict[float, float]:
+        known: dict[float, float] = {}
+        for share in shares:
+            threshold = contender.calibrated(share)
+            if threshold is None:
+                threshold = self.store.threshold(Cell(contender.name, share))
+            if threshold is not None:
+                known[share] = threshold
+        unknown = [share for share in shares if share not in known]
+        if unknown:
+            fresh = thresholds_for(
+                unknown, contender.router, self.calibration, edge=self.edge, cloud=self.cloud
+            )
+            for share, threshold in fresh.items():
+                self.store.set_threshold(Cell(contender.name, share), threshold)
+            known |= fresh
+        return {share: known[share] for share in shares}
+
+
+def manifest(
+    task: Task,
+    calibration: Task,
+    edge: EdgeModel,
+    cloud: CloudModel,
+    settings: Mapping[str, object],
+) -> dict[str, object]:
+    """What outcomes depend on; equal manifests may share a folder."""
+    digest = hashlib.sha256(msgspec.json.encode([task, calibration])).hexdigest()
+    return {
+        "format": 1,
+        "task": task.name,
+        "questions": digest,
+        "edge": edge.fingerprint(),
+        "cloud": cloud.name,
+        **settings,
+    }

@@ -1,0 +1,52 @@
+"""Anyone's questions: a JSON object a line."""
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from edgewise.errors import UsageError
+from edgewise.evaluation.tasks.base import Check, Question, Task
+from edgewise.evaluation.tasks.records import read_lines
+
+MAX_TOKENS = 256
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    prompt: str
+    answer: str
+    choices: tuple[str, ...] | None = None
+    family: str | None = None
+    id: str | None = None
+
+
+def jsonl(data: Path, check: Check) -> Task:
+    """Lines `{"prompt": ..., "answer": ...}`, optionally with choices, family and id.
+
+    The answer is the text wanted, a number, a regular expression to be found, or one of the
+    choices, as `check` says.
+    """
+    lines = read_lines(data, _Line)
+    questions = tuple(_question(data, number, line, check) for number, line in lines)
+    if len({question.id for question in questions}) < len(questions):
+        raise UsageError(f"Two questions of {str(data)!r} have the same id; make them differ.")
+    return Task(data.stem, questions, MAX_TOKENS)
+
+
+def _question(data: Path, number: int, line: _Line, check: Check) -> Question:
+    where = f"Line {number} of {str(data)!r}"
+    if check == "choice" and (not line.choices or line.answer not in line.choices):
+        raise UsageError(f"{where} has an answer that is none of its choices; add it to them.")
+    if check == "regex":
+        try:
+            re.compile(line.answer)
+        except re.error as error:
+            raise UsageError(f"{where} is no regular expression: {error}.") from error
+    return Question(
+        id=line.id or str(number),
+        family=line.family or data.stem,
+        prompt=line.prompt,
+        answer=line.answer,
+        check=check,
+        choices=line.choices,
+    )

@@ -1,0 +1,49 @@
+"""The frozen questions of the bundled pair."""
+
+import gzip
+from importlib.resources import files
+
+import msgspec
+
+from edgewise.evaluation.tasks.base import Question, Split, Task
+
+MAX_TOKENS = 96
+
+
+class _Record(msgspec.Struct, frozen=True):
+    id: str
+    family: str
+    split: Split
+    prompt: str
+    answer: str
+    reference: str
+    choices: tuple[str, ...] | None
+    label: str | None
+
+
+def pocketqa(split: Split = "test") -> Task:
+    """The bundled questions of one split, the families alternating."""
+    packed = (files("edgewise") / "bundled" / "pocketqa.jsonl.gz").read_bytes()
+    lines = gzip.decompress(packed).splitlines()
+    records = [msgspec.json.decode(line, type=_Record) for line in lines]
+    rank: dict[str, int] = {}
+    order: list[tuple[int, Question]] = []
+    for record in records:
+        if record.split == split:
+            rank[record.family] = rank.get(record.family, -1) + 1
+            order.append((rank[record.family], _question(record)))
+    questions = tuple(question for _, question in sorted(order, key=lambda pair: pair[0]))
+    return Task("pocketqa", questions, MAX_TOKENS)
+
+
+def _question(record: _Record) -> Question:
+    return Question(
+        id=record.id,
+        family=record.family,
+        prompt=record.prompt,
+        answer=record.answer,
+        check="choice" if record.choices else "number",
+        reference=record.reference,
+        choices=record.choices,
+        label=record.label,
+    )
