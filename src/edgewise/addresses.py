@@ -18,7 +18,7 @@ has downloaded is used.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -129,7 +129,7 @@ def _download(address: _Address) -> Path:
 
 
 @contextmanager
-def _explained(address: _Address) -> Iterator[None]:
+def _explained(address: _Address) -> Generator[None]:
     """What the hub's client raises, as an `AddressError`."""
     from httpx2 import TransportError
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

@@ -16,7 +16,8 @@ from edgewise.edge.scripted import HIDDEN, ByteTokenizer, ScriptedEdge, noise
 from edgewise.errors import RouterMismatch, UsageError
 from edgewise.registry import open_router
 from edgewise.routers.card import CONFIG, WEIGHTS, Input, RouterCard, read_card
-from edgewise.routers.mlp import SCALARS, Mlp
+from edgewise.routers.features import SCALARS
+from edgewise.routers.mlp import Mlp
 from edgewise.settings import Settings
 
 Tensors = dict[str, NDArray[Any]]

@@ -41,7 +41,9 @@ class Rollouts:
         written = [[self._prefill(i, prefix, max_tokens)] for i, prefix in enumerate(prefixes)]
         while running := [i for i, ids in enumerate(written) if not self._ended(ids, max_tokens)]:
             ends = [len(prefixes[i]) + len(written[i]) - 1 for i in running]
-            following = self._decode([(i, end, written[i][-1]) for i, end in zip(running, ends, strict=True)])
+            following = self._decode(
+                [(i, end, written[i][-1]) for i, end in zip(running, ends, strict=True)]
+            )
             for i, token in zip(running, following, strict=True):
                 written[i].append(token)
         return written

@@ -6,7 +6,9 @@ cloud could still save the answer, takes the cloud's token where it could not an
 for nothing once the edge gets there alone.
 """
 
+import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from edgewise.edge.base import EdgeModel, EdgeSession
 from edgewise.evaluation.systems import Outcome, question_ids, text_of
@@ -14,6 +16,16 @@ from edgewise.evaluation.tasks.base import Question
 from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
 
 Judge = Callable[[Sequence[int]], bool]
+
+
+class Trace(NamedTuple):
+    """An answer of the oracle; `consults` are the indices of the cloud's ids."""
+
+    prompt: tuple[int, ...]
+    ids: tuple[int, ...]
+    consults: tuple[int, ...]
+    right: bool
+    seconds: float
 
 
 class Oracle:
@@ -31,33 +43,43 @@ class Oracle:
         self._cloud.close()
 
     def answer(self, question: Question) -> Outcome:
-        """The edge's answer with as many tokens of the cloud's as it needs to be right.
+        """The edge's answer with as many tokens of the cloud's as it needs to be right."""
+        trace = self.trace(question)
+        text = text_of(self._tokenizer, trace.ids)
+        return Outcome(
+            question=question.id,
+            family=question.family,
+            text=text,
+            right=trace.right,
+            strict=is_strictly_right(question, text),
+            output_tokens=len(trace.ids),
+            cloud_tokens=len(trace.consults),
+            consults=len(trace.consults),
+            changed=len(trace.consults),
+            seconds=trace.seconds,
+        )
+
+    def trace(self, question: Question) -> Trace:
+        """The answer's ids, and where it took the cloud's.
 
         Where the cloud alone is wrong too there is nothing to gain: the edge answers alone.
         """
+        begun = time.monotonic()
         prompt = question_ids(self._tokenizer, question)
 
         def right(ids: Sequence[int]) -> bool:
             return is_right(question, text_of(self._tokenizer, ids))
 
         ids = self._greedy(self._edge, prompt, [])
-        consults = repaired = 0
+        consults: list[int] = []
         if right(self._greedy(self._cloud, prompt, [])):
             while not right(ids):
-                at, token = self._beyond_repair(prompt, ids, repaired, right)
+                start = consults[-1] + 1 if consults else 0
+                at, token = self._beyond_repair(prompt, ids, start, right)
                 ids = self._greedy(self._edge, prompt, [*ids[:at], token])
-                consults, repaired = consults + 1, at + 1
-        text = text_of(self._tokenizer, ids)
-        return Outcome(
-            question=question.id,
-            family=question.family,
-            text=text,
-            right=is_right(question, text),
-            strict=is_strictly_right(question, text),
-            output_tokens=len(ids),
-            cloud_tokens=consults,
-            consults=consults,
-            changed=consults,
+                consults.append(at)
+        return Trace(
+            tuple(prompt), tuple(ids), tuple(consults), right(ids), time.monotonic() - begun
         )
 
     def _beyond_repair(

@@ -7,18 +7,10 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from edgewise.edge.base import Floats, Needs, Step
+from edgewise.edge.base import Floats, Step
 from edgewise.errors import UsageError
 from edgewise.routers.card import WEIGHTS, RouterCard
-
-SCALARS = 3
-"""Number of scalar features: entropy in nats, max-prob, margin."""
-
-_NEEDS = {
-    "hidden": Needs.HIDDEN,
-    "top_logprobs": Needs.ENTROPY | Needs.TOP,
-    "scalars": Needs.ENTROPY | Needs.TOP,
-}
+from edgewise.routers.features import features, needs_of, top_of, width_of
 
 
 class Mlp:
@@ -31,36 +23,18 @@ class Mlp:
     def __init__(self, card: RouterCard, folder: Path) -> None:
         self._inputs = card.inputs
         self._top_k = card.top_k
-        self.needs = Needs.NOTHING
-        for name in card.inputs:
-            self.needs |= _NEEDS[name]
-        self.top = max(card.top_k, 2) if Needs.TOP in self.needs else 0
-        self._layers = _folded(_load(folder / WEIGHTS), _width(card), folder)
+        self.needs = needs_of(card.inputs)
+        self.top = top_of(card.inputs, card.top_k)
+        width = width_of(card.inputs, card.hidden_size, card.top_k)
+        self._layers = _folded(_load(folder / WEIGHTS), width, folder)
 
     def score(self, step: Step) -> float:
         """The probability that the cloud should write this token."""
-        x = self._features(step)
+        x = features(step, self._inputs, self._top_k)
         for weight, bias in self._layers[:-1]:
             x = np.maximum(weight @ x + bias, 0.0)
         weight, bias = self._layers[-1]
         return 0.5 * (1.0 + math.tanh(0.5 * float((weight @ x + bias)[0])))
-
-    def _features(self, step: Step) -> Floats:
-        parts = [self._feature(name, step) for name in self._inputs]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def _feature(self, name: str, step: Step) -> Floats:
-        if name == "hidden":
-            return step.hidden
-        if name == "top_logprobs":
-            return np.array([c.logprob for c in step.candidates(self._top_k)], np.float32)
-        first, second = (math.exp(c.logprob) for c in step.candidates(2))
-        return np.array([step.entropy, first, first - second], np.float32)
-
-
-def _width(card: RouterCard) -> int:
-    sizes = {"hidden": card.hidden_size, "top_logprobs": card.top_k, "scalars": SCALARS}
-    return sum(sizes[name] for name in card.inputs)
 
 
 def _load(path: Path) -> dict[str, Floats]:
