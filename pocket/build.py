@@ -27,7 +27,7 @@ EDGE = Recipe(
     Shape(vocab=tokenizer.VOCABULARY, width=64, layers=3, heads=2, ffn=192), rows=44_800, batch=32
 )
 CLOUD = Recipe(
-    Shape(vocab=tokenizer.VOCABULARY, width=256, layers=4, heads=4, ffn=704), rows=128_000, batch=32
+    Shape(vocab=tokenizer.VOCABULARY, width=256, layers=4, heads=4, ffn=704), rows=104_000, batch=32
 )
 
 
