@@ -24,7 +24,7 @@ CHECKPOINTS = Path(__file__).parent / "work"
 TOKENIZER_DOCUMENTS = 60_000
 
 EDGE = Recipe(
-    Shape(vocab=tokenizer.VOCABULARY, width=64, layers=3, heads=2, ffn=192), rows=44_800, batch=32
+    Shape(vocab=tokenizer.VOCABULARY, width=64, layers=3, heads=2, ffn=192), rows=51_200, batch=32
 )
 CLOUD = Recipe(
     Shape(vocab=tokenizer.VOCABULARY, width=256, layers=4, heads=4, ffn=704), rows=104_000, batch=32

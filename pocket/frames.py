@@ -275,13 +275,13 @@ WORKED = {
         "[Then|Next|Now|Later] {a}+{n}={b}.",
         "[Adding|Counting in|Including] [gives|makes|means] {a}+{n}={b}.",
         "[More come in|Some arrive|The number grows]: {a}+{n}={b}.",
-        "[With|After] {n} more, [there are|we have|that is] {a}+{n}={b}.",
+        "[With|After|Plus] {n} more: {a}+{n}={b}.",
     ),
     "-": (
         "[Then|Next|Now|Later] {a}-{n}={b}.",
         "[Taking away|Removing|Losing] [gives|leaves|means] {a}-{n}={b}.",
         "[Some go out|A few are gone|The number falls]: {a}-{n}={b}.",
-        "[Without|After losing] {n}, [there are|we have|that is] {a}-{n}={b}.",
+        "[Without|Minus|Less] {n}: {a}-{n}={b}.",
     ),
     "*": (
         "[Then|Next|Now|Later] {a}*{n}={b}.",

@@ -17,9 +17,8 @@ from edgewise.evaluation.plan import Contender, Evaluation, manifest
 from edgewise.evaluation.plot import plot
 from edgewise.evaluation.report import as_csv, rows, summary
 from edgewise.evaluation.sweep import Store
-from edgewise.evaluation.tasks.base import Check, Task
-from edgewise.evaluation.tasks.named import open_task
-from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise.evaluation.tasks.base import Check
+from edgewise.evaluation.tasks.named import with_calibration
 from edgewise.settings import Settings
 
 
@@ -71,7 +70,9 @@ def evaluate(
     flags = {"edge": edge, "cloud": cloud, "ctx": ctx, "threads": threads}
     chosen = settings.load({**flags, "gpu_layers": gpu_layers, "threshold": threshold})
     shares = _shares(cloud_share, chosen)
-    questions, held_out = _split(open_task(task, data=data, check=check), limit, calibration)
+    questions, held_out = with_calibration(
+        task, "test", data=data, check=check, limit=limit, calibration=calibration
+    )
     with ExitStack() as stack:
         edge_model = registry.open_edge(replace(chosen, slots=2))
         stack.callback(edge_model.close)
@@ -111,24 +112,6 @@ def _shares(given: list[float] | None, chosen: Settings) -> list[float]:
     if not all(0 < share < 1 for share in shares):
         raise UsageError("A cloud share must lie between 0 and 1, such as 0.05.")
     return sorted(set(shares))
-
-
-def _split(task: Task, limit: int | None, calibration: int) -> tuple[Task, Task]:
-    """The questions to evaluate, and others of the same task to set thresholds with."""
-    if limit is not None and limit < 1:
-        raise UsageError(f"--limit must be 1 or more, not {limit}.")
-    if calibration < 1:
-        raise UsageError(f"--calibration must be 1 or more, not {calibration}.")
-    if task.name == "pocketqa":
-        return task.first(limit), pocketqa("calibration").first(calibration)
-    rest = len(task.questions) - calibration
-    if rest < 1:
-        raise UsageError(
-            f"{len(task.questions)} questions leave none to evaluate after {calibration} to "
-            "calibrate on; lower --calibration."
-        )
-    held_out = replace(task, questions=task.questions[rest:])
-    return replace(task, questions=task.questions[:rest]).first(limit), held_out
 
 
 def _contender(name: str | None, chosen: Settings, edge: EdgeModel) -> Contender:

@@ -12,6 +12,7 @@ from edgewise.cli.demo import demo
 from edgewise.cli.doctor import doctor
 from edgewise.cli.eval import evaluate
 from edgewise.cli.run import run
+from edgewise.cli.train import train
 from edgewise.errors import EdgewiseError
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app.command()(demo)
 app.command()(run)
 app.command()(doctor)
 app.command("eval")(evaluate)
+app.command()(train)
 app.add_typer(bench.app, name="bench")
 
 

@@ -90,7 +90,7 @@ class LlamaModel:
             trained = llama_cpp.llama_model_n_ctx_train(self._model)
             self.context = context or min(trained, _DEFAULT_CONTEXT)
             self.threads = threads or default_threads()
-            self._context = self.new_context(slots)
+            self._context = self._new_context(slots)
         except BaseException:
             llama_cpp.llama_model_free(self._model)
             raise
@@ -102,8 +102,7 @@ class LlamaModel:
         self._free_sequences = list(range(slots))[::-1]
         self.closed = False
 
-    def new_context(self, slots: int) -> Any:
-        """A llama.cpp context for `slots` sequences; whoever asks for one frees it."""
+    def _new_context(self, slots: int) -> Any:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = self.context * slots
         params.n_batch = params.n_ubatch = min(BATCH, self.context)
@@ -142,11 +141,6 @@ class LlamaModel:
             # Another thread's session may decode before this one's step is read.
             needs |= Needs.LOGITS
         return LlamaSession(self, self._free_sequences.pop(), needs, top)
-
-    def likeliest(self, context: Any, row: int) -> int:
-        """The likeliest id of an output row of `context`'s last decode."""
-        logits = llama_cpp.llama_get_logits_ith(context, row)
-        return int(np.ctypeslib.as_array(logits, (self.tokenizer.size,)).argmax())
 
     def release(self, sequence: int) -> None:
         """Take a sequence back from a session."""

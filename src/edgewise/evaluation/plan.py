@@ -139,6 +139,6 @@ def manifest(
         "task": task.name,
         "questions": digest,
         "edge": edge.fingerprint(),
-        "cloud": cloud.name,
+        "cloud": cloud.model.fingerprint() if isinstance(cloud, LocalCloud) else cloud.name,
         **settings,
     }

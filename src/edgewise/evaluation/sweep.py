@@ -2,17 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
-from edgewise.errors import UsageError
+from edgewise.evaluation.journal import append, claim, read
 from edgewise.evaluation.systems import Outcome, System
 from edgewise.evaluation.tasks.base import Question
 
-_Kind = TypeVar("_Kind", bound=msgspec.Struct)
-
-MANIFEST, OUTCOMES, THRESHOLDS = "manifest.json", "outcomes.jsonl", "thresholds.jsonl"
+OUTCOMES, THRESHOLDS = "outcomes.jsonl", "thresholds.jsonl"
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -43,17 +40,12 @@ class Store:
         self._folder = folder
         self._outcomes: dict[Cell, dict[str, Outcome]] = {}
         self._thresholds: dict[Cell, float] = {}
-        if folder is None:
-            return
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _claim(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
-            for line in _lines(folder / OUTCOMES, _Line):
+        if folder is not None:
+            claim(folder, manifest)
+            for line in read(folder / OUTCOMES, _Line):
                 self._keep(line)
-            for line in _lines(folder / THRESHOLDS, _Threshold):
+            for line in read(folder / THRESHOLDS, _Threshold):
                 self._thresholds[line.cell] = line.threshold
-        except OSError as error:
-            raise UsageError(f"{str(folder)!r} cannot be used: {error.strerror}.") from error
 
     def add(self, cell: Cell, outcome: Outcome) -> None:
         """Keep an outcome."""
@@ -79,32 +71,7 @@ class Store:
 
     def _append(self, name: str, line: msgspec.Struct) -> None:
         if self._folder is not None:
-            with (self._folder / name).open("ab") as file:
-                file.write(msgspec.json.encode(line) + b"\n")
-
-
-def _claim(path: Path, manifest: bytes) -> None:
-    if not path.exists():
-        path.write_bytes(manifest)
-    elif path.read_bytes() != manifest:
-        raise UsageError(
-            f"{str(path.parent)!r} holds results of other models, questions or settings; name "
-            "another folder with --out."
-        )
-
-
-def _lines(path: Path, kind: type[_Kind]) -> list[_Kind]:
-    """What is complete; a last line that was cut is dropped, so that appending goes on."""
-    if not path.exists():
-        return []
-    data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
-        path.write_bytes(whole)
-    try:
-        return [msgspec.json.decode(line, type=kind) for line in whole.splitlines()]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{str(path)!r} is damaged ({error}); remove it.") from error
+            append(self._folder / name, line)
 
 
 def run(

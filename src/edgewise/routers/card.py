@@ -20,6 +20,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     `thresholds` maps a cloud share (as text, "0.05") to the threshold that realises it, measured
     on `calibrated_on`. Fingerprints are those of the edge model's file and of its tokenizer.
+    `trained_on` and `label` say what the weights were fitted to.
     """
 
     format: Literal[1] = 1
@@ -31,6 +32,8 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     top_k: int = 0
     thresholds: dict[str, float] = {}
     calibrated_on: str = ""
+    trained_on: str = ""
+    label: str = ""
 
     def check(self, edge: EdgeModel, where: Path) -> None:
         """Raise `RouterMismatch` unless the router was made for this very edge model."""

@@ -6,7 +6,7 @@ value of a consult, P(right | cloud's token) - P(right | edge's token), when the
 both. It is 1 where the edge's token is beyond repair, else 0.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from edgewise.edge.base import EdgeModel, EdgeSession
 from edgewise.errors import UsageError
+from edgewise.evaluation.journal import append, read
 from edgewise.evaluation.oracle import Oracle
 from edgewise.evaluation.tasks.base import Task
 from edgewise.routers.card import Input
 from edgewise.routers.features import features, needs_of, top_of
 
 TRACES = "traces.jsonl"
+LABEL = "value of a consult, the cloud model going on from both tokens"
 
 
 class Example(msgspec.Struct, frozen=True):
@@ -46,32 +48,15 @@ def collect(
 ) -> list[Example]:
     """The oracle's answer to every question; what `folder` holds already is not asked again."""
     path = folder / TRACES
-    known = {example.question: example for example in _read(path)}
-    with path.open("ab") as file:
-        for question in task.questions:
-            if question.id not in known:
-                trace = oracle.trace(question)
-                example = Example(question.id, trace.prompt, trace.ids, trace.consults, trace.right)
-                file.write(msgspec.json.encode(example) + b"\n")
-                file.flush()
-                known[question.id] = example
-            done()
+    known = {example.question: example for example in read(path, Example)}
+    for question in task.questions:
+        if question.id not in known:
+            trace = oracle.trace(question)
+            example = Example(question.id, trace.prompt, trace.ids, trace.consults, trace.right)
+            append(path, example)
+            known[question.id] = example
+        done()
     return [known[question.id] for question in task.questions]
-
-
-def _read(path: Path) -> Iterator[Example]:
-    """What is complete; a last line that was cut is dropped."""
-    if not path.exists():
-        return
-    data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
-        path.write_bytes(whole)
-    for line in whole.splitlines():
-        try:
-            yield msgspec.json.decode(line, type=Example)
-        except msgspec.DecodeError as error:
-            raise UsageError(f"{str(path)!r} is damaged ({error}); remove it.") from error
 
 
 def data_of(

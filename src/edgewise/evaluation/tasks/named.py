@@ -1,6 +1,9 @@
 """From what a user writes to a task."""
 
 from pathlib import Path
+from typing import Literal
+
+from msgspec.structs import replace
 
 from edgewise.errors import UsageError
 from edgewise.evaluation.tasks.base import Check, Task
@@ -34,3 +37,33 @@ def open_task(name: str, *, data: Path | None = None, check: Check | None = None
     if not task.questions:
         raise UsageError(f"The task {name!r} has no questions.")
     return task
+
+
+def with_calibration(
+    name: str,
+    use: Literal["train", "test"],
+    *,
+    data: Path | None,
+    check: Check | None,
+    limit: int | None,
+    calibration: int,
+) -> tuple[Task, Task]:
+    """The first `limit` questions to use, and `calibration` others to set thresholds with.
+
+    The bundled questions have splits of their own; of other tasks the last ones are set aside.
+    """
+    if limit is not None and limit < 1:
+        raise UsageError(f"--limit must be 1 or more, not {limit}.")
+    if calibration < 1:
+        raise UsageError(f"--calibration must be 1 or more, not {calibration}.")
+    task = open_task(name, data=data, check=check)
+    if name == "pocketqa":
+        return pocketqa(use).first(limit), pocketqa("calibration").first(calibration)
+    rest = len(task.questions) - calibration
+    if rest < 1:
+        raise UsageError(
+            f"{len(task.questions)} questions leave none beside {calibration} to calibrate on; "
+            "lower --calibration."
+        )
+    held_out = replace(task, questions=task.questions[rest:])
+    return replace(task, questions=task.questions[:rest]).first(limit), held_out

@@ -1,0 +1,124 @@
+"""`edgewise train`: a router for a pair of models."""
+
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from msgspec.structs import replace
+from rich.progress import Progress
+
+from edgewise import registry, settings
+from edgewise.cli import options, render
+from edgewise.cloud.local import LocalCloud
+from edgewise.errors import UsageError
+from edgewise.evaluation.calibration import thresholds_for
+from edgewise.evaluation.journal import claim
+from edgewise.evaluation.oracle import Oracle
+from edgewise.evaluation.plan import manifest
+from edgewise.evaluation.tasks.base import Check, Task
+from edgewise.evaluation.tasks.named import with_calibration
+from edgewise.routers.card import Input, RouterCard
+from edgewise.routers.mlp import Mlp
+from edgewise.training.collect import LABEL, collect, data_of
+from edgewise.training.fit import Fitted, Recipe, fit, save
+
+SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15)
+INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
+
+
+def train(
+    task: Annotated[str, typer.Argument(help="pocketqa or a JSON Lines file of questions.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder of the checkpoint and of what it is made from.")
+    ],
+    data: Annotated[
+        Path | None, typer.Option(help="Local copy of the task's published file.")
+    ] = None,
+    check: Annotated[
+        Check | None, typer.Option(help="How a JSON Lines file is graded; default exact.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first N questions.")] = None,
+    calibration: Annotated[
+        int, typer.Option(help="Questions that thresholds are set on; never trained on.")
+    ] = 300,
+    edge: options.Edge = None,
+    cloud: options.Cloud = None,
+    inputs: Annotated[
+        list[str] | None, typer.Option(help="hidden, top_logprobs, scalars; default all.")
+    ] = None,
+    top_k: Annotated[int, typer.Option(help="How many log-probs top_logprobs are.")] = 10,
+    hidden: Annotated[int, typer.Option(help="Width of the router's hidden layer.")] = 64,
+    seed: options.Seed = None,
+    ctx: options.Ctx = None,
+    threads: options.Threads = None,
+    gpu_layers: options.GpuLayers = None,
+) -> None:
+    """Train a router for a pair: collect answers, fit, calibrate. Interrupted, it goes on."""
+    flags = {"edge": edge, "cloud": cloud, "ctx": ctx, "threads": threads}
+    chosen = settings.load({**flags, "gpu_layers": gpu_layers, "seed": seed})
+    wanted = _inputs(inputs)
+    if top_k < 1 or hidden < 1:
+        raise UsageError("--top-k and --hidden must be 1 or more.")
+    questions, held_out = with_calibration(
+        task, "train", data=data, check=check, limit=limit, calibration=calibration
+    )
+    with ExitStack() as stack:
+        model = registry.open_edge(replace(chosen, slots=2))
+        stack.callback(model.close)
+        large = registry.open_cloud(replace(chosen, slots=2), model)
+        if large is not None:
+            stack.callback(large.close)
+        if not isinstance(large, LocalCloud):
+            raise UsageError(
+                "Training asks what the cloud model would write after every token, so it needs "
+                "its weights here; name a GGUF with --cloud."
+            )
+        progress = stack.enter_context(Progress(console=render.err, transient=True))
+        bar = progress.add_task("collecting", total=len(questions.questions))
+        claim(out, manifest(questions, held_out, model, large, {}))
+        with closing(Oracle(model, large.model, questions.max_tokens)) as oracle:
+            examples = collect(questions, oracle, out, lambda: progress.advance(bar))
+        found = data_of(examples, model, wanted, top_k)
+        progress.update(bar, description="fitting", total=None)
+        fitted = fit(found, Recipe(hidden=(hidden,), seed=chosen.seed))
+        card = RouterCard(
+            kind="mlp",
+            edge_fingerprint=model.fingerprint(),
+            tokenizer_fingerprint=model.tokenizer.fingerprint(),
+            hidden_size=model.hidden_size,
+            inputs=wanted,
+            top_k=top_k if "top_logprobs" in wanted else 0,
+            trained_on=f"{questions.name}, {len(questions.questions)} questions",
+            label=LABEL,
+        )
+        save(out, card, fitted)
+        progress.update(bar, description="calibrating")
+        thresholds = thresholds_for(SHARES, Mlp(card, out), held_out, edge=model, cloud=large)
+        save(out, _calibrated(card, thresholds, held_out), fitted)
+    _report(out, found.labels.mean(), fitted)
+
+
+def _inputs(given: list[str] | None) -> tuple[Input, ...]:
+    if given is None:
+        return INPUTS
+    if not set(given) <= set(INPUTS):
+        raise UsageError(f"--inputs can be {', '.join(INPUTS)}, not {', '.join(given)}.")
+    return tuple(name for name in INPUTS if name in given)
+
+
+def _calibrated(card: RouterCard, thresholds: dict[float, float], task: Task) -> RouterCard:
+    return replace(
+        card,
+        thresholds={f"{share:g}": threshold for share, threshold in thresholds.items()},
+        calibrated_on=f"{task.name}, {len(task.questions)} other questions",
+    )
+
+
+def _report(out: Path, positive: float, fitted: Fitted) -> None:
+    render.out.print(
+        f"{positive:.1%} of the tokens are worth a consult; the router's loss on held-out answers "
+        f"is {fitted.loss:.4f} nats, that of their mean {fitted.baseline_loss:.4f}. Use it with "
+        f"--router {out}.",
+        markup=False,
+    )
