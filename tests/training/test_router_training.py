@@ -73,6 +73,9 @@ def test_a_pair_without_repairs_has_nothing_to_learn(tmp_path: Path, text: str) 
         data_of(collect(TASK, oracle, tmp_path), edge(text), INPUTS, 5)
 
 
+RECIPE = Recipe(hidden=(8,), epochs=20, batch=128, rate=1e-2)
+
+
 def planted(rows: int = 4000) -> Data:
     """Labels that the fourth input decides, nearly."""
     rng = np.random.default_rng(0)
@@ -83,9 +86,9 @@ def planted(rows: int = 4000) -> Data:
 
 def test_a_fit_finds_what_decides(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    fitted = fit(planted(), Recipe(hidden=(8,), epochs=20, batch=512))
+    fitted = fit(planted(), RECIPE)
     assert fitted.loss < 0.5 * fitted.baseline_loss
-    again = fit(planted(), Recipe(hidden=(8,), epochs=20, batch=512))
+    again = fit(planted(), RECIPE)
     assert all(np.array_equal(fitted.tensors[name], again.tensors[name]) for name in again.tensors)
     card = RouterCard(
         kind="mlp",
