@@ -7,7 +7,7 @@ export CMAKE_ARGS ?= -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/cmake/llama-onl
 	-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF \
 	-DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF
 
-.PHONY: help install demo test lint pocket bench clean
+.PHONY: help install demo test test-training lint pocket bench clean
 
 help:  ## show this help
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,6 +28,10 @@ demo: install  ## install, then run the bundled pair on held-out questions
 
 test: .venv/tested  ## run the tests
 	$(BIN)/python -m pytest -n auto
+
+test-training: .venv/tested  ## run the tests that need torch, too
+	$(BIN)/python -m pip install --quiet --editable '.[train,pocket]'
+	$(BIN)/python -m pytest -n auto tests/training tests/pocket
 
 lint: .venv/tested  ## ruff and pyright
 	$(BIN)/ruff check .

@@ -77,9 +77,11 @@ def test_every_worked_step_of_a_reference_is_true() -> None:
     worked = 0
     for question in QUESTIONS:
         for a, sign, b, c in re.findall(r"(\d+)([-+*/])(\d+)=(\d+)", question.reference):
-            left, right = int(a), int(b)
-            results = {"+": left + right, "-": left - right, "*": left * right}
-            assert int(c) == (left // right if sign == "/" else results[sign])
+            left, right, result = int(a), int(b), int(c)
+            if sign == "/":
+                assert result * right == left
+            else:
+                assert result == {"+": left + right, "-": left - right, "*": left * right}[sign]
             worked += 1
     assert worked > 3000
 
