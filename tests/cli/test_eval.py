@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from edgewise.addresses import bundled
 from tests.cli.conftest import Edgewise
+from tests.llama_server_process import llama_server
 
 QUICK = ("--limit", "6", "--calibration", "6", "--no-baselines")
 
@@ -72,3 +74,13 @@ def test_own_questions(edgewise: Edgewise, tmp_path: Path) -> None:
     arguments = ("--check", "regex", "--calibration", "2", "--no-baselines", "--json")
     told = json.loads(edgewise("eval", "mine.jsonl", *arguments).out)
     assert (told["task"], told["questions"]) == ("mine", 2)
+
+
+def test_a_llama_server_gives_what_the_same_model_gives_here(edgewise: Edgewise) -> None:
+    arguments = ("eval", "pocketqa", *QUICK, "--router", "entropy", "--json")
+    local = json.loads(edgewise(*arguments).out)
+    with llama_server(bundled("cloud")) as url:
+        remote = json.loads(edgewise(*arguments, "--cloud", url).out)
+    assert remote["accuracy"] == local["accuracy"]
+    assert remote["cloud_share"] == pytest.approx(local["cloud_share"], abs=0.02)
+    assert remote["systems"][2]["prompt_computed"] > 0
