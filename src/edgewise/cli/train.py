@@ -1,6 +1,6 @@
 """`edgewise train`: a router for a pair of models."""
 
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -12,18 +12,14 @@ from edgewise import registry, settings
 from edgewise.cli import options, render
 from edgewise.cloud.local import LocalCloud
 from edgewise.errors import UsageError
-from edgewise.evaluation.calibration import thresholds_for
 from edgewise.evaluation.journal import claim
-from edgewise.evaluation.oracle import Oracle
 from edgewise.evaluation.plan import manifest
-from edgewise.evaluation.tasks.base import Check, Task
+from edgewise.evaluation.tasks.base import Check
 from edgewise.evaluation.tasks.named import with_calibration
-from edgewise.routers.card import Input, RouterCard
-from edgewise.routers.mlp import Mlp
-from edgewise.training.collect import LABEL, collect, data_of
-from edgewise.training.fit import Fitted, Recipe, fit, save
+from edgewise.routers.card import Input
+from edgewise.training.fit import Recipe
+from edgewise.training.router import train_router
 
-SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15)
 INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
 
 
@@ -74,29 +70,28 @@ def train(
                 "Training asks what the cloud model would write after every token, so it needs "
                 "its weights here; name a GGUF with --cloud."
             )
-        progress = stack.enter_context(Progress(console=render.err, transient=True))
-        bar = progress.add_task("collecting", total=len(questions.questions))
         claim(out, manifest(questions, held_out, model, large, {}))
-        with closing(Oracle(model, large.model, questions.max_tokens)) as oracle:
-            examples = collect(questions, oracle, out, lambda: progress.advance(bar))
-        found = data_of(examples, model, wanted, top_k)
-        progress.update(bar, description="fitting", total=None)
-        fitted = fit(found, Recipe(hidden=(hidden,), seed=chosen.seed))
-        card = RouterCard(
-            kind="mlp",
-            edge_fingerprint=model.fingerprint(),
-            tokenizer_fingerprint=model.tokenizer.fingerprint(),
-            hidden_size=model.hidden_size,
+        progress = stack.enter_context(Progress(console=render.err, transient=True))
+        bar = progress.add_task("")
+        trained = train_router(
+            questions,
+            held_out,
+            out,
+            edge=model,
+            cloud=large,
             inputs=wanted,
-            top_k=top_k if "top_logprobs" in wanted else 0,
-            trained_on=f"{questions.name}, {len(questions.questions)} questions",
-            label=LABEL,
+            top_k=top_k,
+            recipe=Recipe(hidden=(hidden,), seed=chosen.seed),
+            stage=lambda name, total: progress.reset(bar, description=name, total=total),
+            done=lambda: progress.advance(bar),
         )
-        save(out, card, fitted)
-        progress.update(bar, description="calibrating")
-        thresholds = thresholds_for(SHARES, Mlp(card, out), held_out, edge=model, cloud=large)
-        save(out, _calibrated(card, thresholds, held_out), fitted)
-    _report(out, found.labels.mean(), fitted)
+    fitted = trained.fitted
+    render.out.print(
+        f"{trained.positive:.1%} of the tokens are worth a consult; the router's loss on held-out "
+        f"answers is {fitted.loss:.4f} nats, that of their mean {fitted.baseline_loss:.4f}. Use it "
+        f"with --router {out}.",
+        markup=False,
+    )
 
 
 def _inputs(given: list[str] | None) -> tuple[Input, ...]:
@@ -105,20 +100,3 @@ def _inputs(given: list[str] | None) -> tuple[Input, ...]:
     if not set(given) <= set(INPUTS):
         raise UsageError(f"--inputs can be {', '.join(INPUTS)}, not {', '.join(given)}.")
     return tuple(name for name in INPUTS if name in given)
-
-
-def _calibrated(card: RouterCard, thresholds: dict[float, float], task: Task) -> RouterCard:
-    return replace(
-        card,
-        thresholds={f"{share:g}": threshold for share, threshold in thresholds.items()},
-        calibrated_on=f"{task.name}, {len(task.questions)} other questions",
-    )
-
-
-def _report(out: Path, positive: float, fitted: Fitted) -> None:
-    render.out.print(
-        f"{positive:.1%} of the tokens are worth a consult; the router's loss on held-out answers "
-        f"is {fitted.loss:.4f} nats, that of their mean {fitted.baseline_loss:.4f}. Use it with "
-        f"--router {out}.",
-        markup=False,
-    )
