@@ -53,7 +53,6 @@ def outcomes(part: str, shares: Sequence[float], each: int, calibration: int) ->
             edge=edge,
             cloud=cloud,
             store=Store(None, {}),
-            done=lambda: None,
         )
         if part == ALONE:
             return evaluation.alone()

@@ -5,7 +5,7 @@ import pytest
 from edgewise.cloud.scripted import ScriptedCloud
 from edgewise.edge.scripted import ScriptedEdge, noise
 from edgewise.evaluation.calibration import thresholds_for
-from edgewise.evaluation.systems import changed_share, cloud_share, pair
+from edgewise.evaluation.systems import Decoded, changed_share, cloud_share, paired
 from edgewise.evaluation.tasks.base import Question, Task
 from edgewise.registry import router_named
 
@@ -21,7 +21,7 @@ def test_the_share_asked_for_is_realised(name: str) -> None:
     thresholds = thresholds_for((0.3, 0.05), router, TASK, edge=EDGE, cloud=CLOUD)
     assert thresholds[0.05] > thresholds[0.3]
     for share, threshold in thresholds.items():
-        system = pair(EDGE, router, threshold, CLOUD, TASK.max_tokens)
+        system = Decoded(paired(EDGE, router, threshold, CLOUD), TASK.max_tokens)
         found = [system.answer(question) for question in TASK.questions]
         assert cloud_share(found) == pytest.approx(share, rel=0.2)
         changed = changed_share(found)
@@ -30,6 +30,7 @@ def test_the_share_asked_for_is_realised(name: str) -> None:
 
 
 def test_without_consults_nothing_is_changed() -> None:
-    found = [pair(EDGE, router_named("random"), 1.0, CLOUD, 16).answer(TASK.questions[0])]
+    never = paired(EDGE, router_named("random"), 1.0, CLOUD)
+    found = [Decoded(never, 16).answer(TASK.questions[0])]
     assert cloud_share(found) == 0
     assert changed_share(found) is None

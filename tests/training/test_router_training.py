@@ -119,7 +119,7 @@ def test_labels_of_one_class_are_refused() -> None:
         (("--hidden", "0"), "must be 1 or more"),
         (("--limit", "0"), "--limit must be 1 or more"),
         (("--calibration", "0"), "--calibration must be 1 or more"),
-        (("--cloud", "none"), "needs its weights here"),
+        (("--cloud", "none"), "name one with --cloud"),
     ],
 )
 def test_bad_input_is_one_sentence(

@@ -16,7 +16,7 @@ from edgewise.errors import UsageError
 from edgewise.evaluation.plan import Contender, Evaluation
 from edgewise.evaluation.report import Summary, rows, summary
 from edgewise.evaluation.sweep import Store
-from edgewise.evaluation.systems import pair, question_ids
+from edgewise.evaluation.systems import paired, question_ids
 from edgewise.evaluation.tasks.base import Task
 from edgewise.evaluation.tasks.grading import is_right
 from edgewise.evaluation.tasks.pocketqa import pocketqa
@@ -47,8 +47,8 @@ def demo(
             known = ", ".join(sorted(card.thresholds)) if card else "none"
             raise UsageError(f"No threshold is calibrated for {cloud_share}; known: {known}.")
         if not json:
-            shown = pair(edge, router, threshold, cloud, held_out.max_tokens)
-            _show(shown.decoder, held_out.first(len(held_out.families)))
+            pair = paired(edge, router, threshold, cloud)
+            _show(pair, held_out.first(len(held_out.families)))
         progress = stack.enter_context(Progress(console=render.err, disable=json, transient=True))
         bar = progress.add_task("answers", total=3 * questions)
         evaluation = Evaluation(

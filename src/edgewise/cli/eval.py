@@ -1,5 +1,6 @@
 """`edgewise eval`: what a router buys on a task."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,6 +12,7 @@ from rich.progress import Progress
 
 from edgewise import registry, settings
 from edgewise.cli import options, render
+from edgewise.cli.models import open_pair
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.evaluation.plan import Contender, Evaluation, manifest
@@ -42,7 +44,7 @@ def evaluate(
     cloud_share: Annotated[
         list[float] | None, typer.Option(help="Cloud share asked for; may be repeated.")
     ] = None,
-    threshold: options.Threshold = None,
+    deadline: options.Deadline = None,
     baselines: Annotated[
         bool, typer.Option(help="Random, untrained routers, commit point, query level, oracle.")
     ] = True,
@@ -67,22 +69,16 @@ def evaluate(
             "The log-likelihood of a routed stream is undefined, since two models wrote it; "
             "measure accuracy."
         )
-    flags = {"edge": edge, "cloud": cloud, "ctx": ctx, "threads": threads}
-    chosen = settings.load({**flags, "gpu_layers": gpu_layers, "threshold": threshold})
+    flags = {"edge": edge, "cloud": cloud, "deadline": deadline, "ctx": ctx, "threads": threads}
+    chosen = settings.load({**flags, "gpu_layers": gpu_layers})
     shares = _shares(cloud_share, chosen)
     questions, held_out = with_calibration(
         task, "test", data=data, check=check, limit=limit, calibration=calibration
     )
     with ExitStack() as stack:
-        edge_model = registry.open_edge(replace(chosen, slots=2))
-        stack.callback(edge_model.close)
-        cloud_model = registry.open_cloud(replace(chosen, slots=2), edge_model)
-        if cloud_model is None:
-            raise UsageError("An evaluation compares with a cloud model; name one with --cloud.")
-        stack.callback(cloud_model.close)
-        contenders = [_contender(name, chosen, edge_model) for name in router or [chosen.router]]
-        fixed = {"threshold": chosen.threshold} if chosen.threshold is not None else {}
-        store = Store(out, manifest(questions, held_out, edge_model, cloud_model, fixed))
+        edge_model, cloud_model = open_pair(chosen, stack)
+        contenders = _contenders(router or [chosen.router], chosen, edge_model)
+        store = Store(out, manifest(questions, held_out, edge_model, cloud_model))
         progress = stack.enter_context(Progress(console=render.err, disable=json, transient=True))
         bar = progress.add_task("answers", total=None)
         evaluation = Evaluation(
@@ -91,6 +87,7 @@ def evaluate(
             edge=edge_model,
             cloud=cloud_model,
             store=store,
+            deadline=chosen.deadline,
             done=lambda: progress.advance(bar),
         )
         table = rows(evaluation.run(contenders, shares, baselines=baselines))
@@ -106,19 +103,24 @@ def evaluate(
 
 
 def _shares(given: list[float] | None, chosen: Settings) -> list[float]:
-    shares = given or [chosen.cloud_share or registry.DEFAULT_SHARE]
-    if chosen.threshold is not None and given:
-        raise UsageError("Give a threshold or cloud shares, not both.")
+    if chosen.threshold is not None:
+        raise UsageError("An evaluation compares at cloud shares; drop the threshold.")
+    default = registry.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
+    shares = given or [default]
     if not all(0 < share < 1 for share in shares):
         raise UsageError("A cloud share must lie between 0 and 1, such as 0.05.")
     return sorted(set(shares))
 
 
-def _contender(name: str | None, chosen: Settings, edge: EdgeModel) -> Contender:
-    router, card = registry.open_router(replace(chosen, router=name), edge)
-    if name is None:
-        name = card.kind if card else registry.FALLBACK_ROUTER
-    return Contender(Path(name).name, router, card, chosen.threshold)
+def _contenders(names: Sequence[str | None], chosen: Settings, edge: EdgeModel) -> list[Contender]:
+    found: dict[str, Contender] = {}
+    for name in names:
+        router, card = registry.open_router(replace(chosen, router=name), edge)
+        shown = Path(name).name if name else (card.kind if card else registry.FALLBACK_ROUTER)
+        if shown in found:
+            raise UsageError(f"Two routers would be shown as {shown!r}; rename one's folder.")
+        found[shown] = Contender(shown, router, card)
+    return list(found.values())
 
 
 def _write(path: Path, text: str) -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from msgspec.structs import replace
 from rich.progress import Progress
 
-from edgewise import registry, settings
+from edgewise import settings
 from edgewise.cli import options, render
+from edgewise.cli.models import open_pair
 from edgewise.cloud.local import LocalCloud
 from edgewise.errors import UsageError
 from edgewise.evaluation.journal import claim
@@ -60,17 +60,13 @@ def train(
         task, "train", data=data, check=check, limit=limit, calibration=calibration
     )
     with ExitStack() as stack:
-        model = registry.open_edge(replace(chosen, slots=2))
-        stack.callback(model.close)
-        large = registry.open_cloud(replace(chosen, slots=2), model)
-        if large is not None:
-            stack.callback(large.close)
+        model, large = open_pair(chosen, stack)
         if not isinstance(large, LocalCloud):
             raise UsageError(
                 "Training asks what the cloud model would write after every token, so it needs "
                 "its weights here; name a GGUF with --cloud."
             )
-        claim(out, manifest(questions, held_out, model, large, {}))
+        claim(out, manifest(questions, held_out, model, large))
         progress = stack.enter_context(Progress(console=render.err, transient=True))
         bar = progress.add_task("")
         trained = train_router(

@@ -6,8 +6,9 @@ import numpy as np
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
-from edgewise.evaluation.systems import pair
+from edgewise.evaluation.systems import Decoded, paired
 from edgewise.evaluation.tasks.base import Task
+from edgewise.policy import Policy
 from edgewise.routers.base import Router
 
 ROUNDS = 3
@@ -20,6 +21,7 @@ def thresholds_for(
     *,
     edge: EdgeModel,
     cloud: CloudModel,
+    deadline: float = Policy().deadline,
     rounds: int = ROUNDS,
 ) -> dict[float, float]:
     """For each share the threshold that this fraction of the scores reaches.
@@ -28,12 +30,19 @@ def thresholds_for(
     prefix, so the answers are made anew with each estimate. The first estimate for the smallest
     share is from answers of the edge alone, for the others from those of the share before.
     """
+
+    def scores_at(threshold: float) -> list[float]:
+        decoder = paired(edge, router, threshold, cloud, deadline=deadline)
+        system = Decoded(decoder, task.max_tokens)
+        tokens = (token for question in task.questions for token in system.ask(question).tokens)
+        return [token.score for token in tokens if token.score is not None]
+
     found: dict[float, float] = {}
-    scores = _scores(1.0, router, task, edge, cloud)
+    scores = scores_at(1.0)
     for share in sorted(shares):
         threshold = reached_by(share, scores)
         for _ in range(rounds - 1):
-            scores = _scores(threshold, router, task, edge, cloud)
+            scores = scores_at(threshold)
             threshold = reached_by(share, scores)
         found[share] = threshold
     return found
@@ -48,11 +57,3 @@ def reached_by(share: float, scores: Sequence[float]) -> float:
     if np.mean(np.asarray(scores) >= threshold) > share:
         threshold = min(1.0, float(np.nextafter(threshold, 2.0)))
     return threshold
-
-
-def _scores(
-    threshold: float, router: Router, task: Task, edge: EdgeModel, cloud: CloudModel
-) -> list[float]:
-    system = pair(edge, router, threshold, cloud, task.max_tokens)
-    tokens = (token for question in task.questions for token in system.ask(question).tokens)
-    return [token.score for token in tokens if token.score is not None]

@@ -1,7 +1,7 @@
 """Which systems an evaluation runs, and with which thresholds."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 import msgspec
@@ -14,8 +14,9 @@ from edgewise.evaluation.calibration import thresholds_for
 from edgewise.evaluation.oracle import Oracle
 from edgewise.evaluation.report import CLOUD, EDGE
 from edgewise.evaluation.sweep import Cell, Store, run
-from edgewise.evaluation.systems import CloudAlone, Outcome, System, edge_alone, pair
+from edgewise.evaluation.systems import CloudAlone, Decoded, Outcome, System, edge_alone, paired
 from edgewise.evaluation.tasks.base import Task
+from edgewise.policy import Policy
 from edgewise.registry import router_named
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
@@ -30,12 +31,9 @@ class Contender(msgspec.Struct, frozen=True):
     name: str
     router: Router
     card: RouterCard | None = None
-    threshold: float | None = None
 
     def calibrated(self, share: float) -> float | None:
-        """The threshold given, or the card's for `share`."""
-        if self.threshold is not None:
-            return self.threshold
+        """The card's threshold for `share`."""
         return self.card.threshold(share) if self.card else None
 
 
@@ -50,10 +48,13 @@ class Evaluation:
         edge: EdgeModel,
         cloud: CloudModel,
         store: Store,
-        done: Callable[[], None],
+        deadline: float = Policy().deadline,
+        done: Callable[[], None] = lambda: None,
     ) -> None:
+        """`deadline` in seconds a consult; `done` is called after each answer."""
         self.task, self.calibration = task, calibration
         self.edge, self.cloud = edge, cloud
+        self.deadline = deadline
         self.store, self._done = store, done
 
     def run(
@@ -87,8 +88,10 @@ class Evaluation:
         found: dict[Cell, list[Outcome]] = {}
         for share, threshold in self._thresholds(contender, shares).items():
             cell = Cell(contender.name, share)
-            system = pair(self.edge, contender.router, threshold, self.cloud, tokens)
-            found[cell] = self._cell(cell, system)
+            decoder = paired(
+                self.edge, contender.router, threshold, self.cloud, deadline=self.deadline
+            )
+            found[cell] = self._cell(cell, Decoded(decoder, tokens))
         return found
 
     def bounds(self) -> dict[Cell, list[Outcome]]:
@@ -117,7 +120,12 @@ class Evaluation:
         unknown = [share for share in shares if share not in known]
         if unknown:
             fresh = thresholds_for(
-                unknown, contender.router, self.calibration, edge=self.edge, cloud=self.cloud
+                unknown,
+                contender.router,
+                self.calibration,
+                edge=self.edge,
+                cloud=self.cloud,
+                deadline=self.deadline,
             )
             for share, threshold in fresh.items():
                 self.store.set_threshold(Cell(contender.name, share), threshold)
@@ -130,7 +138,6 @@ def manifest(
     calibration: Task,
     edge: EdgeModel,
     cloud: CloudModel,
-    settings: Mapping[str, object],
 ) -> dict[str, object]:
     """What outcomes depend on; equal manifests may share a folder."""
     digest = hashlib.sha256(msgspec.json.encode([task, calibration])).hexdigest()
@@ -140,5 +147,4 @@ def manifest(
         "questions": digest,
         "edge": edge.fingerprint(),
         "cloud": cloud.model.fingerprint() if isinstance(cloud, LocalCloud) else cloud.name,
-        **settings,
     }

@@ -95,12 +95,17 @@ def edge_alone(edge: EdgeModel, max_tokens: int, router: Router | None = None) -
     return Decoded(Decoder(edge, router=router or MaxProb(), policy=policy), max_tokens)
 
 
-def pair(
-    edge: EdgeModel, router: Router, threshold: float, cloud: CloudModel, max_tokens: int
-) -> Decoded:
+def paired(
+    edge: EdgeModel,
+    router: Router,
+    threshold: float,
+    cloud: CloudModel,
+    *,
+    deadline: float = Policy().deadline,
+) -> Decoder:
     """Edge and cloud. A cloud that fails ends the evaluation: the figure would be a mixture."""
-    policy = Policy(threshold=threshold, on_cloud_error="raise")
-    return Decoded(Decoder(edge, router=router, policy=policy, cloud=cloud), max_tokens)
+    policy = Policy(threshold=threshold, deadline=deadline, on_cloud_error="raise")
+    return Decoder(edge, router=router, policy=policy, cloud=cloud)
 
 
 class CloudAlone:

@@ -1,0 +1,23 @@
+"""The two models of a command, closed with it."""
+
+from contextlib import ExitStack
+
+from msgspec.structs import replace
+
+from edgewise import registry
+from edgewise.cloud.base import CloudModel
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.errors import UsageError
+from edgewise.settings import Settings
+
+
+def open_pair(chosen: Settings, stack: ExitStack) -> tuple[LlamaModel, CloudModel]:
+    """Both models, with a slot more than a decoder needs: the oracle reads beside it."""
+    roomy = replace(chosen, slots=max(2, chosen.slots))
+    edge = registry.open_edge(roomy)
+    stack.callback(edge.close)
+    cloud = registry.open_cloud(roomy, edge)
+    if cloud is None:
+        raise UsageError("This compares with a cloud model; name one with --cloud.")
+    stack.callback(cloud.close)
+    return edge, cloud
