@@ -50,7 +50,7 @@ class Document:
     learnt: str
 
 
-def _zipf(count: int) -> list[float]:
+def zipf(count: int) -> list[float]:
     """Cumulative weights of `count` ranks."""
     return list(accumulate((rank + ZIPF_SHIFT) ** -ZIPF_EXPONENT for rank in range(count)))
 
@@ -61,8 +61,8 @@ class Corpus:
     def __init__(self, facts: list[Fact], chains: list[Chain], seed: int) -> None:
         self.rng = Random(seed)
         self.distractors = Distractors(facts, chains)
-        self._facts, self._fact_weights = facts, _zipf(len(facts))
-        self._chains, self._chain_weights = chains, _zipf(len(chains))
+        self._facts, self._fact_weights = facts, zipf(len(facts))
+        self._chains, self._chain_weights = chains, zipf(len(chains))
         self._by_subject: dict[str, list[Fact]] = {}
         self._of_kind: dict[str, list[str]] = {}
         for fact in facts:

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import get_args
 
+from pocket.corpus import zipf
 from pocket.facts import Chain, Fact
 from pocket.questions import (
     Distractors,
@@ -28,16 +29,16 @@ def _draw(
     family: Family, facts: list[Fact], chains: list[Chain], wrong: Distractors, rng: Random
 ) -> Question:
     if family == "facts":
-        fact = rng.choice(facts)
+        fact = rng.choices(facts, cum_weights=zipf(len(facts)))[0]
         return fact_question(fact, wrong.for_fact(fact, rng), rng)
     if family == "two-hop":
-        chain = rng.choice(chains)
+        chain = rng.choices(chains, cum_weights=zipf(len(chains)))[0]
         return two_hop_question(chain, wrong.for_chain(chain, rng), rng)
     return step_question(rng)
 
 
 def frozen_questions(facts: list[Fact], chains: list[Chain], seed: int) -> list[dict[str, object]]:
-    """Reserved questions of each family; facts and chains are drawn evenly over all ranks."""
+    """Reserved questions of each family; facts and chains are drawn by the law of training."""
     rng, wrong = Random(seed), Distractors(facts, chains)
     records: list[dict[str, object]] = []
     for family in get_args(Family):
