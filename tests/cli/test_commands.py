@@ -131,7 +131,7 @@ def test_demo_compares_the_three(cli: Run) -> None:
 
 
 def test_demo_shows_answers_and_a_table(cli: Run) -> None:
-    done = cli("demo", "--questions", "3", COLUMNS="200")
+    done = cli("demo", "--questions", "3", COLUMNS="80")
     assert done.returncode == 0
     for said in ("right;", "wrong;", "facts", "two-hop", "steps", "gap recovered", "95% interval"):
         assert said in done.stdout

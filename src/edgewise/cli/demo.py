@@ -5,7 +5,6 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.progress import Progress
 
 from edgewise.addresses import bundled
 from edgewise.cli import options, render
@@ -49,7 +48,7 @@ def demo(
         if not json:
             pair = paired(edge, router, threshold, cloud)
             _show(pair, held_out.first(len(held_out.families)))
-        progress = stack.enter_context(Progress(console=render.err, disable=json, transient=True))
+        progress = stack.enter_context(render.progress(hidden=json))
         bar = progress.add_task("answers", total=3 * questions)
         evaluation = Evaluation(
             held_out.first(questions),

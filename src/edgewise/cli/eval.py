@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 from msgspec.structs import replace
-from rich.progress import Progress
 
 from edgewise import registry, settings
 from edgewise.cli import options, render
@@ -72,6 +71,8 @@ def evaluate(
     flags = {"edge": edge, "cloud": cloud, "deadline": deadline, "ctx": ctx, "threads": threads}
     chosen = settings.load({**flags, "gpu_layers": gpu_layers})
     shares = _shares(cloud_share, chosen)
+    for path in (csv, figure):
+        _require_folder(path)
     questions, held_out = with_calibration(
         task, "test", data=data, check=check, limit=limit, calibration=calibration
     )
@@ -79,7 +80,7 @@ def evaluate(
         edge_model, cloud_model = open_pair(chosen, stack)
         contenders = _contenders(router or [chosen.router], chosen, edge_model)
         store = Store(out, manifest(questions, held_out, edge_model, cloud_model))
-        progress = stack.enter_context(Progress(console=render.err, disable=json, transient=True))
+        progress = stack.enter_context(render.progress(hidden=json))
         bar = progress.add_task("answers", total=None)
         evaluation = Evaluation(
             questions,
@@ -121,6 +122,12 @@ def _contenders(names: Sequence[str | None], chosen: Settings, edge: EdgeModel) 
             raise UsageError(f"Two routers would be shown as {shown!r}; rename one's folder.")
         found[shown] = Contender(shown, router, card)
     return list(found.values())
+
+
+def _require_folder(path: Path | None) -> None:
+    """Before the work, not after it."""
+    if path is not None and not path.parent.is_dir():
+        raise UsageError(f"{str(path)!r} cannot be written: there is no such folder.")
 
 
 def _write(path: Path, text: str) -> None:

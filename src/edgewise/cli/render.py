@@ -4,13 +4,16 @@ import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.progress import Progress
 from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from edgewise.decoding import Answer, collect
+from edgewise.evaluation import report
 from edgewise.evaluation.report import Figures, Row
 from edgewise.evaluation.statistics import Interval
 from edgewise.events import Event, Finished, Token
@@ -20,6 +23,7 @@ _COLOURS = None if os.environ.get("NO_COLOR") else "auto"
 out = Console(highlight=False, soft_wrap=True, color_system=_COLOURS)
 err = Console(stderr=True, highlight=False, soft_wrap=True, color_system=_COLOURS)
 
+ALONE = (report.EDGE.system, report.CLOUD.system)
 CLOUD = Style(color="red", bold=True)
 
 
@@ -81,25 +85,26 @@ def summary(answer: Answer) -> str:
     )
 
 
+def progress(*, hidden: bool = False) -> Progress:
+    """A progress bar on stderr, where that is a terminal."""
+    return Progress(console=err, disable=hidden or not err.is_terminal, transient=True)
+
+
 def figures_table(title: str, table: Sequence[Row]) -> Table:
-    """Every system's figures, one line each."""
-    shown = Table(title=f"{title} (95% intervals)")
-    names = ("system", "asked", "cloud share", "changed", "accuracy", "strict", "gap recovered")
+    """Every system's figures, one line each, within 80 columns."""
+    shown = Table(title=f"{title} (95% intervals)", box=SIMPLE_HEAD, pad_edge=False)
     families = list(table[0].families)
-    for name in (*names, *(families if len(families) > 1 else ()), "tokens/s"):
+    for name in ("system", "cloud share", "right", *families, "gap recovered"):
         shown.add_column(name, justify="left" if name == "system" else "right")
     for row in table:
         figures = row.overall
+        asked = "" if figures.share_asked is None else f" at {figures.share_asked:.0%}"
         shown.add_row(
-            figures.system,
-            "" if figures.share_asked is None else f"{figures.share_asked:.0%}",
+            figures.system + asked,
             f"{figures.cloud_share:.1%}",
-            "" if figures.changed is None else f"{figures.changed:.0%}",
-            f"{figures.accuracy:.1%} {percent(figures.interval)}",
-            f"{figures.strict_accuracy:.1%}",
-            gap(figures),
-            *(f"{f.accuracy:.0%}" for f in row.families.values() if len(families) > 1),
-            f"{figures.tokens_per_second:.0f}",
+            f"{figures.accuracy:.1%}",
+            *(f"{of_family.accuracy:.0%}" for of_family in row.families.values()),
+            "" if figures.system in ALONE else gap(figures),
         )
     return shown
 

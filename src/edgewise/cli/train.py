@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress
 
 from edgewise import settings
 from edgewise.cli import options, render
@@ -67,7 +66,7 @@ def train(
                 "its weights here; name a GGUF with --cloud."
             )
         claim(out, manifest(questions, held_out, model, large))
-        progress = stack.enter_context(Progress(console=render.err, transient=True))
+        progress = stack.enter_context(render.progress())
         bar = progress.add_task("")
         trained = train_router(
             questions,
