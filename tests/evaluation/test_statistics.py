@@ -47,3 +47,19 @@ def test_a_family_without_a_gap_has_no_figure() -> None:
     same = (rights(5, 10), rights(5, 10), rights(5, 10))
     assert gap_recovered([same]) is None
     assert gap_recovered([same, (rights(2, 10), rights(3, 10), rights(8, 10))]) is None
+
+
+def test_a_cloud_worse_than_the_edge_leaves_no_gap() -> None:
+    assert gap_recovered([(rights(8, 10), rights(6, 10), rights(4, 10))]) is None
+
+
+def test_the_interval_of_two_questions() -> None:
+    # Of the four resamples of (gained, not gained) one recovers all, one nothing, two a half.
+    found = gap_recovered([([False, False], [True, False], [True, True])])
+    assert found == (0.5, (0.0, 1.0))
+
+
+def test_resamples_without_a_gap_leave_the_interval_open() -> None:
+    # One of the four resamples draws only the question that edge and cloud both miss.
+    found = gap_recovered([([False, False], [True, False], [True, False])])
+    assert found == (1.0, (-math.inf, math.inf))

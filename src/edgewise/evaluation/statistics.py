@@ -29,20 +29,25 @@ def gap_recovered(
     """(pair - edge) / (cloud - edge), averaged over the families, and its 95 % interval.
 
     A family is the right answers of edge, pair and cloud to the same questions. Questions are
-    resampled within their family. None where a family has no gap to recover.
+    resampled within their family. None where a family has no gap to recover: its cloud is not
+    better than its edge. A resample without a gap may stand for any value, so it counts as below
+    the low end and as above the high one; an end that this leaves open is infinite.
     """
     rng = np.random.default_rng(seed)
     found = [_recovered(np.asarray(family, np.float64).mean(axis=1)) for family in families]
     if np.isnan(found).any():
         return None
     resampled = [_recovered(_resampled_means(family, rng)) for family in families]
-    return float(np.mean(found)), _interval(np.mean(resampled, axis=0))
+    mean = np.mean(resampled, axis=0)
+    low, _ = _interval(np.nan_to_num(mean, nan=-np.inf))
+    _, high = _interval(np.nan_to_num(mean, nan=np.inf))
+    return float(np.mean(found)), (low, high)
 
 
 def _recovered(means: NDArray[np.float64]) -> NDArray[np.float64]:
     """From means of edge, pair and cloud [..., 3]; NaN without a gap."""
     edge, pair, cloud = np.moveaxis(means, -1, 0)
-    gap = np.where(cloud == edge, np.nan, cloud - edge)
+    gap = np.where(cloud > edge, cloud - edge, np.nan)
     return (pair - edge) / gap
 
 
@@ -56,5 +61,6 @@ def _resampled_means(
 
 
 def _interval(values: NDArray[np.float64]) -> Interval:
-    low, high = np.nanquantile(values, (0.025, 0.975))
+    # Not interpolated: between two infinities there is nothing.
+    low, high = np.quantile(values, (0.025, 0.975), method="inverted_cdf")
     return float(low), float(high)
