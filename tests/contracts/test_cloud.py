@@ -21,6 +21,8 @@ from tests.llama_server_process import llama_server
 
 DEADLINE = 20.0
 GREEDY = Sampling()
+NEAR_TIE = 0.05
+"""Nats between two candidates that rounding may swap."""
 
 
 @dataclass
@@ -105,7 +107,7 @@ def test_an_answer_ends_with_an_end_token(backend: Backend, session: CloudSessio
 def test_a_span_equals_as_many_single_tokens(
     backend: Backend, session: CloudSession, span: int
 ) -> None:
-    single = [v.ids[0] for v in whole(backend, session)]
+    single = whole(backend, session)
     again = backend.cloud.open(backend.prompt)
     spanned: list[int] = []
     while True:
@@ -115,7 +117,15 @@ def test_a_span_equals_as_many_single_tokens(
             break
         assert len(verdict.ids) == span
     again.close()
-    assert spanned == single
+    for written, verdict in zip(spanned, single, strict=False):
+        if written != verdict.ids[0]:
+            # Engines compute a span in other batches, which may flip a near tie; all differs then.
+            first, second = verdict.top[0][:2]
+            assert written == second.id
+            assert first.logprob - second.logprob < NEAR_TIE
+            return
+    assert spanned[-1] in backend.tokenizer.eos_ids
+    assert len(spanned) == len(single)
 
 
 def test_going_back_equals_a_fresh_session(backend: Backend, session: CloudSession) -> None:

@@ -80,7 +80,7 @@ class LlamaServer:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._loop = asyncio.new_event_loop()
         self._http: aiohttp.ClientSession | None = None
-        self._eos_id = 0
+        self._eos_ids = frozenset([0])
         self._closed = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="cloud", daemon=True)
         self._thread.start()
@@ -90,7 +90,7 @@ class LlamaServer:
 
     def check(self, tokenizer: Tokenizer) -> str:
         """Tokenise fixed strings at the engine and compare the ids."""
-        self._eos_id = min(tokenizer.eos_ids, default=0)
+        self._eos_ids = tokenizer.eos_ids or self._eos_ids
         self.submit(self._get("/health"), PROBE_SECONDS).result()
         for text in PROBES:
             body = {"content": text, "add_special": False, "parse_special": False}
@@ -138,9 +138,9 @@ class LlamaServer:
         ids = reply.tokens[:n]
         known = {p.id: p for p in reply.completion_probabilities}
         rows = [known.get(token) for token in ids]
-        if ended and len(ids) < n and (not ids or ids[-1] != self._eos_id):
+        if ended and len(ids) < n and (not ids or ids[-1] not in self._eos_ids):
             # The engine keeps the end token to itself; the edge's own stands for it.
-            ids, rows = [*ids, self._eos_id], [*rows, None]
+            ids, rows = [*ids, min(self._eos_ids)], [*rows, None]
         if not ids:
             raise CloudProtocolError(f"{self.name!r} answered a consult without any token.")
         timings = reply.timings or _Timings()
