@@ -90,7 +90,6 @@ class LlamaServer:
 
     def check(self, tokenizer: Tokenizer) -> str:
         """Tokenise fixed strings at the engine and compare the ids."""
-        self._eos_ids = tokenizer.eos_ids or self._eos_ids
         self.submit(self._get("/health"), PROBE_SECONDS).result()
         for text in PROBES:
             body = {"content": text, "add_special": False, "parse_special": False}
@@ -100,6 +99,7 @@ class LlamaServer:
                     f"The cloud model at {self.name!r} splits {text!r} into other ids than the "
                     "edge model, so their vocabularies differ; choose two models of one family."
                 )
+        self._eos_ids = tokenizer.eos_ids or self._eos_ids
         return f"{len(PROBES)} strings have the same ids at the engine"
 
     def submit(self, work: Coroutine[Any, Any, Any], deadline: float) -> Future[Any]:
