@@ -29,6 +29,9 @@ from edgewise.errors import AddressError
 LISTING_SECONDS = 10.0
 """How long the hub may take to say which files a repository has."""
 
+CHECKPOINT = ("config.json", "model.safetensors", "trained_on.txt", "README.md")
+"""Files of a router's checkpoint."""
+
 _REPOSITORY = re.compile(
     r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+?))?(?::(?P<quant>[\w.-]+))?"
 )
@@ -72,6 +75,57 @@ def resolve(address: str, role: Literal["edge", "cloud"]) -> Path:
             "'bundled'."
         )
     return _download(parsed)
+
+
+def checkpoint(name: str) -> Path | None:
+    """The folder of a router: a path, or a hub repository's files, downloaded if need be.
+
+    None where the name is of neither form. Raises `AddressError`.
+    """
+    import huggingface_hub as hub
+
+    try:
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            return folder
+    except (OSError, RuntimeError, ValueError):
+        return None
+    address = _parse(name)
+    if address is None or address.quant or address.file:
+        return None
+    with _explained(address):
+        names, _ = _ask_hub(address)
+        return Path(
+            hub.snapshot_download(
+                address.repo,
+                revision=address.revision,
+                allow_patterns=list(CHECKPOINT),
+                local_files_only=names is None,
+            )
+        )
+
+
+def upload(folder: Path, repo: str, *, private: bool) -> str:
+    """Publish a router's checkpoint as a hub repository; returns its address on the web.
+
+    A repository that exists gets a new commit. Raises `AddressError`.
+    """
+    import huggingface_hub as hub
+
+    with _explained(_Address(repo, None, None, None)):
+        if hub.get_token() is None:
+            raise AddressError(
+                "The hub needs to know who publishes; set HF_TOKEN to a token that may write, or "
+                "run hf auth login."
+            )
+        url = hub.create_repo(repo, private=private, exist_ok=True)
+        hub.upload_folder(
+            repo_id=repo,
+            folder_path=folder,
+            allow_patterns=list(CHECKPOINT),
+            commit_message="A router trained with Edgewise",
+        )
+        return str(url)
 
 
 def dataset_file(repo: str, name: str) -> Path:
@@ -187,7 +241,17 @@ def _explain(address: _Address, error: Exception) -> str:
 
 
 def _list(address: _Address) -> _Listing:
-    """Ask the hub once, so that a machine without a network does not wait through retries."""
+    names, problem = _ask_hub(address)
+    if names is None:
+        return _Listing(_cached(address, problem), online=False)
+    return _Listing([name for name in names if name.endswith(".gguf")], online=True)
+
+
+def _ask_hub(address: _Address) -> tuple[list[str] | None, str]:
+    """The names of a repository's files, or None and why there is no telling.
+
+    The hub is asked once, so that a machine without a network does not wait through retries.
+    """
     import huggingface_hub as hub
     from httpx2 import TransportError
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -196,18 +260,17 @@ def _list(address: _Address) -> _Listing:
         model = hub.HfApi().model_info(
             address.repo, revision=address.revision, timeout=LISTING_SECONDS
         )
-        names = [file.rfilename for file in model.siblings or []]
-        return _Listing([name for name in names if name.endswith(".gguf")], online=True)
+        return [file.rfilename for file in model.siblings or []], ""
     except HFValidationError:
         raise
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status != 429 and status < 500:
             raise
-        return _Listing(_cached(address, _explain(address, error)), online=False)
+        return None, _explain(address, error)
     except (OSError, TransportError, LookupError, TypeError, ValueError):
         # Off line, out of reach, or something in between that answers in the hub's place.
-        return _Listing(_cached(address, _unreachable(address)), online=False)
+        return None, _unreachable(address)
 
 
 def _cached(address: _Address, problem: str) -> list[str]:

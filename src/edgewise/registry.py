@@ -5,10 +5,11 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from edgewise.addresses import bundled, resolve
+from edgewise.addresses import bundled, checkpoint, resolve
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.rollouts import OneByOne, Rollouts
 from edgewise.errors import UsageError
 from edgewise.policy import Policy
 from edgewise.routers.base import Router
@@ -65,14 +66,10 @@ def connect(settings: Settings) -> CloudModel | None:
 
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
     """The router and, for a checkpoint, its card (already checked against the edge model)."""
-    name = settings.router
-    if name is None:
-        name = str(bundled("router")) if settings.edge == "bundled" else FALLBACK_ROUTER
-    if name.startswith("constant:"):
-        return _constant(name), None
-    folder = Path(name).expanduser()
-    if name in _router_factories() or not folder.is_dir():
-        return router_named(name), None
+    folder = router_folder(settings)
+    if folder is None:
+        name = settings.router or FALLBACK_ROUTER
+        return _constant(name) if name.startswith("constant:") else router_named(name), None
     card = read_card(folder)
     card.check(edge, folder)
     if card.kind == "mlp":
@@ -80,6 +77,23 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
 
         return Mlp(card, folder), card
     return _imported(_BUILT_IN[card.kind])(), card
+
+
+def default_router(settings: Settings) -> str:
+    """What to call the router that is used where the settings name none."""
+    return "bundled" if settings.edge == "bundled" else FALLBACK_ROUTER
+
+
+def router_folder(settings: Settings) -> Path | None:
+    """Where the checkpoint lies that the settings name, downloaded if need be; None for none."""
+    name = settings.router
+    if name is None:
+        name = default_router(settings)
+    if name == "bundled":
+        return bundled("router")
+    if name.startswith("constant:") or name in _router_factories():
+        return None
+    return checkpoint(name)
 
 
 def router_named(name: str) -> Router:
@@ -91,6 +105,26 @@ def router_named(name: str) -> Router:
             f"{', '.join(sorted(factories))}."
         )
     return factories[name]()
+
+
+def edge_rollouts(edge: EdgeModel) -> Rollouts:
+    """Many continuations by the edge model at a time."""
+    if isinstance(edge, LlamaModel):
+        from edgewise.edge.llamacpp_rollouts import LlamaRollouts
+
+        return LlamaRollouts(edge)
+    return OneByOne(edge)
+
+
+def cloud_rollouts(cloud: CloudModel) -> Rollouts:
+    """Many continuations by the cloud model at a time, in this process or behind its engine."""
+    from edgewise.cloud.local import LocalCloud
+
+    if isinstance(cloud, LocalCloud):
+        return edge_rollouts(cloud.model)
+    from edgewise.cloud.rollouts import CloudRollouts
+
+    return CloudRollouts(cloud)
 
 
 def make_policy(settings: Settings, card: RouterCard | None) -> Policy:

@@ -58,9 +58,9 @@ def demo(
             store=Store(None, {}),
             done=lambda: progress.advance(bar),
         )
-        contender = Contender(card.kind, router, card)
+        contender = Contender("pair", router, card)
         table = rows(evaluation.run([contender], [cloud_share], baselines=False))
-    result = summary("pocketqa", card.kind, table)
+    result = summary("pocketqa", contender.name, table)
     if json:
         print(msgspec.json.encode(result).decode())
     else:

@@ -18,8 +18,9 @@ from edgewise.evaluation.plan import Contender, Evaluation, manifest
 from edgewise.evaluation.plot import plot
 from edgewise.evaluation.report import as_csv, rows, summary
 from edgewise.evaluation.sweep import Store
-from edgewise.evaluation.tasks.base import Check
+from edgewise.evaluation.tasks.base import Check, Task
 from edgewise.evaluation.tasks.named import with_calibration
+from edgewise.routers.card import digest, trained_digests
 from edgewise.settings import Settings
 
 
@@ -78,7 +79,7 @@ def evaluate(
     )
     with ExitStack() as stack:
         edge_model, cloud_model = open_pair(chosen, stack)
-        contenders = _contenders(router or [chosen.router], chosen, edge_model)
+        contenders = _contenders(router or [chosen.router], chosen, edge_model, questions)
         store = Store(out, manifest(questions, held_out, edge_model, cloud_model))
         progress = stack.enter_context(render.progress(hidden=json))
         bar = progress.add_task("answers", total=None)
@@ -101,6 +102,7 @@ def evaluate(
         print(msgspec.json.encode(summary(questions.name, contenders[0].name, table)).decode())
     else:
         render.out.print(render.figures_table(title, table))
+        render.out.print(render.cost_table(table))
 
 
 def _shares(given: list[float] | None, chosen: Settings) -> list[float]:
@@ -113,15 +115,30 @@ def _shares(given: list[float] | None, chosen: Settings) -> list[float]:
     return sorted(set(shares))
 
 
-def _contenders(names: Sequence[str | None], chosen: Settings, edge: EdgeModel) -> list[Contender]:
+def _contenders(
+    names: Sequence[str | None], chosen: Settings, edge: EdgeModel, task: Task
+) -> list[Contender]:
     found: dict[str, Contender] = {}
     for name in names:
-        router, card = registry.open_router(replace(chosen, router=name), edge)
-        shown = Path(name).name if name else (card.kind if card else registry.FALLBACK_ROUTER)
+        named = replace(chosen, router=name)
+        _require_unseen(registry.router_folder(named), task)
+        router, card = registry.open_router(named, edge)
+        shown = Path(name).name if name else registry.default_router(named)
         if shown in found:
             raise UsageError(f"Two routers would be shown as {shown!r}; rename one's folder.")
         found[shown] = Contender(shown, router, card)
     return list(found.values())
+
+
+def _require_unseen(folder: Path | None, task: Task) -> None:
+    """A router that was trained on the questions would be flattered by them."""
+    trained = trained_digests(folder) if folder else frozenset[str]()
+    seen = sum(digest(question.prompt) in trained for question in task.questions)
+    if seen:
+        raise UsageError(
+            f"{seen} of the {len(task.questions)} questions trained the router in {str(folder)!r}; "
+            "evaluate it on others."
+        )
 
 
 def _require_folder(path: Path | None) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgewise.cli import bench, render
+from edgewise.cli import bench, render, router
 from edgewise.cli.demo import demo
 from edgewise.cli.doctor import doctor
 from edgewise.cli.eval import evaluate
@@ -28,6 +28,7 @@ app.command()(run)
 app.command()(doctor)
 app.command("eval")(evaluate)
 app.command()(train)
+app.add_typer(router.app, name="router")
 app.add_typer(bench.app, name="bench")
 
 

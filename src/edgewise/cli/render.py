@@ -98,15 +98,37 @@ def figures_table(title: str, table: Sequence[Row]) -> Table:
         shown.add_column(name, justify="left" if name == "system" else "right")
     for row in table:
         figures = row.overall
-        asked = "" if figures.share_asked is None else f" at {figures.share_asked:.0%}"
         shown.add_row(
-            figures.system + asked,
+            _named(figures),
             f"{figures.cloud_share:.1%}",
             f"{figures.accuracy:.1%}",
             *(f"{of_family.accuracy:.0%}" for of_family in row.families.values()),
             "" if figures.system in ALONE else gap(figures),
         )
     return shown
+
+
+def cost_table(table: Sequence[Row]) -> Table:
+    """What each system asked of the cloud, means an answer; an engine may bill all of it."""
+    shown = Table(title="Asked of the cloud, an answer", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("system", "calls", "cloud tokens", "prompt computed", "prompt cached"):
+        shown.add_column(name, justify="left" if name == "system" else "right")
+    for figures in (row.overall for row in table):
+        if figures.cloud_calls:
+            totals = (
+                figures.cloud_calls,
+                figures.cloud_tokens,
+                figures.prompt_computed,
+                figures.prompt_cached,
+            )
+            means = (f"{total / figures.questions:.1f}" for total in totals)
+            shown.add_row(_named(figures), *means)
+    return shown
+
+
+def _named(figures: Figures) -> str:
+    asked = "" if figures.share_asked is None else f" at {figures.share_asked:.0%}"
+    return figures.system + asked
 
 
 def gap(figures: Figures) -> str:

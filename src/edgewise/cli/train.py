@@ -5,28 +5,42 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import Progress as Bar
 
 from edgewise import settings
 from edgewise.cli import options, render
 from edgewise.cli.models import open_pair
-from edgewise.cloud.local import LocalCloud
 from edgewise.errors import UsageError
 from edgewise.evaluation.journal import claim
 from edgewise.evaluation.plan import manifest
 from edgewise.evaluation.tasks.base import Check
 from edgewise.evaluation.tasks.named import with_calibration
 from edgewise.routers.card import Input
-from edgewise.training.fit import Recipe
-from edgewise.training.router import train_router
+from edgewise.training.fit import Fitted, Recipe, import_torch
+from edgewise.training.label import LabelName
+from edgewise.training.router import Progress, Stage, Training, labels_named
 
-INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
+INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars", "token_embedding")
+DEFAULT_INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
 
 
 def train(
-    task: Annotated[str, typer.Argument(help="pocketqa or a JSON Lines file of questions.")],
+    task: Annotated[
+        str, typer.Argument(help="pocketqa, commonsenseqa, gsm8k or a JSON Lines file.")
+    ],
     out: Annotated[
         Path, typer.Option(help="Folder of the checkpoint and of what it is made from.")
     ],
+    stage: Annotated[
+        Stage | None, typer.Option(help="Only this stage; default all, in this order.")
+    ] = None,
+    label: Annotated[
+        LabelName, typer.Option(help="What a consult is worth; docs/routers.md has the costs.")
+    ] = "value",
+    rollouts: Annotated[int, typer.Option(help="value: rollouts of each branch.")] = 1,
+    rounds: Annotated[
+        int, typer.Option(help="citer: rounds of training; with --stage, which round.")
+    ] = 2,
     data: Annotated[
         Path | None, typer.Option(help="Local copy of the task's published file.")
     ] = None,
@@ -40,58 +54,96 @@ def train(
     edge: options.Edge = None,
     cloud: options.Cloud = None,
     inputs: Annotated[
-        list[str] | None, typer.Option(help="hidden, top_logprobs, scalars; default all.")
+        list[str] | None,
+        typer.Option(help=f"{', '.join(INPUTS)}; may be repeated; default the first three."),
     ] = None,
     top_k: Annotated[int, typer.Option(help="How many log-probs top_logprobs are.")] = 10,
-    hidden: Annotated[int, typer.Option(help="Width of the router's hidden layer.")] = 64,
+    hidden: Annotated[
+        int | None,
+        typer.Option(help="Width of the router's hidden layer; 0 is none. Default 64, co-llm 0."),
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Epochs of the fit.")] = 40,
     seed: options.Seed = None,
     ctx: options.Ctx = None,
     threads: options.Threads = None,
     gpu_layers: options.GpuLayers = None,
 ) -> None:
-    """Train a router for a pair: collect answers, fit, calibrate. Interrupted, it goes on."""
+    """Train a router for a pair: collect, label, fit, calibrate. Interrupted, it goes on."""
     flags = {"edge": edge, "cloud": cloud, "ctx": ctx, "threads": threads}
     chosen = settings.load({**flags, "gpu_layers": gpu_layers, "seed": seed})
     wanted = _inputs(inputs)
-    if top_k < 1 or hidden < 1:
-        raise UsageError("--top-k and --hidden must be 1 or more.")
+    width = hidden if hidden is not None else (0 if label == "co-llm" else 64)
+    if top_k < 1 or epochs < 1 or width < 0:
+        raise UsageError("--top-k and --epochs must be 1 or more, --hidden 0 or more.")
+    recipe = Recipe(
+        hidden=(width,) if width else (),
+        epochs=epochs,
+        seed=chosen.seed,
+        objective="marginal-likelihood" if label == "co-llm" else "cross-entropy",
+    )
+    labels = labels_named(label, rounds=rounds, rollouts=rollouts)
+    if stage in (None, "fit"):
+        import_torch()
     questions, held_out = with_calibration(
         task, "train", data=data, check=check, limit=limit, calibration=calibration
     )
-    with ExitStack() as stack:
-        model, large = open_pair(chosen, stack)
-        if not isinstance(large, LocalCloud):
-            raise UsageError(
-                "Training asks what the cloud model would write after every token, so it needs "
-                "its weights here; name a GGUF with --cloud."
-            )
+    with ExitStack() as opened:
+        model, large = open_pair(chosen, opened)
         claim(out, manifest(questions, held_out, model, large))
-        progress = stack.enter_context(render.progress())
-        bar = progress.add_task("")
-        trained = train_router(
-            questions,
-            held_out,
-            out,
-            edge=model,
-            cloud=large,
-            inputs=wanted,
-            top_k=top_k,
-            recipe=Recipe(hidden=(hidden,), seed=chosen.seed),
-            stage=lambda name, total: progress.reset(bar, description=name, total=total),
-            done=lambda: progress.advance(bar),
+        progress = opened.enter_context(render.progress())
+        fitted: Fitted | None = None
+        for one in labels if stage is None else labels[-1:]:
+            training = Training(
+                questions,
+                held_out,
+                out,
+                edge=model,
+                cloud=large,
+                label=one,
+                inputs=wanted,
+                top_k=top_k,
+                recipe=recipe,
+                progress=_Shown(progress),
+            )
+            fitted = training.run() if stage is None else _only(training, stage)
+    if fitted is not None:
+        render.out.print(
+            f"{fitted.labels.mean():.1%} of the tokens are worth a consult; the router's loss on "
+            f"held-out answers is {fitted.loss:.4f} nats, that of the best constant "
+            f"{fitted.baseline_loss:.4f}.",
+            markup=False,
         )
-    fitted = trained.fitted
-    render.out.print(
-        f"{trained.positive:.1%} of the tokens are worth a consult; the router's loss on held-out "
-        f"answers is {fitted.loss:.4f} nats, that of their mean {fitted.baseline_loss:.4f}. Use it "
-        f"with --router {out}.",
-        markup=False,
-    )
+    if stage in (None, "calibrate"):
+        render.out.print(
+            f"Use it with --router {out}; edgewise router show {out} says what it is.", markup=False
+        )
+
+
+def _only(training: Training, stage: Stage) -> Fitted | None:
+    if stage == "fit":
+        return training.fit()
+    run = {"collect": training.collect, "label": training.label, "calibrate": training.calibrate}
+    run[stage]()
+    return None
+
+
+class _Shown(Progress):
+    """On a progress bar."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
+        self._task = bar.add_task("")
+
+    def stage(self, name: str, total: int | None) -> None:
+        self._bar.reset(self._task, description=name, total=total)
+
+    def done(self) -> None:
+        self._bar.advance(self._task)
 
 
 def _inputs(given: list[str] | None) -> tuple[Input, ...]:
     if given is None:
-        return INPUTS
+        return DEFAULT_INPUTS
     if not set(given) <= set(INPUTS):
         raise UsageError(f"--inputs can be {', '.join(INPUTS)}, not {', '.join(given)}.")
     return tuple(name for name in INPUTS if name in given)

@@ -90,7 +90,7 @@ class LlamaModel:
             trained = llama_cpp.llama_model_n_ctx_train(self._model)
             self.context = context or min(trained, _DEFAULT_CONTEXT)
             self.threads = threads or default_threads()
-            self._context = self._new_context(slots)
+            self._context = self.new_context(slots)
         except BaseException:
             llama_cpp.llama_model_free(self._model)
             raise
@@ -102,7 +102,8 @@ class LlamaModel:
         self._free_sequences = list(range(slots))[::-1]
         self.closed = False
 
-    def _new_context(self, slots: int) -> Any:
+    def new_context(self, slots: int) -> Any:
+        """A llama.cpp context of `slots` sequences over these weights; the caller frees it."""
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = self.context * slots
         params.n_batch = params.n_ubatch = min(BATCH, self.context)

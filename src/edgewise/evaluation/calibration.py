@@ -1,17 +1,28 @@
 """Thresholds that realise a cloud share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
-from edgewise.evaluation.systems import Decoded, paired
+from edgewise.evaluation.systems import Decoded, Outcome, cloud_share, outcome_of, paired
 from edgewise.evaluation.tasks.base import Task
 from edgewise.policy import Policy
 from edgewise.routers.base import Router
 
-ROUNDS = 3
+ROUNDS = 5
+SETTLED = 0.03
+"""A realised share this close to the one asked for (relative) is taken."""
+
+
+class Calibrated(msgspec.Struct, frozen=True):
+    """A threshold, the cloud share that it realised, and which answers were right."""
+
+    threshold: float
+    share: float
+    right: tuple[bool, ...]
 
 
 def thresholds_for(
@@ -23,28 +34,42 @@ def thresholds_for(
     cloud: CloudModel,
     deadline: float = Policy().deadline,
     rounds: int = ROUNDS,
-) -> dict[float, float]:
-    """For each share the threshold that this fraction of the scores reaches.
+    done: Callable[[], None] = lambda: None,
+) -> dict[float, Calibrated]:
+    """For each share a threshold, by the pair's own answers to `task`.
 
-    Scores are those of the pair's own answers: they drift once the cloud has written into the
-    prefix, so the answers are made anew with each estimate. The first estimate for the smallest
-    share is from answers of the edge alone, for the others from those of the share before.
+    The threshold is the one that this fraction of the scores reaches. Scores drift once the cloud
+    has written into the prefix, so the answers are made anew with each estimate, until the share
+    that it realises settles or `rounds` are over; the best of them is kept. The first estimate
+    for the smallest share is from answers of the edge alone, for the others from those of the
+    share before. `done` is called after each answer.
     """
 
-    def scores_at(threshold: float) -> list[float]:
-        decoder = paired(edge, router, threshold, cloud, deadline=deadline)
-        system = Decoded(decoder, task.max_tokens)
-        tokens = (token for question in task.questions for token in system.ask(question).tokens)
-        return [token.score for token in tokens if token.score is not None]
+    def answers_at(threshold: float) -> tuple[list[float], list[Outcome]]:
+        system = Decoded(paired(edge, router, threshold, cloud, deadline=deadline), task.max_tokens)
+        scores: list[float] = []
+        outcomes: list[Outcome] = []
+        for question in task.questions:
+            answer = system.ask(question)
+            scores += [token.score for token in answer.tokens if token.score is not None]
+            outcomes.append(outcome_of(question, answer))
+            done()
+        return scores, outcomes
 
-    found: dict[float, float] = {}
-    scores = scores_at(1.0)
+    found: dict[float, Calibrated] = {}
+    scores, _ = answers_at(1.0)
     for share in sorted(shares):
-        threshold = reached_by(share, scores)
-        for _ in range(rounds - 1):
-            scores = scores_at(threshold)
+        tried: list[Calibrated] = []
+        for _ in range(rounds):
             threshold = reached_by(share, scores)
-        found[share] = threshold
+            if tried and threshold == tried[-1].threshold:
+                break
+            scores, outcomes = answers_at(threshold)
+            right = tuple(outcome.right for outcome in outcomes)
+            tried.append(Calibrated(threshold, cloud_share(outcomes), right))
+            if abs(tried[-1].share - share) <= SETTLED * share:
+                break
+        found[share] = min(tried, key=lambda point: abs(point.share - share))
     return found
 
 

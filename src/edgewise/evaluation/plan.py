@@ -127,9 +127,9 @@ class Evaluation:
                 cloud=self.cloud,
                 deadline=self.deadline,
             )
-            for share, threshold in fresh.items():
-                self.store.set_threshold(Cell(contender.name, share), threshold)
-            known |= fresh
+            for share, point in fresh.items():
+                self.store.set_threshold(Cell(contender.name, share), point.threshold)
+                known[share] = point.threshold
         return {share: known[share] for share in shares}
 
 

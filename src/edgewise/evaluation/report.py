@@ -36,6 +36,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     strict_accuracy: float
     gain_interval: Interval
     cloud_share: float
+    cloud_tokens: int
     cloud_calls: int
     changed: float | None
     gap_recovered: float | None
@@ -82,6 +83,7 @@ def _figures(cell: Cell, found: Outcomes, families: Sequence[str]) -> Figures:
         strict_accuracy=sum(o.strict for o in outcomes) / len(outcomes),
         gain_interval=difference_interval(right, edge),
         cloud_share=cloud_share(outcomes),
+        cloud_tokens=sum(o.cloud_tokens for o in outcomes),
         cloud_calls=sum(o.consults for o in outcomes),
         changed=changed_share(outcomes),
         gap_recovered=recovered[0] if recovered else None,

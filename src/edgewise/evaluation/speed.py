@@ -9,9 +9,11 @@ import msgspec
 import numpy as np
 
 from edgewise.decoding import Decoder
+from edgewise.edge.base import EdgeModel, Needs
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.events import Token
+from edgewise.routers.base import Router
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -57,6 +59,29 @@ def measure(decoder: Decoder, *, context: int, tokens: int, blocks: int) -> Spee
         min(ratios),
         max(ratios),
     )
+
+
+def score_seconds(model: EdgeModel, router: Router, steps: int = 64) -> tuple[float, float]:
+    """Median seconds of a score, and of the step that it judges.
+
+    The score's time includes what it reads of the logits; only the hidden state is copied before.
+    """
+    session = model.session(router.needs & Needs.HIDDEN)
+    scores: list[float] = []
+    decodes: list[float] = []
+    try:
+        session.open([model.tokenizer.size // 3])
+        for _ in range(min(steps, model.context - 1)):
+            begun = time.perf_counter()
+            step = session.step()
+            decoded = time.perf_counter()
+            router.score(step)
+            scores.append(time.perf_counter() - decoded)
+            decodes.append(decoded - begun)
+            session.extend([step.proposed])
+    finally:
+        session.close()
+    return median(scores), median(decodes)
 
 
 def bare_loop(model: LlamaModel, prompt: Sequence[int], tokens: int) -> float:

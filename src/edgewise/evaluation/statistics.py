@@ -1,6 +1,7 @@
 """Intervals: paired bootstrap over questions, 10,000 resamples, 95 %."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,63 @@ def gap_recovered(
     low, _ = _interval(np.nan_to_num(mean, nan=-np.inf))
     _, high = _interval(np.nan_to_num(mean, nan=np.inf))
     return float(np.mean(found)), (low, high)
+
+
+class Seeds(NamedTuple):
+    """Right answers of one family's questions: [n] of a system, [seeds, n] of a trained pair."""
+
+    edge: Sequence[bool]
+    pair: Sequence[Sequence[bool]]
+    cloud: Sequence[bool]
+    rival: Sequence[bool]
+
+
+def pooled_gap(families: Sequence[Seeds], *, seed: int = 0) -> tuple[float, Interval]:
+    """`gap_recovered` of a pair that was trained several times.
+
+    The seeds of the training are resampled along with the questions.
+    """
+    return _pooled(families, lambda s: (s.pair - s.edge) / _positive(s.cloud - s.edge), seed)
+
+
+def pooled_difference(families: Sequence[Seeds], *, seed: int = 0) -> tuple[float, Interval]:
+    """mean(pair) - mean(rival), averaged over the families; seeds resampled as well."""
+    return _pooled(families, lambda s: s.pair - s.rival, seed)
+
+
+class _Means(NamedTuple):
+    edge: NDArray[np.float64]
+    pair: NDArray[np.float64]
+    cloud: NDArray[np.float64]
+    rival: NDArray[np.float64]
+
+
+def _pooled(
+    families: Sequence[Seeds], figure: Callable[[_Means], NDArray[np.float64]], seed: int
+) -> tuple[float, Interval]:
+    rng = np.random.default_rng(seed)
+    count = len(families[0].pair)
+    chosen = rng.multinomial(count, np.full(count, 1 / count), RESAMPLES) / count
+    found: list[NDArray[np.float64]] = []
+    resampled: list[NDArray[np.float64]] = []
+    for family in families:
+        n = len(family.edge)
+        weights = rng.multinomial(n, np.full(n, 1 / n), RESAMPLES) / n
+        for target, w, s in (
+            (found, np.full((1, n), 1 / n), np.full((1, count), 1 / count)),
+            (resampled, weights, chosen),
+        ):
+            pair = ((w @ np.asarray(family.pair, np.float64).T) * s).sum(axis=1)
+            alone = (
+                w @ np.asarray(x, np.float64) for x in (family.edge, family.cloud, family.rival)
+            )
+            edge, cloud, rival = alone
+            target.append(figure(_Means(edge, pair, cloud, rival)))
+    return float(np.mean(found)), _interval(np.mean(resampled, axis=0))
+
+
+def _positive(gap: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(gap > 0, gap, np.nan)
 
 
 def _recovered(means: NDArray[np.float64]) -> NDArray[np.float64]:

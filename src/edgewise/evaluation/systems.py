@@ -55,6 +55,28 @@ class System(Protocol):
         ...
 
 
+def outcome_of(question: Question, answer: Answer) -> Outcome:
+    """What a decoder's answer came to."""
+    usage = answer.usage
+    scores = [token.score for token in answer.tokens if token.score is not None]
+    return Outcome(
+        question=question.id,
+        family=question.family,
+        text=answer.text,
+        right=is_right(question, answer.text),
+        strict=is_strictly_right(question, answer.text),
+        output_tokens=len(answer.tokens),
+        cloud_tokens=usage.cloud_tokens + usage.wasted_tokens,
+        consults=usage.cloud_calls - usage.failed_calls,
+        changed=usage.changing_tokens,
+        failed=usage.failed_calls,
+        cached=usage.cloud_prompt_cached,
+        computed=usage.cloud_prompt_computed,
+        uncertainty=sum(scores) / max(1, len(scores)),
+        seconds=answer.timing.total,
+    )
+
+
 class Decoded:
     """A decoder: the edge alone, or a pair with a static threshold (independent answers)."""
 
@@ -68,25 +90,7 @@ class Decoded:
         return self.decoder.generate(ids, max_tokens=self._max_tokens)
 
     def answer(self, question: Question) -> Outcome:
-        answer = self.ask(question)
-        usage = answer.usage
-        scores = [token.score for token in answer.tokens if token.score is not None]
-        return Outcome(
-            question=question.id,
-            family=question.family,
-            text=answer.text,
-            right=is_right(question, answer.text),
-            strict=is_strictly_right(question, answer.text),
-            output_tokens=len(answer.tokens),
-            cloud_tokens=usage.cloud_tokens + usage.wasted_tokens,
-            consults=usage.cloud_calls - usage.failed_calls,
-            changed=usage.changing_tokens,
-            failed=usage.failed_calls,
-            cached=usage.cloud_prompt_cached,
-            computed=usage.cloud_prompt_computed,
-            uncertainty=sum(scores) / max(1, len(scores)),
-            seconds=answer.timing.total,
-        )
+        return outcome_of(question, self.ask(question))
 
 
 def edge_alone(edge: EdgeModel, max_tokens: int, router: Router | None = None) -> Decoded:

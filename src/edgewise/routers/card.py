@@ -1,18 +1,20 @@
 """A router checkpoint: `config.json`, and `model.safetensors` where the router has weights."""
 
+import hashlib
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import RouterMismatch, UsageError
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-MAX_CONFIG = 1 << 20
+CONFIG, WEIGHTS, TRAINED_ON = "config.json", "model.safetensors", "trained_on.txt"
+MAX_CONFIG, MAX_TRAINED_ON = 1 << 20, 64 << 20
 
-Input = Literal["hidden", "top_logprobs", "scalars"]
+Input = Literal["hidden", "top_logprobs", "scalars", "token_embedding"]
 
 
 class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,7 +22,8 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     `thresholds` maps a cloud share (as text, "0.05") to the threshold that realises it, measured
     on `calibrated_on`. Fingerprints are those of the edge model's file and of its tokenizer.
-    `trained_on` and `label` say what the weights were fitted to.
+    `trained_on` and `label` say what the weights were fitted to. `probability` are knots (score,
+    probability that a consult is worth it by that label), ascending.
     """
 
     format: Literal[1] = 1
@@ -34,6 +37,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     calibrated_on: str = ""
     trained_on: str = ""
     label: str = ""
+    probability: tuple[tuple[float, float], ...] = ()
 
     def check(self, edge: EdgeModel, where: Path) -> None:
         """Raise `RouterMismatch` unless the router was made for this very edge model."""
@@ -58,6 +62,28 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 return at_low + (at_high - at_low) * (share - low) / (high - low)
         return next((value for exact, value in known if exact == share), None)
 
+    def probability_at(self, score: float) -> float | None:
+        """What a score means, between the two nearest knots; None without any."""
+        if not self.probability:
+            return None
+        scores, values = zip(*self.probability, strict=True)
+        return float(np.interp(score, scores, values))
+
+
+def digest(prompt: str) -> str:
+    """What `trained_on.txt` holds of a question, a line each: 16 hexadecimal digits."""
+    return hashlib.sha256(prompt.encode()).hexdigest()[:16]
+
+
+def trained_digests(folder: Path) -> frozenset[str]:
+    """Digests of the prompts that a checkpoint's weights were fitted to; raises `UsageError`."""
+    path = folder / TRAINED_ON
+    if not path.is_file():
+        return frozenset()
+    if path.stat().st_size > MAX_TRAINED_ON:
+        raise UsageError(f"{str(path)!r} is larger than {MAX_TRAINED_ON >> 20} MB: not a router's.")
+    return frozenset(path.read_bytes().decode("ascii", "replace").split())
+
 
 def read_card(folder: Path) -> RouterCard:
     """Read and validate `config.json`; raises `UsageError`."""
@@ -75,7 +101,17 @@ def read_card(folder: Path) -> RouterCard:
         raise UsageError(f"{str(path)!r} is no valid router description: {error}.") from error
     if not all(_is_share(text) and 0 <= value <= 1 for text, value in card.thresholds.items()):
         raise UsageError(f"{str(path)!r} has thresholds that do not map a share to a score.")
+    if not _ascends(card.probability):
+        raise UsageError(f"{str(path)!r} has probabilities that do not ascend from 0 to 1.")
     return card
+
+
+def _ascends(knots: tuple[tuple[float, float], ...]) -> bool:
+    flat = [value for knot in knots for value in knot]
+    pairs = pairwise(knots)
+    return all(0 <= value <= 1 for value in flat) and all(
+        a[0] <= b[0] and a[1] <= b[1] for a, b in pairs
+    )
 
 
 def _is_share(text: str) -> bool:

@@ -7,14 +7,17 @@ import numpy as np
 
 from edgewise.edge.base import Floats, Needs, Step
 from edgewise.routers.card import Input
+from edgewise.routers.uncertainty import LogTokU
 
-SCALARS = 3
-"""Number of scalar features: entropy in nats, max-prob, margin."""
+SCALARS = 4
+"""Number of scalar features: entropy in nats, max-prob, margin, LogTokU."""
 
+_LOGTOKU = LogTokU()
 _NEEDS: dict[Input, Needs] = {
     "hidden": Needs.HIDDEN,
     "top_logprobs": Needs.ENTROPY | Needs.TOP,
     "scalars": Needs.ENTROPY | Needs.TOP,
+    "token_embedding": Needs.NOTHING,
 }
 
 
@@ -28,25 +31,39 @@ def needs_of(inputs: Sequence[Input]) -> Needs:
 
 def top_of(inputs: Sequence[Input], top_k: int) -> int:
     """How many of the likeliest ids a step must keep for these inputs."""
-    return max(top_k, 2) if Needs.TOP in needs_of(inputs) else 0
+    if "scalars" in inputs:
+        return max(top_k, _LOGTOKU.top)
+    return top_k if "top_logprobs" in inputs else 0
 
 
 def width_of(inputs: Sequence[Input], hidden_size: int, top_k: int) -> int:
-    """Length of the feature vector."""
-    sizes = {"hidden": hidden_size, "top_logprobs": top_k, "scalars": SCALARS}
+    """Length of the feature vector; the token's embedding is looked up and adds nothing to it."""
+    sizes = {
+        "hidden": hidden_size,
+        "top_logprobs": top_k,
+        "scalars": SCALARS,
+        "token_embedding": 0,
+    }
     return sum(sizes[name] for name in inputs)
 
 
 def features(step: Step, inputs: Sequence[Input], top_k: int) -> Floats:
     """float32[width_of(...)]: the inputs in their order, not yet normalised."""
-    parts = [_feature(name, step, top_k) for name in inputs]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    parts = [feature(name, step, top_k) for name in inputs if name != "token_embedding"]
+    return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
 
-def _feature(name: Input, step: Step, top_k: int) -> Floats:
+def feature(name: Input, step: Step, top_k: int) -> Floats:
+    """One input as float32."""
     if name == "hidden":
         return step.hidden
     if name == "top_logprobs":
-        return np.array([c.logprob for c in step.candidates(top_k)], np.float32)
-    first, second = (math.exp(c.logprob) for c in step.candidates(2))
-    return np.array([step.entropy, first, first - second], np.float32)
+        return _logprobs(step, top_k)
+    first, second = map(math.exp, _logprobs(step, 2))
+    uncertain = _LOGTOKU.score(step)
+    return np.array([step.entropy, first, first - second, uncertain], np.float32)
+
+
+def _logprobs(step: Step, k: int) -> Floats:
+    _, logits = step.top(k)
+    return logits - logits[0] + np.float32(step.logprob(step.proposed))

@@ -2,8 +2,10 @@
 
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
@@ -12,12 +14,16 @@ from edgewise.errors import UsageError
 from edgewise.routers.card import WEIGHTS, RouterCard
 from edgewise.routers.features import features, needs_of, top_of, width_of
 
+TABLE = "token_table"
+
 
 class Mlp:
-    """sigmoid(W_n relu(... relu(W_1 (x - mean) / std + b_1)) + b_n).
+    """sigmoid(W_n relu(... relu(W_1 (x - mean) / std + b_1 + t)) + b_n).
 
     Tensors of the checkpoint, float32: `mean` and `std` [inputs], `layers.I.weight` [out, in] and
-    `layers.I.bias` [out]; the last layer has one output. Inputs stand in the card's order.
+    `layers.I.bias` [out]; the last layer has one output. Inputs stand in the card's order. t is
+    what the first layer makes of the proposed token's embedding: with that input there is
+    `token_table`, float16 [vocabulary, first out], so that one row is read instead of a product.
     """
 
     def __init__(self, card: RouterCard, folder: Path) -> None:
@@ -26,30 +32,47 @@ class Mlp:
         self.needs = needs_of(card.inputs)
         self.top = top_of(card.inputs, card.top_k)
         width = width_of(card.inputs, card.hidden_size, card.top_k)
-        self._layers = _folded(_load(folder / WEIGHTS), width, folder)
+        tensors = _load(folder / WEIGHTS)
+        self._layers = _folded(tensors, width, folder)
+        self._table = tensors.get(TABLE)
+        looked_up = "token_embedding" in card.inputs
+        fits = self._table is None or self._table.shape[1:] == self._layers[0].bias.shape
+        if looked_up != (self._table is not None) or not fits:
+            raise UsageError(
+                f"The router in {str(folder)!r} and its card do not agree on the token's embedding."
+            )
 
     def score(self, step: Step) -> float:
         """The probability that the cloud should write this token."""
         x = features(step, self._inputs, self._top_k)
-        for weight, bias in self._layers[:-1]:
-            x = np.maximum(weight @ x + bias, 0.0)
-        weight, bias = self._layers[-1]
-        return 0.5 * (1.0 + math.tanh(0.5 * float((weight @ x + bias)[0])))
+        last = len(self._layers) - 1
+        for index, (weight, bias) in enumerate(self._layers):
+            x = weight @ x + bias
+            if index == 0 and self._table is not None:
+                x += self._table[step.proposed]
+            if index < last:
+                x = np.maximum(x, 0.0)
+        return 0.5 * (1.0 + math.tanh(0.5 * float(x[0])))
 
 
-def _load(path: Path) -> dict[str, Floats]:
+class _Layer(NamedTuple):
+    weight: Floats
+    bias: Floats
+
+
+def _load(path: Path) -> dict[str, NDArray[np.float32]]:
     try:
         return load_file(path)
     except (OSError, TypeError, SafetensorError) as error:
         raise UsageError(f"{str(path)!r} is no readable router checkpoint ({error}).") from error
 
 
-def _folded(tensors: dict[str, Floats], width: int, folder: Path) -> list[tuple[Floats, Floats]]:
-    """Layers as (weight, bias), the normalisation of the inputs folded into the first."""
+def _folded(tensors: dict[str, Floats], width: int, folder: Path) -> list[_Layer]:
+    """The layers, with the normalisation of the inputs folded into the first."""
     try:
         count = sum(name.endswith(".weight") for name in tensors)
         layers = [
-            (tensors[f"layers.{i}.weight"], tensors[f"layers.{i}.bias"]) for i in range(count)
+            _Layer(tensors[f"layers.{i}.weight"], tensors[f"layers.{i}.bias"]) for i in range(count)
         ]
         mean, std = tensors["mean"], tensors["std"]
     except KeyError as error:
@@ -65,4 +88,4 @@ def _folded(tensors: dict[str, Floats], width: int, folder: Path) -> list[tuple[
         raise UsageError(f"The router in {str(folder)!r} holds weights that are no numbers.")
     weight, bias = layers[0]
     scaled = np.ascontiguousarray(weight / std, np.float32)
-    return [(scaled, (bias - scaled @ mean).astype(np.float32)), *layers[1:]]
+    return [_Layer(scaled, (bias - scaled @ mean).astype(np.float32)), *layers[1:]]

@@ -1,103 +1,220 @@
-"""Examples to train a router on: answers of the oracle, and the edge's features along them.
+"""Texts to learn from, and the edge's features along them.
 
-The oracle follows the edge and takes the cloud's token only where the answer is lost without it.
-So its answers are what a good router's pair would write, and its consults are the labels: the
-value of a consult, P(right | cloud's token) - P(right | edge's token), when the cloud goes on from
-both. It is 1 where the edge's token is beyond repair, else 0.
+The cloud model answers every question once, through any backend; the edge model then reads each
+answer in one prefill. What it would have written at every position, and how sure it was, is kept
+in columns: one file per few answers, written whole or not at all.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
-from edgewise.edge.base import EdgeModel, EdgeSession
+from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Ids, Step, Tokenizer
+from edgewise.edge.rollouts import Continuation, Prefix, Rollouts
 from edgewise.errors import UsageError
 from edgewise.evaluation.journal import append, read
-from edgewise.evaluation.oracle import Oracle
-from edgewise.evaluation.tasks.base import Task
+from edgewise.evaluation.systems import question_ids, text_of
+from edgewise.evaluation.tasks.base import Question, Task
+from edgewise.evaluation.tasks.grading import is_right
 from edgewise.routers.card import Input
-from edgewise.routers.features import features, needs_of, top_of
+from edgewise.routers.features import feature, needs_of, top_of
 
-TRACES = "traces.jsonl"
-LABEL = "value of a consult, the cloud model going on from both tokens"
+Text = Literal["answer", "reference"]
+"""What the edge reads: the cloud's answer, or the reference that comes with the task."""
+
+KEPT = 64
+"""Log-probs kept of every position; a router may use fewer."""
+
+ANSWERS_A_SHARD = 50
+COLUMNS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
+_PREFILL = 256
 
 
-class Example(msgspec.Struct, frozen=True):
-    """One answer; `consults` are the indices of the cloud's ids in it."""
+class Answer(msgspec.Struct, frozen=True):
+    """A text to read after a prompt. `logprobs` (nats) are the cloud's; a reference has none."""
 
     question: str
     prompt: tuple[int, ...]
     ids: tuple[int, ...]
-    consults: tuple[int, ...]
+    logprobs: tuple[float, ...]
     right: bool
 
 
-class Data(msgspec.Struct, frozen=True):
-    """`inputs` float32[n, width], `labels` float32[n], `groups` int32[n]: which example."""
+class Columns(msgspec.Struct, frozen=True):
+    """One row a token of the answers, before it is written.
 
-    inputs: NDArray[np.float32]
-    labels: NDArray[np.float32]
-    groups: NDArray[np.int32]
+    `answer` int32[n] is the index into `questions`; `proposed` and `written` int32[n] are the
+    edge's id and the text's, `edge_logprob` float32[n] the edge's logprob of the latter. `inputs`
+    holds float32[n, width] by name.
+    """
+
+    questions: tuple[str, ...]
+    answer: Ids
+    proposed: Ids
+    written: Ids
+    edge_logprob: Floats
+    inputs: dict[str, Floats]
 
 
-def collect(
-    task: Task, oracle: Oracle, folder: Path, done: Callable[[], None] = lambda: None
-) -> list[Example]:
-    """The oracle's answer to every question; what `folder` holds already is not asked again."""
-    path = folder / TRACES
-    known = {example.question: example for example in read(path, Example)}
-    for question in task.questions:
-        if question.id not in known:
-            trace = oracle.trace(question)
-            example = Example(question.id, trace.prompt, trace.ids, trace.consults, trace.right)
-            append(path, example)
-            known[question.id] = example
+def collect_answers(
+    task: Task,
+    tokenizer: Tokenizer,
+    cloud: Rollouts,
+    folder: Path,
+    done: Callable[[], None] = lambda: None,
+) -> list[Answer]:
+    """The cloud's answer to every question; those that `folder` holds are not asked for again."""
+    path = folder / "answers.jsonl"
+    known = {answer.question: answer for answer in read(path, Answer)}
+    asked = [question for question in task.questions if question.id not in known]
+    prompts = [tuple(question_ids(tokenizer, question)) for question in asked]
+
+    def keep(index: int, written: Continuation) -> None:
+        question = asked[index]
+        right = is_right(question, text_of(tokenizer, written.ids))
+        answer = Answer(question.id, prompts[index], written.ids, written.logprobs, right)
+        append(path, answer)
+        known[question.id] = answer
         done()
+
+    for _ in range(len(known)):
+        done()
+    cloud.run([Prefix(prompt, task.max_tokens) for prompt in prompts], keep)
     return [known[question.id] for question in task.questions]
 
 
-def data_of(
-    examples: Sequence[Example],
-    edge: EdgeModel,
-    inputs: Sequence[Input],
-    top_k: int,
-    done: Callable[[], None] = lambda: None,
-) -> Data:
-    """Features of the very edge build that will run, one row a token of the answers.
+def references(task: Task, tokenizer: Tokenizer) -> list[Answer]:
+    """What comes with the task. Raises `UsageError` where that is nothing."""
+    found = [_reference(question, tokenizer) for question in task.questions if question.reference]
+    if not found:
+        raise UsageError(
+            f"The label citer reads right answers that come with the questions, and {task.name} "
+            "has none; use the label value."
+        )
+    return found
 
-    Answers that are wrong say nothing about what a consult is worth and are left out. Raises
-    `UsageError` where nothing is left to learn from.
+
+def _reference(question: Question, tokenizer: Tokenizer) -> Answer:
+    prompt, ids = question_ids(tokenizer, question), tokenizer.encode(question.reference)
+    return Answer(question.id, tuple(prompt), tuple(ids), (), True)
+
+
+def collect_features(
+    answers: Sequence[Answer],
+    text: Text,
+    edge: EdgeModel,
+    folder: Path,
+    done: Callable[[], None] = lambda: None,
+) -> Columns:
+    """What the very edge build that will run makes of the answers; goes on where it stopped.
+
+    Raises `UsageError` where a feature is not a number.
     """
-    session = edge.session(needs_of(inputs), top=top_of(inputs, top_k))
-    rows: list[NDArray[np.float32]] = []
-    labels: list[NDArray[np.float32]] = []
-    groups: list[int] = []
+    shards = [_read(path) for path in sorted(folder.glob(f"{text}-*.safetensors"))]
+    known = {question for shard in shards for question in shard.questions}
+    fresh = [answer for answer in answers if answer.question not in known and answer.ids]
+    for _ in range(len(answers) - len(fresh)):
+        done()
+    session = edge.session(needs_of(COLUMNS), top=top_of(COLUMNS, KEPT))
     try:
-        for group, example in enumerate(examples):
-            if example.right:
-                rows.append(_rows(session, example, inputs, top_k))
-                marked = np.zeros(len(example.ids), np.float32)
-                marked[list(example.consults)] = 1.0
-                labels.append(marked)
-                groups += [group] * len(example.ids)
-            done()
+        for start in range(0, len(fresh), ANSWERS_A_SHARD):
+            shard = _columns(session, fresh[start : start + ANSWERS_A_SHARD], done)
+            _write(folder / f"{text}-{len(shards):05d}.safetensors", shard)
+            shards.append(shard)
     finally:
         session.close()
-    if not rows or not 0 < sum(part.sum() for part in labels) < len(groups):
+    return _joined(shards)
+
+
+def _columns(session: EdgeSession, answers: Sequence[Answer], done: Callable[[], None]) -> Columns:
+    rows: dict[Input, list[Floats]] = {name: [] for name in COLUMNS}
+    answer_of: list[int] = []
+    proposed: list[int] = []
+    written: list[int] = []
+    logprobs: list[float] = []
+    for index, answer in enumerate(answers):
+        for step, token in zip(_steps(session, answer), answer.ids, strict=True):
+            for name in COLUMNS:
+                rows[name].append(feature(name, step, KEPT))
+            answer_of.append(index)
+            proposed.append(step.proposed)
+            written.append(token)
+            logprobs.append(step.logprob(token))
+        done()
+    inputs = {name: np.stack(values).astype(np.float32) for name, values in rows.items()}
+    if not all(np.isfinite(values).all() for values in inputs.values()):
         raise UsageError(
-            "There is nothing to learn: the cloud model repairs no answer of the edge model here; "
-            "give more questions, or another pair."
+            "The edge model computes hidden states or probabilities that are no numbers here; "
+            "its file is damaged or of a kind that llama.cpp cannot run on this machine."
         )
-    return Data(np.concatenate(rows), np.concatenate(labels), np.array(groups, np.int32))
+    return Columns(
+        tuple(answer.question for answer in answers),
+        np.array(answer_of, np.int32),
+        np.array(proposed, np.int32),
+        np.array(written, np.int32),
+        np.array(logprobs, np.float32),
+        dict[str, Floats](inputs),
+    )
 
 
-def _rows(
-    session: EdgeSession, example: Example, inputs: Sequence[Input], top_k: int
-) -> NDArray[np.float32]:
-    """float32[len(ids), width]: the step before each id, from one prefill."""
-    session.open(example.prompt[:-1])
-    steps = session.steps([example.prompt[-1], *example.ids[:-1]])
-    return np.stack([features(step, inputs, top_k) for step in steps])
+def _steps(session: EdgeSession, answer: Answer) -> list[Step]:
+    """The step before each id; the steps of one prefill are read before the next one."""
+    session.open(answer.prompt[:-1])
+    read = [answer.prompt[-1], *answer.ids[:-1]]
+    found: list[Step] = []
+    for start in range(0, len(read), _PREFILL):
+        found += session.steps(read[start : start + _PREFILL])
+    return found
+
+
+def _write(path: Path, shard: Columns) -> None:
+    """Under another name first, so that a file that is there is whole."""
+    tensors: dict[str, NDArray[np.generic]] = {
+        "answer": shard.answer,
+        "proposed": shard.proposed,
+        "written": shard.written,
+        "edge_logprob": shard.edge_logprob,
+        **{f"input.{name}": values for name, values in shard.inputs.items()},
+    }
+    partial = path.with_suffix(".partial")
+    names = msgspec.json.encode(shard.questions).decode()
+    save_file(tensors, partial, metadata={"questions": names})
+    os.replace(partial, path)
+
+
+def _read(path: Path) -> Columns:
+    with safe_open(path, "numpy") as file:
+        names = msgspec.json.decode(file.metadata()["questions"], type=tuple[str, ...])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return Columns(
+        names,
+        tensors["answer"],
+        tensors["proposed"],
+        tensors["written"],
+        tensors["edge_logprob"],
+        {name: tensors[f"input.{name}"] for name in COLUMNS},
+    )
+
+
+def _joined(shards: Sequence[Columns]) -> Columns:
+    """One after the other; raises `UsageError` where there is nothing."""
+    if not shards:
+        raise UsageError("There are no answers to learn from; give questions that have some.")
+    starts = np.cumsum([0, *(len(shard.questions) for shard in shards[:-1])])
+    return Columns(
+        tuple(question for shard in shards for question in shard.questions),
+        np.concatenate(
+            [shard.answer + start for shard, start in zip(shards, starts, strict=True)]
+        ).astype(np.int32),
+        np.concatenate([shard.proposed for shard in shards]),
+        np.concatenate([shard.written for shard in shards]),
+        np.concatenate([shard.edge_logprob for shard in shards]),
+        {name: np.concatenate([shard.inputs[name] for shard in shards]) for name in COLUMNS},
+    )

@@ -1,18 +1,42 @@
 """Fit the perceptron router. Needs torch, which only training does."""
 
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
+from edgewise.edge.base import Floats, Ids
 from edgewise.errors import UsageError
-from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard
-from edgewise.training.collect import Data
+from edgewise.routers.card import Input
+from edgewise.routers.mlp import TABLE
+from edgewise.training.collect import KEPT, Answer, Columns
+
+Objective = Literal["cross-entropy", "marginal-likelihood"]
+
+_POSITIVE_WEIGHT = 8.0
+_WARM_EPOCHS = 5
+
+
+class Data(msgspec.Struct, frozen=True):
+    """What is learnt from, a row a token.
+
+    `inputs` float32[n, width] (without the embedding), `labels` float32[n], `groups` int32[n]:
+    which answer; `proposed` int32[n] with `embeddings` float32[vocabulary, d] where the token's
+    embedding is an input; `edge_logprob` and `cloud_logprob` float32[n] of the token written, for
+    the marginal likelihood.
+    """
+
+    inputs: Floats
+    labels: Floats
+    groups: Ids
+    proposed: Ids
+    embeddings: Floats | None = None
+    edge_logprob: Floats | None = None
+    cloud_logprob: Floats | None = None
 
 
 class Recipe(msgspec.Struct, frozen=True):
@@ -25,63 +49,175 @@ class Recipe(msgspec.Struct, frozen=True):
     weight_decay: float = 1e-2
     held_out: float = 0.1
     seed: int = 0
+    objective: Objective = "cross-entropy"
 
 
 class Fitted(msgspec.Struct, frozen=True):
-    """`tensors` as the checkpoint holds them; `loss` in nats on the held-out answers."""
+    """`tensors` as the checkpoint holds them; losses in nats a token on the held-out answers.
 
-    tensors: dict[str, NDArray[np.float32]]
+    `scores` and `labels` are those of the held-out answers.
+    """
+
+    tensors: dict[str, NDArray[np.floating[Any]]]
     loss: float
     baseline_loss: float
+    scores: Floats
+    labels: Floats
 
 
-def fit(data: Data, recipe: Recipe) -> Fitted:
-    """Minimise cross-entropy; the epoch that is best on held-out answers is kept.
+def data_of(
+    columns: Columns,
+    values: Mapping[str, Sequence[float]],
+    answers: Sequence[Answer],
+    *,
+    inputs: Sequence[Input],
+    top_k: int,
+    embeddings: Floats | None,
+) -> Data:
+    """Rows of the inputs asked for, with their labels. Raises `UsageError` without two classes."""
+    if top_k > KEPT:
+        raise UsageError(f"--top-k must be at most {KEPT}, not {top_k}.")
+    labels = np.concatenate([values[name] for name in columns.questions]).astype(np.float32)
+    if len(labels) != len(columns.written):
+        raise UsageError("The labels belong to other answers; remove the folder's data and retry.")
+    if not 0 < float(labels.mean()) < 1:
+        which = "no" if labels.mean() == 0 else "every"
+        raise UsageError(
+            f"There is nothing to learn: a consult is worth it at {which} token of the "
+            f"{len(columns.questions)} answers; give more questions, or another pair or label."
+        )
+    parts = [
+        columns.inputs[name][:, :top_k] if name == "top_logprobs" else columns.inputs[name]
+        for name in inputs
+        if name != "token_embedding"
+    ]
+    logprobs = {answer.question: answer.logprobs for answer in answers}
+    cloud = [logprobs[name] for name in columns.questions]
+    known = all(cloud)
+    return Data(
+        np.concatenate(parts, axis=1) if parts else np.empty((len(labels), 0), np.float32),
+        labels,
+        columns.answer,
+        columns.proposed,
+        embeddings if "token_embedding" in inputs else None,
+        columns.edge_logprob,
+        np.concatenate(cloud).astype(np.float32) if known else None,
+    )
 
-    `baseline_loss` is that of the labels' mean, which knows nothing of the step.
+
+def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> Fitted:
+    """Minimise the objective; the epoch that is best on held-out answers is kept.
+
+    Cross-entropy: against the labels. `marginal-likelihood`: Co-LLM's, equation 3 of arXiv
+    2403.03870, -log((1 - p) P_edge(y) + p P_cloud(y)) with p the score, begun with some epochs of
+    cross-entropy in which positive labels weigh eight times. `baseline_loss` is that of the best
+    constant score, which knows nothing of the step. `done` is called after each epoch.
     """
-    torch = _torch()
+    torch = import_torch()
     torch.manual_seed(recipe.seed)
     held_out = _held_out(data, recipe)
-    mean = data.inputs[~held_out].mean(axis=0)
-    std = data.inputs[~held_out].std(axis=0) + 1e-6
-    x = torch.from_numpy((data.inputs - mean) / std)
-    y = torch.from_numpy(data.labels)
-    sizes = (data.inputs.shape[1], *recipe.hidden, 1)
-    layers = [torch.nn.Linear(a, b) for a, b in pairwise(sizes)]
-    model = torch.nn.Sequential(*(part for layer in layers for part in (layer, torch.nn.ReLU())))
-    model = model[:-1]
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay
-    )
-    loss_of = torch.nn.functional.binary_cross_entropy_with_logits
+    network = _Network(torch, data, ~held_out, recipe)
+    loss_of = _objective(torch, data, recipe)
     kept = torch.from_numpy(np.flatnonzero(~held_out))
     checked = torch.from_numpy(np.flatnonzero(held_out))
-    steps = max(1, len(kept) // recipe.batch) * recipe.epochs
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    best, weights = float("inf"), {}
-    for _ in range(recipe.epochs):
+    optimizer = torch.optim.AdamW(
+        network.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay
+    )
+    warm = _WARM_EPOCHS if recipe.objective == "marginal-likelihood" else 0
+    batches = -(-len(kept) // recipe.batch)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, batches * (recipe.epochs + warm)
+    )
+    best, tensors, scores = float("inf"), dict[str, Floats](), np.empty(0, np.float32)
+    for epoch in range(-warm, recipe.epochs):
         for rows in kept[torch.randperm(len(kept))].split(recipe.batch):
             optimizer.zero_grad()
-            loss_of(model(x[rows]).squeeze(1), y[rows]).backward()
+            logit = network(rows)
+            (_warm_loss(torch, data, logit, rows) if epoch < 0 else loss_of(logit, rows)).backward()
             optimizer.step()
             schedule.step()
         with torch.no_grad():
-            loss = float(loss_of(model(x[checked]).squeeze(1), y[checked]))
-        if loss < best:
-            best, weights = loss, _weights(layers)
-    share = float(data.labels[~held_out].mean())
-    seen = data.labels[held_out]
-    baseline = -float(np.mean(seen * np.log(share) + (1 - seen) * np.log(1 - share)))
-    tensors = {"mean": mean.astype(np.float32), "std": std.astype(np.float32), **weights}
-    return Fitted(tensors, best, baseline)
+            logit = network(checked)
+            loss = float(loss_of(logit, checked))
+        if epoch >= 0 and loss < best:
+            best, tensors, scores = loss, network.tensors(), torch.sigmoid(logit).numpy()
+        done()
+    with torch.no_grad():
+        constant = torch.linspace(-12, 12, 241)
+        baseline = min(float(loss_of(c.expand(len(checked)), checked)) for c in constant)
+    if not tensors:
+        raise UsageError("The fit diverged: its loss is no number; check the questions' answers.")
+    return Fitted(tensors, best, baseline, scores, data.labels[held_out])
 
 
-def save(folder: Path, card: RouterCard, fitted: Fitted) -> None:
-    """Write the checkpoint."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(fitted.tensors, folder / WEIGHTS)
-    (folder / CONFIG).write_bytes(msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
+class _Network:
+    """The perceptron over normalised inputs, the token's embedding beside them."""
+
+    def __init__(self, torch: Any, data: Data, kept: NDArray[np.bool_], recipe: Recipe) -> None:
+        self._torch = torch
+        self._mean = data.inputs[kept].mean(axis=0)
+        self._std = data.inputs[kept].std(axis=0) + 1e-6
+        self._x = torch.from_numpy((data.inputs - self._mean) / self._std)
+        sizes = (data.inputs.shape[1], *recipe.hidden, 1)
+        self._layers = [torch.nn.Linear(a, b) for a, b in pairwise(sizes)]
+        self._embedded = None
+        if data.embeddings is not None:
+            table = data.embeddings
+            seen = table[np.unique(data.proposed[kept])]
+            self._table = (table - seen.mean(axis=0)) / (seen.std(axis=0) + 1e-6)
+            rows = self._table[data.proposed]
+            self._rows = torch.from_numpy(np.ascontiguousarray(rows, np.float32))
+            self._embedded = torch.nn.Linear(table.shape[1], sizes[1], bias=False)
+
+    def parameters(self) -> list[Any]:
+        embedded = [] if self._embedded is None else list(self._embedded.parameters())
+        return [p for layer in self._layers for p in layer.parameters()] + embedded
+
+    def __call__(self, rows: Any) -> Any:
+        x = self._layers[0](self._x[rows])
+        if self._embedded is not None:
+            x = x + self._embedded(self._rows[rows])
+        for layer in self._layers[1:]:
+            x = layer(self._torch.relu(x))
+        return x.squeeze(1)
+
+    def tensors(self) -> dict[str, Floats]:
+        """As the checkpoint holds them; the embedding's layer folded into a table."""
+        found = {"mean": self._mean.astype(np.float32), "std": self._std.astype(np.float32)}
+        for i, layer in enumerate(self._layers):
+            for name in ("weight", "bias"):
+                found[f"layers.{i}.{name}"] = getattr(layer, name).detach().numpy().copy()
+        if self._embedded is not None:
+            weight = self._embedded.weight.detach().numpy()
+            found[TABLE] = (self._table @ weight.T).astype(np.float16)
+        return found
+
+
+def _objective(torch: Any, data: Data, recipe: Recipe) -> Callable[[Any, Any], Any]:
+    """From logits and rows to the loss."""
+    if recipe.objective == "cross-entropy":
+        labels = torch.from_numpy(data.labels)
+        entropy = torch.nn.functional.binary_cross_entropy_with_logits
+        return lambda logit, rows: entropy(logit, labels[rows])
+    if data.edge_logprob is None or data.cloud_logprob is None:
+        raise UsageError("The label co-llm needs logprobs of the cloud's answers; collect them.")
+    edge = torch.from_numpy(data.edge_logprob)
+    cloud = torch.from_numpy(data.cloud_logprob)
+    log_sigmoid = torch.nn.functional.logsigmoid
+
+    def marginal(logit: Any, rows: Any) -> Any:
+        either = torch.logaddexp(log_sigmoid(-logit) + edge[rows], log_sigmoid(logit) + cloud[rows])
+        return -either.mean()
+
+    return marginal
+
+
+def _warm_loss(torch: Any, data: Data, logit: Any, rows: Any) -> Any:
+    return torch.nn.functional.binary_cross_entropy_with_logits(
+        logit,
+        torch.from_numpy(data.labels)[rows],
+        pos_weight=torch.tensor(_POSITIVE_WEIGHT),
+    )
 
 
 def _held_out(data: Data, recipe: Recipe) -> NDArray[np.bool_]:
@@ -95,15 +231,8 @@ def _held_out(data: Data, recipe: Recipe) -> NDArray[np.bool_]:
     return mask
 
 
-def _weights(layers: list[Any]) -> dict[str, NDArray[np.float32]]:
-    return {
-        f"layers.{i}.{name}": getattr(layer, name).detach().numpy().copy()
-        for i, layer in enumerate(layers)
-        for name in ("weight", "bias")
-    }
-
-
-def _torch() -> Any:
+def import_torch() -> Any:
+    """Torch, or a `UsageError` that says how to get it."""
     try:
         return import_module("torch")
     except ImportError as error:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -10,7 +11,11 @@ from edgewise.evaluation.tasks.base import Question, Task
 from edgewise.evaluation.tasks.records import read_lines, read_parquet
 
 MAX_TOKENS = 100
-HUB = ("tau/commonsense_qa", "data/validation-00000-of-00001.parquet")
+HUB = "tau/commonsense_qa"
+FILES = {
+    "train": "data/train-00000-of-00001.parquet",
+    "test": "data/validation-00000-of-00001.parquet",
+}
 FORMAT = (
     "Please format your response in the following way: [Explanation]. Therefore, the answer is "
     "answer (label). Answer and Reasoning:"
@@ -49,12 +54,12 @@ class _Row(msgspec.Struct, frozen=True):
     answerKey: str
 
 
-def commonsenseqa(data: Path | None = None) -> Task:
-    """The development set, from a local file or the hub."""
+def commonsenseqa(data: Path | None = None, split: Literal["train", "test"] = "test") -> Task:
+    """From a local file or the hub; the development set stands in for the unpublished test set."""
     if data is None:
         questions = [
             _question(row.id, row.question, row.choices.label, row.choices.text, row.answerKey)
-            for row in read_parquet(*HUB, _Row)
+            for row in read_parquet(HUB, FILES[split], _Row)
         ]
     else:
         questions = [

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -10,7 +11,8 @@ from edgewise.evaluation.tasks.base import Question, Task
 from edgewise.evaluation.tasks.records import read_lines, read_parquet
 
 MAX_TOKENS = 320
-HUB = ("openai/gsm8k", "main/test-00000-of-00001.parquet")
+HUB = "openai/gsm8k"
+FILE = "main/{}-00000-of-00001.parquet"
 FORMAT = (
     "Please format your response in the following way: [Steps]. Therefore, the answer is number. "
     "Answer and Reasoning:"
@@ -22,10 +24,10 @@ class _Line(msgspec.Struct, frozen=True):
     answer: str
 
 
-def gsm8k(data: Path | None = None) -> Task:
-    """The test set, from a local file or the hub."""
+def gsm8k(data: Path | None = None, split: Literal["train", "test"] = "test") -> Task:
+    """From a local file or the hub."""
     if data is None:
-        lines = list(enumerate(read_parquet(*HUB, _Line), 1))
+        lines = list(enumerate(read_parquet(HUB, FILE.format(split), _Line), 1))
     else:
         lines = list(read_lines(data, _Line))
     return Task("gsm8k", tuple(_question(number, line) for number, line in lines), MAX_TOKENS)

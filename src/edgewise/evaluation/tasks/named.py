@@ -12,20 +12,25 @@ from edgewise.evaluation.tasks.gsm8k import gsm8k
 from edgewise.evaluation.tasks.jsonl import jsonl
 from edgewise.evaluation.tasks.pocketqa import pocketqa
 
+Use = Literal["train", "test"]
 
-def open_task(name: str, *, data: Path | None = None, check: Check | None = None) -> Task:
+_PUBLISHED = {"commonsenseqa": commonsenseqa, "gsm8k": gsm8k}
+
+
+def open_task(
+    name: str, *, data: Path | None = None, check: Check | None = None, use: Use = "test"
+) -> Task:
     """`pocketqa`, `commonsenseqa`, `gsm8k` or a JSON Lines file.
 
     `data` is a local copy of the published file; `check` how the answers of a JSON Lines file
-    are graded (default: exact).
+    are graded (default: exact). `use` chooses the split where a task has several.
     """
-    published = {"commonsenseqa": commonsenseqa, "gsm8k": gsm8k}
     path = Path(name).expanduser()
     if name == "pocketqa" and data is None and check is None:
-        task = pocketqa()
-    elif name in published and check is None:
-        task = published[name](data)
-    elif name in ("pocketqa", *published):
+        task = pocketqa(use)
+    elif name in _PUBLISHED and check is None:
+        task = _PUBLISHED[name](data, use)
+    elif name in ("pocketqa", *_PUBLISHED):
         flag = "--check" if check else "--data"
         raise UsageError(f"The task {name} has its own questions and grading; drop {flag}.")
     elif path.is_file() and data is None:
@@ -41,7 +46,7 @@ def open_task(name: str, *, data: Path | None = None, check: Check | None = None
 
 def with_calibration(
     name: str,
-    use: Literal["train", "test"],
+    use: Use,
     *,
     data: Path | None,
     check: Check | None,
@@ -50,20 +55,31 @@ def with_calibration(
 ) -> tuple[Task, Task]:
     """The first `limit` questions to use, and `calibration` others to set thresholds with.
 
-    The bundled questions have splits of their own; of other tasks the last ones are set aside.
+    The bundled questions have a split for that. Of the published tasks on the hub it is the end of
+    the train split, which training leaves out; of a local file its end.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"--limit must be 1 or more, not {limit}.")
     if calibration < 1:
         raise UsageError(f"--calibration must be 1 or more, not {calibration}.")
-    task = open_task(name, data=data, check=check)
+    task = open_task(name, data=data, check=check, use=use)
     if name == "pocketqa":
-        return pocketqa(use).first(limit), pocketqa("calibration").first(calibration)
-    rest = len(task.questions) - calibration
-    if rest < 1:
+        return task.first(limit), pocketqa("calibration").first(calibration)
+    if name in _PUBLISHED and data is None and use == "test":
+        return task.first(limit), _split(open_task(name, use="train"), calibration)[1]
+    rest, held_out = _split(task, calibration)
+    return rest.first(limit), held_out
+
+
+def _split(task: Task, calibration: int) -> tuple[Task, Task]:
+    """The last `calibration` questions apart; no prompt stands on both sides."""
+    at = len(task.questions) - calibration
+    if at < 1:
         raise UsageError(
             f"{len(task.questions)} questions leave none beside {calibration} to calibrate on; "
             "lower --calibration."
         )
-    held_out = replace(task, questions=task.questions[rest:])
-    return replace(task, questions=task.questions[:rest]).first(limit), held_out
+    held_out = task.questions[at:]
+    apart = {question.prompt for question in held_out}
+    rest = tuple(question for question in task.questions[:at] if question.prompt not in apart)
+    return replace(task, questions=rest), replace(task, questions=held_out)
