@@ -38,10 +38,12 @@ lint: .venv/tested  ## ruff and pyright
 	$(BIN)/ruff format --check src tests
 	$(BIN)/pyright
 
-pocket: .venv/installed  ## train the bundled pair anew (needs wordnet-base)
-	$(BIN)/python -m pip install --quiet --editable '.[pocket]'
+pocket: .venv/installed  ## train the bundled pair and its router anew (needs wordnet-base)
+	$(BIN)/python -m pip install --quiet --editable '.[pocket,train]'
 	$(BIN)/python -m pocket.build
-	$(BIN)/python -m pocket.calibrate
+	$(BIN)/edgewise train pocketqa --calibration 600 --out pocket/work/router
+	cp $(addprefix pocket/work/router/,config.json model.safetensors trained_on.txt README.md) \
+		src/edgewise/bundled/router
 
 bench: .venv/tested  ## measure decoding speed on a 0.5B-shaped model
 	$(BIN)/python -m benchmarks.edge_speed

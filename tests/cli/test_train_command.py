@@ -1,38 +1,193 @@
-"""`edgewise train` on the bundled pair."""
+"""`edgewise train` and `edgewise router` on the bundled pair, and through a real llama-server."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Edgewise
+from edgewise.addresses import bundled
+from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise.routers.card import digest
+from tests.cli.conftest import Edgewise, Run
+from tests.hub import Hub, Repository, serving
+from tests.llama_server_process import llama_server
+
+FEW = ("--limit", "40", "--calibration", "6")
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
         (("--inputs", "logits"), "--inputs can be hidden"),
-        (("--hidden", "0"), "must be 1 or more"),
+        (("--hidden", "-1"), "--hidden 0 or more"),
+        (("--epochs", "0"), "must be 1 or more"),
         (("--limit", "0"), "--limit must be 1 or more"),
         (("--calibration", "0"), "--calibration must be 1 or more"),
+        (("--rollouts", "0"), "--rollouts must be 1 or more"),
+        (("--label", "citer", "--rounds", "3"), "--rounds must be 1 or 2"),
+        (("--label", "magic"), "magic"),
         (("--cloud", "none"), "name one with --cloud"),
+        (("--stage", "label"), "run --stage collect first"),
+        (("--stage", "fit"), "run --stage collect first"),
+        (("--stage", "calibrate"), "There is no router"),
     ],
 )
 def test_bad_input_is_one_sentence(
     edgewise: Edgewise, arguments: tuple[str, ...], problem: str
 ) -> None:
+    pytest.importorskip("torch")
     done = edgewise("train", "pocketqa", "--out", "router", *arguments)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert problem in done.err
 
 
-def test_the_bundled_pair_gets_a_router(edgewise: Edgewise, tmp_path: Path) -> None:
+def test_stage_by_stage_is_as_all_at_once(edgewise: Edgewise, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    few = ("--limit", "30", "--calibration", "6")
-    done = edgewise("train", "pocketqa", "--out", "router", *few)
+    for stage in ("collect", "label", "fit", "calibrate"):
+        done = edgewise("train", "pocketqa", "--out", "staged", *FEW, "--stage", stage)
+        assert done.code == 0, done.err
+    done = edgewise("train", "pocketqa", "--out", "whole", *FEW)
     assert done.code == 0, done.err
-    card = json.loads((tmp_path / "router" / "config.json").read_text())
-    assert len(card["thresholds"]) == 7
+    cards = [
+        json.loads((tmp_path / name / "config.json").read_text()) for name in ("staged", "whole")
+    ]
+    assert cards[0] == cards[1]
+    assert len(cards[0]["thresholds"]) == 7
     asked = ("--limit", "3", "--cloud-share", "0.05", "--no-baselines", "--json")
-    told = json.loads(edgewise("eval", "pocketqa", "--router", "router", *asked).out)
-    assert told["router"] == "router"
+    told = json.loads(edgewise("eval", "pocketqa", "--router", "whole", *asked).out)
+    assert told["router"] == "whole"
+    again = edgewise("train", "pocketqa", "--out", "whole", "--limit", "41", "--calibration", "6")
+    assert (again.code, "other models, questions" in again.err) == (2, True)
+
+
+@pytest.mark.parametrize("label", ["mismatch", "co-llm", "citer"])
+def test_every_label_makes_a_router(edgewise: Edgewise, tmp_path: Path, label: str) -> None:
+    pytest.importorskip("torch")
+    embedded = ("--inputs", "hidden", "--inputs", "token_embedding")
+    done = edgewise("train", "pocketqa", "--out", "r", "--label", label, *embedded, *FEW)
+    assert done.code == 0, done.err
+    shown = edgewise("router", "show", "r")
+    assert shown.code == 0, shown.err
+    assert "hidden, token_embedding" in shown.out
+    checked = edgewise("router", "check", "r")
+    assert checked.code == 0, checked.err
+    assert "40 training questions on record" in checked.out
+
+
+def test_training_through_an_engine(edgewise: Edgewise, tmp_path: Path) -> None:
+    """The cloud's answers and rollouts come over HTTP, many at a time."""
+    pytest.importorskip("torch")
+    with llama_server(bundled("cloud")) as url:
+        remote = edgewise("train", "pocketqa", "--out", "remote", *FEW, "--cloud", url)
+    assert remote.code == 0, remote.err
+    local = edgewise("train", "pocketqa", "--out", "local", *FEW, "--stage", "collect")
+    assert local.code == 0, local.err
+
+    def answers(name: str) -> dict[str, Any]:
+        lines = (tmp_path / name / "data" / "answers.jsonl").read_text().splitlines()
+        return {line["question"]: line for line in map(json.loads, lines)}
+
+    over_http, here = answers("remote"), answers("local")
+    same = [over_http[name]["ids"] == here[name]["ids"] for name in here]
+    assert sum(same) >= 0.9 * len(same)  # a near tie may come out otherwise in another batch
+    card = json.loads((tmp_path / "remote" / "config.json").read_text())
+    assert "value of a consult" in card["label"]
+
+
+def test_held_out_questions_are_not_trained_on() -> None:
+    trained = {question.prompt for question in pocketqa("train").questions}
+    for split in ("calibration", "test"):
+        assert not trained & {question.prompt for question in pocketqa(split).questions}
+    recorded = (bundled("router") / "trained_on.txt").read_text().split()
+    assert set(recorded) == {digest(prompt) for prompt in trained}
+
+
+def questions(path: Path, count: int = 60) -> Path:
+    """Some of the training questions as anyone would write them down."""
+    lines = [
+        {"prompt": q.prompt, "answer": q.answer, "choices": q.choices}
+        for q in pocketqa("train").questions
+        if q.choices
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines[:count]))
+    return path
+
+
+def test_a_router_is_not_evaluated_on_what_it_was_trained_on(
+    edgewise: Edgewise, tmp_path: Path
+) -> None:
+    mine = questions(tmp_path / "mine.jsonl")
+    done = edgewise(
+        "eval", str(mine), "--check", "choice", "--calibration", "5", "--router", "bundled"
+    )
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "55 of the 55 questions trained the router" in done.err
+
+
+def test_one_prompt_never_stands_on_both_sides(edgewise: Edgewise, tmp_path: Path) -> None:
+    """A file with doubles: those of the calibration questions are left out of training."""
+    pytest.importorskip("torch")
+    mine = questions(tmp_path / "mine.jsonl", 30)
+    mine.write_text(mine.read_text() * 2)
+    arguments = ("--check", "choice", "--calibration", "30", "--out", "r", "--stage", "collect")
+    done = edgewise("train", str(mine), *arguments)
+    assert done.code == 2
+    assert "none beside 30" in done.err
+
+
+def test_show_and_check_the_bundled_router(edgewise: Edgewise) -> None:
+    shown = edgewise("router", "show", "bundled")
+    assert shown.code == 0
+    assert "pocketqa, 4500 questions" in shown.out
+    assert shown.out.count("%") >= 14
+    told = json.loads(edgewise("router", "show", "bundled", "--json").out)
+    assert told["kind"] == "mlp"
+    checked = edgewise("router", "check", "bundled")
+    assert checked.code == 0
+    assert "of a step" in checked.out
+
+
+@pytest.mark.parametrize("command", ["show", "check", "push"])
+@pytest.mark.parametrize("name", ["max-prob", "./nothing", "constant:1"])
+def test_what_is_no_checkpoint(edgewise: Edgewise, command: str, name: str) -> None:
+    more = ("me/router",) if command == "push" else ()
+    done = edgewise("router", command, name, *more)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+
+
+def test_a_checkpoint_of_another_edge_model(edgewise: Edgewise, bpe_path: Path) -> None:
+    done = edgewise("router", "check", "bundled", "--edge", str(bpe_path))
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "made for an edge model with" in done.err
+
+
+def test_push_publishes_what_run_can_use(cli: Run) -> None:
+    with serving(Hub({})) as hub:
+        as_me = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": hub.token}
+        done = cli("router", "push", "bundled", "me/router", **as_me)
+        assert done.returncode == 0, done.stderr
+        assert "--router me/router" in done.stdout
+        held = hub.repositories["me/router"].files
+        folder = bundled("router")
+        assert set(held) == {"config.json", "model.safetensors", "trained_on.txt", "README.md"}
+        assert all(data == (folder / name).read_bytes() for name, data in held.items())
+        used = cli("run", "Hello", "--router", "me/router", "--json", **as_me)
+        assert used.returncode == 0, used.stderr
+        assert json.loads(used.stdout)["usage"]["edge_tokens"] > 0
+        again = cli("router", "push", "bundled", "me/router", **as_me)
+        assert again.returncode == 0, again.stderr
+    offline = cli("router", "show", "me/router", **as_me)
+    assert offline.returncode == 0, offline.stderr
+
+
+def test_push_says_what_is_missing(cli: Run) -> None:
+    with serving(Hub({"me/gated": Repository({})})) as hub:
+        nobody = cli("router", "push", "bundled", "me/router", HF_ENDPOINT=hub.endpoint)
+        stranger = cli(
+            "router", "push", "bundled", "me/router", HF_ENDPOINT=hub.endpoint, HF_TOKEN="hf_x"
+        )
+        odd = cli("router", "push", "bundled", "a/b/c", HF_ENDPOINT=hub.endpoint, HF_TOKEN="hf_x")
+    for done, problem in ((nobody, "HF_TOKEN"), (stranger, "refuses"), (odd, "no hub repository")):
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert problem in done.stderr

@@ -18,11 +18,13 @@ TASK = Task(
 @pytest.mark.parametrize("name", ["random", "max-prob", "margin", "entropy", "logtoku"])
 def test_the_share_asked_for_is_realised(name: str) -> None:
     router = router_named(name)
-    thresholds = thresholds_for((0.3, 0.05), router, TASK, edge=EDGE, cloud=CLOUD)
-    assert thresholds[0.05] > thresholds[0.3]
-    for share, threshold in thresholds.items():
-        system = Decoded(paired(EDGE, router, threshold, CLOUD), TASK.max_tokens)
+    points = thresholds_for((0.3, 0.05), router, TASK, edge=EDGE, cloud=CLOUD)
+    assert points[0.05].threshold > points[0.3].threshold
+    for share, point in points.items():
+        system = Decoded(paired(EDGE, router, point.threshold, CLOUD), TASK.max_tokens)
         found = [system.answer(question) for question in TASK.questions]
+        assert cloud_share(found) == point.share
+        assert tuple(outcome.right for outcome in found) == point.right
         assert cloud_share(found) == pytest.approx(share, rel=0.2)
         changed = changed_share(found)
         assert changed is not None

@@ -18,6 +18,7 @@ from edgewise.registry import open_router
 from edgewise.routers.card import CONFIG, WEIGHTS, Input, RouterCard, read_card
 from edgewise.routers.features import SCALARS
 from edgewise.routers.mlp import Mlp
+from edgewise.routers.uncertainty import LogTokU
 from edgewise.settings import Settings
 
 Tensors = dict[str, NDArray[Any]]
@@ -81,6 +82,7 @@ def features_of(step: Step, inputs: tuple[Input, ...], top_k: int) -> NDArray[np
             -float(probabilities @ logprobs),
             probabilities[0],
             probabilities[0] - probabilities[1],
+            LogTokU().score(step),
         ],
     }
     return np.concatenate([np.asarray(parts[name], np.float64) for name in inputs])

@@ -254,7 +254,7 @@ class LlamaSession:
 
     def open(self, ids: Sequence[int]) -> int:
         self._check_open()
-        shared = _common_prefix(self._ids[: self._computed], ids)
+        shared = common_prefix(self._ids[: self._computed], ids)
         self.rewind(shared)
         self.extend(ids[shared:])
         return shared
@@ -399,7 +399,8 @@ class LlamaSession:
         )
 
 
-def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many ids both begin with."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return index

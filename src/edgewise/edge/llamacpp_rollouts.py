@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgewise.edge.binding import llama_cpp
-from edgewise.edge.llamacpp import BATCH, LlamaModel
+from edgewise.edge.llamacpp import BATCH, LlamaModel, common_prefix
 from edgewise.edge.rollouts import Continuation, Done, Prefix, ignore
 from edgewise.edge.step import LogitsStep
 from edgewise.errors import ContextOverflow, ModelError
@@ -21,18 +21,21 @@ _CELLS = 1 << 15
 class LlamaRollouts:
     """Implements `Rollouts` in a context of its own; a sequence that ends makes room for the next.
 
-    Logits of a row depend a little on what else is in its batch, so a near tie may come out
-    otherwise than in a session.
+    Neighbouring prefixes that begin alike run one after the other in one slot, which computes only
+    what it does not hold yet. Logits of a row depend a little on what else is in its batch, so a
+    near tie may come out otherwise than in a session.
     """
 
     def __init__(self, model: LlamaModel, width: int = WIDTH) -> None:
         self._model = model
-        self._width = max(1, min(width, _CELLS // model.context))
+        # llama.cpp wants room for an id of each sequence in one decode.
+        self._width = max(1, min(width, _CELLS // model.context, model.context))
         self._context = model.new_context(self._width)
         self._memory = llama_cpp.llama_get_memory(self._context)
         llama_cpp.llama_set_embeddings(self._context, False)
         self._room = min(BATCH, model.context)
         self._batch = llama_cpp.llama_batch_init(self._room, 0, 1)
+        self._held: list[list[int]] = [[] for _ in range(self._width)]
         self._buffer = np.empty(model.tokenizer.size, np.float32)
 
     def close(self) -> None:
@@ -43,17 +46,15 @@ class LlamaRollouts:
         """Raises `ContextOverflow` for a prefix that leaves no room."""
         for prefix in prefixes:
             self._check(prefix)
-        waiting = deque(_Sequence(index, prefix) for index, prefix in enumerate(prefixes))
-        free = deque(range(self._width))
+        waiting = self._shared_out(prefixes)
         running: dict[int, _Sequence] = {}
         written: dict[int, Continuation] = {}
-        while waiting or running:
-            while waiting and free:
-                running[free.popleft()] = waiting.popleft()
+        while len(written) < len(prefixes):
+            for slot, queue in enumerate(waiting):
+                if slot not in running and (queue or (queue := max(waiting, key=len))):
+                    running[slot] = self._begin(slot, *queue.popleft())
             for slot in self._decode(running):
                 ended = running.pop(slot)
-                llama_cpp.llama_memory_seq_rm(self._memory, slot, -1, -1)
-                free.append(slot)
                 written[ended.index] = ended.continuation
                 done(ended.index, ended.continuation)
         return [written[index] for index in range(len(prefixes))]
@@ -64,6 +65,24 @@ class LlamaRollouts:
                 f"{len(prefix.ids)} tokens leave no room for {prefix.n} more in the context of "
                 f"{self._model.context}; raise --ctx."
             )
+
+    def _shared_out(self, prefixes: Sequence[Prefix]) -> list[deque[tuple[int, Prefix]]]:
+        """A queue of neighbours for each slot; one that runs out takes from the longest."""
+        queues: list[deque[tuple[int, Prefix]]] = [deque() for _ in range(self._width)]
+        for index, prefix in enumerate(prefixes):
+            queues[index * self._width // len(prefixes)].append((index, prefix))
+        return queues
+
+    def _begin(self, slot: int, index: int, prefix: Prefix) -> "_Sequence":
+        held = self._held[slot]
+        # The last id is computed anew: its logits are wanted.
+        shared = min(common_prefix(held, prefix.ids), len(prefix.ids) - 1)
+        if not llama_cpp.llama_memory_seq_rm(self._memory, slot, shared, -1):
+            # A recurrent model cannot forget its last ids only.
+            shared = 0
+            llama_cpp.llama_memory_seq_rm(self._memory, slot, -1, -1)
+        self._held[slot] = held[:shared]
+        return _Sequence(index, prefix, shared)
 
     def _decode(self, running: "dict[int, _Sequence]") -> list[int]:
         """One decode of what is due; returns the slots that have ended."""
@@ -77,6 +96,7 @@ class LlamaRollouts:
                 batch.logits[row] = False
                 sequence.computed += 1
                 row += 1
+            self._held[slot] += due
             if due and sequence.computed == len(sequence.ids):
                 batch.logits[row - 1] = True
                 asked.append((slot, row - 1))
@@ -109,12 +129,12 @@ class LlamaRollouts:
 class _Sequence:
     """A prefix, and what has been computed and written of it."""
 
-    def __init__(self, index: int, prefix: Prefix) -> None:
+    def __init__(self, index: int, prefix: Prefix, computed: int) -> None:
         self.index = index
         self.prefix = prefix
         self.ids = list(prefix.ids)
         self.logprobs: list[float] = []
-        self.computed = 0
+        self.computed = computed
 
     @property
     def due(self) -> list[int]:

@@ -36,7 +36,7 @@ class Entropy:
 
     def score(self, step: Step) -> float:
         """From 0 (certain) to 1 (uniform)."""
-        return max(0.0, step.entropy / math.log(len(step.logits)))
+        return min(1.0, max(0.0, step.entropy / math.log(len(step.logits))))
 
 
 class LogTokU:

@@ -128,7 +128,8 @@ def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> 
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
         optimizer, batches * (recipe.epochs + warm)
     )
-    best, tensors, scores = float("inf"), dict[str, Floats](), np.empty(0, np.float32)
+    best, scores = float("inf"), np.empty(0, np.float32)
+    tensors: dict[str, NDArray[np.floating[Any]]] = {}
     for epoch in range(-warm, recipe.epochs):
         for rows in kept[torch.randperm(len(kept))].split(recipe.batch):
             optimizer.zero_grad()
@@ -151,45 +152,43 @@ def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> 
 
 
 class _Network:
-    """The perceptron over normalised inputs, the token's embedding beside them."""
+    """The perceptron over normalised inputs, the token's embedding last."""
 
     def __init__(self, torch: Any, data: Data, kept: NDArray[np.bool_], recipe: Recipe) -> None:
         self._torch = torch
         self._mean = data.inputs[kept].mean(axis=0)
         self._std = data.inputs[kept].std(axis=0) + 1e-6
-        self._x = torch.from_numpy((data.inputs - self._mean) / self._std)
-        sizes = (data.inputs.shape[1], *recipe.hidden, 1)
-        self._layers = [torch.nn.Linear(a, b) for a, b in pairwise(sizes)]
-        self._embedded = None
+        self._width = data.inputs.shape[1]
+        x = (data.inputs - self._mean) / self._std
+        self._table = None
         if data.embeddings is not None:
-            table = data.embeddings
-            seen = table[np.unique(data.proposed[kept])]
-            self._table = (table - seen.mean(axis=0)) / (seen.std(axis=0) + 1e-6)
-            rows = self._table[data.proposed]
-            self._rows = torch.from_numpy(np.ascontiguousarray(rows, np.float32))
-            self._embedded = torch.nn.Linear(table.shape[1], sizes[1], bias=False)
+            seen = data.embeddings[np.unique(data.proposed[kept])]
+            self._table = (data.embeddings - seen.mean(axis=0)) / (seen.std(axis=0) + 1e-6)
+            x = np.concatenate([x, self._table[data.proposed]], axis=1)
+        self._x = torch.from_numpy(np.ascontiguousarray(x, np.float32))
+        sizes = (x.shape[1], *recipe.hidden, 1)
+        self._layers = [torch.nn.Linear(a, b) for a, b in pairwise(sizes)]
 
     def parameters(self) -> list[Any]:
-        embedded = [] if self._embedded is None else list(self._embedded.parameters())
-        return [p for layer in self._layers for p in layer.parameters()] + embedded
+        return [p for layer in self._layers for p in layer.parameters()]
 
     def __call__(self, rows: Any) -> Any:
-        x = self._layers[0](self._x[rows])
-        if self._embedded is not None:
-            x = x + self._embedded(self._rows[rows])
-        for layer in self._layers[1:]:
+        first, *others = self._layers
+        x = first(self._x[rows])
+        for layer in others:
             x = layer(self._torch.relu(x))
         return x.squeeze(1)
 
-    def tensors(self) -> dict[str, Floats]:
-        """As the checkpoint holds them; the embedding's layer folded into a table."""
+    def tensors(self) -> dict[str, NDArray[np.floating[Any]]]:
+        """As the checkpoint holds them; what the embedding adds is folded into a table."""
         found = {"mean": self._mean.astype(np.float32), "std": self._std.astype(np.float32)}
         for i, layer in enumerate(self._layers):
             for name in ("weight", "bias"):
                 found[f"layers.{i}.{name}"] = getattr(layer, name).detach().numpy().copy()
-        if self._embedded is not None:
-            weight = self._embedded.weight.detach().numpy()
-            found[TABLE] = (self._table @ weight.T).astype(np.float16)
+        if self._table is not None:
+            dense, embedded = np.split(found["layers.0.weight"], [self._width], axis=1)
+            found["layers.0.weight"] = np.ascontiguousarray(dense)
+            found[TABLE] = (self._table @ embedded.T).astype(np.float16)
         return found
 
 

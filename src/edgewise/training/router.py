@@ -1,5 +1,6 @@
 """From a pair of models and questions to a calibrated checkpoint, in four stages."""
 
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Literal
@@ -87,10 +88,11 @@ class Training:
         top_k: int,
         recipe: Recipe,
         progress: Progress | None = None,
+        data: Path | None = None,
     ) -> None:
-        """`folder` gets the checkpoint, and under `data` what it is made from."""
+        """`folder` gets the checkpoint, `data` (default: a folder in it) what it is made from."""
         self.task, self.calibration = task, calibration
-        self.folder, self._data = folder, folder / "data"
+        self.folder, self._data = folder, data or folder / "data"
         self.edge, self.cloud = edge, cloud
         self.label_class = label
         self.inputs, self.top_k, self.recipe = inputs, top_k, recipe
@@ -143,7 +145,7 @@ class Training:
         save_card(self.folder, card, ())
         return fitted
 
-    def calibrate(self) -> RouterCard:
+    def calibrate(self, shares: Sequence[float] = SHARES) -> RouterCard:
         """Thresholds on the pair's own answers to other questions, and the model card."""
         card = replace(read_card(self.folder), thresholds={})
         card.check(self.edge, self.folder)
@@ -154,7 +156,7 @@ class Training:
         large = CloudAlone(self.cloud, self.edge.tokenizer, self.calibration.max_tokens)
         cloud = [large.answer(question).right for question in questions]
         found = thresholds_for(
-            SHARES,
+            shares,
             Mlp(card, self.folder),
             self.calibration,
             edge=self.edge,

@@ -1,0 +1,126 @@
+"""Answers and features: collected once, whole or not at all, as the router sees them later."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgewise.edge.rollouts import Continuation, Done, OneByOne, Prefix, ignore
+from edgewise.edge.scripted import ScriptedEdge, noise, replying
+from edgewise.errors import UsageError
+from edgewise.evaluation.tasks.base import Question, Task
+from edgewise.routers.features import features, needs_of, top_of
+from edgewise.training.collect import (
+    COLUMNS,
+    KEPT,
+    Answer,
+    collect_answers,
+    collect_features,
+    references,
+)
+
+PROMPT = "How many?"
+ANSWERED = "Oh it is 7."
+
+
+def task(count: int = 120, reference: str = "") -> Task:
+    questions = [
+        Question(f"{i}", "sums", PROMPT, "7", "number", reference=reference) for i in range(count)
+    ]
+    return Task("sums", tuple(questions), max_tokens=40)
+
+
+def model(text: str) -> ScriptedEdge:
+    return ScriptedEdge(replying(text, prompt=PROMPT))
+
+
+class Counted(OneByOne):
+    """Stops after some rollouts, like a person who is tired of waiting."""
+
+    def __init__(self, edge: ScriptedEdge, stop_after: int | None = None) -> None:
+        super().__init__(edge)
+        self.count, self._stop_after = 0, stop_after
+
+    def run(self, prefixes: Sequence[Prefix], done: Done = ignore) -> list[Continuation]:
+        def counted(index: int, continuation: Continuation) -> None:
+            done(index, continuation)
+            self.count += 1
+            if self.count == self._stop_after:
+                raise KeyboardInterrupt
+
+        return super().run(prefixes, counted)
+
+
+def answers(folder: Path, count: int = 120) -> list[Answer]:
+    cloud = OneByOne(model(ANSWERED))
+    return collect_answers(task(count), model("").tokenizer, cloud, folder)
+
+
+def test_no_answer_is_asked_for_twice(tmp_path: Path) -> None:
+    tokenizer = model("").tokenizer
+    with pytest.raises(KeyboardInterrupt):
+        collect_answers(task(), tokenizer, Counted(model(ANSWERED), 30), tmp_path)
+    kept = (tmp_path / "answers.jsonl").read_bytes()
+    (tmp_path / "answers.jsonl").write_bytes(kept + b'{"question": "3')  # killed in mid-line
+    again = Counted(model(ANSWERED))
+    found = collect_answers(task(), tokenizer, again, tmp_path)
+    assert again.count == 120 - 30
+    assert [answer.question for answer in found] == [str(i) for i in range(120)]
+    assert all(bytes(answer.ids[:-1]).decode() == ANSWERED for answer in found)
+    assert all(answer.right and len(answer.logprobs) == len(answer.ids) for answer in found)
+
+
+def test_rows_are_what_the_router_sees_at_run_time(tmp_path: Path) -> None:
+    edge = ScriptedEdge(noise())
+    found = collect_features(answers(tmp_path, 3), "answer", edge, tmp_path)
+    session = edge.session(needs_of(COLUMNS), top=top_of(COLUMNS, KEPT))
+    rows = iter(zip(*(found.inputs[name] for name in COLUMNS), strict=True))
+    at = 0
+    for answer in answers(tmp_path, 3):
+        session.open(answer.prompt)
+        for token in answer.ids:
+            step = session.step()
+            np.testing.assert_allclose(
+                features(step, COLUMNS, KEPT), np.concatenate(next(rows)), rtol=1e-5
+            )
+            assert found.proposed[at] == step.proposed
+            assert found.written[at] == token
+            assert found.edge_logprob[at] == pytest.approx(step.logprob(token), abs=1e-4)
+            at += 1
+            session.extend([token])
+    assert at == len(found.written)
+
+
+def test_features_go_on_where_they_stopped(tmp_path: Path) -> None:
+    whole = collect_features(answers(tmp_path), "answer", model("So it is 3."), tmp_path)
+    shards = sorted(tmp_path.glob("answer-*.safetensors"))
+    assert len(shards) == 3
+    shards[-1].rename(tmp_path / "answer-00002.partial")  # killed while writing it
+    before = [path.stat().st_mtime_ns for path in shards[:2]]
+    again = collect_features(answers(tmp_path), "answer", model("So it is 3."), tmp_path)
+    assert again.questions == whole.questions
+    assert all(np.array_equal(again.inputs[name], whole.inputs[name]) for name in COLUMNS)
+    assert np.array_equal(again.answer, whole.answer)
+    assert [path.stat().st_mtime_ns for path in shards[:2]] == before
+
+
+def test_features_that_are_no_numbers(tmp_path: Path) -> None:
+    def broken(ids: Sequence[int]) -> np.ndarray:
+        return np.full(258, np.nan, np.float32)
+
+    with pytest.raises(UsageError, match="no numbers"):
+        collect_features(answers(tmp_path, 2), "answer", ScriptedEdge(broken), tmp_path)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_no_answers_at_all(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no answers to learn from"):
+        collect_features([], "answer", model(""), tmp_path)
+
+
+def test_references_come_with_the_task() -> None:
+    found = references(task(2, "It is 7."), model("").tokenizer)
+    assert [bytes(answer.ids).decode() for answer in found] == ["It is 7."] * 2
+    with pytest.raises(UsageError, match="label value"):
+        references(task(2), model("").tokenizer)

@@ -1,0 +1,167 @@
+"""Fits that find what decides, and sentences where there is nothing to find."""
+
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgewise.addresses import bundled
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.scripted import ScriptedEdge, noise
+from edgewise.errors import UsageError
+from edgewise.routers.card import Input, RouterCard
+from edgewise.routers.mlp import TABLE, Mlp
+from edgewise.training.collect import COLUMNS, KEPT, Answer, Columns
+from edgewise.training.embedding import embeddings
+from edgewise.training.fit import Data, Recipe, data_of, fit
+from edgewise.training.publish import isotonic, save_weights
+
+INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
+RECIPE = Recipe(hidden=(8,), epochs=20, batch=128, rate=1e-2)
+CARD = RouterCard(
+    kind="mlp",
+    edge_fingerprint="scripted",
+    tokenizer_fingerprint="bytes",
+    hidden_size=4,
+    inputs=INPUTS,
+    top_k=4,
+)
+
+
+def planted(rows: int = 4000) -> Data:
+    """Labels that the fourth input decides, nearly."""
+    rng = np.random.default_rng(0)
+    inputs = rng.standard_normal((rows, 12)).astype(np.float32)
+    labels = (inputs[:, 3] + 0.2 * rng.standard_normal(rows) > 1.5).astype(np.float32)
+    groups = (np.arange(rows) // 10).astype(np.int32)
+    return Data(inputs, labels, groups, np.zeros(rows, np.int32))
+
+
+@pytest.fixture(autouse=True)
+def torch() -> None:
+    pytest.importorskip("torch")
+
+
+def test_a_fit_finds_what_decides(tmp_path: Path) -> None:
+    fitted = fit(planted(), RECIPE)
+    assert fitted.loss < 0.5 * fitted.baseline_loss
+    again = fit(planted(), RECIPE)
+    assert all(np.array_equal(fitted.tensors[name], again.tensors[name]) for name in again.tensors)
+    save_weights(tmp_path, fitted.tensors, ["a question"])
+    router = Mlp(CARD, tmp_path)
+    session = ScriptedEdge(noise()).session(router.needs, top=router.top)
+    session.open([1, 2, 3])
+    assert 0 <= router.score(session.step()) <= 1
+
+
+def test_the_token_itself_can_decide(tmp_path: Path) -> None:
+    """Labels that only the proposed token explains; its embedding is folded into a table."""
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((258, 6)).astype(np.float32)
+    proposed = rng.integers(0, 258, 4000).astype(np.int32)
+    labels = (table[proposed, 2] > 1.0).astype(np.float32)
+    groups = (np.arange(4000) // 10).astype(np.int32)
+    data = Data(np.empty((4000, 0), np.float32), labels, groups, proposed, embeddings=table)
+    fitted = fit(data, RECIPE)
+    assert fitted.loss < 0.2 * fitted.baseline_loss
+    assert fitted.tensors[TABLE].shape == (258, 8)
+    save_weights(tmp_path, fitted.tensors, [])
+    card = msgspec.structs.replace(CARD, inputs=("token_embedding",), top_k=0)
+    router = Mlp(card, tmp_path)
+    session = ScriptedEdge(noise()).session(router.needs, top=router.top)
+    for start in range(8):
+        session.open([start, 7])
+        step = session.step()
+        assert (router.score(step) > 0.5) == (table[step.proposed, 2] > 1.0)
+
+
+def test_the_deferral_head_minimises_the_marginal_likelihood() -> None:
+    """Where the cloud is the likelier writer it defers, though every label is the same."""
+    rng = np.random.default_rng(0)
+    inputs = rng.standard_normal((4000, 3)).astype(np.float32)
+    cloud_knows = inputs[:, 1] > 0
+    data = Data(
+        inputs,
+        cloud_knows.astype(np.float32),
+        (np.arange(4000) // 10).astype(np.int32),
+        np.zeros(4000, np.int32),
+        edge_logprob=np.where(cloud_knows, math.log(0.05), math.log(0.9)).astype(np.float32),
+        cloud_logprob=np.where(cloud_knows, math.log(0.9), math.log(0.3)).astype(np.float32),
+    )
+    recipe = Recipe(hidden=(), epochs=30, batch=256, rate=3e-2, objective="marginal-likelihood")
+    fitted = fit(data, recipe)
+    assert fitted.loss < 0.5 * fitted.baseline_loss
+    assert list(fitted.tensors["layers.0.weight"].shape) == [1, 3]
+    assert np.corrcoef(fitted.scores, fitted.labels)[0, 1] > 0.7
+
+
+def test_without_logprobs_there_is_no_marginal_likelihood() -> None:
+    with pytest.raises(UsageError, match="logprobs"):
+        fit(planted(), Recipe(objective="marginal-likelihood"))
+
+
+def columns(answers: int = 4, tokens: int = 5) -> Columns:
+    rng = np.random.default_rng(0)
+    n = answers * tokens
+    widths = {"hidden": 4, "top_logprobs": KEPT, "scalars": 4}
+    return Columns(
+        tuple(str(i) for i in range(answers)),
+        np.repeat(np.arange(answers, dtype=np.int32), tokens),
+        np.arange(n, dtype=np.int32),
+        np.arange(n, dtype=np.int32),
+        np.zeros(n, np.float32),
+        {name: rng.standard_normal((n, widths[name])).astype(np.float32) for name in COLUMNS},
+    )
+
+
+def answered(count: int = 4) -> list[Answer]:
+    return [Answer(str(i), (1,), (0,) * 5, (-0.5,) * 5, True) for i in range(count)]
+
+
+def test_rows_hold_the_inputs_asked_for() -> None:
+    marked = {str(i): [0.0, 0.0, 1.0, 0.0, 0.0] for i in range(4)}
+    inputs: tuple[Input, ...] = ("scalars", "top_logprobs")
+    data = data_of(columns(), marked, answered(), inputs=inputs, top_k=3, embeddings=None)
+    assert data.inputs.shape == (20, 7)
+    assert np.array_equal(data.inputs[:, :4], columns().inputs["scalars"])
+    assert list(np.flatnonzero(data.labels)) == [2, 7, 12, 17]
+    assert data.cloud_logprob is not None
+
+
+@pytest.mark.parametrize(("value", "problem"), [(0.0, "at no token"), (1.0, "at every token")])
+def test_labels_of_one_class(value: float, problem: str) -> None:
+    marked = {str(i): [value] * 5 for i in range(4)}
+    with pytest.raises(UsageError, match=problem):
+        data_of(columns(), marked, answered(), inputs=INPUTS, top_k=3, embeddings=None)
+
+
+def test_more_logprobs_than_are_kept() -> None:
+    with pytest.raises(UsageError, match="at most 64"):
+        data_of(columns(), {}, [], inputs=INPUTS, top_k=65, embeddings=None)
+
+
+def test_too_few_answers() -> None:
+    data = planted()
+    with pytest.raises(UsageError, match="too few answers"):
+        fit(Data(data.inputs, np.zeros_like(data.labels), data.groups, data.proposed), Recipe())
+
+
+def test_isotonic_probabilities_ascend_and_fit() -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.random(5000).astype(np.float32)
+    labels = (rng.random(5000) < scores**2).astype(np.float32)
+    card = msgspec.structs.replace(CARD, probability=isotonic(scores, labels))
+    for score in (0.2, 0.5, 0.9):
+        assert card.probability_at(score) == pytest.approx(score**2, abs=0.06)
+
+
+def test_embeddings_are_those_of_the_file() -> None:
+    with LlamaModel(bundled("edge"), threads=1) as edge:
+        found = embeddings(edge)
+        assert found.shape == (edge.tokenizer.size, edge.hidden_size)
+        assert np.isfinite(found).all()
+        assert found.std() > 0
+    with pytest.raises(UsageError, match="GGUF"):
+        embeddings(ScriptedEdge(noise()))
