@@ -1,5 +1,7 @@
 """A GGUF with the shape of Qwen2.5-0.5B in 4 bits and random weights: real speed, no download.
 
+Other sizes of the family are given by a `Shape`.
+
 python -m benchmarks.random_qwen OUT
 """
 
@@ -7,15 +9,28 @@ import sys
 from collections.abc import Iterator
 from itertools import islice, product
 from pathlib import Path
+from typing import NamedTuple
 
 import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-HIDDEN, LAYERS, HEADS, KV_HEADS, FFN = 896, 24, 14, 2, 4864
-VOCABULARY, EOS, CONTEXT = 151_936, 151_645, 32_768
+CONTEXT = 32_768
 STD = 0.05
 _Q4_0_BYTES, _Q4_0_STD = 18, 4.61  # standard deviation of a uniform draw from -8..7
+
+
+class Shape(NamedTuple):
+    """Sizes of a Qwen2.5; `eos` is the id of the end token. Widths are multiples of 32."""
+
+    hidden: int = 896
+    layers: int = 24
+    heads: int = 14
+    kv_heads: int = 2
+    ffn: int = 4864
+    vocabulary: int = 151_936
+    eos: int = 151_645
+
 
 Weights = NDArray[np.float32] | NDArray[np.uint8]
 
@@ -27,20 +42,21 @@ def byte_letters() -> list[str]:
     return [chr(byte) if byte in shown else chr(256 + hidden.index(byte)) for byte in range(256)]
 
 
-def vocabulary() -> list[str]:
+def vocabulary(shape: Shape) -> list[str]:
     """The 256 bytes, enough four-letter tokens to fill the size, and the end token."""
     words = ("".join(word) for word in product("abcdefghijklmnopqrst", repeat=4))
-    ids = [*byte_letters(), *islice(words, VOCABULARY - 256)]
-    ids[EOS] = "<|im_end|>"
+    ids = [*byte_letters(), *islice(words, shape.vocabulary - 256)]
+    ids[shape.eos] = "<|im_end|>"
     return ids
 
 
-def build(path: Path, *, seed: int = 0) -> Path:
-    """Write the model to `path`, 284 MB, in a few seconds."""
+def build(path: Path, *, seed: int = 0, shape: Shape | None = None) -> Path:
+    """Write the model to `path`: 284 MB for Qwen2.5-0.5B, the default, in a few seconds."""
+    shape = shape or Shape()
     writer = gguf.GGUFWriter(path, "qwen2")
-    _describe(writer)
+    _describe(writer, shape)
     rng = np.random.default_rng(seed)
-    for name, weights in _tensors(rng):
+    for name, weights in _tensors(rng, shape):
         q4_0 = weights.dtype == np.uint8
         kind = gguf.GGMLQuantizationType.Q4_0 if q4_0 else None
         writer.add_tensor(name, weights, raw_dtype=kind)
@@ -51,50 +67,50 @@ def build(path: Path, *, seed: int = 0) -> Path:
     return path
 
 
-def _describe(writer: gguf.GGUFWriter) -> None:
-    writer.add_name("random-qwen2.5-0.5b")
+def _describe(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    writer.add_name("random-qwen2.5")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
     writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(FFN)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.ffn)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(1e6)
-    tokens = vocabulary()
-    kinds = [gguf.TokenType.NORMAL] * VOCABULARY
-    kinds[EOS] = gguf.TokenType.CONTROL
+    tokens = vocabulary(shape)
+    kinds = [gguf.TokenType.NORMAL] * shape.vocabulary
+    kinds[shape.eos] = gguf.TokenType.CONTROL
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(EOS)
+    writer.add_eos_token_id(shape.eos)
     writer.add_add_bos_token(False)
 
 
-def _tensors(rng: np.random.Generator) -> Iterator[tuple[str, Weights]]:
+def _tensors(rng: np.random.Generator, shape: Shape) -> Iterator[tuple[str, Weights]]:
     """The head is tied to `token_embd`, so it has 4 bits too."""
-    yield "token_embd.weight", _q4_0(rng, VOCABULARY, HIDDEN)
-    yield "output_norm.weight", np.ones(HIDDEN, np.float32)
-    keys = HIDDEN // HEADS * KV_HEADS
-    for layer in range(LAYERS):
+    yield "token_embd.weight", _q4_0(rng, shape.vocabulary, shape.hidden)
+    yield "output_norm.weight", np.ones(shape.hidden, np.float32)
+    keys = shape.hidden // shape.heads * shape.kv_heads
+    for layer in range(shape.layers):
         for name, out, width in (
-            ("attn_q", HIDDEN, HIDDEN),
-            ("attn_k", keys, HIDDEN),
-            ("attn_v", keys, HIDDEN),
-            ("attn_output", HIDDEN, HIDDEN),
-            ("ffn_gate", FFN, HIDDEN),
-            ("ffn_up", FFN, HIDDEN),
-            ("ffn_down", HIDDEN, FFN),
+            ("attn_q", shape.hidden, shape.hidden),
+            ("attn_k", keys, shape.hidden),
+            ("attn_v", keys, shape.hidden),
+            ("attn_output", shape.hidden, shape.hidden),
+            ("ffn_gate", shape.ffn, shape.hidden),
+            ("ffn_up", shape.ffn, shape.hidden),
+            ("ffn_down", shape.hidden, shape.ffn),
         ):
             yield f"blk.{layer}.{name}.weight", _q4_0(rng, out, width)
-        for name, size in (("attn_q", HIDDEN), ("attn_k", keys), ("attn_v", keys)):
+        for name, size in (("attn_q", shape.hidden), ("attn_k", keys), ("attn_v", keys)):
             bias = rng.standard_normal(size, np.float32) * np.float32(STD)
             yield f"blk.{layer}.{name}.bias", bias
         for name in ("attn_norm", "ffn_norm"):
-            yield f"blk.{layer}.{name}.weight", np.ones(HIDDEN, np.float32)
+            yield f"blk.{layer}.{name}.weight", np.ones(shape.hidden, np.float32)
 
 
 def _q4_0(rng: np.random.Generator, out: int, width: int) -> NDArray[np.uint8]:

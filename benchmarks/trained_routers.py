@@ -1,8 +1,9 @@
 """What a trained router buys on the bundled pair: `python -m benchmarks.trained_routers`.
 
 Trains one label with several seeds and compares on pocketqa's test split with the untrained
-routers at equal cloud shares, thresholds static and set on the calibration split. `--ablation`
-compares labels and inputs at one share instead. Prints Markdown. The cloud's answers, features
+routers at equal cloud shares, thresholds static and set on the calibration split. `--each-family`
+sets thresholds for each family by itself, so that all routers spend alike in it; `--ablation`
+compares labels and inputs at one share. Prints Markdown. The cloud's answers, features
 and labels are kept in `--work`, answers too: interrupted, it goes on.
 """
 
@@ -22,7 +23,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.pocket_routers import line, questions_of
+from benchmarks.pocket_routers import line
+from benchmarks.share_drift import of_families
 from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
@@ -31,6 +33,7 @@ from edgewise.evaluation.report import CLOUD, EDGE
 from edgewise.evaluation.statistics import Seeds, pooled_difference, pooled_gap
 from edgewise.evaluation.sweep import Cell, Store
 from edgewise.evaluation.systems import Outcome, cloud_share
+from edgewise.evaluation.tasks.base import Task
 from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.registry import router_named
 from edgewise.routers.card import Input, read_card
@@ -49,6 +52,7 @@ INPUTS: tuple[tuple[Input, ...], ...] = (
     (*DEFAULT, "token_embedding"),
 )
 RIVALS = ("random", "max-prob", "margin", "entropy")
+FAMILY_RIVALS = ("margin", "entropy")
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10)
 
 Outcomes = dict[Cell, list[Outcome]]
@@ -67,13 +71,22 @@ class Variant(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Sizes of a run, and where it is kept."""
+    """Sizes of a run, and where it is kept. With a `family` it and its thresholds are apart."""
 
     work: Path
     train: int
     calibration: int
     questions: int
     shares: tuple[float, ...]
+    family: str | None = None
+
+    def tasks(self) -> tuple[Task, Task]:
+        """Questions to answer, and others to set thresholds with."""
+        test, held_out = pocketqa("test"), pocketqa("calibration")
+        if self.family is not None:
+            test, held_out = (of_families(task, [self.family]) for task in (test, held_out))
+        count = self.questions * len(test.families)
+        return test.first(count), held_out.first(self.calibration)
 
 
 def opened(stack: ExitStack) -> tuple[LlamaModel, LocalCloud]:
@@ -124,15 +137,15 @@ def outcomes(system: Variant | str, plan: Plan) -> Outcomes:
     """Answers of a training, of a router that needs none, or of both models alone."""
     with ExitStack() as stack:
         edge, cloud = opened(stack)
-        task, held_out = questions_of("test", plan.questions), pocketqa("calibration")
-        held_out = held_out.first(plan.calibration)
+        task, held_out = plan.tasks()
         name = system if isinstance(system, str) else system.name
+        place = plan.work / "answers" / (plan.family or "all") / name
         evaluation = Evaluation(
             task,
             held_out,
             edge=edge,
             cloud=cloud,
-            store=Store(plan.work / "answers" / name, manifest(task, held_out, edge, cloud)),
+            store=Store(place, manifest(task, held_out, edge, cloud)),
         )
         if system == EDGE.system:
             return evaluation.alone()
@@ -144,7 +157,8 @@ def outcomes(system: Variant | str, plan: Plan) -> Outcomes:
                 training.fit()
                 training.calibrate(plan.shares)
         card = read_card(folder)
-        return evaluation.pairs(Contender(name, Mlp(card, folder), card), plan.shares)
+        calibrated = card if plan.family is None else None
+        return evaluation.pairs(Contender(name, Mlp(card, folder), calibrated), plan.shares)
 
 
 def run(systems: Sequence[Variant | str], plan: Plan) -> Outcomes:
@@ -238,6 +252,33 @@ def compare(label: LabelName, inputs: tuple[Input, ...], seeds: int, plan: Plan)
     return lines
 
 
+def each_family(label: LabelName, inputs: tuple[Input, ...], seeds: int, plan: Plan) -> list[str]:
+    """Every router at its own best: thresholds of the family, so that all spend alike there."""
+    prepare([label], plan)
+    variants = [Variant(label, inputs, seed) for seed in range(seeds)]
+    names = [variant.name for variant in variants]
+    head = ["family", "asked", "trained: realised", "gap recovered, %"]
+    for rival in FAMILY_RIVALS:
+        head += [f"{rival}: realised", f"gap recovered by {rival}, %", f"points above {rival}"]
+    lines = ["", *line(head, head=True)]
+    for family in pocketqa("test").families:
+        alone = plan._replace(family=family)
+        found = run([EDGE.system, *variants, *FAMILY_RIVALS], alone)
+        for share in plan.shares:
+            trained = [o for name in names for o in found[Cell(name, share)]]
+            seeds_found = seeds_of(found, names, share, EDGE)[family]
+            cells = [family, f"{share:.0%}", f"{cloud_share(trained):.1%}"]
+            cells.append(interval(pooled_gap([seeds_found])))
+            for rival in FAMILY_RIVALS:
+                cell = Cell(rival, share)
+                own = seeds_of(found, [rival], share, EDGE)[family]
+                against = seeds_of(found, names, share, cell)[family]
+                cells += [f"{cloud_share(found[cell]):.1%}", interval(pooled_gap([own]))]
+                cells.append(interval(pooled_difference([against])))
+            lines += line(cells)
+    return lines
+
+
 def ablation(plan: Plan) -> list[str]:
     prepare(LABELS, plan)
     variants = [Variant(label, inputs, 0) for label, inputs in product(LABELS, INPUTS)]
@@ -259,6 +300,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/trained_routers"))
     parser.add_argument("--ablation", action="store_true", help="labels x inputs, one seed")
+    parser.add_argument(
+        "--each-family", action="store_true", help="thresholds set for each family by itself"
+    )
     parser.add_argument("--label", choices=LABELS, default="value")
     parser.add_argument("--inputs", nargs="+", default=DEFAULT)
     parser.add_argument("--seeds", type=int, default=3)
@@ -267,11 +311,14 @@ def main() -> None:
     parser.add_argument("--calibration", type=int, default=450, help="to set thresholds with")
     parser.add_argument("--shares", type=float, nargs="+")
     options = parser.parse_args()
-    shares = tuple(options.shares or ((0.03,) if options.ablation else SHARES))
+    usual = (0.03,) if options.ablation else (0.02, 0.03, 0.05) if options.each_family else SHARES
+    shares = tuple(options.shares or usual)
     plan = Plan(options.work, options.train, options.calibration, options.questions, shares)
     began = time.monotonic()
     if options.ablation:
         lines = ablation(plan)
+    elif options.each_family:
+        lines = each_family(options.label, tuple(options.inputs), options.seeds, plan)
     else:
         lines = compare(options.label, tuple(options.inputs), options.seeds, plan)
     print("\n".join(lines))

@@ -38,6 +38,9 @@ def evaluate(
     calibration: Annotated[
         int, typer.Option(help="Questions that thresholds are set on; never those evaluated.")
     ] = 100,
+    calibration_data: Annotated[
+        Path | None, typer.Option(help="File that these come from, like --data or TASK.")
+    ] = None,
     edge: options.Edge = None,
     cloud: options.Cloud = None,
     router: Annotated[list[str] | None, typer.Option(help="As for run; may be repeated.")] = None,
@@ -75,7 +78,13 @@ def evaluate(
     for path in (csv, figure):
         _require_folder(path)
     questions, held_out = with_calibration(
-        task, "test", data=data, check=check, limit=limit, calibration=calibration
+        task,
+        "test",
+        data=data,
+        check=check,
+        limit=limit,
+        calibration=calibration,
+        calibration_data=calibration_data,
     )
     with ExitStack() as stack:
         edge_model, cloud_model = open_pair(chosen, stack)

@@ -52,23 +52,35 @@ def with_calibration(
     check: Check | None,
     limit: int | None,
     calibration: int,
+    calibration_data: Path | None = None,
 ) -> tuple[Task, Task]:
     """The first `limit` questions to use, and `calibration` others to set thresholds with.
 
-    The bundled questions have a split for that. Of the published tasks on the hub it is the end of
-    the train split, which training leaves out; of a local file its end.
+    The bundled questions have a split for that. Otherwise these are the last ones of
+    `calibration_data`, a file like `data`; without it, of the published tasks on the hub the end
+    of the train split, which training leaves out, and of a local file its own end.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"--limit must be 1 or more, not {limit}.")
     if calibration < 1:
         raise UsageError(f"--calibration must be 1 or more, not {calibration}.")
     task = open_task(name, data=data, check=check, use=use)
+    if calibration_data is not None:
+        other = _beside(name, calibration_data, check)
+        return task.first(limit), replace(other, questions=other.questions[-calibration:])
     if name == "pocketqa":
         return task.first(limit), pocketqa("calibration").first(calibration)
     if name in _PUBLISHED and data is None and use == "test":
         return task.first(limit), _split(open_task(name, use="train"), calibration)[1]
     rest, held_out = _split(task, calibration)
     return rest.first(limit), held_out
+
+
+def _beside(name: str, data: Path, check: Check | None) -> Task:
+    """The questions of another file of the same task."""
+    if name == "pocketqa" or name in _PUBLISHED:
+        return open_task(name, data=data, check=check)
+    return open_task(str(data), check=check)
 
 
 def _split(task: Task, calibration: int) -> tuple[Task, Task]:
