@@ -56,9 +56,9 @@ def connect(settings: Settings) -> CloudModel | None:
     if address == "none":
         return None
     if "://" in address and not address.startswith("hf://"):
-        from edgewise.cloud.llama_server import LlamaServer
+        from edgewise.cloud import detect
 
-        return LlamaServer(address, key=settings.cloud_key)
+        return detect.connect(address, key=settings.cloud_key, engine=settings.cloud_engine)
     from edgewise.cloud.local import LocalCloud
 
     return LocalCloud(_load(settings, resolve(address, "cloud")))

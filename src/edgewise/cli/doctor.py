@@ -12,6 +12,7 @@ import typer
 from edgewise import registry, settings
 from edgewise.cli import options, render
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.engine import EngineCloud
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.llamacpp import LlamaModel, default_threads
 from edgewise.errors import EdgewiseError
@@ -34,6 +35,7 @@ class Check(msgspec.Struct, frozen=True):
 def doctor(
     edge: options.Edge = None,
     cloud: options.Cloud = None,
+    cloud_engine: options.CloudEngine = None,
     router: options.Router = None,
     threads: options.Threads = None,
     gpu_layers: options.GpuLayers = None,
@@ -149,11 +151,23 @@ def _cloud(chosen: Settings, model: LlamaModel, stack: ExitStack) -> Iterator[Ch
     yield _guarded("cloud model", connect)
     if opened:
         yield _guarded("vocabulary", lambda: _vocabulary(opened[0], model))
+        if isinstance(opened[0], EngineCloud):
+            yield _abilities(opened[0])
         yield _guarded("consult", lambda: _consult(opened[0], model, chosen))
 
 
 def _vocabulary(cloud: CloudModel, model: LlamaModel) -> Check:
     return Check("vocabulary", "ok", f"proven: {cloud.check(model.tokenizer)}")
+
+
+def _abilities(cloud: EngineCloud) -> Check:
+    able = cloud.engine.abilities
+    found = [f"{able.engine}, model {able.model or 'unnamed'}", "token ids in and out"]
+    found.append(f"{able.top} candidates a token" if able.top else "no candidates")
+    found.append("a cache meter" if able.meter else "no cache meter")
+    found.append("no priority" if able.priority == "none" else f"priority: {able.priority}")
+    found.append("caches apart by salt" if able.salt else "no salt")
+    return Check("cloud engine", "ok", "; ".join(found))
 
 
 def _consult(cloud: CloudModel, model: LlamaModel, chosen: Settings) -> Check:

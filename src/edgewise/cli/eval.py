@@ -43,6 +43,7 @@ def evaluate(
     ] = None,
     edge: options.Edge = None,
     cloud: options.Cloud = None,
+    cloud_engine: options.CloudEngine = None,
     router: Annotated[list[str] | None, typer.Option(help="As for run; may be repeated.")] = None,
     cloud_share: Annotated[
         list[float] | None, typer.Option(help="Cloud share asked for; may be repeated.")
@@ -73,7 +74,7 @@ def evaluate(
             "measure accuracy."
         )
     flags = {"edge": edge, "cloud": cloud, "deadline": deadline, "ctx": ctx, "threads": threads}
-    chosen = settings.load({**flags, "gpu_layers": gpu_layers})
+    chosen = settings.load({**flags, "gpu_layers": gpu_layers, "cloud_engine": cloud_engine})
     shares = _shares(cloud_share, chosen)
     for path in (csv, figure):
         _require_folder(path)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgewise.cli import bench, render, router
+from edgewise.cli import bench, gateway, render, router
 from edgewise.cli.demo import demo
 from edgewise.cli.doctor import doctor
 from edgewise.cli.eval import evaluate
@@ -29,6 +29,7 @@ app.command()(doctor)
 app.command("eval")(evaluate)
 app.command()(train)
 app.add_typer(router.app, name="router")
+app.add_typer(gateway.app, name="gateway")
 app.add_typer(bench.app, name="bench")
 
 

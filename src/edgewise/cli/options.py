@@ -10,12 +10,17 @@ Edge = Annotated[
 ]
 Cloud = Annotated[
     str | None,
-    typer.Option(help="Cloud model: a llama-server's URL, a GGUF as for --edge, bundled or none."),
+    typer.Option(help="Cloud model: an engine's URL, a GGUF as for --edge, bundled or none."),
+]
+CloudEngine = Annotated[
+    Literal["auto", "llama-server", "vllm", "sglang", "gateway"] | None,
+    typer.Option(help="What answers at the cloud's URL; auto finds out."),
 ]
 Router = Annotated[
     str | None,
     typer.Option(
-        help="max-prob, margin, entropy, logtoku, random, constant:VALUE or a checkpoint's folder."
+        help="bundled, max-prob, margin, entropy, logtoku, random, constant:VALUE, or a "
+        "checkpoint's folder or hub repository."
     ),
 ]
 CloudShare = Annotated[

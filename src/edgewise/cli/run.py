@@ -27,6 +27,7 @@ def run(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; without it, stdin.")] = None,
     edge: options.Edge = None,
     cloud: options.Cloud = None,
+    cloud_engine: options.CloudEngine = None,
     router: options.Router = None,
     cloud_share: options.CloudShare = None,
     threshold: options.Threshold = None,

@@ -53,6 +53,7 @@ def train(
     ] = 300,
     edge: options.Edge = None,
     cloud: options.Cloud = None,
+    cloud_engine: options.CloudEngine = None,
     inputs: Annotated[
         list[str] | None,
         typer.Option(help=f"{', '.join(INPUTS)}; may be repeated; default the first three."),
@@ -70,7 +71,9 @@ def train(
 ) -> None:
     """Train a router for a pair: collect, label, fit, calibrate. Interrupted, it goes on."""
     flags = {"edge": edge, "cloud": cloud, "ctx": ctx, "threads": threads}
-    chosen = settings.load({**flags, "gpu_layers": gpu_layers, "seed": seed})
+    chosen = settings.load(
+        {**flags, "gpu_layers": gpu_layers, "cloud_engine": cloud_engine, "seed": seed}
+    )
     wanted = _inputs(inputs)
     width = hidden if hidden is not None else (0 if label == "co-llm" else 64)
     if top_k < 1 or epochs < 1 or width < 0:

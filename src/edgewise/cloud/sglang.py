@@ -1,0 +1,133 @@
+"""The large model behind SGLang: `POST /generate`, token ids both ways."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from edgewise.cloud.base import Verdict
+from edgewise.cloud.engine import (
+    NOBODY,
+    TOP,
+    Client,
+    Engine,
+    EngineCloud,
+    candidates,
+    decoded,
+    served_model,
+)
+from edgewise.errors import CloudError, CloudRejected
+from edgewise.sampling import Sampling
+
+_Logprob = tuple[float | None, int, str | None]
+
+
+class _Finish(msgspec.Struct):
+    type: str
+
+
+class _Meta(msgspec.Struct):
+    finish_reason: _Finish | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    e2e_latency: float | None = None
+    output_token_logprobs: list[_Logprob] = []
+    output_top_logprobs: list[list[_Logprob] | None] = []
+
+
+class _Generated(msgspec.Struct):
+    output_ids: list[int]
+    meta_info: _Meta
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+class SglangEngine(Engine):
+    """Implements `Engine`. Its prefix cache is exact to the token."""
+
+    dialect = "SGLang"
+
+    async def complete(
+        self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
+    ) -> Verdict:
+        body: dict[str, Any] = {
+            "input_ids": ids,
+            "sampling_params": {
+                "max_new_tokens": n,
+                "skip_special_tokens": False,
+                **_sampling_fields(sampling, len(ids)),
+            },
+            "return_logprob": True,
+            "top_logprobs_num": TOP,
+        }
+        if client.session:
+            body["routing_key"] = client.session
+        if client.salt and self.abilities.salt:
+            body["cache_salt"] = client.salt
+        reply = decoded(await self.post("/generate", body, client), _Generated, self.dialect)
+        return _verdict(reply, n)
+
+    async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
+        # It generates one token at least.
+        await self.complete(ids, 1, Sampling(), client)
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        body = {"model": await self.model_name(), "prompt": text, "add_special_tokens": False}
+        try:
+            return decoded(await self.post("/tokenize", body), _Tokens, self.dialect).tokens
+        except CloudRejected:
+            return None
+
+    async def model_name(self) -> str | None:
+        return (await served_model(self)).id
+
+    async def has_salt(self, ids: Sequence[int]) -> bool:
+        body = {
+            "input_ids": list(ids),
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+            "cache_salt": "edgewise-probe",
+        }
+        try:
+            await self.post("/generate", body)
+        except CloudError:
+            return False
+        return True
+
+
+class Sglang(EngineCloud):
+    """Implements `CloudModel`."""
+
+    def __init__(self, url: str, *, key: str | None = None) -> None:
+        super().__init__(SglangEngine(url, key=key))
+
+
+def _verdict(reply: _Generated, n: int) -> Verdict:
+    ids, meta = reply.output_ids[:n], reply.meta_info
+    logprobs = [row[0] for row in meta.output_token_logprobs]
+    cached, total = meta.cached_tokens, meta.prompt_tokens
+    return Verdict(
+        ids=tuple(ids),
+        logprobs=tuple([*logprobs, *[None] * len(ids)][: len(ids)]),
+        top=tuple(
+            candidates([(row[1], row[0]) for row in top or []])
+            for top in meta.output_top_logprobs[: len(ids)]
+        ),
+        stopped=meta.finish_reason is not None and meta.finish_reason.type == "stop",
+        cached=cached,
+        computed=total - cached if total is not None and cached is not None else None,
+        engine_seconds=meta.e2e_latency,
+    )
+
+
+def _sampling_fields(sampling: Sampling, position: int) -> dict[str, Any]:
+    if sampling.greedy:
+        return {"temperature": 0}
+    return {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k or -1,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "sampling_seed": sampling.seed_at(position),
+    }

@@ -1,0 +1,262 @@
+"""The large model behind vLLM: `POST /inference/v1/generate`, or `/v1/completions` with ids.
+
+The first form needs the server flag `--enable-scale-out`; where it is closed the second does the
+same with a longer reply. The cache meter needs `--enable-prompt-tokens-details`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from edgewise.cloud.base import Verdict
+from edgewise.cloud.engine import (
+    NOBODY,
+    TOP,
+    Client,
+    Engine,
+    EngineCloud,
+    Priority,
+    candidates,
+    decoded,
+    served_model,
+)
+from edgewise.errors import CloudError, CloudProtocolError, CloudRefused, CloudRejected
+from edgewise.sampling import Sampling
+
+GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
+_ID = "token_id:"
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Top(msgspec.Struct):
+    logprob: float | None = None
+    token_id: int | None = None
+    token: str | None = None
+
+
+class _Token(msgspec.Struct):
+    logprob: float | None = None
+    top_logprobs: list[_Top] = []
+
+
+class _Content(msgspec.Struct):
+    content: list[_Token] | None = None
+
+
+class _Generated(msgspec.Struct):
+    token_ids: list[int]
+    logprobs: _Content | None = None
+    finish_reason: str | None = None
+
+
+class _Generation(msgspec.Struct):
+    choices: list[_Generated]
+    usage: _Usage | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float | None] | None] | None = None
+
+
+class _Completed(msgspec.Struct):
+    logprobs: _Logprobs | None
+    finish_reason: str | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Completed]
+    usage: _Usage | None = None
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+class VllmEngine(Engine):
+    """Implements `Engine`."""
+
+    dialect = "vLLM"
+
+    def __init__(self, url: str, *, key: str | None = None) -> None:
+        super().__init__(url, key=key)
+        self._path: str | None = None
+        self._model: str | None = None
+        self._extras = False
+
+    async def complete(
+        self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
+    ) -> Verdict:
+        if self._path is None:
+            return await self._first(ids, n, sampling, client)
+        if self._path == GENERATE:
+            return await self._generate(ids, n, sampling, client)
+        return await self._complete(ids, n, sampling, client)
+
+    async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
+        # It generates one token at least.
+        await self.complete(ids, 1, Sampling(), client)
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        body = {"model": await self.model_name(), "prompt": text, "add_special_tokens": False}
+        try:
+            return decoded(await self.post("/tokenize", body), _Tokens, self.dialect).tokens
+        except CloudRejected:
+            return None
+
+    async def model_name(self) -> str | None:
+        if self._model is None:
+            self._model = (await served_model(self)).id
+        return self._model
+
+    async def priority(self, ids: Sequence[int]) -> Priority:
+        """Lower goes first, where the server was started with `--scheduling-policy priority`."""
+        return "lower first" if await self._accepts(ids, priority=1) else "none"
+
+    async def has_salt(self, ids: Sequence[int]) -> bool:
+        accepted = await self._accepts(ids, cache_salt="edgewise-probe")
+        self._extras = accepted
+        return accepted
+
+    async def _accepts(self, ids: Sequence[int], **fields: Any) -> bool:
+        try:
+            await self._complete(ids, 1, Sampling(), NOBODY, fields)
+        except CloudError:
+            return False
+        return True
+
+    async def _first(
+        self, ids: Sequence[int], n: int, sampling: Sampling, client: Client
+    ) -> Verdict:
+        """Find out whether the short form is open."""
+        try:
+            verdict = await self._generate(ids, n, sampling, client)
+        except (CloudRejected, CloudRefused):
+            verdict = await self._complete(ids, n, sampling, client)
+            self._path = COMPLETIONS
+        else:
+            self._path = GENERATE
+        return verdict
+
+    def _of(self, client: Client) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if client.salt and self.abilities.salt:
+            fields["cache_salt"] = client.salt
+        if self.abilities.priority != "none":
+            fields["priority"] = 0 if client.urgent else 1
+        return fields
+
+    async def _generate(
+        self, ids: Sequence[int], n: int, sampling: Sampling, client: Client
+    ) -> Verdict:
+        wanted = {"max_tokens": n, "logprobs": TOP, "detokenize": False}
+        body = {
+            "token_ids": ids,
+            "sampling_params": {**wanted, **_sampling_fields(sampling, len(ids))},
+            **self._of(client),
+        }
+        reply = decoded(await self.post(GENERATE, body, client), _Generation, self.dialect)
+        (choice,) = _one(reply.choices)
+        rows = (choice.logprobs.content if choice.logprobs else None) or []
+        tops = [[(_top_id(top), top.logprob) for top in row.top_logprobs] for row in rows]
+        logprobs = [row.logprob for row in rows]
+        return _verdict(choice.token_ids[:n], logprobs, tops, choice.finish_reason, reply.usage)
+
+    async def _complete(
+        self,
+        ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        client: Client,
+        more: dict[str, Any] | None = None,
+    ) -> Verdict:
+        body = {
+            "model": await self.model_name(),
+            "prompt": ids,
+            "max_tokens": n,
+            "logprobs": TOP,
+            "return_tokens_as_token_ids": True,
+            "skip_special_tokens": False,
+            **_sampling_fields(sampling, len(ids)),
+            **self._of(client),
+            **(more or {}),
+        }
+        reply = decoded(await self.post(COMPLETIONS, body, client), _Completion, self.dialect)
+        (choice,) = _one(reply.choices)
+        if choice.logprobs is None:
+            raise CloudProtocolError(f"{self.url!r} sent a completion without its token ids.")
+        found = choice.logprobs
+        tops = [
+            [(_id(token), logprob) for token, logprob in (top or {}).items()]
+            for top in found.top_logprobs or []
+        ]
+        written = [_id(token) for token in found.tokens[:n]]
+        return _verdict(written, found.token_logprobs, tops, choice.finish_reason, reply.usage)
+
+
+class Vllm(EngineCloud):
+    """Implements `CloudModel`."""
+
+    def __init__(self, url: str, *, key: str | None = None) -> None:
+        super().__init__(VllmEngine(url, key=key))
+
+
+def _verdict(
+    ids: Sequence[int],
+    logprobs: Sequence[float | None],
+    tops: Sequence[Sequence[tuple[int, float | None]]],
+    finish_reason: str | None,
+    usage: _Usage | None,
+) -> Verdict:
+    details = usage.prompt_tokens_details if usage else None
+    cached = details.cached_tokens if details else None
+    total = usage.prompt_tokens if usage else None
+    padded = [*logprobs, *[None] * len(ids)][: len(ids)]
+    return Verdict(
+        ids=tuple(ids),
+        logprobs=tuple(padded),
+        top=tuple(candidates(top) for top in tops[: len(ids)]),
+        stopped=finish_reason == "stop",
+        cached=cached,
+        computed=total - cached if total is not None and cached is not None else None,
+    )
+
+
+def _sampling_fields(sampling: Sampling, position: int) -> dict[str, Any]:
+    if sampling.greedy:
+        return {"temperature": 0}
+    return {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "seed": sampling.seed_at(position),
+    }
+
+
+def _one(choices: list[Any]) -> list[Any]:
+    if len(choices) != 1:
+        raise CloudProtocolError(f"vLLM sent {len(choices)} choices for one prompt.")
+    return choices
+
+
+def _top_id(top: _Top) -> int:
+    return top.token_id if top.token_id is not None else _id(top.token or "")
+
+
+def _id(token: str) -> int:
+    """`token_id:123` is 123."""
+    number = token.removeprefix(_ID)
+    if not token.startswith(_ID) or not number.isascii() or not number.isdigit():
+        raise CloudProtocolError("vLLM sent tokens as text where ids were asked for.")
+    return int(number)

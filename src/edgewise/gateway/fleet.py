@@ -1,0 +1,161 @@
+"""The engines behind a gateway: which one serves a session, how many consults each takes."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from edgewise.cloud.base import Verdict
+from edgewise.cloud.engine import Client, Engine
+from edgewise.edge.base import PROBES
+from edgewise.errors import CloudError, CloudUnavailable, UsageError
+from edgewise.gateway.protocol import fingerprint
+from edgewise.sampling import Sampling
+
+HEALTH_SECONDS = 2.0
+"""Between two looks at an engine's health."""
+
+
+class Busy(Exception):
+    """Too many consults wait already; `retry_after` in seconds."""
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__("busy")
+        self.retry_after = retry_after
+
+
+class Replica:
+    """An engine, whether it is well, and what it is doing."""
+
+    def __init__(self, engine: Engine, concurrency: int) -> None:
+        self.engine = engine
+        self.up = False
+        self.asked = 0
+        self._turns = asyncio.Semaphore(concurrency)
+        self._concurrency = concurrency
+        self._seconds = 0.05
+
+    @asynccontextmanager
+    async def turn(self, queue: int) -> AsyncGenerator[None]:
+        """A place among the consults at the engine; raises `Busy` where `queue` wait already."""
+        waiting = self.asked - self._concurrency
+        if waiting >= queue:
+            raise Busy(max(0.05, self._seconds * (waiting + 1) / self._concurrency))
+        self.asked += 1
+        try:
+            async with self._turns:
+                begun = time.monotonic()
+                yield
+                self._seconds += 0.1 * (time.monotonic() - begun - self._seconds)
+        finally:
+            self.asked -= 1
+
+
+class Fleet:
+    """Replicas of one model. A session stays with its replica as long as that is well.
+
+    Rendezvous hashing (Thaler and Ravishankar 1998): the replica whose hash with the session's
+    name is greatest; when one fails, only its own sessions move.
+    """
+
+    def __init__(self, engines: Sequence[Engine], *, concurrency: int, queue: int) -> None:
+        """`concurrency` consults at an engine at a time, `queue` more may wait for it."""
+        self.replicas = [Replica(engine, concurrency) for engine in engines]
+        self.tokenizer = ""
+        self.engine = self.model = ""
+        self._queue = queue
+        self._probed: set[Engine] = set()
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Probe the engines that are up; raises `UsageError` where two have other vocabularies."""
+        problems = await asyncio.gather(*(self._look(replica) for replica in self.replicas))
+        if not any(replica.up for replica in self.replicas):
+            raise CloudUnavailable(f"No engine is ready: {problems[0]}")
+        self._watch = asyncio.create_task(self._keep_looking())
+
+    async def close(self) -> None:
+        """Stop looking, close the connections."""
+        if self._watch is not None:
+            self._watch.cancel()
+        await asyncio.gather(*(replica.engine.close() for replica in self.replicas))
+
+    @property
+    def up(self) -> int:
+        """Engines that are well."""
+        return sum(replica.up for replica in self.replicas)
+
+    async def complete(
+        self, ids: Sequence[int], n: int, sampling: Sampling, client: Client
+    ) -> Verdict:
+        """A consult at the session's replica, or at the next one where that has just failed.
+
+        Raises a `CloudError`, or `Busy`.
+        """
+
+        async def ask(replica: Replica) -> Verdict:
+            async with replica.turn(self._queue):
+                return await replica.engine.complete(ids, n, sampling, client)
+
+        return await self._at_replica(client.session, ask)
+
+    async def prefill(self, ids: Sequence[int], client: Client) -> None:
+        """Warm the session's replica, unless consults wait for it."""
+        for replica in self._ranked(client.session)[:1]:
+            async with replica.turn(0):
+                await replica.engine.prefill(ids, client)
+
+    async def _at_replica(
+        self, session: str, work: Callable[[Replica], Coroutine[Any, Any, Verdict]]
+    ) -> Verdict:
+        problem: CloudError | None = None
+        for replica in self._ranked(session)[:2]:
+            try:
+                return await work(replica)
+            except CloudUnavailable as error:
+                replica.up = False
+                problem = error
+        raise problem or CloudUnavailable("No engine is ready; try again shortly.")
+
+    def _ranked(self, session: str) -> list[Replica]:
+        def weight(replica: Replica) -> bytes:
+            text = f"{replica.engine.url} {session}"
+            return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+        well = [replica for replica in self.replicas if replica.up]
+        return sorted(well, key=weight, reverse=True)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(HEALTH_SECONDS)
+            await asyncio.gather(*(self._look(replica) for replica in self.replicas))
+
+    async def _look(self, replica: Replica) -> str | None:
+        """Update a replica's health; the first time it is well it is probed."""
+        engine = replica.engine
+        try:
+            async with asyncio.timeout(HEALTH_SECONDS * 5):
+                if replica.up or engine in self._probed:
+                    await engine.ready()
+                else:
+                    await self._probe(engine)
+        except (CloudError, TimeoutError) as error:
+            replica.up = False
+            return str(error) or "no answer"
+        replica.up = True
+        return None
+
+    async def _probe(self, engine: Engine) -> None:
+        abilities = await engine.probe()
+        found = [await engine.tokenize(text) for text in PROBES]
+        known = fingerprint([ids or [] for ids in found]) if abilities.tokenizer else ""
+        if self.tokenizer and known != self.tokenizer:
+            raise UsageError(
+                f"The engine at {engine.url!r} has another vocabulary than the others; one gateway "
+                "serves one model."
+            )
+        self.tokenizer, self.engine = known, abilities.engine
+        self.model = abilities.model or ""
+        self._probed.add(engine)

@@ -1,0 +1,211 @@
+"""The session protocol between a device and a gateway, version 1: see docs/protocol.md.
+
+One WebSocket is one session; each binary message is one frame, a msgpack array whose first element
+says which. Every frame with ids says at which position they start; what stood from there on is
+gone. A check over the whole prefix proves that both sides hold the same ids.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from edgewise.edge.base import PROBES, Tokenizer
+from edgewise.errors import CloudProtocolError
+from edgewise.sampling import Sampling
+
+VERSION = 1
+PATH = "/v1/session"
+
+MAX_IDS = 1 << 17
+"""Longest prefix of a session, ids."""
+
+MAX_FRAME = 1 << 20
+"""Longest frame, bytes: a full prefix fits."""
+
+MAX_SPAN = 64
+"""Most tokens of one consult."""
+
+MAX_TOP = 20
+
+_PRIME = (1 << 61) - 1
+_BASE = 1_000_003
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+Ids = Annotated[list[Count], msgspec.Meta(max_length=MAX_IDS)]
+Check = Annotated[int, msgspec.Meta(ge=0, lt=1 << 61)]
+Name = Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Device, first: `session` resumes one ("" is a new one), `tokenizer` proves the vocabulary."""
+
+    version: Count
+    tokenizer: Name
+    session: Name = ""
+
+
+class Push(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Device: ids that a later consult will need; best effort, not answered."""
+
+    position: Count
+    ids: Ids
+    check: Check
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Device: `n` tokens after the ids. `top` candidates a token, `deadline` in milliseconds.
+
+    `sampling` is None for greedy, else (temperature, top_k, top_p, min_p, seed).
+    """
+
+    ask: Count
+    position: Count
+    ids: Ids
+    check: Check
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_SPAN)] = 1
+    deadline: Annotated[int, msgspec.Meta(ge=1, le=600_000)] = 5000
+    top: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP)] = 0
+    sampling: tuple[float, int, float, float, Count] | None = None
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Device: the verdict is not wanted any more."""
+
+    ask: Count
+
+
+class Close(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Device: forget the session."""
+
+
+class Opened(msgspec.Struct, frozen=True, array_like=True, tag=16):
+    """Gateway, to `Open`: the session's name and how many ids it holds, with their check."""
+
+    version: Count
+    session: Name
+    known: Count
+    check: Check
+    engine: Name
+    model: str = ""
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True, tag=17):
+    """Gateway, to `Ask`: a verdict. `top` holds (id, logprob) pairs a token."""
+
+    ask: Count
+    ids: tuple[Count, ...]
+    logprobs: tuple[float | None, ...]
+    stopped: bool = False
+    cached: Count | None = None
+    computed: Count | None = None
+    engine_seconds: float | None = None
+    top: tuple[tuple[tuple[Count, float], ...], ...] = ()
+
+
+class NeedFull(msgspec.Struct, frozen=True, array_like=True, tag=18):
+    """Gateway: it does not hold the prefix meant (`ask`, None for a push); send it from 0."""
+
+    ask: Count | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag=19):
+    """Gateway: `reason` as the device reports it; `retry_after` in milliseconds, where it is set.
+
+    With `ask` None the session is over.
+    """
+
+    ask: Count | None
+    reason: Name
+    message: str
+    retry_after: Count | None = None
+
+
+FromDevice = Open | Push | Ask | Cancel | Close
+FromGateway = Opened | Reply | NeedFull | Failed
+
+_Frame = TypeVar("_Frame")
+
+_device = msgspec.msgpack.Decoder(FromDevice)
+_gateway = msgspec.msgpack.Decoder(FromGateway)
+encode = msgspec.msgpack.Encoder().encode
+
+
+def from_device(data: bytes) -> FromDevice:
+    """A frame; raises `CloudProtocolError` for anything else."""
+    return _decoded(_device, data)
+
+
+def from_gateway(data: bytes) -> FromGateway:
+    """A frame; raises `CloudProtocolError` for anything else."""
+    return _decoded(_gateway, data)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[_Frame], data: bytes) -> _Frame:
+    if len(data) > MAX_FRAME:
+        raise CloudProtocolError(f"A frame has {len(data)} bytes; at most {MAX_FRAME} are allowed.")
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CloudProtocolError(f"A frame is not of this protocol ({error}).") from error
+
+
+class Ledger:
+    """Ids by the rule of positions, with the check of every prefix of them.
+
+    The check of no ids is 0; with one more id it is (check * 1000003 + id + 1) mod (2^61 - 1).
+    """
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self._checks = [0]
+
+    @property
+    def check(self) -> int:
+        """Of all ids."""
+        return self._checks[-1]
+
+    def put(self, position: int, ids: Sequence[int]) -> bool:
+        """Replace what stands from `position` on; False where that lies beyond the end."""
+        if position > len(self.ids):
+            return False
+        del self.ids[position:]
+        del self._checks[position + 1 :]
+        self.ids.extend(ids)
+        value = self._checks[-1]
+        for token in ids:
+            value = (value * _BASE + token + 1) % _PRIME
+            self._checks.append(value)
+        return True
+
+
+def fingerprint(ids: Sequence[Sequence[int]]) -> str:
+    """Of a vocabulary: the check of what it makes of the fixed strings, their lengths between.
+
+    The strings are `edgewise.edge.base.PROBES`.
+    """
+    ledger = Ledger()
+    for part in ids:
+        ledger.put(len(ledger.ids), [*part, len(part)])
+    return f"{ledger.check:016x}"
+
+
+def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
+    """What `Open` says of the device's vocabulary."""
+    return fingerprint([tokenizer.encode(text) for text in PROBES])
+
+
+def packed(sampling: Sampling) -> tuple[float, int, float, float, int] | None:
+    """As `Ask` holds it."""
+    if sampling.greedy:
+        return None
+    s = sampling
+    return (s.temperature, s.top_k, s.top_p, s.min_p, s.seed % (1 << 32))
+
+
+def unpacked(sampling: tuple[float, int, float, float, int] | None) -> Sampling:
+    """From an `Ask`; raises `UsageError` for values out of bounds."""
+    if sampling is None:
+        return Sampling()
+    temperature, top_k, top_p, min_p, seed = sampling
+    return Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
