@@ -81,7 +81,11 @@ def model_card(card: RouterCard, measured: Sequence[Measured]) -> str:
         }
         for point in measured
     ]
-    template = Environment(undefined=StrictUndefined, trim_blocks=True).from_string(_TEMPLATE)  # noqa: S701
+    # Markdown, not HTML: nothing to escape.
+    environment = Environment(  # noqa: S701
+        undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
+    template = environment.from_string(_TEMPLATE)
     return template.render(card=card, rows=rows, n=len(measured[0].pair) if measured else 0)
 
 

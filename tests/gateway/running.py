@@ -1,0 +1,68 @@
+"""A gateway in this process: real sockets, an event loop in a thread of its own."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import uvicorn
+
+from edgewise.cloud.llama_server import LlamaServerEngine
+from edgewise.gateway.app import Gateway
+from edgewise.gateway.fleet import Fleet
+from edgewise.gateway.keys import Keys
+from edgewise.gateway.protocol import MAX_FRAME
+from edgewise.gateway.sessions import Sessions
+from tests.llama_server_process import free_port
+
+
+class Running(NamedTuple):
+    """Where the gateway listens, and the object itself."""
+
+    url: str
+    gateway: Gateway
+
+
+@contextmanager
+def gateway(
+    engines: Sequence[str],
+    *,
+    keys: Path | None = None,
+    port: int | None = None,
+    most: int = 1000,
+    idle: float = 60.0,
+    concurrency: int = 16,
+    queue: int = 64,
+) -> Iterator[Running]:
+    """Serve until the block ends, which kills it: connections are cut, sessions are lost."""
+    made = Gateway(
+        Fleet([LlamaServerEngine(url) for url in engines], concurrency=concurrency, queue=queue),
+        Keys(keys),
+        Sessions(most=most, most_ids=1_000_000, idle=idle),
+    )
+    port = port or free_port()
+    config = uvicorn.Config(
+        made.app(),
+        host="127.0.0.1",
+        port=port,
+        ws="websockets-sansio",
+        ws_max_size=MAX_FRAME,
+        ws_per_message_deflate=False,
+        log_config=None,
+        timeout_graceful_shutdown=0,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
+    thread.start()
+    while not server.started:
+        if not thread.is_alive():
+            raise RuntimeError("the gateway did not start")
+        time.sleep(0.01)
+    try:
+        yield Running(f"http://127.0.0.1:{port}", made)
+    finally:
+        server.should_exit = True
+        thread.join(20)
