@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import structlog
 
 from edgewise.cli.main import main
 
@@ -57,10 +58,16 @@ def cli(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def edgewise(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> Edgewise:
     """Run `edgewise` with these arguments in an empty folder, with `stdin` piped in."""
     monkeypatch.chdir(tmp_path)
+
+    # A gateway's logs are set up for the process, which here outlives the command's stderr.
+    request.addfinalizer(structlog.reset_defaults)
 
     def run(*arguments: str, stdin: bytes = b"") -> Result:
         monkeypatch.setattr(sys, "argv", ["edgewise", *arguments])

@@ -8,6 +8,7 @@ import pytest
 from edgewise.addresses import bundled
 from edgewise.chat import Message, prompt_ids
 from edgewise.cloud.base import CloudModel, CloudSession, Verdict
+from edgewise.cloud.gateway import Gateway
 from edgewise.cloud.llama_server import LlamaServer
 from edgewise.cloud.local import LocalCloud
 from edgewise.cloud.scripted import ScriptedCloud
@@ -17,6 +18,7 @@ from edgewise.edge.scripted import ByteTokenizer, replying
 from edgewise.errors import CloudRejected, VocabularyMismatch
 from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.sampling import Sampling
+from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 
 DEADLINE = 20.0
@@ -41,7 +43,7 @@ def tokenizer() -> Iterator[Tokenizer]:
         yield model.tokenizer
 
 
-@pytest.fixture(scope="module", params=["local", "llama_server", "scripted"])
+@pytest.fixture(scope="module", params=["local", "llama_server", "gateway", "scripted"])
 def backend(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Iterator[Backend]:
     prompt = prompt_ids(tokenizer, [Message("user", pocketqa().questions[0].prompt)])
     if request.param == "scripted":
@@ -51,6 +53,12 @@ def backend(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Iterator[Ba
         cloud = LocalCloud(LlamaModel(bundled("cloud"), threads=1, slots=3))
         yield Backend(cloud, tokenizer, prompt)
         cloud.close()
+    elif request.param == "gateway":
+        with llama_server(bundled("cloud")) as url, gateway([url]) as running:
+            cloud = Gateway(running.url)
+            cloud.check(tokenizer)
+            yield Backend(cloud, tokenizer, prompt)
+            cloud.close()
     else:
         with llama_server(bundled("cloud")) as url:
             server = LlamaServer(url)

@@ -55,7 +55,7 @@ def gateway(
         timeout_graceful_shutdown=0,
     )
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
+    thread = threading.Thread(target=lambda: asyncio.run(_serve(server)))
     thread.start()
     while not server.started:
         if not thread.is_alive():
@@ -66,3 +66,11 @@ def gateway(
     finally:
         server.should_exit = True
         thread.join(20)
+
+
+async def _serve(server: uvicorn.Server) -> None:
+    await server.serve()
+    for connection in list(server.server_state.connections):
+        if transport := getattr(connection, "transport", None):
+            transport.abort()
+    await asyncio.sleep(0.01)

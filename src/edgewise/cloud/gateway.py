@@ -83,10 +83,14 @@ class Gateway:
 
     def check(self, tokenizer: Tokenizer) -> str:
         """Open a session: the gateway knows what its engine makes of the same fixed strings."""
-        self._tokenizer = tokenizer_fingerprint(tokenizer)
-        self._eos_ids = tokenizer.eos_ids or self._eos_ids
+        before, self._tokenizer = self._tokenizer, tokenizer_fingerprint(tokenizer)
         link = _Link(self)
-        opened = self.submit(link.connect(), CHECK_SECONDS).result()
+        try:
+            opened = self.submit(link.connect(), CHECK_SECONDS).result()
+        except BaseException:
+            self._tokenizer = before
+            raise
+        self._eos_ids = tokenizer.eos_ids or self._eos_ids
         self.submit(self.give(link), CHECK_SECONDS).result()
         return f"the gateway's {opened.engine} engine has the same ids for the same strings"
 

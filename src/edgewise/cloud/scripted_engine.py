@@ -70,6 +70,11 @@ class ScriptedEngine:
         """Where it listens."""
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def listening(self) -> bool:
+        """Whether it can be reached."""
+        return self._runner is not None
+
     def stop(self) -> None:
         """Close every connection and stop listening; `start` brings it back on the same port."""
         self._do(self._stop())
@@ -95,9 +100,11 @@ class ScriptedEngine:
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/completion", self._complete)
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+        self._runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05
+        )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port, shutdown_timeout=0.05)
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
         await site.start()
         return int(self._runner.addresses[0][1])
 

@@ -40,6 +40,10 @@ class Sessions:
         """Ids held by all sessions."""
         return sum(len(session.ledger.ids) for session in self._sessions.values())
 
+    def all(self) -> list[Session]:
+        """Every session held."""
+        return list(self._sessions.values())
+
     def attached(self, key: str | None = None) -> int:
         """Sessions whose device is here, of a key or of all."""
         return sum(s.attached and key in (None, s.key) for s in self._sessions.values())

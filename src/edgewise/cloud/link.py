@@ -1,0 +1,189 @@
+"""A link emulator: a TCP proxy on 127.0.0.1 that delays, slows down, stalls or cuts.
+
+For tests and benchmarks: real sockets and the real protocol, a network that behaves as told.
+"""
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal
+
+import msgspec
+
+_CHUNK = 1 << 14
+_PACKET = 1460
+_LEAST_RTO = 0.2
+
+Spoil = Callable[[bytes], bytes]
+
+
+class Quality(msgspec.Struct, frozen=True, kw_only=True):
+    """A link's quality. Times in seconds, `bandwidth` in bits a second (0: no bound).
+
+    `loss` is the fraction of packets that are lost. TCP hides a loss as a delay of a
+    retransmission timeout (here max(0.2 s, 2 round trips)), and all that was sent later waits.
+    """
+
+    round_trip: float = 0.0
+    jitter: float = 0.0
+    loss: float = 0.0
+    bandwidth: float = 0.0
+
+
+class Link:
+    """Forwards `port` to a target until closed; runs in a thread of its own."""
+
+    def __init__(self, host: str, port: int, quality: Quality | None = None, seed: int = 0) -> None:
+        self.quality = quality or Quality()
+        self._target = (host, port)
+        self._rng = random.Random(seed)
+        self._open = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._spoil: Spoil | None = None
+        self._truncate = False
+        self.up = self.down = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._server = self._do(self._listen(0))
+        self.port: int = self._server.sockets[0].getsockname()[1]
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def cut(self) -> None:
+        """Reset every connection; new ones are made."""
+        self._do(self._cut())
+
+    def refuse(self) -> None:
+        """Reset every connection and accept none, until `restore`."""
+        self._do(self._refuse())
+
+    def restore(self) -> None:
+        """Accept connections, and let stalled ones go on."""
+        self._do(self._restore())
+
+    def stall(self) -> None:
+        """Half open: connections stay, nothing gets through any more."""
+        self._loop.call_soon_threadsafe(self._open.clear)
+
+    def spoil(self, how: Spoil) -> None:
+        """Pass the next bytes to the client through `how`."""
+        self._spoil = how
+
+    def truncate(self) -> None:
+        """Send half of the next bytes to the client, then hang up."""
+        self._truncate = True
+
+    def close(self) -> None:
+        """Cut everything and stop."""
+        self._do(self._refuse())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _listen(self, port: int) -> asyncio.Server:
+        self._open.set()
+        return await asyncio.start_server(self._accept, "127.0.0.1", port)
+
+    async def _cut(self) -> None:
+        for writer in list(self._writers):
+            writer.transport.abort()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # The loop closes what was aborted in its next turns.
+        await asyncio.sleep(0.01)
+
+    async def _refuse(self) -> None:
+        self._server.close()
+        await self._cut()
+
+    async def _restore(self) -> None:
+        self._open.set()
+        if not self._server.is_serving():
+            self._server = await self._listen(self.port)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers |= {writer, far_writer}
+        for pair in ((reader, far_writer, "up"), (far_reader, writer, "down")):
+            task = asyncio.create_task(self._forward(*pair))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _forward(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        way: Literal["up", "down"],
+    ) -> None:
+        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        sending = asyncio.create_task(self._send(queue, writer))
+        self._tasks.add(sending)
+        sending.add_done_callback(self._tasks.discard)
+        free = arrives = 0.0
+        try:
+            while data := await reader.read(_CHUNK):
+                now = self._loop.time()
+                if way == "up":
+                    self.up += len(data)
+                else:
+                    self.down += len(data)
+                if self.quality.bandwidth:
+                    free = max(now, free) + 8 * len(data) / self.quality.bandwidth
+                arrives = max(arrives, max(now, free) + self._delay(len(data)))
+                queue.put_nowait((arrives, self._changed(data) if way == "down" else data))
+            queue.put_nowait((arrives, b""))
+            await sending
+        except OSError:
+            sending.cancel()
+        finally:
+            self._writers.discard(writer)
+
+    async def _send(
+        self, queue: "asyncio.Queue[tuple[float, bytes]]", writer: asyncio.StreamWriter
+    ) -> None:
+        try:
+            while True:
+                at, data = await queue.get()
+                await asyncio.sleep(max(0.0, at - self._loop.time()))
+                await self._open.wait()
+                if not data:
+                    writer.close()
+                    return
+                if self._truncate and len(data) > 1:
+                    self._truncate = False
+                    writer.write(data[: len(data) // 2])
+                    await writer.drain()
+                    writer.close()
+                    return
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            writer.transport.abort()
+
+    def _changed(self, data: bytes) -> bytes:
+        spoil, self._spoil = self._spoil, None
+        return spoil(data) if spoil else data
+
+    def _delay(self, size: int) -> float:
+        """One way, with the wait for what was lost."""
+        quality = self.quality
+        delay = quality.round_trip / 2 + quality.jitter * self._rng.random()
+        packets = -(-size // _PACKET)
+        if any(self._rng.random() < quality.loss for _ in range(packets)):
+            delay += max(_LEAST_RTO, 2 * quality.round_trip)
+        return delay

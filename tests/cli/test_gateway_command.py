@@ -1,0 +1,159 @@
+"""`edgewise gateway` as a process: keys, TLS, a graceful end, and answers through it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trustme
+
+from edgewise.cloud.gateway import Gateway
+from edgewise.cloud.scripted_engine import ScriptedEngine, reply_to
+from edgewise.edge.scripted import ByteTokenizer
+from edgewise.sampling import Sampling
+from tests.cli.conftest import Edgewise, Run
+from tests.llama_server_process import free_port
+
+
+@contextmanager
+def process(*arguments: str, ready: bool = True) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
+    """A gateway on a free port; with `ready` once it says so."""
+    port = free_port()
+    started = subprocess.Popen(
+        [sys.executable, "-m", "edgewise", "gateway", "--port", str(port), *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        end = time.monotonic() + 60
+        while ready and not _ready(port) and started.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+        yield port, started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def _ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready") as response:
+            return response.status == 200
+    except OSError:
+        return False
+
+
+def test_the_bundled_gateway_serves_run_and_doctor(cli: Run, tmp_path: Path) -> None:
+    keys = str(tmp_path / "keys.json")
+    added = cli("gateway", "keys", "add", "laptop", "--keys", keys)
+    assert added.returncode == 0, added.stderr
+    secret = added.stdout.strip()
+    with process("--engine", "bundled", "--keys", keys) as (port, _):
+        here = ("--cloud", f"http://127.0.0.1:{port}")
+        answer = cli(
+            "run",
+            "What is the capital of France?",
+            *here,
+            "--cloud-share",
+            "0.3",
+            "--on-cloud-error",
+            "raise",
+            "--json",
+            EDGEWISE_CLOUD_KEY=secret,
+        )
+        assert answer.returncode == 0, answer.stderr
+        assert json.loads(answer.stdout)["usage"]["cloud_tokens"] > 0
+        checked = cli("doctor", *here, EDGEWISE_CLOUD_KEY=secret)
+        assert checked.returncode == 0, checked.stdout
+        assert "bundled engine has the same ids" in checked.stdout
+        wrong = cli("run", "Hello", *here, EDGEWISE_CLOUD_KEY="ew-wrong")
+        assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+        assert "refused the key" in wrong.stderr
+        assert cli("gateway", "keys", "revoke", "laptop", "--keys", keys).returncode == 0
+        time.sleep(1.0)
+        gone = cli("run", "Hello", *here, EDGEWISE_CLOUD_KEY=secret)
+        assert (gone.returncode, "refused the key" in gone.stderr) == (2, True)
+
+
+def test_a_graceful_end_lets_consults_end() -> None:
+    engine = ScriptedEngine()
+    try:
+        with process("--engine", engine.url) as (port, started):
+            cloud = Gateway(f"http://127.0.0.1:{port}")
+            cloud.check(ByteTokenizer())
+            engine.seconds = 1.0
+            flying = cloud.open([1]).ask(0, [1], 1, Sampling(), 10)
+            while not engine.running:
+                time.sleep(0.01)
+            started.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+            assert not _ready(port)
+            assert flying.result().ids == (reply_to([1]),)
+            assert started.wait(15) == 0
+            cloud.close()
+    finally:
+        engine.close()
+
+
+def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    certificate, private_key, trusted = (tmp_path / name for name in ("c.pem", "k.pem", "ca.pem"))
+    issued.cert_chain_pems[0].write_to_path(certificate)
+    issued.private_key_pem.write_to_path(private_key)
+    authority.cert_pem.write_to_path(trusted)
+    engine = ScriptedEngine()
+    files = ("--certificate", str(certificate), "--private-key", str(private_key))
+    try:
+        with process("--engine", engine.url, *files, ready=False) as (port, started):
+            url = f"https://127.0.0.1:{port}"
+            monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+            end = time.monotonic() + 30
+            while True:
+                cloud = Gateway(url)
+                try:
+                    cloud.check(ByteTokenizer())
+                    break
+                except Exception:
+                    cloud.close()
+                    assert started.poll() is None
+                    assert time.monotonic() < end
+                    time.sleep(0.1)
+            assert cloud.open([1]).ask(0, [1], 1, Sampling(), 5).result().ids == (reply_to([1]),)
+            cloud.close()
+            monkeypatch.delenv("SSL_CERT_FILE")
+            stranger = Gateway(url)
+            with pytest.raises(Exception, match="not trusted"):
+                stranger.check(ByteTokenizer())
+            stranger.close()
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--port", "8400"), "needs an engine"),
+        (("--engine", "bundled", "--host", "0.0.0.0"), "give --keys FILE"),
+        (("--engine", "bundled", "--keys", "none.json"), "gateway keys add"),
+        (("--engine", "bundled", "--certificate", "c.pem"), "both --certificate"),
+        (("--engine", "ftp://x"), "no http://"),
+        (("--engine", "http://127.0.0.1:9"), "cannot be reached"),
+        (("keys", "revoke", "x", "--keys", "none.json"), "no key 'x'"),
+        (("keys", "add", "x"), "Missing option"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    edgewise: Edgewise, arguments: tuple[str, ...], problem: str
+) -> None:
+    done = edgewise("gateway", *arguments)
+    assert (done.code, done.err.count("\n")) == (2, 1), done.err
+    assert problem in done.err
+    assert os.environ.get("EDGEWISE_CLOUD_KEY") is None
