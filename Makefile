@@ -45,6 +45,9 @@ pocket: .venv/installed  ## train the bundled pair and its router anew (needs wo
 	cp $(addprefix pocket/work/router/,config.json model.safetensors trained_on.txt README.md) \
 		src/edgewise/bundled/router
 
+faults: .venv/tested  ## every fault between device and engine, at every token
+	$(BIN)/python -m benchmarks.faults
+
 bench: .venv/tested  ## measure decoding speed on a 0.5B-shaped model
 	$(BIN)/python -m benchmarks.edge_speed
 

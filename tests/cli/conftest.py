@@ -4,7 +4,7 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,13 +61,9 @@ def edgewise(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
-    request: pytest.FixtureRequest,
-) -> Edgewise:
+) -> Iterator[Edgewise]:
     """Run `edgewise` with these arguments in an empty folder, with `stdin` piped in."""
     monkeypatch.chdir(tmp_path)
-
-    # A gateway's logs are set up for the process, which here outlives the command's stderr.
-    request.addfinalizer(structlog.reset_defaults)
 
     def run(*arguments: str, stdin: bytes = b"") -> Result:
         monkeypatch.setattr(sys, "argv", ["edgewise", *arguments])
@@ -79,4 +75,6 @@ def edgewise(
         assert isinstance(stop.value.code, int)
         return Result(stop.value.code, captured.out, captured.err)
 
-    return run
+    yield run
+    # A gateway's logs are set up for the process, which here outlives the command's stderr.
+    structlog.reset_defaults()

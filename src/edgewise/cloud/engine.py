@@ -36,7 +36,7 @@ from edgewise.sampling import Sampling
 TOP = 5
 """Candidates asked for with every token."""
 
-PROBE_SECONDS = 10.0
+PROBE_SECONDS = 30.0
 _MAX_REPLY = 4 << 20
 _IDLE_SECONDS = 4.0
 _T = TypeVar("_T")
