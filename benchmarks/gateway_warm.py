@@ -94,10 +94,9 @@ def main() -> None:
                 cells = [str(length), name, f"{mean:.1f}", f"{median(waits):.1f}"]
                 lines += line([*cells, f"{max(waits):.1f}"])
     print("\n".join(lines))
-    print(
-        f"\n{parameters / 1e6:.0f} M random weights, one thread; {NEW} new tokens before each "
-        f"consult, {1000 * options.pace:.0f} ms each; {options.blocks * options.consults} consults a line."
-    )
+    count = options.blocks * options.consults
+    print(f"\n{parameters / 1e6:.0f} M random weights, one thread; {NEW} new tokens before each")
+    print(f"consult, {1000 * options.pace:.0f} ms each; {count} consults a line.")
 
 
 if __name__ == "__main__":

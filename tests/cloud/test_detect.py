@@ -1,0 +1,93 @@
+"""`--cloud URL` finds out what answers there."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from edgewise.cloud.detect import connect
+from edgewise.cloud.engine import EngineCloud
+from edgewise.cloud.gateway import Gateway
+from edgewise.cloud.scripted_engine import ScriptedEngine
+from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable, UsageError
+from tests.gateway.running import gateway
+
+
+class _Handler(BaseHTTPRequestHandler):
+    models: Any = None
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        body = json.dumps(self.models).encode()
+        self.send_response(200 if self.models is not None else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def served() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    threading.Thread(target=server.serve_forever, args=(0.02,)).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    _Handler.models = None
+
+
+@pytest.mark.parametrize(
+    ("owner", "dialect"),
+    [("llamacpp", "llama-server"), ("vllm", "vLLM"), ("sglang", "SGLang")],
+)
+def test_an_engine_says_what_it_is(served: str, owner: str, dialect: str) -> None:
+    _Handler.models = {"data": [{"id": "m", "owned_by": owner}]}
+    cloud = connect(served)
+    assert isinstance(cloud, EngineCloud)
+    assert cloud.engine.dialect == dialect
+    cloud.close()
+
+
+def test_a_gateway_says_so() -> None:
+    engine = ScriptedEngine()
+    with gateway([engine.url]) as running:
+        cloud = connect(running.url)
+        assert isinstance(cloud, Gateway)
+        cloud.close()
+    engine.close()
+
+
+def test_an_override_asks_nobody(served: str) -> None:
+    cloud = connect(served, engine="vllm")
+    assert isinstance(cloud, EngineCloud)
+    assert cloud.engine.dialect == "vLLM"
+    cloud.close()
+
+
+@pytest.mark.parametrize(
+    ("models", "error", "problem"),
+    [
+        (None, CloudProtocolError, "no engine that Edgewise knows"),
+        ({"hello": 1}, CloudProtocolError, "no engine that Edgewise knows"),
+        ({"data": []}, CloudUnavailable, "serves no model"),
+        ({"data": [{"id": "gpt", "owned_by": "someone"}]}, CloudRejected, "text only"),
+        ({"data": [{"id": "gpt"}]}, CloudRejected, "--cloud-engine"),
+    ],
+)
+def test_anything_else_is_refused(
+    served: str, models: Any, error: type[Exception], problem: str
+) -> None:
+    _Handler.models = models
+    with pytest.raises(error, match=problem):
+        connect(served)
+
+
+def test_addresses_that_are_none() -> None:
+    with pytest.raises(UsageError):
+        connect("ftp://x")
+    with pytest.raises(CloudUnavailable):
+        connect("http://127.0.0.1:9")
