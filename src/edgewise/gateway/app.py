@@ -42,6 +42,9 @@ from edgewise.gateway.sessions import Session, Sessions
 OPEN_SECONDS = 10.0
 """How long a device may take to say `Open`, and to read what it is sent."""
 
+FRAMES_PER_SECOND = 2000
+"""More than any device writes; a connection that keeps above it is closed."""
+
 WAITING_ASKS = 8
 """Consults of one session that may wait for their turn."""
 
@@ -143,6 +146,7 @@ class Connection:
         self._asks: dict[int, asyncio.Task[None]] = {}
         self._warming: asyncio.Task[None] | None = None
         self._sending = asyncio.Lock()
+        self._frames, self._begun = 0, time.monotonic()
 
     async def serve(self) -> None:
         """Until the device leaves, or breaks the protocol."""
@@ -150,7 +154,9 @@ class Connection:
         try:
             await self._open()
             while self._session is not None:
-                await self._take(await self._socket.receive_bytes())
+                data = await self._socket.receive_bytes()
+                self._count_frame()
+                await self._take(data)
         except WebSocketDisconnect:
             pass
         except (CloudProtocolError, KeyError) as error:
@@ -217,6 +223,13 @@ class Connection:
                 gateway.fleet.model[:200],
             )
         )
+
+    def _count_frame(self) -> None:
+        """A second's frames at most, over the seconds since the connection was made."""
+        self._frames += 1
+        allowed = FRAMES_PER_SECOND * (1 + time.monotonic() - self._begun)
+        if self._frames > allowed:
+            raise _Ended(POLICY, "protocol", "Too many frames in too short a time.", 1.0)
 
     async def _take(self, data: bytes) -> None:
         frame = from_device(data)

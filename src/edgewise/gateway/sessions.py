@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from edgewise.gateway.protocol import Ledger
 
@@ -17,7 +17,6 @@ class Session:
         self.salt = secrets.token_hex(16)
         self.ledger = Ledger()
         self.turn = asyncio.Lock()
-        self.attached = True
         self.left = time.monotonic()
 
 
@@ -30,66 +29,65 @@ class Sessions:
 
     def __init__(self, *, most: int, most_ids: int, idle: float) -> None:
         self._most, self._most_ids, self._idle = most, most_ids, idle
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        # Those that were left stand before those that were left later.
+        self._left: OrderedDict[str, Session] = OrderedDict()
+        self._attached: dict[str, Session] = {}
+        self._by_key: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self._left) + len(self._attached)
 
     @property
     def ids(self) -> int:
         """Ids held by all sessions."""
-        return sum(len(session.ledger.ids) for session in self._sessions.values())
+        return sum(len(session.ledger.ids) for session in self.all())
 
     def all(self) -> list[Session]:
         """Every session held."""
-        return list(self._sessions.values())
+        return [*self._left.values(), *self._attached.values()]
 
-    def attached(self, key: str | None = None) -> int:
-        """Sessions whose device is here, of a key or of all."""
-        return sum(s.attached and key in (None, s.key) for s in self._sessions.values())
+    def attached(self, key: str) -> int:
+        """Sessions of a key whose device is here."""
+        return self._by_key[key]
 
     def open(self, name: str, key: str) -> Session | None:
         """The session `name` of this very key, or a new one; None where there is no room."""
-        self.expire()
-        session = self._sessions.get(name)
-        if session is not None and session.key == key and not session.attached:
-            session.attached = True
-            self._sessions.move_to_end(name)
-            return session
-        if not self._make_room():
-            return None
-        fresh = Session(key)
-        self._sessions[fresh.name] = fresh
-        return fresh
+        session = self._left.get(name)
+        now = time.monotonic()
+        if session is None or session.key != key or now - session.left > self._idle:
+            if len(self) >= self._most:
+                if not self._left:
+                    return None
+                self._left.popitem(last=False)
+            session = Session(key)
+        self._left.pop(session.name, None)
+        self._attached[session.name] = session
+        self._by_key[key] += 1
+        return session
 
     def leave(self, session: Session) -> None:
         """The device is gone, perhaps to come back."""
-        session.attached = False
-        session.left = time.monotonic()
-        if session.name in self._sessions:
-            self._sessions.move_to_end(session.name)
+        if self._detach(session):
+            session.left = time.monotonic()
+            self._left[session.name] = session
 
     def forget(self, session: Session) -> None:
         """The device will not come back."""
-        session.attached = False
-        self._sessions.pop(session.name, None)
+        self._detach(session)
+        self._left.pop(session.name, None)
 
     def expire(self) -> None:
         """Drop what has been left for long, and more where ids take too much room."""
         now = time.monotonic()
         ids = self.ids
-        for session in list(self._sessions.values()):
-            if session.attached:
-                continue
-            if now - session.left > self._idle or ids > self._most_ids:
-                ids -= len(session.ledger.ids)
-                del self._sessions[session.name]
+        for session in list(self._left.values()):
+            if now - session.left <= self._idle and ids <= self._most_ids:
+                return
+            ids -= len(session.ledger.ids)
+            del self._left[session.name]
 
-    def _make_room(self) -> bool:
-        if len(self._sessions) < self._most:
-            return True
-        for session in self._sessions.values():
-            if not session.attached:
-                del self._sessions[session.name]
-                return True
-        return False
+    def _detach(self, session: Session) -> bool:
+        if self._attached.pop(session.name, None) is None:
+            return False
+        self._by_key[session.key] -= 1
+        return True
