@@ -176,10 +176,8 @@ async def run(options: argparse.Namespace) -> list[str]:
             arguments = ("edgewise", "gateway", "--engine", engine_url, "--port", gateway_port)
             with process(*arguments) as gateway:
                 await until_ready(url, "/ready")
-                before = memory(gateway.pid)
-                lines += await measure(
-                    count, rate, url, engine_url, gateway.pid, before, options, rng
-                )
+                row = Row(count, rate, url, engine_url, gateway.pid)
+                lines += await measure(row, options, rng)
     return lines
 
 

@@ -57,7 +57,7 @@ def consults(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prompts", type=int, nargs="+", default=(100, 400))
+    parser.add_argument("--prompts", type=int, nargs="+", default=(100, 300))
     parser.add_argument("--consults", type=int, default=8, help="in a block")
     parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("--pace", type=float, default=0.03, help="seconds a token of the edge")

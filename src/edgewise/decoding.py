@@ -8,13 +8,14 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from types import TracebackType
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel, CloudSession, Verdict
 from edgewise.cloud.breaker import Breaker
-from edgewise.edge.base import EdgeModel, Needs, Step
+from edgewise.edge.base import EdgeModel, Needs
 from edgewise.errors import CloudError, CloudTimeout, Fault, UsageError
 from edgewise.events import (
     Candidate,
@@ -22,7 +23,9 @@ from edgewise.events import (
     Event,
     Finished,
     FinishReason,
+    Pending,
     Reason,
+    Rewound,
     Source,
     Timing,
     Token,
@@ -30,12 +33,10 @@ from edgewise.events import (
 )
 from edgewise.policy import Budget, Policy
 from edgewise.routers.base import Router
+from edgewise.run_ahead import Flight, Read, RunAhead
 from edgewise.sampling import Sampling
 from edgewise.state import State
 from edgewise.text import Characters
-
-CANDIDATES = 5
-"""Edge candidates reported with a token that the cloud was asked for."""
 
 _GRACE = 0.25
 """Seconds past the deadline before a backend that breaks its promise is given up."""
@@ -77,11 +78,13 @@ class Decoder:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         budget: Budget | None = None,
+        pending: bool = False,
     ) -> "Generation":
         """Answer `prompt` (ids) event by event; the `Generation` is an iterator.
 
-        `budget` is what an earlier answer of the conversation left. Raises `UsageError` for bad
-        input and `ContextOverflow` for a prompt that does not fit.
+        `budget` is what an earlier answer of the conversation left. With `pending` the run-ahead is
+        told too, as `Pending` and `Rewound`. Raises `UsageError` for bad input and
+        `ContextOverflow` for a prompt that does not fit.
         """
         if not prompt:
             raise UsageError("The prompt is empty; give at least one character.")
@@ -96,6 +99,7 @@ class Decoder:
             sampling=sampling or Sampling(),
             stop=tuple(stop),
             budget=budget or Budget(),
+            pending=pending,
         )
 
     def generate(
@@ -131,6 +135,14 @@ def collect(events: Iterator[Event]) -> Answer:
     raise ValueError("the events end without Finished")
 
 
+class _Awaited(NamedTuple):
+    """A consult that the answer waits for, and where the answer stood."""
+
+    flight: Flight
+    state: State
+    read: Read
+
+
 class Generation(Iterator[Event]):
     """One answer in the making. Closed when exhausted; use `with` where it may be abandoned."""
 
@@ -143,6 +155,7 @@ class Generation(Iterator[Event]):
         sampling: Sampling,
         stop: tuple[str, ...],
         budget: Budget,
+        pending: bool,
     ) -> None:
         self._decoder = decoder
         self._policy = decoder.policy
@@ -158,6 +171,8 @@ class Generation(Iterator[Event]):
         self._started = self._last = time.monotonic()
         self._first: float | None = None
         self._waited = 0.0
+        self._awaited: _Awaited | None = None
+        self._pending = pending
         needs = decoder.router.needs
         if not sampling.greedy:
             needs |= Needs.LOGITS
@@ -168,8 +183,19 @@ class Generation(Iterator[Event]):
             if decoder.cloud is not None:
                 self._cloud = decoder.cloud.open(self._ids)
         except BaseException:
-            self.close()
+            self._edge.close()
             raise
+        self._run = RunAhead(
+            self._ids,
+            self._edge,
+            self._cloud,
+            router=decoder.router,
+            policy=decoder.policy,
+            sampling=sampling,
+            tokenizer=self._tokenizer,
+            longest=len(prompt) + max_tokens,
+            context=decoder.edge.context,
+        )
 
     @property
     def index(self) -> int:
@@ -187,7 +213,8 @@ class Generation(Iterator[Event]):
             raise ValueError(f"cannot rewind to token {index}")
         del self._states[index + 1 :]
         del self._ids[self._prompt_length + index :]
-        self._edge.rewind(min(self._edge.position, len(self._ids)))
+        self._run.drop(min(self._edge.position, len(self._ids)))
+        self._awaited = None
         self._events.clear()
         self._finished = False
 
@@ -195,6 +222,9 @@ class Generation(Iterator[Event]):
         """Give back the sessions; no further events come."""
         if not self._closed:
             self._closed = True
+            self._run.drop(None)
+            if self._awaited is not None:
+                self._awaited.flight.future.cancel()
             self._edge.close()
             if self._cloud is not None:
                 self._cloud.close()
@@ -225,7 +255,10 @@ class Generation(Iterator[Event]):
         self.close()
 
     def _advance(self) -> None:
-        """Write one token, or finish."""
+        """Write one token, run one token ahead, or finish."""
+        if self._awaited is not None:
+            self._run_or_wait(self._awaited)
+            return
         state = self._states[-1]
         if state.end is not None:
             self._finish(state, state.end)
@@ -233,28 +266,61 @@ class Generation(Iterator[Event]):
         if state.ahead:
             self._write_cloud(state, None, "span", wait=0.0, edge=())
             return
-        step = self._edge.step()
-        score = self._decoder.router.score(step)
-        decision = self._policy.decide(score, state.budget)
+        read = self._run.read()
+        decision = self._policy.decide(read.score, state.budget)
         reason: Reason | Fault = decision.reason
-        wait = 0.0
         if decision.ask:
             ask = min(decision.ask, self._max_tokens - self.index)
             begun = time.monotonic()
-            state, reason = self._consult(state, step, ask)
-            wait = time.monotonic() - begun
-            self._waited += wait
-        if state.ahead:
-            self._write_cloud(state, score, reason, wait=wait, edge=step.candidates(CANDIDATES))
-        else:
-            self._write_edge(state, step, score, reason, wait)
+            try:
+                asked = self._ask(state, ask)
+            except CloudError as error:
+                state, reason = self._failed(state, ask, len(self._ids) - state.known, begun, error)
+            else:
+                if isinstance(asked, Flight):
+                    self._awaited = _Awaited(asked, state, read.detailed())
+                    return
+                reason = asked
+        self._write_edge(state, read, reason, 0.0)
 
-    def _write_edge(
-        self, state: State, step: Step, score: float, reason: Reason | Fault, wait: float
-    ) -> None:
-        token = self._sampling.choose(step)
+    def _ask(self, state: State, ask: int) -> "Flight | Reason":
+        """The consult for the next token, sent now or on the way; or why there is none."""
+        if self._cloud is None:
+            return "no_cloud"
+        flight = self._run.flight(ask)
+        if flight is not None:
+            return flight
+        if not self._decoder.breaker.allow():
+            return "circuit_open"
+        return self._run.launch(state.known, ask)
+
+    def _run_or_wait(self, awaited: "_Awaited") -> None:
+        """Another step ahead while the consult flies, or its outcome."""
+        flight = awaited.flight
+        if self._policy.run_ahead and not flight.future.done():
+            self._run.begin(flight, awaited.read, awaited.state.budget)
+            breaker = self._decoder.breaker
+            guess = self._run.forward(may_ask=not breaker.is_open)
+            if guess is not None:
+                if self._pending:
+                    index = self.index + len(self._run.guesses) - 1
+                    piece = self._tokenizer.piece(guess)
+                    self._events.append(Pending(index, guess, piece.decode("utf-8", "replace")))
+                return
+        self._awaited = None
+        begun = time.monotonic()
+        state, reason = self._outcome(awaited)
+        wait = time.monotonic() - begun
+        self._waited += wait
+        if state.ahead:
+            read = awaited.read
+            self._write_cloud(state, read.score, reason, wait=wait, edge=read.candidates)
+        else:
+            self._write_edge(state, awaited.read, reason, wait)
+
+    def _write_edge(self, state: State, read: Read, reason: Reason | Fault, wait: float) -> None:
         counts = replace(state.counts, edge=state.counts.edge + 1)
-        event = self._token(token, "edge", score, step.logprob(token), reason, wait)
+        event = self._token(read.token, "edge", read.score, read.logprob, reason, wait)
         self._append(replace(state, counts=counts), event, ends=False)
 
     def _write_cloud(
@@ -313,8 +379,15 @@ class Generation(Iterator[Event]):
             end = "stop"
         elif event.index + 1 == self._max_tokens or len(self._ids) > self._decoder.edge.context:
             end = "length"
+        guessed = len(self._run.guesses)
+        if end is None:
+            dropped = self._run.follow(event.id)
         else:
-            self._edge.extend([event.id])
+            dropped = self._run.drop(min(self._edge.position, len(self._ids) - 1))
+        lost = guessed - len(self._run.guesses)
+        if self._pending and lost > 1:
+            self._events.append(Rewound(event.index, lost - 1, len(dropped)))
+        state = state.lost([flight.ask for flight in dropped], self._policy)
         self._states.append(
             replace(
                 state,
@@ -325,36 +398,37 @@ class Generation(Iterator[Event]):
             )
         )
 
-    def _consult(self, state: State, step: Step, ask: int) -> tuple[State, Reason | Fault]:
-        """Ask the cloud; the state after it holds the verdict's tokens, or none and why."""
-        if self._cloud is None:
-            return state, "no_cloud"
+    def _outcome(self, awaited: "_Awaited") -> tuple[State, Reason | Fault]:
+        """The state after a consult: it holds the verdict's tokens, or none and why."""
+        flight, state, read = awaited.flight, awaited.state, awaited.read
         breaker = self._decoder.breaker
-        if not breaker.allow():
-            return state, "circuit_open"
-        new_ids = self._ids[state.known :]
-        begun = time.monotonic()
         deadline = self._policy.deadline
+        left = max(0.0, flight.begun + deadline - time.monotonic())
         try:
-            future = self._cloud.ask(state.known, new_ids, ask, self._sampling, deadline)
             try:
-                verdict = future.result(timeout=deadline + _GRACE)
+                verdict = flight.future.result(timeout=left + _GRACE)
             except TimeoutError as error:
-                future.cancel()
+                flight.future.cancel()
                 raise CloudTimeout(f"No answer within {deadline:g} s.") from error
         except CloudError as error:
-            breaker.failed()
-            self._report(ask, len(new_ids), begun, error)
-            if self._policy.on_cloud_error == "raise":
-                raise
-            return state.failed(error, ask, len(self._ids), self._policy), error.reason
+            return self._failed(state, flight.ask, flight.new_ids, flight.begun, error)
         except BaseException:
             breaker.failed()
             raise
         breaker.succeeded()
-        self._report(ask, len(new_ids), begun, verdict)
-        after = state.answered(verdict, ask, step.proposed, len(self._ids), self._policy)
-        return after, "critical"
+        self._report(flight.ask, flight.new_ids, flight.begun, verdict)
+        known = flight.position
+        return state.answered(verdict, flight.ask, read.proposed, known, self._policy), "critical"
+
+    def _failed(
+        self, state: State, ask: int, new_ids: int, begun: float, error: CloudError
+    ) -> tuple[State, Fault]:
+        """After a consult that brought nothing; raises `error` where that was asked for."""
+        self._decoder.breaker.failed()
+        self._report(ask, new_ids, begun, error)
+        if self._policy.on_cloud_error == "raise":
+            raise error
+        return state.failed(error, ask, len(self._ids), self._policy), error.reason
 
     def _report(self, ask: int, new_ids: int, begun: float, outcome: Verdict | CloudError) -> None:
         verdict = outcome if isinstance(outcome, Verdict) else None

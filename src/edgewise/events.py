@@ -77,6 +77,28 @@ class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
     message: str | None = None
 
 
+class Pending(msgspec.Struct, frozen=True, tag="pending"):
+    """A guess of the edge's while a consult flies; only for those who ask. It may not stand.
+
+    `index` is the place in the answer, `text` that of the token alone.
+    """
+
+    index: int
+    id: int
+    text: str
+
+
+class Rewound(msgspec.Struct, frozen=True, tag="rewound"):
+    """The answer went another way at `index`: `tokens` guesses after it are gone.
+
+    `consults` that had been sent on the way are not waited for.
+    """
+
+    index: int
+    tokens: int
+    consults: int
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of one answer.
 
@@ -114,4 +136,4 @@ class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True):
     timing: Timing
 
 
-Event = Token | Consult | Finished
+Event = Token | Consult | Finished | Pending | Rewound

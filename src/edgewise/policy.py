@@ -43,7 +43,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     the share over a conversation and an integral controller on the log-odds of the threshold
     steers scores towards it, from `threshold` on. `max_cloud_tokens` caps an answer absolutely:
     every token asked for counts, answered or not. `span` is tokens per consult, `deadline`
-    seconds per consult.
+    seconds per consult. While a consult flies the edge goes on from its own guess for up to
+    `run_ahead` tokens; 0 waits.
     """
 
     threshold: float = 0.5
@@ -52,6 +53,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     span: int = 1
     deadline: float = 5.0
     on_cloud_error: Literal["edge", "raise"] = "edge"
+    run_ahead: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:
@@ -62,6 +64,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"The cap must be 0 or more, not {self.max_cloud_tokens}.")
         if self.span < 1:
             raise UsageError(f"The span must be 1 or more, not {self.span}.")
+        if self.run_ahead < 0:
+            raise UsageError(f"The run-ahead must be 0 or more, not {self.run_ahead}.")
         if not 0 < self.deadline < math.inf:
             raise UsageError(
                 f"The deadline must be a positive number of seconds, not {self.deadline}."

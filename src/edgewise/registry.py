@@ -141,6 +141,7 @@ def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
         span=settings.span,
         deadline=settings.deadline,
         on_cloud_error=settings.on_cloud_error,
+        run_ahead=settings.run_ahead,
     )
 
 

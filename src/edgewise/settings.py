@@ -20,6 +20,7 @@ _BOUNDS = {
     "threads": (1, 512),
     "slots": (1, 256),
     "max_tokens": (1, 1 << 31),
+    "run_ahead": (0, 256),
     "gpu_layers": (-1, 1 << 16),
 }
 
@@ -36,6 +37,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     threshold: float | None = None
     max_cloud_tokens: int | None = None
     span: int = 1
+    run_ahead: int = 16
     deadline: float = 5.0
     on_cloud_error: Literal["edge", "raise"] = "edge"
     max_tokens: int = 256

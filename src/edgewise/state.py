@@ -1,5 +1,7 @@
 """The decoder's state: everything that a rewind restores, one immutable value per position."""
 
+from collections.abc import Sequence
+
 import msgspec
 from msgspec.structs import replace
 
@@ -88,6 +90,22 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
             known=known,
             budget=policy.charge(self.budget, charged),
             counts=replace(counts, calls=counts.calls + 1, failed=counts.failed + 1),
+        )
+
+    def lost(self, asks: Sequence[int], policy: Policy) -> "State":
+        """After consults that were sent ahead of an answer which then went another way.
+
+        What they asked for counts as wasted, whether or not it still comes.
+        """
+        if not asks:
+            return self
+        counts = self.counts
+        return replace(
+            self,
+            budget=policy.charge(self.budget, sum(asks)),
+            counts=replace(
+                counts, calls=counts.calls + len(asks), wasted=counts.wasted + sum(asks)
+            ),
         )
 
     def usage(self, prompt_tokens: int) -> Usage:

@@ -33,6 +33,10 @@ MaxCloudTokens = Annotated[
     int | None, typer.Option(help="Absolute cap on cloud tokens per answer.")
 ]
 Span = Annotated[int | None, typer.Option(help="Tokens per consult.")]
+RunAhead = Annotated[
+    int | None,
+    typer.Option(help="Tokens the edge may guess ahead while a consult flies; 0 waits."),
+]
 Deadline = Annotated[float | None, typer.Option(help="Seconds a consult may take.")]
 OnCloudError = Annotated[
     Literal["edge", "raise"] | None,

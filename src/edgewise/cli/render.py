@@ -16,7 +16,7 @@ from edgewise.decoding import Answer, collect
 from edgewise.evaluation import report
 from edgewise.evaluation.report import Figures, Row
 from edgewise.evaluation.statistics import Interval
-from edgewise.events import Event, Finished, Token
+from edgewise.events import Consult, Event, Finished, Token
 
 _COLOURS = None if os.environ.get("NO_COLOR") else "auto"
 
@@ -53,7 +53,7 @@ def paint(events: Iterable[Event]) -> Answer:
                 _write(event.text, CLOUD if event.source == "cloud" else Style())
             elif isinstance(event, Finished):
                 _write(event.text + "\n", Style())
-            elif event.message:
+            elif isinstance(event, Consult) and event.message:
                 problems.append(event.message)
             yield event
 

@@ -33,6 +33,7 @@ def run(
     threshold: options.Threshold = None,
     max_cloud_tokens: options.MaxCloudTokens = None,
     span: options.Span = None,
+    run_ahead: options.RunAhead = None,
     deadline: options.Deadline = None,
     on_cloud_error: options.OnCloudError = None,
     max_tokens: options.MaxTokens = None,

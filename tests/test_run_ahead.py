@@ -1,0 +1,307 @@
+"""Running ahead changes how long an answer takes, never the answer."""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from edgewise.cloud.base import Verdict
+from edgewise.cloud.breaker import Breaker
+from edgewise.cloud.scripted import ScriptedCloud, ScriptedCloudSession
+from edgewise.decoding import Answer, Decoder, collect
+from edgewise.edge.scripted import EOS, SIZE, ScriptedEdge, noise, replying
+from edgewise.errors import CloudTimeout, CloudUnavailable
+from edgewise.events import Consult, Pending, Rewound, Token
+from edgewise.policy import Policy
+from edgewise.routers.constant import Constant, Random
+from edgewise.sampling import Sampling
+
+PROMPT = "Q: sky? A:"
+IDS = list(PROMPT.encode())
+
+
+class Slow(ScriptedCloud):
+    """Answers a consult only after it was looked at `patience[number]` times."""
+
+    def __init__(self, script: object, patience: Sequence[int], **options: object) -> None:
+        super().__init__(script, **options)  # type: ignore[arg-type]
+        self.patience = patience
+        self.futures: list[_Late] = []
+
+    def open(self, ids: Sequence[int]) -> "_SlowSession":
+        return _SlowSession(self, ids)
+
+
+class _SlowSession(ScriptedCloudSession):
+    def ask(
+        self, position: int, new_ids: Sequence[int], n: int, sampling: Sampling, deadline: float
+    ) -> "Future[Verdict]":
+        cloud = self._cloud
+        assert isinstance(cloud, Slow)
+        asked = super().ask(position, new_ids, n, sampling, deadline)
+        late = _Late(asked, cloud.patience[len(cloud.futures) % len(cloud.patience)])
+        cloud.futures.append(late)
+        return late
+
+
+class _Late(Future[Verdict]):
+    """Not done until it was asked often enough; waiting for it is always answered."""
+
+    def __init__(self, real: "Future[Verdict]", patience: int) -> None:
+        super().__init__()
+        self._real, self._patience = real, patience
+
+    def done(self) -> bool:
+        self._patience -= 1
+        return self._patience < 0
+
+    def result(self, timeout: float | None = None) -> Verdict:
+        return self._real.result(timeout)
+
+
+def told(answer: Answer) -> list[object]:
+    """What must not depend on the run-ahead."""
+    return [
+        answer.text,
+        answer.finish_reason,
+        [
+            (t.index, t.id, t.text, t.source, t.score, t.logprob, t.reason, t.edge, t.cloud)
+            for t in answer.tokens
+        ],
+        answer.usage.edge_tokens,
+        answer.usage.cloud_tokens,
+        answer.usage.changing_tokens,
+    ]
+
+
+def agreeing(seed: int, agreement: float):
+    """The cloud writes what the edge does, except at some positions."""
+    own, other = noise(seed), noise(seed + 1000)
+
+    def script(ids: Sequence[int]):
+        differs = hash((seed, len(ids), ids[-1])) % 100 >= 100 * agreement
+        return other(ids) if differs else own(ids)
+
+    return script
+
+
+@given(
+    seed=st.integers(0, 500),
+    agreement=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    patience=st.lists(st.integers(0, 12), min_size=1, max_size=6),
+    run_ahead=st.integers(1, 12),
+    threshold=st.sampled_from([0.2, 0.6, 0.9]),
+    span=st.integers(1, 3),
+    temperature=st.sampled_from([0.0, 1.0]),
+    stop=st.sampled_from([(), ("a",), ("\x00", "zz"), ("e", "qu")]),
+    ending=st.booleans(),
+    failing=st.sampled_from([0, 2, 3]),
+)
+@settings(deadline=None, max_examples=150)
+def test_the_answer_is_that_of_the_waiting_loop(
+    seed: int,
+    agreement: float,
+    patience: list[int],
+    run_ahead: int,
+    threshold: float,
+    span: int,
+    temperature: float,
+    stop: tuple[str, ...],
+    ending: bool,
+    failing: int,
+) -> None:
+    def ends(script):
+        def ending_script(ids: Sequence[int]):
+            logits = script(ids).copy()
+            if ending and hash((seed, tuple(ids[-2:]))) % 12 == 0:
+                logits[EOS] = 60.0
+            assert len(logits) == SIZE
+            return logits
+
+        return ending_script
+
+    def run(ahead: int, cloud: ScriptedCloud) -> Answer:
+        decoder = Decoder(
+            ScriptedEdge(ends(noise(seed))),
+            router=Random(seed),
+            policy=Policy(threshold=threshold, span=span, deadline=60, run_ahead=ahead),
+            cloud=cloud,
+            breaker=_Patient(),
+        )
+        sampling = Sampling(temperature=temperature, seed=seed)
+        return decoder.generate(IDS, max_tokens=24, stop=stop, sampling=sampling)
+
+    script = ends(agreeing(seed, agreement))
+    if failing:
+        # By what is asked, not by how often: both loops fail at the same places.
+        script_of_fault = {"n": failing}
+
+        class Failing(Slow):
+            def open(self, ids: Sequence[int]) -> "_SlowSession":
+                return _FailingSession(self, ids, script_of_fault["n"])
+
+        waiting = run(0, Failing(script, [0]))
+        ahead = run(run_ahead, Failing(script, patience))
+    else:
+        waiting = run(0, ScriptedCloud(script))
+        ahead = run(run_ahead, Slow(script, patience))
+    assert told(ahead) == told(waiting)
+    assert ahead.usage.cloud_calls >= waiting.usage.cloud_calls or stop or ending or failing
+
+
+class _Patient(Breaker):
+    """Never opens: consults that fly already cannot know that an earlier one will fail."""
+
+    def failed(self) -> None:
+        pass
+
+
+class _FailingSession(_SlowSession):
+    def __init__(self, cloud: Slow, ids: Sequence[int], every: int) -> None:
+        super().__init__(cloud, ids)
+        self._every = every
+
+    def ask(
+        self, position: int, new_ids: Sequence[int], n: int, sampling: Sampling, deadline: float
+    ) -> "Future[Verdict]":
+        late = super().ask(position, new_ids, n, sampling, deadline)
+        if (position + len(new_ids)) % self._every == 0:
+            failed: Future[Verdict] = Future()
+            failed.set_exception(CloudUnavailable("gone."))
+            assert isinstance(late, _Late)
+            late._real = failed
+        return late
+
+
+def pair(
+    edge: str, cloud: str, patience: Sequence[int], *, unsure: tuple[int, ...] = (), ahead: int = 8
+) -> tuple[Decoder, Slow]:
+    large = Slow(replying(cloud, prompt=PROMPT), patience)
+    small = ScriptedEdge(replying(edge, prompt=PROMPT, unsure=unsure))
+    from edgewise.routers.uncertainty import MaxProb
+
+    policy = Policy(threshold=0.3, run_ahead=ahead, deadline=60)
+    return Decoder(small, router=MaxProb(), policy=policy, cloud=large), large
+
+
+def test_a_confirmed_guess_waits_for_nothing() -> None:
+    decoder, _ = pair("blue sky", "blue sky", [5], unsure=(2,))
+    with decoder.stream(IDS, pending=True) as events:
+        seen = list(events)
+    guesses = [event.index for event in seen if isinstance(event, Pending)]
+    assert guesses == [3, 4, 5, 6, 7]
+    assert not any(isinstance(event, Rewound) for event in seen)
+    assert [e.id for e in seen if isinstance(e, Token)] == [*b"blue sky", EOS]
+
+
+def test_another_verdict_rewinds_what_was_guessed() -> None:
+    decoder, large = pair("grey sky", "gray sky", [4], unsure=(2, 4))
+    with decoder.stream(IDS, pending=True) as events:
+        seen = list(events)
+    assert [e.id for e in seen if isinstance(e, Token)] == [*b"gray sky", EOS]
+    (rewound,) = [event for event in seen if isinstance(event, Rewound)]
+    assert (rewound.index, rewound.consults) == (2, 1)
+    assert rewound.tokens >= 2
+    finished = seen[-1]
+    assert finished.usage.wasted_tokens == 1  # type: ignore[union-attr]
+    assert finished.usage.cloud_tokens == 2  # type: ignore[union-attr]
+    assert len(large.asks) == 3
+
+
+def test_nothing_unconfirmed_is_told_as_a_token() -> None:
+    decoder, large = pair("grey sky", "gray sky", [6], unsure=(2,))
+    with decoder.stream(IDS, pending=True) as events:
+        for event in events:
+            if isinstance(event, Token) and event.index >= 2:
+                assert any(future._patience < 0 for future in large.futures)
+                break
+
+
+def test_consults_on_the_way_overlap() -> None:
+    """Three consults of 50 ms each, sent on the way, take little more than one."""
+    from edgewise.routers.uncertainty import MaxProb
+
+    text = "blue sky today"
+    large = ScriptedCloud(replying(text, prompt=PROMPT), delay=0.1)
+    small = ScriptedEdge(replying(text, prompt=PROMPT, unsure=(2, 4, 6)))
+    times = {}
+    for ahead in (0, 16):
+        policy = Policy(threshold=0.3, run_ahead=ahead)
+        decoder = Decoder(small, router=MaxProb(), policy=policy, cloud=large)
+        answer = decoder.generate(IDS)
+        assert answer.text == text
+        times[ahead] = answer.timing.total
+    assert times[16] < 0.6 * times[0]
+
+
+def test_a_dropped_consult_counts_against_the_cap() -> None:
+    decoder, large = pair("grey sky", "gray sky", [8], unsure=(2, 3, 4, 5))
+    decoder.policy = Policy(threshold=0.3, run_ahead=8, max_cloud_tokens=3)
+    result = decoder.generate(IDS)
+    assert sum(n for _, _, n in large.asks) <= 3
+    assert result.usage.cloud_tokens + result.usage.wasted_tokens <= 3
+
+
+def test_leaving_in_the_middle_cancels_what_flies() -> None:
+    release = threading.Event()
+
+    class Never(ScriptedCloud):
+        cancelled = 0
+
+        def open(self, ids: Sequence[int]):
+            cloud = self
+
+            class Session(ScriptedCloudSession):
+                def ask(self, *args: object, **more: object) -> "Future[Verdict]":
+                    future: Future[Verdict] = Future()
+
+                    def note(done: "Future[Verdict]") -> None:
+                        cloud.cancelled += done.cancelled()
+
+                    future.add_done_callback(note)
+                    return future
+
+            return Session(cloud, ids)
+
+    cloud = Never(noise())
+    policy = Policy(threshold=0.5, run_ahead=8)
+    decoder = Decoder(ScriptedEdge(noise()), router=Constant(1.0), policy=policy, cloud=cloud)
+    with decoder.stream(IDS, pending=True) as events:
+        for event in events:
+            if isinstance(event, Pending):
+                break
+    assert cloud.cancelled >= 1
+    release.set()
+
+
+def test_a_deadline_ends_the_wait_and_keeps_the_guesses() -> None:
+    text = "blue sky today"
+    large = ScriptedCloud(replying("gray", prompt=PROMPT), delay=30.0)
+    small = ScriptedEdge(replying(text, prompt=PROMPT, unsure=(2,)))
+    from edgewise.routers.uncertainty import MaxProb
+
+    policy = Policy(threshold=0.3, run_ahead=16, deadline=0.2)
+    decoder = Decoder(small, router=MaxProb(), policy=policy, cloud=large)
+    with decoder.stream(IDS) as events:
+        answer = collect(events)
+    assert answer.text == text
+    assert answer.tokens[2].reason == CloudTimeout.reason
+    assert answer.timing.total < 2
+
+
+def test_consults_are_reported_when_they_are_over() -> None:
+    decoder, _ = pair("blue sky", "blue sky", [3], unsure=(2, 5))
+    with decoder.stream(IDS) as events:
+        seen = list(events)
+    consults = [event for event in seen if isinstance(event, Consult)]
+    assert [event.index for event in consults] == [2, 5]
+    assert all(event.outcome == "answered" for event in consults)
+
+
+@pytest.mark.parametrize("value", [-1])
+def test_the_run_ahead_is_a_number_of_tokens(value: int) -> None:
+    with pytest.raises(Exception, match="run-ahead"):
+        Policy(run_ahead=value)
