@@ -224,7 +224,7 @@ def test_an_engine_with_another_key_or_vocabulary(
 ) -> None:
     if key:
         monkeypatch.setenv("EDGEWISE_CLOUD_KEY", key)
-    result = edgewise("run", "Hello", "--cloud", engine)
+    result = edgewise("run", "Hello", "--cloud", engine, "--cloud-engine", "llama-server")
     assert_one_sentence(result, words)
     assert "Bearer" not in result.err
     assert key is None or key not in result.err

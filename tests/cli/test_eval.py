@@ -51,7 +51,7 @@ def test_a_whole_report(edgewise: Edgewise, tmp_path: Path) -> None:
         (("pocketqa", "--cloud-share", "nan"), "between 0 and 1"),
         (("pocketqa", "--cloud", "none"), "name one with --cloud"),
         (("pocketqa", "--router", "nope"), "There is no router 'nope'"),
-        (("pocketqa", "--router", "x/entropy", "--router", "entropy"), "no router 'x/entropy'"),
+        (("pocketqa", "--router", "./entropy", "--router", "entropy"), "no router './entropy'"),
         (("mine.jsonl", "--calibration", "5"), "leave none beside"),
         (("mine.jsonl", "--calibration", "1", "--csv", "no/x.csv"), "cannot be written"),
     ],

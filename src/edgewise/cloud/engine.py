@@ -359,8 +359,8 @@ def decoded(body: bytes, kind: type[_T], engine: str) -> _T:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CloudProtocolError(
-            f"The cloud engine's reply is not {engine}'s ({error}); check that the address is a "
-            f"{engine} server."
+            f"The cloud engine's reply is not {engine}'s ({error}); check the address, and "
+            "--cloud-engine where that was given."
         ) from error
 
 
@@ -387,6 +387,14 @@ class Served(msgspec.Struct, frozen=True):
 
 class _Models(msgspec.Struct, frozen=True):
     data: list[Served]
+
+
+async def name_if_told(engine: Engine) -> str | None:
+    """What an engine serves, for those that work without knowing."""
+    try:
+        return (await served_model(engine)).id
+    except (CloudProtocolError, CloudRejected):
+        return None
 
 
 async def served_model(engine: Engine) -> Served:

@@ -152,7 +152,9 @@ class Link:
             queue.put_nowait((arrives, b""))
             await sending
         except OSError:
+            # One side was reset, so the other one is.
             sending.cancel()
+            writer.transport.abort()
         finally:
             self._writers.discard(writer)
 

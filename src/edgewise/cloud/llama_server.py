@@ -14,7 +14,7 @@ from edgewise.cloud.engine import (
     EngineCloud,
     candidates,
     decoded,
-    served_model,
+    name_if_told,
 )
 from edgewise.sampling import Sampling
 
@@ -80,7 +80,7 @@ class LlamaServerEngine(Engine):
         return decoded(await self.post("/tokenize", body), _Tokens, self.dialect).tokens
 
     async def model_name(self) -> str | None:
-        return (await served_model(self)).id
+        return await name_if_told(self)
 
 
 class LlamaServer(EngineCloud):

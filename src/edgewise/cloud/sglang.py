@@ -14,7 +14,7 @@ from edgewise.cloud.engine import (
     EngineCloud,
     candidates,
     decoded,
-    served_model,
+    name_if_told,
 )
 from edgewise.errors import CloudError, CloudRejected
 from edgewise.sampling import Sampling
@@ -81,7 +81,7 @@ class SglangEngine(Engine):
             return None
 
     async def model_name(self) -> str | None:
-        return (await served_model(self)).id
+        return await name_if_told(self)
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
         body = {

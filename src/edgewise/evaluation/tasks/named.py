@@ -85,13 +85,13 @@ def _beside(name: str, data: Path, check: Check | None) -> Task:
 
 def _split(task: Task, calibration: int) -> tuple[Task, Task]:
     """The last `calibration` questions apart; no prompt stands on both sides."""
-    at = len(task.questions) - calibration
-    if at < 1:
+    held_out = task.questions[-calibration:]
+    apart = {question.prompt for question in held_out}
+    before = task.questions[: -len(held_out)]
+    rest = tuple(question for question in before if question.prompt not in apart)
+    if not rest:
         raise UsageError(
             f"{len(task.questions)} questions leave none beside {calibration} to calibrate on; "
             "lower --calibration."
         )
-    held_out = task.questions[at:]
-    apart = {question.prompt for question in held_out}
-    rest = tuple(question for question in task.questions[:at] if question.prompt not in apart)
     return replace(task, questions=rest), replace(task, questions=held_out)
