@@ -37,6 +37,7 @@ TOP = 5
 """Candidates asked for with every token."""
 
 PROBE_SECONDS = 30.0
+CLOSING_SECONDS = 0.02
 _MAX_REPLY = 4 << 20
 _IDLE_SECONDS = 4.0
 _T = TypeVar("_T")
@@ -167,6 +168,8 @@ class Engine(ABC):
         if self._http is not None:
             await self._http.close()
             self._http = None
+            # TLS says goodbye in the loop's next turns.
+            await asyncio.sleep(CLOSING_SECONDS)
 
     async def post(self, path: str, body: object, client: Client = NOBODY) -> bytes:
         """The reply to a JSON body; raises a `CloudError`."""

@@ -17,7 +17,7 @@ import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from edgewise.cloud.base import Prefix, Verdict
-from edgewise.cloud.engine import TOP, checked_address, with_end
+from edgewise.cloud.engine import CLOSING_SECONDS, TOP, checked_address, with_end
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import (
     CloudError,
@@ -72,6 +72,7 @@ class Gateway:
         self._tokenizer = ""
         self._eos_ids = frozenset([0])
         self._idle: list[_Link] = []
+        self.links: set[_Link] = set()
         self._http: aiohttp.ClientSession | None = None
         self._closed = False
         self._loop = asyncio.new_event_loop()
@@ -172,7 +173,7 @@ class Gateway:
             raise CloudTimeout(f"{self.name!r} did not answer within {deadline:g} s.") from error
 
     async def _shut(self) -> None:
-        for link in self._idle:
+        for link in list(self.links):
             await link.forget()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
@@ -180,6 +181,8 @@ class Gateway:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._http is not None:
             await self._http.close()
+            # TLS says goodbye in the loop's next turns.
+            await asyncio.sleep(CLOSING_SECONDS)
 
 
 class GatewaySession:
@@ -243,6 +246,7 @@ class _Link:
         self._sending = asyncio.Lock()
         self._waiting: dict[int, asyncio.Future[Reply | NeedFull]] = {}
         self._count = secrets.randbelow(1 << 16)
+        gateway.links.add(self)
 
     def shared(self, ids: Sequence[int]) -> int:
         """How many of `ids` the gateway is thought to hold already."""
