@@ -31,7 +31,8 @@ test: .venv/tested  ## run the tests
 
 test-training: .venv/tested  ## run the tests that need torch, too
 	$(BIN)/python -m pip install --quiet --editable '.[train,pocket]'
-	$(BIN)/python -m pytest -n auto tests/training tests/pocket tests/cli/test_train_command.py
+	$(BIN)/python -m pytest -n auto tests/training tests/pocket tests/benchmarks \
+		tests/cli/test_train_command.py
 
 .venv-vllm/installed:
 	$(PYTHON) -m venv .venv-vllm

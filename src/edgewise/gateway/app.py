@@ -96,10 +96,7 @@ class Gateway:
     async def _serve(self, socket: WebSocket) -> None:
         key = self.keys.find(_bearer(socket))
         if key is None or self.draining:
-            shown = "missing key" if not _bearer(socket) else "wrong key"
-            why = "draining" if self.draining else shown
-            log.info("refused", why=why, peer=_peer(socket))
-            self.metrics.opens.labels("refused").inc()
+            self._note_refusal(socket)
             status = 503 if self.draining else 401
             await socket.send_denial_response(_refusal(status))
             return
@@ -109,6 +106,12 @@ class Gateway:
             await connection.serve()
         finally:
             self.connections.discard(connection)
+
+    def _note_refusal(self, asked: Request | WebSocket) -> None:
+        """Why is told here only; the device sees the same whatever is wrong with its key."""
+        shown = "wrong key" if _bearer(asked) else "missing key"
+        log.info("refused", why="draining" if self.draining else shown, peer=_peer(asked))
+        self.metrics.opens.labels("refused").inc()
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "protocol": VERSION})
@@ -129,6 +132,7 @@ class Gateway:
     async def _models(self, request: Request) -> Response:
         """So that a device finds out what it talks to."""
         if self.keys.find(_bearer(request)) is None:
+            self._note_refusal(request)
             return _refusal(401)
         model = {"id": self.fleet.model or "unknown", "object": "model", "owned_by": OWNER}
         return JSONResponse({"object": "list", "data": [model]})
@@ -406,8 +410,8 @@ def _bearer(request: Request | WebSocket) -> str:
     return secret.strip() if scheme.lower() == "bearer" else ""
 
 
-def _peer(socket: WebSocket) -> str:
-    return socket.client.host if socket.client else "?"
+def _peer(asked: Request | WebSocket) -> str:
+    return asked.client.host if asked.client else "?"
 
 
 def _refusal(status: int) -> JSONResponse:
