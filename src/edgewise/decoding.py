@@ -33,7 +33,7 @@ from edgewise.events import (
 )
 from edgewise.policy import Budget, Policy
 from edgewise.routers.base import Router
-from edgewise.run_ahead import Flight, Read, RunAhead
+from edgewise.run_ahead import PUSHED, Flight, Read, RunAhead
 from edgewise.sampling import Sampling
 from edgewise.state import State
 from edgewise.text import Characters
@@ -196,6 +196,8 @@ class Generation(Iterator[Event]):
             longest=len(prompt) + max_tokens,
             context=decoder.edge.context,
         )
+        # While the edge reads the prompt the cloud can, too.
+        self._states[0] = replace(self._states[0], known=self._run.push(0))
 
     @property
     def index(self) -> int:
@@ -394,6 +396,7 @@ class Generation(Iterator[Event]):
                 characters=Characters() if matched else characters,
                 stops=stops,
                 budget=self._policy.written(state.budget, by_cloud=event.source == "cloud"),
+                known=state.known if end else self._run.push(state.known, PUSHED),
                 end=end,
             )
         )

@@ -20,6 +20,9 @@ from edgewise.sampling import Sampling
 CANDIDATES = 5
 """Edge candidates reported with a token that the cloud was asked for."""
 
+PUSHED = 16
+"""New ids that are pushed together: an engine's cache block, and one prefill instead of many."""
+
 FLIGHTS = 4
 """Consults in flight at once."""
 
@@ -81,6 +84,20 @@ class RunAhead:
         self._flights: dict[int, Flight] = {}
         self._budget = Budget()
         self._known = self._span = self._sent = 0
+
+    def push(self, known: int, least: int = 1) -> int:
+        """Tell a cloud that takes pushes what it does not know; returns how many ids it knows.
+
+        Fewer than `least` new ids wait for more.
+        """
+        known = min(known, self._sent)
+        cloud = self._cloud
+        fresh = len(self._ids) - known
+        if cloud is None or not cloud.pushes or self.guesses or fresh < least:
+            return known
+        cloud.warm(known, self._ids[known:])
+        self._sent = len(self._ids)
+        return self._sent
 
     def read(self) -> Read:
         """The step at the answer's end: computed on the way, or now."""

@@ -15,7 +15,8 @@ import pytest
 
 from edgewise.cloud.gateway import Gateway
 from edgewise.cloud.scripted_engine import ScriptedEngine, reply_to
-from edgewise.edge.scripted import ByteTokenizer
+from edgewise.decoding import Decoder
+from edgewise.edge.scripted import ByteTokenizer, ScriptedEdge, replying
 from edgewise.errors import (
     CloudError,
     CloudRefused,
@@ -23,6 +24,7 @@ from edgewise.errors import (
     CloudUnavailable,
     VocabularyMismatch,
 )
+from edgewise.events import Consult
 from edgewise.gateway import protocol
 from edgewise.gateway.keys import add_key
 from edgewise.gateway.protocol import (
@@ -41,6 +43,8 @@ from edgewise.gateway.protocol import (
     encode,
     from_gateway,
 )
+from edgewise.policy import Policy
+from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
 from tests.gateway.running import Running, gateway
 
@@ -430,3 +434,18 @@ def test_many_devices_each_get_their_own_answers(running: Running) -> None:
 
     with ThreadPoolExecutor(16) as pool:
         assert list(pool.map(converse, range(16))) == list(range(16))
+
+
+def test_a_decoder_pushes_what_it_writes(running: Running, engine: ScriptedEngine) -> None:
+    """The prompt at once, then sixteen tokens at a time: a consult carries what is left."""
+    cloud = cloud_of(running)
+    edge = ScriptedEdge(replying("x" * 60, prompt="sky: ", unsure=(50,)))
+    decoder = Decoder(edge, router=MaxProb(), policy=Policy(threshold=0.3), cloud=cloud)
+    with decoder.stream(list(b"sky: "), max_tokens=60) as events:
+        consults = [event for event in events if isinstance(event, Consult)]
+    assert [(event.outcome, event.new_ids) for event in consults] == [("answered", 2)]
+    end = time.monotonic() + 5
+    while engine.prefills == 0 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert engine.prefills >= 1
+    cloud.close()

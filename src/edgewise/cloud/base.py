@@ -34,6 +34,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 class CloudSession(Protocol):
     """One answer's conversation with the cloud model."""
 
+    pushes: bool
+    """Whether `warm` sends new ids alone and costs no request, so that it is worth doing always."""
+
     def ask(
         self, position: int, new_ids: Sequence[int], n: int, sampling: Sampling, deadline: float
     ) -> Future[Verdict]:

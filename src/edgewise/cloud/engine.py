@@ -305,6 +305,8 @@ class EngineCloud:
 class EngineSession:
     """Implements `CloudSession`: the full prefix goes with each consult."""
 
+    pushes = False
+
     def __init__(self, cloud: EngineCloud, ids: Sequence[int]) -> None:
         self._cloud = cloud
         self._prefix = Prefix(ids)

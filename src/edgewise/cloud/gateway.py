@@ -188,6 +188,8 @@ class Gateway:
 class GatewaySession:
     """Implements `CloudSession`."""
 
+    pushes = True
+
     def __init__(self, gateway: Gateway, ids: Sequence[int]) -> None:
         self._gateway = gateway
         self._prefix = Prefix(ids)

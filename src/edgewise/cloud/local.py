@@ -57,6 +57,8 @@ class LocalCloud:
 class LocalSession:
     """Implements `CloudSession`; the KV cache keeps what a rewind leaves."""
 
+    pushes = False
+
     def __init__(
         self,
         session: EdgeSession,

@@ -48,6 +48,8 @@ class ScriptedCloud:
 class ScriptedCloudSession:
     """Implements `CloudSession`; greedy whatever the sampling says."""
 
+    pushes = False
+
     def __init__(self, cloud: ScriptedCloud, ids: Sequence[int]) -> None:
         self._cloud = cloud
         self._prefix = Prefix(ids)

@@ -1,6 +1,7 @@
 """The checkpoint on disk, its model card, and the way to a hub."""
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,11 @@ def isotonic(scores: Floats, labels: Floats) -> tuple[tuple[float, float], ...]:
     Raises `UsageError` without scipy.
     """
     try:
-        from scipy.optimize import isotonic_regression
+        optimize: Any = import_module("scipy.optimize")
     except ImportError as error:
         raise UsageError("Training needs scipy: pip install 'edgewise[train]'.") from error
     order = np.argsort(scores, kind="stable")
-    fitted = isotonic_regression(labels[order].astype(np.float64))
+    fitted = optimize.isotonic_regression(labels[order].astype(np.float64))
     starts = fitted.blocks[:-1]
     ends = fitted.blocks[1:] - 1
     knots = [
