@@ -1,5 +1,6 @@
 """What a terminal shows. Data go to stdout, everything else to stderr."""
 
+import math
 import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -139,6 +140,6 @@ def gap(figures: Figures) -> str:
 
 
 def percent(interval: Interval) -> str:
-    """An interval in percent."""
-    low, high = interval
-    return f"({100 * low:.0f} to {100 * high:.0f})"
+    """An interval in percent; a question mark where too few questions leave an end open."""
+    low, high = (f"{100 * end:.0f}" if math.isfinite(end) else "?" for end in interval)
+    return f"({low} to {high})"
