@@ -8,7 +8,6 @@ import asyncio
 import math
 import secrets
 import ssl
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
@@ -20,12 +19,12 @@ import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.base import Prefix, Verdict
+from edgewise.cloud.io_thread import IoThread
 from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.errors import (
     CloudProtocolError,
     CloudRefused,
     CloudRejected,
-    CloudTimeout,
     CloudUnavailable,
     UsageError,
     VocabularyMismatch,
@@ -37,7 +36,6 @@ TOP = 5
 """Candidates asked for with every token."""
 
 PROBE_SECONDS = 30.0
-CLOSING_SECONDS = 0.02
 _MAX_REPLY = 4 << 20
 _IDLE_SECONDS = 4.0
 _T = TypeVar("_T")
@@ -168,8 +166,6 @@ class Engine(ABC):
         if self._http is not None:
             await self._http.close()
             self._http = None
-            # TLS says goodbye in the loop's next turns.
-            await asyncio.sleep(CLOSING_SECONDS)
 
     async def post(self, path: str, body: object, client: Client = NOBODY) -> bytes:
         """The reply to a JSON body; raises a `CloudError`."""
@@ -253,11 +249,8 @@ class EngineCloud:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.name = engine.url
-        self._loop = asyncio.new_event_loop()
         self._eos_ids = frozenset([0])
-        self._closed = False
-        self._thread = threading.Thread(target=self._loop.run_forever, name="cloud", daemon=True)
-        self._thread.start()
+        self._io = IoThread(self.name)
 
     def open(self, ids: Sequence[int]) -> "EngineSession":
         return EngineSession(self, ids)
@@ -271,7 +264,7 @@ class EngineCloud:
 
     def submit(self, work: Coroutine[Any, Any, _T], deadline: float) -> "Future[_T]":
         """Run `work` on the I/O thread, at most `deadline` seconds."""
-        return asyncio.run_coroutine_threadsafe(self._bounded(work, deadline), self._loop)
+        return self._io.submit(work, deadline)
 
     async def complete(self, ids: list[int], n: int, sampling: Sampling, client: Client) -> Verdict:
         """One consult: the whole prefix goes, the engine's prefix cache does the reuse."""
@@ -279,27 +272,7 @@ class EngineCloud:
         return with_end(verdict, n, self._eos_ids, self.name)
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _bounded(self, work: Coroutine[Any, Any, _T], deadline: float) -> _T:
-        try:
-            async with asyncio.timeout(deadline):
-                return await work
-        except TimeoutError as error:
-            raise CloudTimeout(f"{self.name!r} did not answer within {deadline:g} s.") from error
-
-    async def _shut(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self.engine.close()
+        self._io.close(asyncio.sleep(0), self.engine.close())
 
 
 class EngineSession:
@@ -392,6 +365,19 @@ class Served(msgspec.Struct, frozen=True):
 
 class _Models(msgspec.Struct, frozen=True):
     data: list[Served]
+
+
+async def tokens_if_told(engine: Engine, text: str) -> list[int] | None:
+    """Ids of `text` by `/tokenize`, in the form that vLLM and SGLang share."""
+    body = {"model": await engine.model_name(), "prompt": text, "add_special_tokens": False}
+    try:
+        return decoded(await engine.post("/tokenize", body), _Tokens, engine.dialect).tokens
+    except CloudRejected:
+        return None
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
 
 
 async def name_if_told(engine: Engine) -> str | None:

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import secrets
 import ssl
-import threading
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -17,7 +16,8 @@ import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from edgewise.cloud.base import Prefix, Verdict
-from edgewise.cloud.engine import CLOSING_SECONDS, TOP, checked_address, with_end
+from edgewise.cloud.engine import TOP, checked_address, with_end
+from edgewise.cloud.io_thread import IoThread
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import (
     CloudError,
@@ -74,10 +74,7 @@ class Gateway:
         self._idle: list[_Link] = []
         self.links: set[_Link] = set()
         self._http: aiohttp.ClientSession | None = None
-        self._closed = False
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="cloud", daemon=True)
-        self._thread.start()
+        self._io = IoThread(self.name)
 
     def open(self, ids: Sequence[int]) -> "GatewaySession":
         return GatewaySession(self, ids)
@@ -97,7 +94,7 @@ class Gateway:
 
     def submit(self, work: Coroutine[Any, Any, _T], deadline: float) -> "Future[_T]":
         """Run `work` on the I/O thread, at most `deadline` seconds."""
-        return asyncio.run_coroutine_threadsafe(self._bounded(work, deadline), self._loop)
+        return self._io.submit(work, deadline)
 
     def finished(self, verdict: Verdict, n: int) -> Verdict:
         """With the edge's end token where the engine kept its own."""
@@ -157,32 +154,15 @@ class Gateway:
         return self._tokenizer
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._io.close(self._forget(), self._hang_up())
 
-    async def _bounded(self, work: Coroutine[Any, Any, _T], deadline: float) -> _T:
-        try:
-            async with asyncio.timeout(deadline):
-                return await work
-        except TimeoutError as error:
-            raise CloudTimeout(f"{self.name!r} did not answer within {deadline:g} s.") from error
-
-    async def _shut(self) -> None:
+    async def _forget(self) -> None:
         for link in list(self.links):
             await link.forget()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _hang_up(self) -> None:
         if self._http is not None:
             await self._http.close()
-            # TLS says goodbye in the loop's next turns.
-            await asyncio.sleep(CLOSING_SECONDS)
 
 
 class GatewaySession:

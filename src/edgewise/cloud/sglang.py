@@ -15,8 +15,9 @@ from edgewise.cloud.engine import (
     candidates,
     decoded,
     name_if_told,
+    tokens_if_told,
 )
-from edgewise.errors import CloudError, CloudRejected
+from edgewise.errors import CloudError
 from edgewise.sampling import Sampling
 
 _Logprob = tuple[float | None, int, str | None]
@@ -38,10 +39,6 @@ class _Meta(msgspec.Struct):
 class _Generated(msgspec.Struct):
     output_ids: list[int]
     meta_info: _Meta
-
-
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
 
 
 class SglangEngine(Engine):
@@ -74,11 +71,7 @@ class SglangEngine(Engine):
         await self.complete(ids, 1, Sampling(), client)
 
     async def tokenize(self, text: str) -> list[int] | None:
-        body = {"model": await self.model_name(), "prompt": text, "add_special_tokens": False}
-        try:
-            return decoded(await self.post("/tokenize", body), _Tokens, self.dialect).tokens
-        except CloudRejected:
-            return None
+        return await tokens_if_told(self, text)
 
     async def model_name(self) -> str | None:
         return await name_if_told(self)

@@ -20,6 +20,7 @@ from edgewise.cloud.engine import (
     candidates,
     decoded,
     served_model,
+    tokens_if_told,
 )
 from edgewise.errors import CloudError, CloudProtocolError, CloudRefused, CloudRejected
 from edgewise.sampling import Sampling
@@ -79,10 +80,6 @@ class _Completion(msgspec.Struct):
     usage: _Usage | None = None
 
 
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
-
-
 class VllmEngine(Engine):
     """Implements `Engine`."""
 
@@ -108,11 +105,7 @@ class VllmEngine(Engine):
         await self.complete(ids, 1, Sampling(), client)
 
     async def tokenize(self, text: str) -> list[int] | None:
-        body = {"model": await self.model_name(), "prompt": text, "add_special_tokens": False}
-        try:
-            return decoded(await self.post("/tokenize", body), _Tokens, self.dialect).tokens
-        except CloudRejected:
-            return None
+        return await tokens_if_told(self, text)
 
     async def model_name(self) -> str | None:
         if self._model is None:

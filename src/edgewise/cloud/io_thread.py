@@ -1,0 +1,58 @@
+"""An event loop in a thread of its own, for the connections of a cloud model."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from edgewise.errors import CloudTimeout
+
+CLOSING_SECONDS = 0.02
+"""TLS says goodbye in the loop's next turns."""
+
+_T = TypeVar("_T")
+
+
+class IoThread:
+    """Runs coroutines with a deadline; callers get `concurrent.futures.Future`s."""
+
+    def __init__(self, name: str) -> None:
+        """`name` is whose answers are late when they are."""
+        self._name = name
+        self._closed = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="cloud", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, _T], deadline: float) -> "Future[_T]":
+        """Run `work`, at most `deadline` seconds; the future fails with `CloudTimeout` then."""
+        return asyncio.run_coroutine_threadsafe(self._bounded(work, deadline), self._loop)
+
+    def close(self, first: Coroutine[Any, Any, None], last: Coroutine[Any, Any, None]) -> None:
+        """Run `first`, give up what still runs, run `last`, stop. Once; later calls do nothing."""
+        if self._closed:
+            first.close()
+            last.close()
+            return
+        self._closed = True
+        asyncio.run_coroutine_threadsafe(self._end(first, last), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _bounded(self, work: Coroutine[Any, Any, _T], deadline: float) -> _T:
+        try:
+            async with asyncio.timeout(deadline):
+                return await work
+        except TimeoutError as error:
+            raise CloudTimeout(f"{self._name!r} did not answer within {deadline:g} s.") from error
+
+    async def _end(self, first: Coroutine[Any, Any, None], last: Coroutine[Any, Any, None]) -> None:
+        await first
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await last
+        await asyncio.sleep(CLOSING_SECONDS)
