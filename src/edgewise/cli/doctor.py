@@ -194,6 +194,7 @@ def _leaves(chosen: Settings) -> Check:
     return Check(
         "what leaves the device",
         "warn",
-        f"each consult sends the prompt and the answer so far, as token ids, to {address}",
+        f"each consult sends the prompt and the answer so far, as token ids, to {address}; to a "
+        "gateway they go as they come",
         "use --cloud none to keep everything here",
     )
