@@ -90,7 +90,7 @@ class Fleet:
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client
     ) -> Verdict:
-        """A consult at the session's replica, or at the next one where that has just failed.
+        """A consult at the session's replica, or at the next one where that is not well any more.
 
         Raises a `CloudError`, or `Busy`.
         """
@@ -115,7 +115,9 @@ class Fleet:
             try:
                 return await work(replica)
             except CloudUnavailable as error:
-                replica.up = False
+                if await self._look(replica) is None:
+                    # It is well, only busy: elsewhere the session's cache would be missing.
+                    raise
                 problem = error
         raise problem or CloudUnavailable("No engine is ready; try again shortly.")
 
