@@ -1,6 +1,5 @@
 """Running ahead changes how long an answer takes, never the answer."""
 
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 
@@ -149,7 +148,7 @@ def test_the_answer_is_that_of_the_waiting_loop(
         waiting = run(0, ScriptedCloud(script))
         ahead = run(run_ahead, Slow(script, patience))
     assert told(ahead) == told(waiting)
-    assert ahead.usage.cloud_calls >= waiting.usage.cloud_calls or stop or ending or failing
+    assert ahead.usage.cloud_calls >= waiting.usage.cloud_calls
 
 
 class _Patient(Breaker):
@@ -246,8 +245,6 @@ def test_a_dropped_consult_counts_against_the_cap() -> None:
 
 
 def test_leaving_in_the_middle_cancels_what_flies() -> None:
-    release = threading.Event()
-
     class Never(ScriptedCloud):
         cancelled = 0
 
@@ -274,7 +271,6 @@ def test_leaving_in_the_middle_cancels_what_flies() -> None:
             if isinstance(event, Pending):
                 break
     assert cloud.cancelled >= 1
-    release.set()
 
 
 def test_a_deadline_ends_the_wait_and_keeps_the_guesses() -> None:

@@ -26,6 +26,8 @@ FEW = ("--limit", "40", "--calibration", "6")
         (("--calibration", "0"), "--calibration must be 1 or more"),
         (("--rollouts", "0"), "--rollouts must be 1 or more"),
         (("--label", "citer", "--rounds", "3"), "--rounds must be 1 or 2"),
+        (("--label", "mismatch", "--rollouts", "2"), "--rollouts belongs to the label value"),
+        (("--rounds", "1"), "--rounds belongs to the label citer"),
         (("--label", "magic"), "magic"),
         (("--cloud", "none"), "name one with --cloud"),
         (("--stage", "label"), "run --stage collect first"),

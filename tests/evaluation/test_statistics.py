@@ -4,7 +4,13 @@ import math
 
 import pytest
 
-from edgewise.evaluation.statistics import difference_interval, gap_recovered
+from edgewise.evaluation.statistics import (
+    Seeds,
+    difference_interval,
+    gap_recovered,
+    pooled_difference,
+    pooled_gap,
+)
 
 
 def rights(count: int, of: int = 100) -> list[bool]:
@@ -63,3 +69,22 @@ def test_resamples_without_a_gap_leave_the_interval_open() -> None:
     # One of the four resamples draws only the question that edge and cloud both miss.
     found = gap_recovered([([False, False], [True, False], [True, False])])
     assert found == (1.0, (-math.inf, math.inf))
+
+
+def test_seeds_are_a_source_of_chance() -> None:
+    """Trainings that disagree widen the interval; the mean stays where it is."""
+    edge, cloud = [False] * 100, [True] * 100
+    half = [True] * 50 + [False] * 50
+    alike = Seeds(edge, [half, half], cloud, edge)
+    unlike = Seeds(edge, [[True] * 100, [False] * 100], cloud, edge)
+    for figure in (pooled_gap, pooled_difference):
+        (mean, narrow), (same, wide) = figure([alike]), figure([unlike])
+        assert mean == same == 0.5
+        assert narrow[1] - narrow[0] < 0.25
+        assert wide == (0.0, 1.0)
+
+
+def test_a_rival_that_is_as_good_leaves_no_difference() -> None:
+    right = [True, False] * 50
+    mean, (low, high) = pooled_difference([Seeds([False] * 100, [right], [True] * 100, right)])
+    assert (mean, low, high) == (0.0, 0.0, 0.0)

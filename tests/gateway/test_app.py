@@ -20,6 +20,7 @@ from edgewise.edge.scripted import ByteTokenizer, ScriptedEdge, replying
 from edgewise.errors import (
     CloudError,
     CloudRefused,
+    CloudRejected,
     CloudTimeout,
     CloudUnavailable,
     VocabularyMismatch,
@@ -448,4 +449,15 @@ def test_a_decoder_pushes_what_it_writes(running: Running, engine: ScriptedEngin
     while engine.prefills == 0 and time.monotonic() < end:
         time.sleep(0.01)
     assert engine.prefills >= 1
+    cloud.close()
+
+
+def test_a_whole_answer_is_one_consult(running: Running) -> None:
+    """As evaluation and training ask for it; more than the protocol allows is a sentence."""
+    cloud = cloud_of(running)
+    session = cloud.open([1])
+    assert len(session.ask(0, [1], 320, GREEDY, 10).result().ids) == 320
+    with pytest.raises(CloudRejected, match="at most 4096"):
+        session.ask(0, [1], 5000, GREEDY, 10).result()
+    assert session.ask(0, [1], 1, GREEDY, 10).result().ids == (reply_to([1]),)
     cloud.close()

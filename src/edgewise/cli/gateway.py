@@ -84,6 +84,8 @@ def gateway(
             for address in engine
         ]
         fleet = Fleet(engines, concurrency=concurrency, queue=queue)
+        # Here, so that a problem is a sentence and not a failed start of the server.
+        await fleet.start()
         held = Sessions(most=sessions, most_ids=session_ids, idle=idle)
         scheme = "https" if certificate else "http"
         render.note(f"gateway for {', '.join(engine)} at {scheme}://{host}:{port}")

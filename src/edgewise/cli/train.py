@@ -37,10 +37,13 @@ def train(
     label: Annotated[
         LabelName, typer.Option(help="What a consult is worth; docs/routers.md has the costs.")
     ] = "value",
-    rollouts: Annotated[int, typer.Option(help="value: rollouts of each branch.")] = 1,
+    rollouts: Annotated[
+        int | None, typer.Option(help="value: rollouts of each branch; default 1.")
+    ] = None,
     rounds: Annotated[
-        int, typer.Option(help="citer: rounds of training; with --stage, which round.")
-    ] = 2,
+        int | None,
+        typer.Option(help="citer: rounds of training, default 2; with --stage, which round."),
+    ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Local copy of the task's published file.")
     ] = None,
@@ -84,7 +87,13 @@ def train(
         seed=chosen.seed,
         objective="marginal-likelihood" if label == "co-llm" else "cross-entropy",
     )
-    labels = labels_named(label, rounds=rounds, rollouts=rollouts)
+    if rollouts is not None and label != "value":
+        raise UsageError(f"--rollouts belongs to the label value, not {label}; drop it.")
+    if rounds is not None and label != "citer":
+        raise UsageError(f"--rounds belongs to the label citer, not {label}; drop it.")
+    labels = labels_named(
+        label, rounds=2 if rounds is None else rounds, rollouts=1 if rollouts is None else rollouts
+    )
     if stage in (None, "fit"):
         import_torch()
     questions, held_out = with_calibration(

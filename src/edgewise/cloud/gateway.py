@@ -31,6 +31,7 @@ from edgewise.errors import (
 from edgewise.events import Candidate
 from edgewise.gateway.protocol import (
     MAX_FRAME,
+    MAX_SPAN,
     PATH,
     VERSION,
     Ask,
@@ -299,6 +300,10 @@ class _Link:
     async def _ask_once(
         self, ids: list[int], n: int, sampling: Sampling, deadline: float
     ) -> Verdict:
+        if n > MAX_SPAN:
+            raise CloudRejected(
+                f"A gateway writes at most {MAX_SPAN} tokens at a time, not {n}; ask for fewer."
+            )
         for _ in range(3):
             async with self._sending:
                 await self._connected()

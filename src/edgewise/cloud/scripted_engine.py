@@ -42,8 +42,8 @@ class _Text(msgspec.Struct):
 class ScriptedEngine:
     """Serves on 127.0.0.1 from a thread of its own. `asked` counts consults, `prefills` the rest.
 
-    `fault` is told the number of each consult and may name what to do with it. `longest` is the
-    most ids that any prompt had.
+    `fault` is told the number of each consult and may name what to do with it. `running` consults
+    are being answered, `abandoned` ones were given up by who asked.
     """
 
     def __init__(
@@ -57,7 +57,6 @@ class ScriptedEngine:
         """`seconds` a consult takes; port 0 is any free one."""
         self.script, self.fault, self.seconds = script, fault, seconds
         self.asked = self.prefills = self.running = self.abandoned = 0
-        self.salted: list[str] = []
         self._tokenizer = ByteTokenizer()
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None

@@ -89,7 +89,6 @@ class VllmEngine(Engine):
         super().__init__(url, key=key)
         self._path: str | None = None
         self._model: str | None = None
-        self._extras = False
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
@@ -117,9 +116,7 @@ class VllmEngine(Engine):
         return "lower first" if await self._accepts(ids, priority=1) else "none"
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
-        accepted = await self._accepts(ids, cache_salt="edgewise-probe")
-        self._extras = accepted
-        return accepted
+        return await self._accepts(ids, cache_salt="edgewise-probe")
 
     async def _accepts(self, ids: Sequence[int], **fields: Any) -> bool:
         try:

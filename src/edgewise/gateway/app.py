@@ -158,14 +158,13 @@ class Connection:
         try:
             await self._open()
             while self._session is not None:
-                data = await self._socket.receive_bytes()
+                data = await self._receive()
                 self._count_frame()
                 await self._take(data)
         except WebSocketDisconnect:
             pass
-        except (CloudProtocolError, KeyError) as error:
-            # KeyError: a text message, which starlette does not expect either.
-            await self._end(PROTOCOL_ERROR, "protocol", str(error) or "Frames are binary.")
+        except CloudProtocolError as error:
+            await self._end(PROTOCOL_ERROR, "protocol", str(error))
         except _Ended as end:
             await self._end(end.code, end.reason, str(end), end.retry_after)
         finally:
@@ -181,7 +180,7 @@ class Connection:
         gateway = self._gateway
         try:
             async with asyncio.timeout(OPEN_SECONDS):
-                frame = from_device(await self._socket.receive_bytes())
+                frame = from_device(await self._receive())
         except TimeoutError as error:
             raise _Ended(POLICY, "protocol", "No open frame came.") from error
         if not isinstance(frame, Open):
@@ -227,6 +226,16 @@ class Connection:
                 gateway.fleet.model[:200],
             )
         )
+
+    async def _receive(self) -> bytes:
+        """The next binary message; starlette's own method stumbles over a text message."""
+        message = await self._socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code", 1005))
+        data = message.get("bytes")
+        if data is None:
+            raise CloudProtocolError("Frames are binary messages, not text.")
+        return data
 
     def _count_frame(self) -> None:
         """A second's frames at most, over the seconds since the connection was made."""

@@ -70,7 +70,12 @@ class Fleet:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Probe the engines that are up; raises `UsageError` where two have other vocabularies."""
+        """Probe the engines that are up; a second call does nothing.
+
+        Raises `UsageError` where two have other vocabularies, `CloudUnavailable` where none is up.
+        """
+        if self._watch is not None:
+            return
         problems = await asyncio.gather(*(self._look(replica) for replica in self.replicas))
         if not any(replica.up for replica in self.replicas):
             raise CloudUnavailable(f"No engine is ready: {problems[0]}")

@@ -23,7 +23,7 @@ MAX_IDS = 1 << 17
 MAX_FRAME = 1 << 20
 """Longest frame, bytes: a full prefix fits."""
 
-MAX_SPAN = 64
+MAX_SPAN = 4096
 """Most tokens of one consult."""
 
 MAX_TOP = 20
