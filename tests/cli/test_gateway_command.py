@@ -146,6 +146,7 @@ def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (("--engine", "bundled", "--certificate", "c.pem"), "both --certificate"),
         (("--engine", "ftp://x"), "no http://"),
         (("--engine", "http://127.0.0.1:9"), "cannot be reached"),
+        (("--engine", "http://127.0.0.1:9", "--engine-kind", "vllm"), "No engine is ready"),
         (("keys", "revoke", "x", "--keys", "none.json"), "no key 'x'"),
         (("keys", "add", "x"), "Missing option"),
     ],

@@ -76,9 +76,13 @@ class Fleet:
         """
         if self._watch is not None:
             return
-        problems = await asyncio.gather(*(self._look(replica) for replica in self.replicas))
-        if not any(replica.up for replica in self.replicas):
-            raise CloudUnavailable(f"No engine is ready: {problems[0]}")
+        try:
+            problems = await asyncio.gather(*(self._look(replica) for replica in self.replicas))
+            if not self.up:
+                raise CloudUnavailable(f"No engine is ready: {problems[0]}")
+        except BaseException:
+            await self.close()
+            raise
         self._watch = asyncio.create_task(self._keep_looking())
 
     async def close(self) -> None:
