@@ -154,7 +154,7 @@ def test_the_answer_is_that_of_the_waiting_loop(
 class _Patient(Breaker):
     """Never opens: consults that fly already cannot know that an earlier one will fail."""
 
-    def failed(self) -> None:
+    def failed(self, *, silent: bool = False) -> None:
         pass
 
 

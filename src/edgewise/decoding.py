@@ -7,6 +7,7 @@ position (random draws). So rewinding means going back to a state.
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ from edgewise.events import (
     Token,
     Usage,
 )
+from edgewise.latency import Latency
 from edgewise.policy import Budget, Policy
 from edgewise.routers.base import Router
 from edgewise.run_ahead import PUSHED, Flight, Read, RunAhead
@@ -63,12 +65,14 @@ class Decoder:
         policy: Policy,
         cloud: CloudModel | None = None,
         breaker: Breaker | None = None,
+        latency: Latency | None = None,
     ) -> None:
         self.edge = edge
         self.cloud = cloud
         self.router = router
         self.policy = policy
         self.breaker = breaker or Breaker()
+        self.latency = latency or Latency()
 
     def stream(
         self,
@@ -191,6 +195,7 @@ class Generation(Iterator[Event]):
             self._cloud,
             router=decoder.router,
             policy=decoder.policy,
+            latency=decoder.latency,
             sampling=sampling,
             tokenizer=self._tokenizer,
             longest=len(prompt) + max_tokens,
@@ -275,7 +280,7 @@ class Generation(Iterator[Event]):
             ask = min(decision.ask, self._max_tokens - self.index)
             begun = time.monotonic()
             try:
-                asked = self._ask(state, ask)
+                state, asked = self._ask(state, ask)
             except CloudError as error:
                 state, reason = self._failed(state, ask, len(self._ids) - state.known, begun, error)
             else:
@@ -285,16 +290,31 @@ class Generation(Iterator[Event]):
                 reason = asked
         self._write_edge(state, read, reason, 0.0)
 
-    def _ask(self, state: State, ask: int) -> "Flight | Reason":
+    def _ask(self, state: State, ask: int) -> "tuple[State, Flight | Reason]":
         """The consult for the next token, sent now or on the way; or why there is none."""
         if self._cloud is None:
-            return "no_cloud"
+            return state, "no_cloud"
+        breaker = self._decoder.breaker
         flight = self._run.flight(ask)
-        if flight is not None:
-            return flight
-        if not self._decoder.breaker.allow():
-            return "circuit_open"
-        return self._run.launch(state.known, ask)
+        sent_before = flight is not None
+        if flight is None:
+            if not breaker.allow():
+                return state, "circuit_open"
+            flight = self._run.launch(state.known, ask)
+            if breaker.is_open:
+                flight.future.add_done_callback(self._probed)
+        if not breaker.is_open or flight.future.done():
+            return state, flight
+        # Nobody waits for a cloud that went silent: a probe's outcome is for the consults to come.
+        if sent_before:
+            flight.future.cancel()
+        return state.lost([flight.ask], self._policy), "circuit_open"
+
+    def _probed(self, future: "Future[Verdict]") -> None:
+        if future.cancelled() or future.exception():
+            self._decoder.breaker.failed()
+        else:
+            self._decoder.breaker.succeeded()
 
     def _run_or_wait(self, awaited: "_Awaited") -> None:
         """Another step ahead while the consult flies, or its outcome."""
@@ -405,14 +425,14 @@ class Generation(Iterator[Event]):
         """The state after a consult: it holds the verdict's tokens, or none and why."""
         flight, state, read = awaited.flight, awaited.state, awaited.read
         breaker = self._decoder.breaker
-        deadline = self._policy.deadline
-        left = max(0.0, flight.begun + deadline - time.monotonic())
+        left = max(0.0, flight.begun + flight.deadline - time.monotonic())
         try:
             try:
                 verdict = flight.future.result(timeout=left + _GRACE)
             except TimeoutError as error:
                 flight.future.cancel()
-                raise CloudTimeout(f"No answer within {deadline:g} s.") from error
+                self._decoder.latency.timed_out(flight.deadline, first=flight.first)
+                raise CloudTimeout(f"No answer within {flight.deadline:.3g} s.") from error
         except CloudError as error:
             return self._failed(state, flight.ask, flight.new_ids, flight.begun, error)
         except BaseException:
@@ -427,7 +447,7 @@ class Generation(Iterator[Event]):
         self, state: State, ask: int, new_ids: int, begun: float, error: CloudError
     ) -> tuple[State, Fault]:
         """After a consult that brought nothing; raises `error` where that was asked for."""
-        self._decoder.breaker.failed()
+        self._decoder.breaker.failed(silent=isinstance(error, CloudTimeout))
         self._report(ask, new_ids, begun, error)
         if self._policy.on_cloud_error == "raise":
             raise error

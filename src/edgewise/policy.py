@@ -7,10 +7,15 @@ import msgspec
 
 from edgewise.errors import UsageError
 from edgewise.events import Reason
+from edgewise.latency import Latency
 
 INITIAL_CREDIT = 2.0
 """Consults that an answer may make before it has earned them, tokens."""
 
+SHORTEST_DEADLINE, LONGEST_DEADLINE = 0.5, 5.0
+"""Bounds of a deadline that follows the latency, seconds. A lost packet costs 0.2 s or more."""
+
+_PATIENCE = 4.0
 _GAIN = 0.5
 _MAX_CREDIT = 16.0
 _MAX_LOG_ODDS = 12.0
@@ -43,15 +48,15 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     the share over a conversation and an integral controller on the log-odds of the threshold
     steers scores towards it, from `threshold` on. `max_cloud_tokens` caps an answer absolutely:
     every token asked for counts, answered or not. `span` is tokens per consult, `deadline`
-    seconds per consult. While a consult flies the edge goes on from its own guess for up to
-    `run_ahead` tokens; 0 waits.
+    seconds per consult; without one it follows the measured latency. While a consult flies the
+    edge goes on from its own guess for up to `run_ahead` tokens; 0 waits.
     """
 
     threshold: float = 0.5
     cloud_share: float | None = None
     max_cloud_tokens: int | None = None
     span: int = 1
-    deadline: float = 5.0
+    deadline: float | None = None
     on_cloud_error: Literal["edge", "raise"] = "edge"
     run_ahead: int = 0
 
@@ -66,7 +71,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"The span must be 1 or more, not {self.span}.")
         if self.run_ahead < 0:
             raise UsageError(f"The run-ahead must be 0 or more, not {self.run_ahead}.")
-        if not 0 < self.deadline < math.inf:
+        if self.deadline is not None and not 0 < self.deadline < math.inf:
             raise UsageError(
                 f"The deadline must be a positive number of seconds, not {self.deadline}."
             )
@@ -93,6 +98,20 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             # A share of one is everything, and a share of nothing asks for nothing.
             return 0.0 if self.cloud_share else 2.0
         return _shifted(self.threshold, budget.shift)
+
+    def deadline_now(self, latency: Latency, *, first: bool) -> float:
+        """Seconds that a consult sent now may take; `first` where an answer had none before.
+
+        Four times the recent median between the two bounds, doubled for every timeout in a row,
+        as TCP backs off. The longest one while there is no median.
+        """
+        if self.deadline is not None:
+            return self.deadline
+        median = latency.quantile(0.5, first=first)
+        if median is None:
+            return LONGEST_DEADLINE
+        patience = max(SHORTEST_DEADLINE, _PATIENCE * median) * 2 ** min(latency.timeouts, 4)
+        return min(patience, LONGEST_DEADLINE)
 
     def charge(self, budget: Budget, tokens: int) -> Budget:
         """The budget after asking for `tokens`."""

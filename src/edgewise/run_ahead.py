@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from edgewise.cloud.base import CloudSession, Verdict
 from edgewise.edge.base import EdgeSession, Step, Tokenizer
-from edgewise.errors import CloudError
+from edgewise.errors import CloudError, CloudTimeout
 from edgewise.events import Candidate
+from edgewise.latency import Latency
 from edgewise.policy import Budget, Policy
 from edgewise.routers.base import Router
 from edgewise.sampling import Sampling
@@ -45,12 +46,17 @@ class Read(NamedTuple):
 
 
 class Flight(NamedTuple):
-    """A consult on its way: `ask` tokens at `position`, `new_ids` of them new to the cloud."""
+    """A consult on its way: `ask` tokens at `position`, after `new_ids` that the cloud lacked.
+
+    `deadline` in seconds from `begun`; `first` where the answer had no verdict before.
+    """
 
     position: int
     ask: int
     new_ids: int
     begun: float
+    deadline: float
+    first: bool
     future: "Future[Verdict]"
 
 
@@ -65,6 +71,7 @@ class RunAhead:
         *,
         router: Router,
         policy: Policy,
+        latency: Latency,
         sampling: Sampling,
         tokenizer: Tokenizer,
         longest: int,
@@ -77,6 +84,8 @@ class RunAhead:
         self._ids = ids
         self._edge, self._cloud = edge, cloud
         self._router, self._policy, self._sampling = router, policy, sampling
+        self._latency = latency
+        self._first = True
         self._eos_ids = tokenizer.eos_ids
         self._longest, self._context = longest, context
         self.guesses: list[int] = []
@@ -123,8 +132,25 @@ class RunAhead:
         new_ids = ids[known:]
         self._sent = len(ids)
         begun = time.monotonic()
-        future = self._cloud.ask(known, new_ids, ask, self._sampling, self._policy.deadline)
-        return Flight(len(ids), ask, len(new_ids), begun, future)
+        deadline = self._policy.deadline_now(self._latency, first=self._first)
+        future = self._cloud.ask(known, new_ids, ask, self._sampling, deadline)
+        flight = Flight(len(ids), ask, len(new_ids), begun, deadline, self._first, future)
+        # When it lands, not when the loop next looks.
+        future.add_done_callback(lambda _: self._landed(flight))
+        return flight
+
+    def _landed(self, flight: Flight) -> None:
+        """In whichever thread answers: how long it took."""
+        if flight.future.cancelled():
+            return
+        error = flight.future.exception()
+        if error is None:
+            seconds = time.monotonic() - flight.begun
+            engine = flight.future.result().engine_seconds
+            self._latency.answered(seconds, engine, first=flight.first)
+            self._first = False
+        elif isinstance(error, CloudTimeout):
+            self._latency.timed_out(flight.deadline, first=flight.first)
 
     def begin(self, flight: Flight, read: Read, budget: Budget) -> None:
         """A flight is waited for from now on: the next guesses follow `read`'s own token."""

@@ -38,7 +38,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_cloud_tokens: int | None = None
     span: int = 1
     run_ahead: int = 16
-    deadline: float = 5.0
+    deadline: float | None = None
     on_cloud_error: Literal["edge", "raise"] = "edge"
     max_tokens: int = 256
     temperature: float = 0.0

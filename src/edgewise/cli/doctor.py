@@ -16,6 +16,7 @@ from edgewise.cloud.engine import EngineCloud
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.llamacpp import LlamaModel, default_threads
 from edgewise.errors import EdgewiseError
+from edgewise.policy import LONGEST_DEADLINE
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings
 
@@ -172,12 +173,13 @@ def _abilities(cloud: EngineCloud) -> Check:
 
 def _consult(cloud: CloudModel, model: LlamaModel, chosen: Settings) -> Check:
     ids = model.tokenizer.encode(_SAMPLE)
+    deadline = LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline
     session = cloud.open(ids)
     try:
         seconds: list[float] = []
         for _ in range(4):
             begun = time.monotonic()
-            session.ask(len(ids), [], 1, Sampling(), chosen.deadline).result()
+            session.ask(len(ids), [], 1, Sampling(), deadline).result()
             seconds.append(time.monotonic() - begun)
     finally:
         session.close()

@@ -20,6 +20,7 @@ from edgewise.evaluation.report import as_csv, rows, summary
 from edgewise.evaluation.sweep import Store
 from edgewise.evaluation.tasks.base import Check, Task
 from edgewise.evaluation.tasks.named import with_calibration
+from edgewise.policy import LONGEST_DEADLINE
 from edgewise.routers.card import digest, trained_digests
 from edgewise.settings import Settings
 
@@ -99,7 +100,7 @@ def evaluate(
             edge=edge_model,
             cloud=cloud_model,
             store=store,
-            deadline=chosen.deadline,
+            deadline=LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline,
             done=lambda: progress.advance(bar),
         )
         table = rows(evaluation.run(contenders, shares, baselines=baselines))

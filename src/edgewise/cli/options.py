@@ -37,7 +37,10 @@ RunAhead = Annotated[
     int | None,
     typer.Option(help="Tokens the edge may guess ahead while a consult flies; 0 waits."),
 ]
-Deadline = Annotated[float | None, typer.Option(help="Seconds a consult may take.")]
+Deadline = Annotated[
+    float | None,
+    typer.Option(help="Seconds a consult may take; default: as the latency is, 0.5 to 5."),
+]
 OnCloudError = Annotated[
     Literal["edge", "raise"] | None,
     typer.Option(help="When a consult fails: go on with the edge's token, or stop."),

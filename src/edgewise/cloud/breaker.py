@@ -39,11 +39,16 @@ class Breaker:
         self._until = None
         self._probing = False
 
-    def failed(self) -> None:
-        """A consult was not answered."""
+    def failed(self, *, silent: bool = False) -> None:
+        """A consult was not answered; `silent` where the answer waited for it in vain.
+
+        Such a wait is the worst a user sees, so one is enough to open; a probe may go at once.
+        """
         self._failures += 1
         if self._probing:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
         if self._probing or self._failures >= FAILURES:
             self._until = self._clock() + self._pause
+        elif silent and self._until is None:
+            self._until = self._clock()
         self._probing = False

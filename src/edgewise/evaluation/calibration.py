@@ -9,7 +9,7 @@ from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
 from edgewise.evaluation.systems import Decoded, Outcome, cloud_share, outcome_of, paired
 from edgewise.evaluation.tasks.base import Task
-from edgewise.policy import Policy
+from edgewise.policy import LONGEST_DEADLINE
 from edgewise.routers.base import Router
 
 ROUNDS = 5
@@ -32,7 +32,7 @@ def thresholds_for(
     *,
     edge: EdgeModel,
     cloud: CloudModel,
-    deadline: float = Policy().deadline,
+    deadline: float = LONGEST_DEADLINE,
     rounds: int = ROUNDS,
     done: Callable[[], None] = lambda: None,
 ) -> dict[float, Calibrated]:

@@ -16,7 +16,7 @@ from edgewise.evaluation.report import CLOUD, EDGE
 from edgewise.evaluation.sweep import Cell, Store, run
 from edgewise.evaluation.systems import CloudAlone, Decoded, Outcome, System, edge_alone, paired
 from edgewise.evaluation.tasks.base import Task
-from edgewise.policy import Policy
+from edgewise.policy import LONGEST_DEADLINE
 from edgewise.registry import router_named
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
@@ -48,7 +48,7 @@ class Evaluation:
         edge: EdgeModel,
         cloud: CloudModel,
         store: Store,
-        deadline: float = Policy().deadline,
+        deadline: float = LONGEST_DEADLINE,
         done: Callable[[], None] = lambda: None,
     ) -> None:
         """`deadline` in seconds a consult; `done` is called after each answer."""

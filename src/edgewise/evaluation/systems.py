@@ -12,7 +12,7 @@ from edgewise.decoding import Answer, Decoder
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.evaluation.tasks.base import Question
 from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
-from edgewise.policy import Policy
+from edgewise.policy import LONGEST_DEADLINE, Policy
 from edgewise.routers.base import Router
 from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
@@ -105,7 +105,7 @@ def paired(
     threshold: float,
     cloud: CloudModel,
     *,
-    deadline: float = Policy().deadline,
+    deadline: float = LONGEST_DEADLINE,
 ) -> Decoder:
     """Edge and cloud. A cloud that fails ends the evaluation: the figure would be a mixture."""
     policy = Policy(threshold=threshold, deadline=deadline, on_cloud_error="raise")

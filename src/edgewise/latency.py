@@ -1,0 +1,58 @@
+"""How long consults take: moving averages, recent quantiles, timeouts in a row."""
+
+import threading
+from collections import deque
+
+import numpy as np
+
+RECENT = 16
+"""Consults that quantiles are taken over."""
+
+ENOUGH = 3
+"""Consults before a median says anything."""
+
+_WEIGHT = 1 / 8
+
+
+class Latency:
+    """Shared by all answers of a decoder; may be read and told from any thread.
+
+    An answer's first consults are counted apart (`first`): the engine may have to read the prompt.
+    `round_trip` and `engine` are exponentially weighted means in seconds (weight 1/8, as TCP's
+    smoothed round-trip time, RFC 6298), None before the first answer or where no engine says its
+    own time. `timeouts` is how many consults in a row were not answered in time.
+    """
+
+    def __init__(self) -> None:
+        self.round_trip: float | None = None
+        self.engine: float | None = None
+        self.timeouts = 0
+        self._recent = {first: deque[float](maxlen=RECENT) for first in (False, True)}
+        self._lock = threading.Lock()
+
+    def answered(self, seconds: float, engine_seconds: float | None, *, first: bool) -> None:
+        """A consult took `seconds`, of which the engine says that `engine_seconds` were its own."""
+        with self._lock:
+            self.timeouts = 0
+            self._recent[first].append(seconds)
+            if engine_seconds is not None:
+                self.engine = _smoothed(self.engine, engine_seconds)
+            if not first:
+                trip = max(0.0, seconds - (engine_seconds or 0.0))
+                self.round_trip = _smoothed(self.round_trip, trip)
+
+    def timed_out(self, deadline: float, *, first: bool) -> None:
+        """A consult was given up after `deadline` seconds: it would have taken at least those."""
+        with self._lock:
+            self.timeouts += 1
+            self._recent[first].append(deadline)
+
+    def quantile(self, part: float, *, first: bool = False) -> float | None:
+        """That quantile of the recent consults, seconds; None before there are enough."""
+        with self._lock:
+            recent = list(self._recent[first])
+        return float(np.quantile(recent, part)) if len(recent) >= ENOUGH else None
+
+
+def _smoothed(mean: float | None, value: float) -> float:
+    return value if mean is None else mean + _WEIGHT * (value - mean)

@@ -1,0 +1,77 @@
+"""A link that goes and comes back while answers are written: real sockets, a real engine."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from edgewise.addresses import bundled
+from edgewise.cloud.gateway import Gateway
+from edgewise.cloud.link import Link, Quality
+from edgewise.decoding import Decoder
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.events import Token
+from edgewise.policy import SHORTEST_DEADLINE, Policy
+from edgewise.routers.constant import Constant
+from tests.gateway.running import gateway
+from tests.llama_server_process import llama_server
+
+SLACK = 0.6
+"""For a machine that is busy with other tests, seconds."""
+
+
+@pytest.fixture(scope="module")
+def edge() -> Iterator[LlamaModel]:
+    with LlamaModel(bundled("edge"), threads=1) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[str]:
+    with llama_server(bundled("cloud")) as url, gateway([url]) as running:
+        yield running.url
+
+
+def linked(edge: LlamaModel, url: str) -> tuple[Decoder, Link, Gateway]:
+    link = Link("127.0.0.1", int(url.rpartition(":")[2]), Quality(round_trip=0.02))
+    cloud = Gateway(link.url)
+    cloud.check(edge.tokenizer)
+    policy = Policy(threshold=0.5, run_ahead=16)
+    return Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud), link, cloud
+
+
+def answered(decoder: Decoder, tokens: int = 24) -> list[Token]:
+    ids = decoder.edge.tokenizer.encode("Tell me about copper.")
+    return list(decoder.generate(ids, max_tokens=tokens).tokens)
+
+
+@pytest.mark.parametrize("how", ["stall", "refuse"])
+def test_a_link_that_goes_costs_one_deadline_once(edge: LlamaModel, served: str, how: str) -> None:
+    decoder, link, cloud = linked(edge, served)
+    try:
+        for _ in range(3):  # the deadline follows the latency
+            answered(decoder)
+        ids = edge.tokenizer.encode("Tell me about copper.")
+        tokens: list[Token] = []
+        with decoder.stream(ids, max_tokens=24) as events:
+            for event in events:
+                if isinstance(event, Token):
+                    tokens.append(event)
+                    if event.index == 5:
+                        getattr(link, how)()
+        gaps = [token.seconds for token in tokens[6:]]
+        assert max(gaps) < SHORTEST_DEADLINE + SLACK
+        assert sum(gaps) < SHORTEST_DEADLINE + SLACK
+        assert tokens[-1].source == "edge"
+        # The next answer, still offline, does not wait at all.
+        begun = time.monotonic()
+        assert {token.source for token in answered(decoder)} == {"edge"}
+        assert time.monotonic() - begun < SLACK
+
+        link.restore()
+        patience = time.monotonic() + 20
+        while "cloud" not in {token.source for token in answered(decoder)}:
+            assert time.monotonic() < patience
+    finally:
+        cloud.close()
+        link.close()

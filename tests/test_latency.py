@@ -1,0 +1,67 @@
+"""Latency, and the deadlines that follow it."""
+
+import pytest
+
+from edgewise.latency import ENOUGH, RECENT, Latency
+from edgewise.policy import LONGEST_DEADLINE, SHORTEST_DEADLINE, Policy
+
+
+def told(seconds: float, times: int, *, first: bool = False) -> Latency:
+    latency = Latency()
+    for _ in range(times):
+        latency.answered(seconds, 0.25 * seconds, first=first)
+    return latency
+
+
+def test_before_there_are_consults_the_deadline_is_the_longest() -> None:
+    for times in range(ENOUGH):
+        latency = told(0.01, times)
+        assert Policy().deadline_now(latency, first=False) == LONGEST_DEADLINE
+
+
+def test_the_deadline_is_a_bounded_multiple_of_the_median() -> None:
+    def deadline(seconds: float) -> float:
+        return Policy().deadline_now(told(seconds, ENOUGH), first=False)
+
+    assert deadline(0.01) == SHORTEST_DEADLINE
+    assert deadline(0.3) == pytest.approx(4 * 0.3)
+    assert deadline(3.0) == LONGEST_DEADLINE
+
+
+def test_a_deadline_that_was_given_stays() -> None:
+    assert Policy(deadline=2.5).deadline_now(told(0.01, RECENT), first=False) == 2.5
+
+
+def test_an_answers_first_consults_are_judged_apart() -> None:
+    latency = told(0.05, RECENT)
+    assert Policy().deadline_now(latency, first=True) == LONGEST_DEADLINE
+    for _ in range(ENOUGH):
+        latency.answered(1.0, None, first=True)
+    assert Policy().deadline_now(latency, first=True) == pytest.approx(4.0)
+    assert Policy().deadline_now(latency, first=False) == SHORTEST_DEADLINE
+
+
+def test_the_deadline_finds_a_link_that_became_slow() -> None:
+    """Consults take 1.5 s from now on: backing off, every further one is in time at last."""
+    latency, policy = told(0.02, RECENT), Policy()
+    in_time = []
+    for _ in range(40):
+        deadline = policy.deadline_now(latency, first=False)
+        in_time.append(deadline >= 1.5)
+        if in_time[-1]:
+            latency.answered(1.5, None, first=False)
+        else:
+            latency.timed_out(deadline, first=False)
+    assert any(in_time[:4])
+    assert all(in_time[-10:])
+
+
+def test_round_trip_and_engine_are_told_apart() -> None:
+    latency = told(0.2, 50)
+    assert latency.engine == pytest.approx(0.05)
+    assert latency.round_trip == pytest.approx(0.15)
+    for _ in range(100):
+        latency.answered(0.4, None, first=False)
+    assert latency.round_trip == pytest.approx(0.4, rel=0.01)
+    assert latency.engine == pytest.approx(0.05)
+    assert latency.quantile(0.95) == pytest.approx(0.4)
