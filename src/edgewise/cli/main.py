@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgewise.cli import bench, gateway, render, router
+from edgewise.cli import bench, gateway, render, router, trace
 from edgewise.cli.demo import demo
 from edgewise.cli.doctor import doctor
 from edgewise.cli.eval import evaluate
@@ -31,6 +31,7 @@ app.command()(train)
 app.add_typer(router.app, name="router")
 app.add_typer(gateway.app, name="gateway")
 app.add_typer(bench.app, name="bench")
+app.add_typer(trace.app, name="trace")
 
 
 def _version(wanted: bool) -> None:

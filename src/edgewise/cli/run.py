@@ -1,7 +1,6 @@
 """`edgewise run`: one answer."""
 
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -15,9 +14,9 @@ from edgewise.cli import options, render
 from edgewise.decoding import Decoder, collect
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
-from edgewise.events import Event
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings
+from edgewise.tracing import Recorder
 
 MAX_PROMPT = 4 << 20
 """Longest prompt that is read, characters."""
@@ -52,7 +51,7 @@ def run(
     ] = False,
     json: options.Json = False,
     trace: Annotated[
-        Path | None, typer.Option(help="Write every event to FILE, a JSON object a line.")
+        Path | None, typer.Option(help="Write the timeline to FILE; see edgewise trace show.")
     ] = None,
 ) -> None:
     """Answer PROMPT: the edge model writes, the cloud model writes the critical tokens."""
@@ -65,16 +64,17 @@ def run(
     with ExitStack() as stack:
         decoder = open_decoder(chosen, stack)
         ids = _ids(decoder.edge.tokenizer, text, chosen.system, template=not no_template)
-        file = stack.enter_context(_open(trace)) if trace else None
+        recorder = Recorder(stack.enter_context(_open(trace))) if trace else None
         events = stack.enter_context(
-            decoder.stream(
+            (recorder.decoder(decoder) if recorder else decoder).stream(
                 ids,
                 max_tokens=chosen.max_tokens,
                 sampling=sampling_of(chosen),
                 stop=stop or (),
+                pending=recorder is not None,
             )
         )
-        recorded = _recorded(events, file) if file else events
+        recorded = recorder.events(events) if recorder else events
         if json:
             print(msgspec.json.encode(collect(recorded)).decode())
         else:
@@ -142,12 +142,3 @@ def _open(path: Path) -> BinaryIO:
         return path.open("wb", buffering=0)
     except OSError as error:
         raise UsageError(f"The trace {str(path)!r} cannot be written: {error.strerror}.") from error
-
-
-def _recorded(events: Iterator[Event], file: BinaryIO) -> Iterator[Event]:
-    for event in events:
-        try:
-            file.write(msgspec.json.encode(event) + b"\n")
-        except OSError as error:
-            raise UsageError(f"The trace cannot be written: {error.strerror}.") from error
-        yield event
