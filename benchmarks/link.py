@@ -1,195 +1,167 @@
-"""What a consult's wait costs, with and without running ahead: `python -m benchmarks.link`.
+"""What a link costs, over shares, round trips and losses: `python -m benchmarks.link`.
 
-The bundled pair with its router, the cloud model in a real llama-server behind a gateway, an
-emulated link between device and gateway. The edge is slowed down to `--pace` a step, as a 0.5B
-model is on this CPU, and the engine's answers to `--engine` a token. Edge alone, waiting and
-running ahead answer the same questions in turn at each round-trip time. Time per token is
-compared with the edge alone, and with what one guess can reach at best, 1 + p d (RTT + c) / t:
-p is the share of tokens that were consulted for, d the fraction of consults that changed the
-token. Prints Markdown.
+The bundled pair with its router, the cloud model in a real llama-server behind a gateway process,
+an emulated link between device and gateway. The edge is as slow as a 0.5B-shaped model is here and
+now (measured first, by batch), consults are `--engine` ms longer. See `edgewise.evaluation.link`.
+Prints Markdown; `--json FILE` keeps the figures, `--plot FILE` draws time per token over the
+round trip.
 """
 
 import argparse
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from tempfile import TemporaryDirectory
 
-import structlog
+import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
+from benchmarks import random_qwen
 from benchmarks.pocket_routers import line
 from edgewise.addresses import bundled
+from edgewise.cloud.base import CloudModel
 from edgewise.cloud.gateway import Gateway
-from edgewise.cloud.link import Link, Quality
-from edgewise.decoding import Answer, Decoder
-from edgewise.edge.base import EdgeSession, Needs
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.systems import question_ids
-from edgewise.evaluation.tasks.base import Question
-from edgewise.evaluation.tasks.grading import is_right
+from edgewise.evaluation.link import Conditions, Figure, Gaps, LinkBench, Row
+from edgewise.evaluation.pace import Pace, measured
 from edgewise.evaluation.tasks.pocketqa import pocketqa
-from edgewise.policy import Policy
+from edgewise.gateway.process import gateway_process
 from edgewise.registry import open_router
-from edgewise.routers.base import Router
 from edgewise.settings import Settings
-from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 
-AHEAD = 16
+HEAD = ["RTT, ms", "loss", "asked", "p", "d", "waiting / edge", "ahead / edge", "bound"]
+HEAD += ["ahead / bound", "ahead / waiting", "TTFT / edge", "gaps of the edge, ms"]
+HEAD += ["gaps waiting", "gaps ahead", "decodes a token", "cloud tokens wasted", "late"]
+HEAD += ["identical", "right: edge / waiting / ahead"]
 
 
-class Paced:
-    """An edge model whose decodes take at least `pace` seconds."""
-
-    def __init__(self, model: LlamaModel, pace: float) -> None:
-        self._model, self._pace = model, pace
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> "PacedSession":
-        return PacedSession(self._model.session(needs, top=top), self._pace)
+def figure(found: Figure) -> str:
+    return f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
 
 
-class PacedSession:
-    """Its `step` is slow, everything else as it is."""
-
-    def __init__(self, session: EdgeSession, pace: float) -> None:
-        self._session, self._pace = session, pace
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
-
-    def step(self) -> Any:
-        begun = time.perf_counter()
-        step = self._session.step()
-        time.sleep(max(0.0, self._pace - (time.perf_counter() - begun)))
-        return step
+def gaps(found: Gaps) -> str:
+    return " / ".join(f"{1000 * gap:.0f}" for gap in (found.p50, found.p95, found.p99))
 
 
-class Way:
-    """One system's answers, and what they took."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        self.decoder = decoder
-        self.answers: list[Answer] = []
-        self.right = 0
-
-    def ask(self, question: Question) -> None:
-        ids = question_ids(self.decoder.edge.tokenizer, question)
-        answer = self.decoder.generate(ids, max_tokens=96)
-        self.answers.append(answer)
-        self.right += is_right(question, answer.text)
-
-    @property
-    def token_seconds(self) -> float:
-        """Median over the answers of the time per token, prefill and all."""
-        return median(a.timing.total / len(a.tokens) for a in self.answers)
-
-    def total(self, name: str) -> int:
-        return sum(getattr(answer.usage, name) for answer in self.answers)
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(answer.tokens) for answer in self.answers)
-
-
-def row(trip: float, share: float, ways: dict[str, Way], engine: float) -> list[str]:
-    edge, waiting, ahead = (ways[name].token_seconds for name in ("edge", "waiting", "ahead"))
-    plain = ways["waiting"]
-    calls = plain.total("cloud_calls")
-    p, d = calls / plain.tokens, plain.total("changing_tokens") / max(1, calls)
-    bound = 1 + p * d * (trip + engine) / edge
-    dropped = ways["ahead"].total("wasted_tokens")
-    accuracy = [f"{way.right / len(way.answers):.0%}" for way in ways.values()]
+def drawn(row: Row) -> list[str]:
+    margins = ", ".join(f"{margin:.2f}" for margin in row.margins)
     return line(
         [
-            f"{1000 * trip:.0f}",
-            f"{share:.0%}",
-            f"{p:.1%}",
-            f"{d:.0%}",
-            f"{1000 * edge:.1f}",
-            f"{waiting / edge:.2f}",
-            f"{ahead / edge:.2f}",
-            f"{bound:.2f}",
-            f"{dropped / ways['ahead'].tokens:.1%}",
-            " / ".join(accuracy),
+            f"{1000 * row.round_trip:.0f}",
+            f"{row.loss:.0%}",
+            f"{row.share:.0%}",
+            f"{row.consults:.1%}",
+            f"{row.changed:.0%}",
+            figure(row.waiting),
+            figure(row.ahead),
+            f"{row.bound:.2f}",
+            f"{row.ahead.value / row.bound:.2f}",
+            figure(row.ahead_over_waiting),
+            f"{row.ttft:.2f}",
+            gaps(row.edge_gaps),
+            gaps(row.waiting_gaps),
+            gaps(row.ahead_gaps),
+            f"{row.decodes_per_token:.2f}",
+            f"{row.wasted:.1%}",
+            f"{row.late}",
+            f"{row.identical} of {row.questions}" + (f" ({margins})" if margins else ""),
+            " / ".join(f"{right:.0%}" for right in row.right),
         ]
     )
 
 
+def plot(rows: Sequence[Row], engine: float, path: Path) -> None:
+    """Time per token over the round trip, a panel for each share."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+
+    shares = sorted({row.share for row in rows})
+    canvas = Canvas(figsize=(4 * len(shares), 3.6), layout="constrained")
+    FigureCanvasAgg(canvas)
+    panels = canvas.subplots(1, len(shares), sharey=True, squeeze=False)[0]
+    for axes, share in zip(panels, shares, strict=True):
+        at = sorted(
+            (r for r in rows if r.share == share and not r.loss), key=lambda r: r.round_trip
+        )
+        trips = [1000 * row.round_trip for row in at]
+        step = 1000 * median(row.step for row in rows)
+        axes.plot(trips, [step] * len(at), "--", c="grey", label="edge alone")
+        for name, values in (
+            ("waiting", [row.waiting.value for row in at]),
+            ("running ahead", [row.ahead.value for row in at]),
+            ("bound", [row.bound for row in at]),
+        ):
+            style = ":" if name == "bound" else "o-"
+            axes.plot(trips, [step * value for value in values], style, ms=4, label=name)
+        # A whole answer of 32 tokens streamed after one round trip: computed, not measured.
+        alone = [(trip + 32 * 1000 * engine) / 32 for trip in trips]
+        axes.plot(trips, alone, "-.", c="black", label="cloud alone, streaming (computed)")
+        axes.set(title=f"cloud share {share:.0%}", xlabel="round trip, ms", ylim=(0, None))
+    panels[0].set_ylabel("time per token, ms")
+    panels[0].legend(fontsize=7)
+    canvas.savefig(path)
+
+
+def paced_as(model: Path) -> Pace:
+    """As a 0.5B is here."""
+    with LlamaModel(model, context=512, threads=2, gpu_layers=0) as large:
+        return measured(large)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--questions", type=int, default=24)
+    parser.add_argument("--questions", type=int, default=6)
     parser.add_argument("--shares", type=float, nargs="+", default=(0.05,))
-    parser.add_argument("--trips", type=float, nargs="+", default=(0.0, 0.05, 0.1, 0.2))
-    parser.add_argument("--pace", type=float, default=0.034, help="seconds a step of the edge")
-    parser.add_argument("--engine", type=float, default=0.025, help="seconds added to a consult")
+    parser.add_argument("--trips", type=float, nargs="+", default=(0, 50, 100, 200), help="ms")
+    parser.add_argument("--loss-at", type=float, nargs="*", default=(), help="ms, with 1%% loss")
+    parser.add_argument("--engine", type=float, default=25, help="ms added to a consult")
+    parser.add_argument("--model", type=Path, help="0.5B-shaped GGUF; made when missing")
+    parser.add_argument("--dead", type=int, default=4, help="answers whose link goes dead")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    head = ["RTT, ms", "asked", "p", "d", "edge alone, ms a token", "waiting / edge"]
-    head += ["ahead / edge", "bound", "dropped", "right: edge / waiting / ahead"]
-    lines = line(head, head=True)
     with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        large = options.model or random_qwen.build(folder / "qwen.gguf")
+        pace = paced_as(large)
         model = LlamaModel(bundled("edge"), threads=1)
         stack.callback(model.close)
         router, card = open_router(Settings(), model)
         assert card is not None
-        url = stack.enter_context(llama_server(bundled("cloud")))
-        running = stack.enter_context(gateway([url]))
-        edge: Any = Paced(model, options.pace)
-        progress = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
-        rows = [(trip, share) for share in options.shares for trip in options.trips]
-        bar = progress.add_task("answers", total=len(rows) * options.questions)
-        bench = Bench(edge, router, running.url, options)
-        for trip, share in rows:
+        engine = stack.enter_context(llama_server(bundled("cloud")))
+        url = stack.enter_context(gateway_process(engine))
+
+        def connect(at: str) -> CloudModel:
+            cloud = Gateway(at)
+            cloud.check(model.tokenizer)
+            return cloud
+
+        task = pocketqa().first(options.questions)
+        bench = LinkBench(model, router, url, connect, pace=pace, task=task)
+        links = [(trip, 0.0) for trip in options.trips] + [(trip, 0.01) for trip in options.loss_at]
+        plan = []
+        for share, (trip, loss) in product(options.shares, links):
             threshold = card.threshold(share)
-            assert threshold is not None
-            ways = measured(bench, trip, threshold, lambda: progress.advance(bar))
-            lines += row(trip, share, ways, options.engine)
-    print("\n".join(lines))
-    print(f"\n{options.questions} questions a row, the three systems in turn; edge paced to")
-    print(f"{1000 * options.pace:.0f} ms a step, consults to {1000 * options.engine:.0f} ms.")
-
-
-class Bench(NamedTuple):
-    """What every row has in common."""
-
-    edge: Any
-    router: Router
-    url: str
-    options: argparse.Namespace
-
-
-def measured(
-    bench: Bench, trip: float, threshold: float, done: Callable[[], None]
-) -> dict[str, Way]:
-    """The three systems' answers at a round-trip time."""
-    quality = Quality(round_trip=trip + bench.options.engine)
-    # The engine's time is put on the link, where it delays a consult as much.
-    link = Link("127.0.0.1", int(bench.url.rpartition(":")[2]), quality)
-    cloud = Gateway(link.url)
-    cloud.check(bench.edge.tokenizer)
-    policies = {
-        "edge": Policy(cloud_share=0.0),
-        "waiting": Policy(threshold=threshold),
-        "ahead": Policy(threshold=threshold, run_ahead=AHEAD),
-    }
-    ways = {
-        name: Way(Decoder(bench.edge, router=bench.router, policy=policy, cloud=cloud))
-        for name, policy in policies.items()
-    }
-    questions: Sequence[Question] = pocketqa().questions[: bench.options.questions]
-    for question in questions:
-        for way in ways.values():
-            way.ask(question)
-        done()
-    cloud.close()
-    link.close()
-    return ways
+            if threshold is None:
+                parser.error(f"no threshold for {share}; known: {sorted(card.thresholds)}")
+            engine_seconds = options.engine / 1000
+            plan.append(Conditions(trip / 1000, share, threshold, loss, engine_seconds))
+        progress = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
+        bar = progress.add_task("answers", total=3 * len(plan) * options.questions)
+        rows = [bench.row(conditions, lambda: progress.advance(bar)) for conditions in plan]
+        dead = bench.silence(plan[-1]._replace(loss=0.0), options.dead)
+    if options.json:
+        options.json.write_bytes(msgspec.json.encode(rows))
+    if options.plot:
+        plot(rows, options.engine / 1000, options.plot)
+    print("\n".join(line(HEAD, head=True) + [text for row in rows for text in drawn(row)]))
+    print(f"\nEdge {1000 * pace.seconds[0]:.1f} ms a step, {options.questions} questions a line.")
+    longest = ", ".join(f"{seconds:.2f}" for seconds in dead)
+    print(f"Longest silence of answers whose link went dead, s: {longest}.")
 
 
 if __name__ == "__main__":

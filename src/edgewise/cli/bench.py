@@ -1,23 +1,39 @@
 """`edgewise bench`: speeds on this machine."""
 
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from edgewise import registry, settings
 from edgewise.cli import options, render
+from edgewise.cloud import detect
+from edgewise.cloud.base import CloudModel
 from edgewise.decoding import Decoder
+from edgewise.edge.base import Tokenizer
+from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import UsageError
+from edgewise.evaluation.calibration import thresholds_for
+from edgewise.evaluation.link import Conditions, LinkBench, Row
+from edgewise.evaluation.pace import HALF_BILLION, UNPACED, Pace, measured
+from edgewise.evaluation.paper_method import Comparison, compare
+from edgewise.evaluation.plan import Contender
 from edgewise.evaluation.speed import measure
+from edgewise.evaluation.tasks.base import Task
+from edgewise.evaluation.tasks.named import with_calibration
 from edgewise.policy import Policy
+from edgewise.settings import Settings
 
 app = typer.Typer(help="Measure speeds on this machine.", no_args_is_help=True)
 
-
-@app.callback()
-def _group() -> None:
-    """Keeps `edge` a subcommand."""
+EngineTime = Annotated[
+    float, typer.Option(min=0, help="Milliseconds added to a consult, as a large model takes.")
+]
 
 
 @app.command()
@@ -52,3 +68,230 @@ def edge(
             f"{speed.edgewise_tokens_per_second:.1f} tokens/s, ratio {speed.ratio:.3f} "
             f"({speed.ratio_low:.3f} to {speed.ratio_high:.3f})"
         )
+
+
+@app.command()
+def link(
+    task: Annotated[str, typer.Argument(help="A task, as for eval.")] = "pocketqa",
+    data: Annotated[
+        Path | None, typer.Option(help="Local copy of the task's published file.")
+    ] = None,
+    edge: options.Edge = None,
+    cloud: options.Cloud = None,
+    cloud_engine: options.CloudEngine = None,
+    router: options.Router = None,
+    cloud_share: Annotated[
+        list[float] | None, typer.Option(help="Cloud share; may be repeated. Default 0.05.")
+    ] = None,
+    round_trip: Annotated[
+        list[float] | None,
+        typer.Option(help="Round trip, ms; may be repeated. Default 0, 50, 100, 200."),
+    ] = None,
+    loss: Annotated[float, typer.Option(min=0, max=0.5, help="Part of packets that is lost.")] = 0,
+    run_ahead: options.RunAhead = None,
+    engine_time: EngineTime = 25.0,
+    pace: Annotated[
+        str | None,
+        typer.Option(help="Slow the edge down: 0.5b, a GGUF to be as slow as, or none."),
+    ] = None,
+    questions: Annotated[int, typer.Option(min=2, help="Questions per line.")] = 12,
+    calibration: Annotated[int, typer.Option(help="Others, where a threshold is missing.")] = 60,
+    ctx: options.Ctx = None,
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Time per token over an emulated link: edge alone, waiting for consults, running ahead.
+
+    The bundled pair answers through a gateway that is started for it, its edge as slow as a 0.5B.
+    """
+    flags = {"edge": edge, "cloud": cloud, "cloud_engine": cloud_engine, "router": router}
+    chosen = settings.load({**flags, "run_ahead": run_ahead, "ctx": ctx, "threads": threads})
+    shares = cloud_share or [registry.DEFAULT_SHARE]
+    trips = [0.0, 50.0, 100.0, 200.0] if round_trip is None else round_trip
+    if not all(0 < share < 1 for share in shares):
+        raise UsageError("A cloud share must lie between 0 and 1, such as 0.05.")
+    if not all(0 <= trip <= 10_000 for trip in trips):
+        raise UsageError("A round trip must be from 0 to 10000 ms.")
+    asked, held_out = with_calibration(
+        task, "test", data=data, check=None, limit=questions, calibration=calibration
+    )
+    with ExitStack() as stack:
+        speed = _pace(pace, chosen)
+        model = registry.open_edge(chosen)
+        stack.callback(model.close)
+        scorer, card = registry.open_router(chosen, model)
+        url = stack.enter_context(_served(chosen))
+        contender = Contender("pair", scorer, card)
+        thresholds = _thresholds(contender, shares, held_out, chosen, model, url)
+        bench = LinkBench(
+            model,
+            scorer,
+            url,
+            lambda at: _connected(chosen, at, model.tokenizer),
+            pace=speed,
+            task=asked,
+        )
+        progress = stack.enter_context(render.progress(hidden=json))
+        total = 3 * len(shares) * len(trips) * len(asked.questions)
+        bar = progress.add_task("answers", total=total)
+        rows = [
+            bench.row(
+                Conditions(
+                    round_trip=trip / 1000,
+                    share=share,
+                    threshold=thresholds[share],
+                    loss=loss,
+                    engine=engine_time / 1000,
+                    run_ahead=chosen.run_ahead,
+                ),
+                lambda: progress.advance(bar),
+            )
+            for share in shares
+            for trip in trips
+        ]
+    if json:
+        print(msgspec.json.encode(rows).decode())
+    else:
+        render.out.print(_link_table(rows))
+
+
+@app.command()
+def paper(
+    edge: options.Edge = None,
+    cloud: options.Cloud = None,
+    cloud_share: Annotated[
+        float, typer.Option(min=0.001, max=1, help="Part of the tokens that is consulted for.")
+    ] = 0.07,
+    round_trip: Annotated[
+        float, typer.Option(min=0, max=10_000, help="Round trip of the emulated link, ms.")
+    ] = 100.0,
+    engine_time: EngineTime = 25.0,
+    context: Annotated[int, typer.Option(min=1, help="Random ids before the answer.")] = 128,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 28,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 5,
+    threads: options.Threads = None,
+    gpu_layers: options.GpuLayers = None,
+    json: options.Json = False,
+) -> None:
+    """Against the method of the paper's demo: no KV cache, whole text resent, new connections.
+
+    --cloud must be an engine's URL; both methods ask it over the same emulated link.
+    """
+    flags = {"edge": edge, "cloud": cloud, "threads": threads, "gpu_layers": gpu_layers}
+    chosen = settings.load({**flags, "ctx": context + tokens + 8})
+    url = registry.cloud_address(chosen)
+    if not url.startswith("http"):
+        raise UsageError("The paper's method asks an engine; give --cloud http://host:port.")
+    with ExitStack() as stack:
+        model = registry.open_edge(chosen)
+        stack.callback(model.close)
+        progress = stack.enter_context(render.progress(hidden=json))
+        bar = progress.add_task("rounds", total=rounds + 1)
+        found = compare(
+            model,
+            url,
+            key=chosen.cloud_key,
+            share=cloud_share,
+            round_trip=round_trip / 1000,
+            engine_seconds=engine_time / 1000,
+            context=context,
+            tokens=tokens,
+            rounds=rounds,
+            done=lambda: progress.advance(bar),
+        )
+    if json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        render.out.print(_told(found, model.name))
+
+
+def _pace(name: str | None, chosen: Settings) -> Pace:
+    """As asked; the bundled edge model is slowed down to a 0.5B where nothing was."""
+    name = name or ("0.5b" if chosen.edge == "bundled" else "none")
+    if name == "0.5b":
+        return HALF_BILLION
+    if name == "none":
+        return UNPACED
+    with LlamaModel(Path(name), context=512, threads=chosen.threads) as model:
+        return measured(model)
+
+
+@contextmanager
+def _served(chosen: Settings) -> Generator[str]:
+    """The URL of the cloud model; the bundled one gets a gateway of its own."""
+    address = registry.cloud_address(chosen)
+    if address == "bundled":
+        from edgewise.gateway.process import gateway_process
+
+        with gateway_process(address) as url:
+            yield url
+    elif address.startswith("http"):
+        yield address
+    else:
+        raise UsageError(
+            f"A link needs a cloud at its other end, and {address!r} is none; give --cloud "
+            "http://host:port, or bundled."
+        )
+
+
+def _connected(chosen: Settings, url: str, tokenizer: Tokenizer) -> CloudModel:
+    cloud = detect.connect(url, key=chosen.cloud_key, engine=chosen.cloud_engine)
+    try:
+        cloud.check(tokenizer)
+    except BaseException:
+        cloud.close()
+        raise
+    return cloud
+
+
+def _thresholds(
+    contender: Contender,
+    shares: list[float],
+    held_out: Task,
+    chosen: Settings,
+    model: LlamaModel,
+    url: str,
+) -> dict[float, float]:
+    """The router's own, and what those lack set on other questions."""
+    known = {share: contender.calibrated(share) for share in shares}
+    missing = [share for share, threshold in known.items() if threshold is None]
+    found = {share: threshold for share, threshold in known.items() if threshold is not None}
+    if missing:
+        cloud = _connected(chosen, url, model.tokenizer)
+        try:
+            fresh = thresholds_for(missing, contender.router, held_out, edge=model, cloud=cloud)
+        finally:
+            cloud.close()
+        found |= {share: point.threshold for share, point in fresh.items()}
+    return found
+
+
+def _link_table(rows: list[Row]) -> Table:
+    first = rows[0]
+    title = f"Time per token over the edge alone ({1000 * first.step:.1f} ms), {first.questions} "
+    table = Table(title=title + "questions a line (95% intervals)", box=SIMPLE_HEAD)
+    for name in ("RTT, ms", "share", "p", "d", "waiting", "ahead", "bound", "right"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            f"{1000 * row.round_trip:.0f}",
+            f"{row.share:.0%}",
+            f"{row.consults:.1%}",
+            f"{row.changed:.0%}",
+            f"{row.waiting.value:.2f}",
+            f"{row.ahead.value:.2f} ({row.ahead.low:.2f}-{row.ahead.high:.2f})",
+            f"{row.bound:.2f}",
+            "/".join(f"{100 * right:.0f}" for right in row.right) + "%",
+        )
+    return table
+
+
+def _told(found: Comparison, name: str) -> str:
+    return (
+        f"{name}, {1000 * found.round_trip:.0f} ms round trip, {found.share:.1%} of the tokens "
+        f"consulted ({found.changed:.0%} of them changed), {found.rounds} rounds of "
+        f"{found.tokens} tokens after {found.context} random ids: edge alone "
+        f"{1000 * found.edge:.0f} ms a token, Edgewise {1000 * found.edgewise:.0f}, the paper's "
+        f"method {1000 * found.paper:.0f}, {found.ratio:.1f} times as long "
+        f"({found.ratio_low:.1f} to {found.ratio_high:.1f})"
+    )

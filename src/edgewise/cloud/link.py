@@ -1,6 +1,7 @@
 """A link emulator: a TCP proxy on 127.0.0.1 that delays, slows down, stalls or cuts.
 
-For tests and benchmarks: real sockets and the real protocol, a network that behaves as told.
+For tests and benchmarks: real sockets and the real protocol, a network that behaves as told. A new
+connection costs a round trip before its first byte, as TCP's handshake does.
 """
 
 import asyncio
@@ -137,7 +138,8 @@ class Link:
         sending = asyncio.create_task(self._send(queue, writer))
         self._tasks.add(sending)
         sending.add_done_callback(self._tasks.discard)
-        free = arrives = 0.0
+        free = 0.0
+        arrives = self._loop.time() + (self.quality.round_trip * 1.5 if way == "up" else 0.0)
         try:
             while data := await reader.read(_CHUNK):
                 now = self._loop.time()

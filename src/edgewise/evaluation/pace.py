@@ -1,0 +1,97 @@
+"""An edge model slowed down to the speed of another one, by batch."""
+
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Step
+
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Pace(NamedTuple):
+    """`seconds` of a forward pass over `ids` ids, at some sizes; in between it is linear."""
+
+    ids: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def of(self, ids: int) -> float:
+        """Seconds of a forward pass; in proportion beyond the largest size."""
+        beyond = max(1.0, ids / self.ids[-1])
+        return beyond * float(np.interp(ids, self.ids, self.seconds))
+
+
+UNPACED = Pace((1,), (0.0,))
+
+HALF_BILLION = Pace(_SIZES, (0.029, 0.050, 0.069, 0.092, 0.144, 0.236, 0.441, 0.85))
+"""Qwen2.5-0.5B in 4 bits on two cores of a server (random weights; `measured` gave it)."""
+
+
+def measured(model: EdgeModel, repeats: int = 7) -> Pace:
+    """The pace of a model here, after 128 ids. It needs a context of 256."""
+    ids = [int(i) for i in np.random.default_rng(0).integers(10, model.tokenizer.size // 2, 256)]
+    session = model.session(Needs.HIDDEN)
+    medians: list[float] = []
+    try:
+        session.open(ids[:128])
+        session.step()
+        for size in _SIZES:
+            taken: list[float] = []
+            for _ in range(repeats):
+                session.rewind(128)
+                session.extend(ids[128 : 128 + size])
+                begun = time.perf_counter()
+                session.step()
+                taken.append(time.perf_counter() - begun)
+            medians.append(median(taken))
+    finally:
+        session.close()
+    return Pace(_SIZES, tuple(medians))
+
+
+class PacedEdge:
+    """Implements `EdgeModel`: `model` where no pass is faster than `pace`.
+
+    `decodes` counts the passes. A session begins with nothing cached, whatever `model` kept of
+    earlier ones: a prompt costs what it costs on its own.
+    """
+
+    def __init__(self, model: EdgeModel, pace: Pace) -> None:
+        self.decodes = 0
+        self.pace = pace
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> "_PacedSession":
+        return _PacedSession(self, self._model.session(needs, top=top))
+
+
+class _PacedSession:
+    def __init__(self, edge: PacedEdge, session: EdgeSession) -> None:
+        self._edge, self._session = edge, session
+        self._computed = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def open(self, ids: Sequence[int]) -> int:
+        self._computed = 0
+        return self._session.open(ids)
+
+    def step(self) -> Step:
+        begun = time.monotonic()
+        step = self._session.step()
+        pace = self._edge.pace.of(self._session.position - self._computed)
+        self._computed = self._session.position
+        self._edge.decodes += 1
+        time.sleep(max(0.0, begun + pace - time.monotonic()))
+        return step
+
+    def rewind(self, position: int) -> None:
+        self._session.rewind(position)
+        self._computed = min(self._computed, position)

@@ -1,0 +1,169 @@
+"""Against the method of the paper's demo (arXiv 2504.07878), over the same link in the same run.
+
+That method has no KV cache on the device (each token reads the whole text again), sends the whole
+text with each consult over a new connection, keeps one token of the reply, and waits for it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import msgspec
+import numpy as np
+
+from edgewise.cloud.detect import ENGINES, found_at
+from edgewise.cloud.engine import Engine, EngineCloud
+from edgewise.cloud.link import Link, Quality
+from edgewise.decoding import Decoder
+from edgewise.edge.base import EdgeModel, Needs, Step
+from edgewise.errors import UsageError
+from edgewise.evaluation.link import http_target
+from edgewise.policy import LONGEST_DEADLINE, Policy
+from edgewise.routers.base import Router
+from edgewise.sampling import Sampling
+
+
+class Every:
+    """A router that asks for every `n`-th token: where is no matter when only time counts."""
+
+    needs, top = Needs.HIDDEN, 0
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+
+    def score(self, step: Step) -> float:
+        """1 where the cloud shall be asked, else 0."""
+        return float(step.position % self._n == 0)
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds a token, medians over interleaved rounds; `ratio` is the median of the rounds' own.
+
+    `paper` and `edgewise` with a cloud, `edge` alone; prompt and all. `share` is the part of the
+    tokens that were consulted for, `changed` of those that then differed from the edge's.
+    """
+
+    round_trip: float
+    context: int
+    tokens: int
+    rounds: int
+    share: float
+    changed: float
+    edge: float
+    edgewise: float
+    paper: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+
+
+class PaperMethod:
+    """Answers as the demo does."""
+
+    def __init__(
+        self, edge: EdgeModel, router: Router, threshold: float, connect: Callable[[], Engine]
+    ) -> None:
+        """`connect` makes an engine whose first request opens a connection."""
+        self._edge, self._router, self._threshold = edge, router, threshold
+        self._connect = connect
+
+    def generate(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        """`tokens` tokens."""
+        session = self._edge.session(self._router.needs, top=self._router.top)
+        ids = list(prompt)
+        try:
+            for _ in range(tokens):
+                session.rewind(0)
+                session.open(ids)
+                step = session.step()
+                token = step.proposed
+                if self._router.score(step) >= self._threshold:
+                    token = asyncio.run(self._consult(ids))
+                ids.append(token)
+        finally:
+            session.close()
+        return ids[len(prompt) :]
+
+    async def _consult(self, ids: Sequence[int]) -> int:
+        engine = self._connect()
+        try:
+            async with asyncio.timeout(LONGEST_DEADLINE):
+                return (await engine.complete(ids, 1, Sampling())).ids[0]
+        finally:
+            await engine.close()
+
+
+def compare(
+    edge: EdgeModel,
+    url: str,
+    *,
+    key: str | None = None,
+    share: float,
+    round_trip: float,
+    engine_seconds: float,
+    context: int,
+    tokens: int,
+    rounds: int,
+    done: Callable[[], None] = lambda: None,
+) -> Comparison:
+    """Both methods and the edge alone, in turn, on `context` random ids; `tokens` each.
+
+    A consult falls on every 1 / `share`-th token, with both methods. `url` is an engine's,
+    plain HTTP; `engine_seconds` are added to each consult. Raises `UsageError` or `CloudError`.
+    """
+    name = asyncio.run(found_at(url, key=key))
+    if name == "gateway":
+        raise UsageError(f"{url!r} is a gateway, and the paper's method asks an engine; name that.")
+    rng = np.random.default_rng(0)
+    prompt = [int(i) for i in rng.integers(10, edge.tokenizer.size // 2, context)]
+    router = Every(max(1, round(1 / share)))
+    link = Link(*http_target(url), Quality(round_trip=round_trip + engine_seconds))
+
+    def connect() -> Engine:
+        return ENGINES[name](link.url, key=key)
+
+    cloud = EngineCloud(connect())
+    try:
+        cloud.check(edge.tokenizer)
+        alone = Decoder(edge, router=router, policy=Policy(cloud_share=0.0))
+        policy = Policy(threshold=0.5, run_ahead=16)
+        pair = Decoder(edge, router=router, policy=policy, cloud=cloud)
+        paper = PaperMethod(edge, router, 0.5, connect)
+        taken: dict[str, list[float]] = {"edge": [], "edgewise": [], "paper": []}
+        consults = changed = written = 0
+        for number in range(rounds + 1):
+            begun = time.monotonic()
+            edge_answer = alone.generate(prompt, max_tokens=tokens)
+            middle = time.monotonic()
+            answer = pair.generate(prompt, max_tokens=tokens)
+            end = time.monotonic()
+            paper.generate(prompt, len(answer.tokens))
+            seconds = time.monotonic() - end
+            done()
+            if not number:
+                continue  # the first round warms caches up
+            taken["edge"].append((middle - begun) / len(edge_answer.tokens))
+            taken["edgewise"].append((end - middle) / len(answer.tokens))
+            taken["paper"].append(seconds / len(answer.tokens))
+            consults += answer.usage.cloud_tokens
+            changed += answer.usage.changing_tokens
+            written += len(answer.tokens)
+    finally:
+        cloud.close()
+        link.close()
+    ratios = [b / a for a, b in zip(taken["edgewise"], taken["paper"], strict=True)]
+    return Comparison(
+        round_trip=round_trip,
+        context=context,
+        tokens=tokens,
+        rounds=rounds,
+        share=consults / written,
+        changed=changed / max(1, consults),
+        edge=median(taken["edge"]),
+        edgewise=median(taken["edgewise"]),
+        paper=median(taken["paper"]),
+        ratio=median(ratios),
+        ratio_low=min(ratios),
+        ratio_high=max(ratios),
+    )

@@ -1,0 +1,112 @@
+"""The link emulator, with a client and a server of its own."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from edgewise.cloud.link import Link, Quality
+
+TRIP = 0.1
+
+
+@pytest.fixture
+def echo() -> Iterator[int]:
+    """A server that sends back what it gets."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def one(connection: socket.socket) -> None:
+        with connection:
+            try:
+                while data := connection.recv(1 << 16):
+                    connection.sendall(data)
+            except OSError:
+                return
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            threading.Thread(target=one, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield server.getsockname()[1]
+    # Closing alone does not wake up accept.
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+
+
+def round_trip(client: socket.socket, size: int = 8) -> float:
+    begun = time.monotonic()
+    client.sendall(b"x" * size)
+    left = size
+    while left:
+        got = client.recv(1 << 16)
+        assert got
+        left -= len(got)
+    return time.monotonic() - begun
+
+
+def test_a_round_trip_takes_as_long_as_told(echo: int) -> None:
+    link = Link("127.0.0.1", echo, Quality(round_trip=TRIP))
+    with socket.create_connection(("127.0.0.1", link.port)) as client:
+        first = round_trip(client)
+        later = [round_trip(client) for _ in range(3)]
+    link.close()
+    # The first one waits for the handshake, too.
+    assert 2 * TRIP <= first < 2 * TRIP + 0.2
+    assert all(TRIP <= seconds < TRIP + 0.2 for seconds in later)
+
+
+def test_bandwidth_bounds_what_gets_through(echo: int) -> None:
+    link = Link("127.0.0.1", echo, Quality(bandwidth=8e6))
+    with socket.create_connection(("127.0.0.1", link.port)) as client:
+        seconds = round_trip(client, 200_000)
+    link.close()
+    # 0.2 s on each way, overlapping.
+    assert 0.2 <= seconds < 1.0
+
+
+def test_a_lost_packet_comes_later(echo: int) -> None:
+    link = Link("127.0.0.1", echo, Quality(round_trip=0.01, loss=1.0))
+    with socket.create_connection(("127.0.0.1", link.port)) as client:
+        assert round_trip(client) >= 0.4
+    link.close()
+
+
+def ended(client: socket.socket) -> bool:
+    client.settimeout(5)
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_a_link_that_was_cut_takes_new_connections(echo: int) -> None:
+    link = Link("127.0.0.1", echo)
+    with socket.create_connection(("127.0.0.1", link.port)) as client:
+        round_trip(client)
+        link.cut()
+        assert ended(client)
+    with socket.create_connection(("127.0.0.1", link.port)) as client:
+        round_trip(client)
+    link.close()
+
+
+def test_nothing_gets_through_a_stalled_link_until_it_is_restored(echo: int) -> None:
+    link = Link("127.0.0.1", echo)
+    with socket.create_connection(("127.0.0.1", link.port)) as client:
+        round_trip(client)
+        link.stall()
+        client.settimeout(0.2)
+        client.sendall(b"x")
+        with pytest.raises(TimeoutError):
+            client.recv(1)
+        client.settimeout(5)
+        link.restore()
+        assert client.recv(1) == b"x"
+    link.close()
