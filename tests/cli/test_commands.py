@@ -37,9 +37,12 @@ def test_run_json_has_what_it_promises(cli: Run, tmp_path: Path) -> None:
     assert usage["cloud_tokens"] == sum(token["source"] == "cloud" for token in tokens)
     assert {"prompt_tokens", "cloud_share", "cloud_calls"} <= usage.keys()
     assert told["timing"].keys() >= {"ttft", "total"}
-    events = [json.loads(line) for line in trace.read_text().splitlines()]
+    events = [json.loads(line)["event"] for line in trace.read_text().splitlines()]
     assert [event for event in events if event["type"] == "token"] == tokens
-    assert events[-1]["type"] == "finished"
+    assert events[-1]["type"] in ("finished", "answered")
+    drawn = output(cli("trace", "show", str(trace), "--json"))
+    assert drawn["tokens"] == len(tokens)
+    assert (tmp_path / "trace.chrome.json").stat().st_size > 1000
 
 
 def test_plain_output_is_plain(cli: Run) -> None:

@@ -15,8 +15,6 @@ from edgewise.errors import CloudUnavailable
 
 START_SECONDS = 60
 
-_RUN = "from edgewise.cli.main import main; main()"
-
 
 @contextmanager
 def gateway_process(engine: str) -> Generator[str]:
@@ -27,7 +25,7 @@ def gateway_process(engine: str) -> Generator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    command = [sys.executable, "-c", _RUN, "gateway", "--engine", engine, "--port", str(port)]
+    command = [sys.executable, "-m", "edgewise", "gateway", "--engine", engine, "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
     # A file and not a pipe, which would stop the gateway when nobody reads it.
     with tempfile.TemporaryFile() as told:

@@ -1,0 +1,90 @@
+"""`edgewise bench link|paper` and `edgewise trace show`, over real links and engines."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgewise.addresses import bundled
+from tests.cli.conftest import Edgewise
+from tests.llama_server_process import llama_server
+
+LINK = ("bench", "link", "--questions", "2")
+
+
+def test_a_link_is_measured_on_the_bundled_pair(edgewise: Edgewise) -> None:
+    result = edgewise(*LINK, "--round-trip", "60", "--pace", "0.5b", "--json")
+    assert result.code == 0, result.err
+    (row,) = json.loads(result.out)
+    assert row["questions"] == 2
+    assert row["round_trip"] == 0.06
+    assert row["step"] >= 0.029
+    assert row["identical"] == 2
+    assert row["bound"] >= 1
+    assert row["waiting"]["value"] > 1
+    # A run-ahead decodes at least once a token.
+    assert row["decodes_per_token"] >= 1
+    assert row["thrown_away"] == pytest.approx(row["decodes_per_token"] - 1)
+
+
+def test_figures_are_shown_as_a_table(edgewise: Edgewise) -> None:
+    result = edgewise(*LINK, "--round-trip", "5", "--pace", "none")
+    assert result.code == 0, result.err
+    assert "RTT, ms" in result.out
+    assert "bound" in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--cloud", "none"), "needs a cloud"),
+        (("--cloud", "https://127.0.0.1:1"), "plain HTTP"),
+        (("--round-trip", "-1"), "round trip"),
+        (("--cloud-share", "2"), "cloud share"),
+        (("--pace", "missing.gguf"), "missing.gguf"),
+        (("--loss", "0.9"), "--loss"),
+    ],
+)
+def test_a_link_that_cannot_be_measured_is_refused(
+    edgewise: Edgewise, arguments: tuple[str, ...], sentence: str
+) -> None:
+    result = edgewise(*LINK, *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert sentence in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_the_papers_method_is_slower(edgewise: Edgewise) -> None:
+    with llama_server(bundled("cloud")) as url:
+        result = edgewise(
+            *("bench", "paper", "--cloud", url, "--json", "--rounds", "1", "--tokens", "16"),
+            *("--round-trip", "20", "--cloud-share", "0.25", "--context", "32"),
+        )
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert found["share"] == pytest.approx(0.25, abs=0.1)
+    assert found["paper"] > found["edgewise"] > 0
+    assert found["ratio"] > 1
+
+
+def test_the_papers_method_needs_an_engine(edgewise: Edgewise) -> None:
+    result = edgewise("bench", "paper")
+    assert result.code == 2
+    assert "--cloud http" in result.err
+
+
+def test_a_trace_is_shown(edgewise: Edgewise, tmp_path: Path) -> None:
+    assert edgewise("run", "The word iron names", "--trace", "t.jsonl").code == 0
+    result = edgewise("trace", "show", "t.jsonl", "--out", "viewer.json")
+    assert result.code == 0, result.err
+    assert "time to first token" in result.out
+    assert "viewer.json" in result.err
+    assert json.loads((tmp_path / "viewer.json").read_text())["traceEvents"]
+
+
+def test_what_is_no_trace_is_refused(edgewise: Edgewise, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text("hello\n")
+    for arguments in (("t.jsonl",), ("missing.jsonl",), ("t.jsonl", "--out", "no/where.json")):
+        result = edgewise("trace", "show", *arguments)
+        assert result.code == 2
+        assert result.err.count("\n") == 1
