@@ -7,7 +7,7 @@ export CMAKE_ARGS ?= -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/cmake/llama-onl
 	-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF \
 	-DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF
 
-.PHONY: help install demo test test-training test-vllm lint pocket faults bench clean
+.PHONY: help install demo test test-training test-vllm test-litellm lint pocket faults bench clean
 
 help:  ## show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,6 +43,14 @@ test-training: .venv/tested  ## run the tests that need torch, too
 test-vllm: .venv/tested .venv-vllm/installed  ## run the contract tests against a real vLLM (3 GB)
 	VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/contracts/test_cloud.py -k vllm
 
+.venv-litellm/installed:
+	$(PYTHON) -m venv .venv-litellm
+	.venv-litellm/bin/python -m pip install --quiet 'litellm>=1.100,<2'
+	touch $@
+
+test-litellm: .venv/tested .venv-litellm/installed  ## run the tests of LiteLLM against the server
+	LITELLM_PYTHON=$(CURDIR)/.venv-litellm/bin/python $(BIN)/python -m pytest tests/server/test_clients.py
+
 lint: .venv/tested  ## ruff and pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check src tests
@@ -62,4 +70,4 @@ bench: .venv/tested  ## measure decoding speed on a 0.5B-shaped model
 	$(BIN)/python -m benchmarks.edge_speed
 
 clean:  ## remove what was built
-	rm -rf .venv .venv-vllm build dist
+	rm -rf .venv .venv-vllm .venv-litellm build dist

@@ -82,6 +82,7 @@ def plot(rows: Sequence[Row], engine: float, path: Path) -> None:
     shares = sorted({row.share for row in rows})
     canvas = Canvas(figsize=(4 * len(shares), 3.6), layout="constrained")
     FigureCanvasAgg(canvas)
+    highest = 0.0
     panels = canvas.subplots(1, len(shares), sharey=True, squeeze=False)[0]
     for axes, share in zip(panels, shares, strict=True):
         at = sorted(
@@ -100,8 +101,9 @@ def plot(rows: Sequence[Row], engine: float, path: Path) -> None:
         # A whole answer of 32 tokens streamed after one round trip: computed, not measured.
         alone = [(trip + 32 * 1000 * engine) / 32 for trip in trips]
         axes.plot(trips, alone, "-.", c="black", label="cloud alone, streaming (computed)")
-        axes.set(title=f"cloud share {share:.0%}", xlabel="round trip, ms", ylim=(0, None))
-    panels[0].set_ylabel("time per token, ms")
+        axes.set(title=f"cloud share {share:.0%}", xlabel="round trip, ms")
+        highest = max(highest, *(step * row.waiting.value for row in at))
+    panels[0].set(ylabel="time per token, ms", ylim=(0, 1.05 * highest))
     panels[0].legend(fontsize=7)
     canvas.savefig(path)
 

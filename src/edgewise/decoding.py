@@ -83,12 +83,14 @@ class Decoder:
         stop: Sequence[str] = (),
         budget: Budget | None = None,
         pending: bool = False,
+        candidates: bool = False,
     ) -> "Generation":
         """Answer `prompt` (ids) event by event; the `Generation` is an iterator.
 
         `budget` is what an earlier answer of the conversation left. With `pending` the run-ahead is
-        told too, as `Pending` and `Rewound`. Raises `UsageError` for bad input and
-        `ContextOverflow` for a prompt that does not fit.
+        told too, as `Pending` and `Rewound`; with `candidates` every `Token` of the edge's has its
+        candidates, not only those that a consult was made for. Raises `UsageError` for bad input
+        and `ContextOverflow` for a prompt that does not fit.
         """
         if not prompt:
             raise UsageError("The prompt is empty; give at least one character.")
@@ -104,6 +106,7 @@ class Decoder:
             stop=tuple(stop),
             budget=budget or Budget(),
             pending=pending,
+            candidates=candidates,
         )
 
     def generate(
@@ -160,6 +163,7 @@ class Generation(Iterator[Event]):
         stop: tuple[str, ...],
         budget: Budget,
         pending: bool,
+        candidates: bool,
     ) -> None:
         self._decoder = decoder
         self._policy = decoder.policy
@@ -183,7 +187,7 @@ class Generation(Iterator[Event]):
         self._cloud: CloudSession | None = None
         self._edge = decoder.edge.session(needs, top=decoder.router.top)
         try:
-            self._edge.open(self._ids)
+            self._cached = self._edge.open(self._ids)
             if decoder.cloud is not None:
                 self._cloud = decoder.cloud.open(self._ids)
         except BaseException:
@@ -200,6 +204,7 @@ class Generation(Iterator[Event]):
             tokenizer=self._tokenizer,
             longest=len(prompt) + max_tokens,
             context=decoder.edge.context,
+            candidates=candidates,
         )
         # While the edge reads the prompt the cloud can, too.
         self._states[0] = replace(self._states[0], known=self._run.push(0))
@@ -343,6 +348,7 @@ class Generation(Iterator[Event]):
     def _write_edge(self, state: State, read: Read, reason: Reason | Fault, wait: float) -> None:
         counts = replace(state.counts, edge=state.counts.edge + 1)
         event = self._token(read.token, "edge", read.score, read.logprob, reason, wait)
+        event = replace(event, edge=read.candidates) if read.candidates else event
         self._append(replace(state, counts=counts), event, ends=False)
 
     def _write_cloud(
@@ -480,7 +486,7 @@ class Generation(Iterator[Event]):
             Finished(
                 text=tail,
                 finish_reason=reason,
-                usage=state.usage(self._prompt_length),
+                usage=state.usage(self._prompt_length, self._cached),
                 timing=Timing(
                     ttft=self._first or 0.0,
                     total=time.monotonic() - self._started,

@@ -102,12 +102,14 @@ class Rewound(msgspec.Struct, frozen=True, tag="rewound"):
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of one answer.
 
+    `cached_tokens` of the prompt were in the edge's KV cache already.
     `edge_tokens + cloud_tokens` is the number of `Token`s. `wasted_tokens` were returned by the
     cloud and dropped; `changing_tokens` are first tokens of consults that differ from what the
     edge would have written. `cloud_share = (cloud_tokens + wasted_tokens) / output tokens`.
     """
 
     prompt_tokens: int
+    cached_tokens: int = 0
     edge_tokens: int
     cloud_tokens: int
     wasted_tokens: int

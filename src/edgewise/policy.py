@@ -15,6 +15,9 @@ INITIAL_CREDIT = 2.0
 SHORTEST_DEADLINE, LONGEST_DEADLINE = 0.5, 5.0
 """Bounds of a deadline that follows the latency, seconds. A lost packet costs 0.2 s or more."""
 
+CLOUD_SPAN = 16
+"""Tokens per consult where the cloud writes all of them."""
+
 _PATIENCE = 4.0
 _GAIN = 0.5
 _MAX_CREDIT = 16.0
@@ -75,6 +78,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"The deadline must be a positive number of seconds, not {self.deadline}."
             )
+
+    def edge_alone(self) -> "Policy":
+        """The same, with a cloud that is never asked."""
+        return msgspec.structs.replace(self, cloud_share=0.0)
+
+    def cloud_alone(self) -> "Policy":
+        """The same, with every token by the cloud, several at a time."""
+        return msgspec.structs.replace(
+            self, cloud_share=1.0, span=CLOUD_SPAN, max_cloud_tokens=None
+        )
 
     def decide(self, score: float, budget: Budget) -> Decision:
         """Whether to consult at a position with this score."""

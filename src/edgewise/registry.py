@@ -26,9 +26,9 @@ _BUILT_IN = {
 FALLBACK_ROUTER, DEFAULT_SHARE = "entropy", 0.05
 
 
-def open_edge(settings: Settings) -> LlamaModel:
-    """Load the edge model that the settings name."""
-    return _load(settings, resolve(settings.edge, "edge"))
+def open_edge(settings: Settings, *, keep_prefixes: bool = False) -> LlamaModel:
+    """Load the edge model that the settings name; see `LlamaModel` for `keep_prefixes`."""
+    return _load(settings, resolve(settings.edge, "edge"), keep_prefixes)
 
 
 def cloud_address(settings: Settings) -> str:
@@ -38,9 +38,14 @@ def cloud_address(settings: Settings) -> str:
     return "bundled" if settings.edge == "bundled" else "none"
 
 
-def open_cloud(settings: Settings, edge: EdgeModel) -> CloudModel | None:
-    """Open the cloud model and prove its vocabulary; with "none" nothing is opened at all."""
-    cloud = connect(settings)
+def open_cloud(
+    settings: Settings, edge: EdgeModel, *, keep_prefixes: bool = False
+) -> CloudModel | None:
+    """Open the cloud model and prove its vocabulary; with "none" nothing is opened at all.
+
+    `keep_prefixes` is for a model in this process.
+    """
+    cloud = connect(settings, keep_prefixes=keep_prefixes)
     if cloud is not None:
         try:
             cloud.check(edge.tokenizer)
@@ -50,7 +55,7 @@ def open_cloud(settings: Settings, edge: EdgeModel) -> CloudModel | None:
     return cloud
 
 
-def connect(settings: Settings) -> CloudModel | None:
+def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | None:
     """The cloud model, not yet checked."""
     address = cloud_address(settings)
     if address == "none":
@@ -61,7 +66,7 @@ def connect(settings: Settings) -> CloudModel | None:
         return detect.connect(address, key=settings.cloud_key, engine=settings.cloud_engine)
     from edgewise.cloud.local import LocalCloud
 
-    return LocalCloud(_load(settings, resolve(address, "cloud")))
+    return LocalCloud(_load(settings, resolve(address, "cloud"), keep_prefixes))
 
 
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
@@ -145,13 +150,14 @@ def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
     )
 
 
-def _load(settings: Settings, path: Path) -> LlamaModel:
+def _load(settings: Settings, path: Path, keep_prefixes: bool) -> LlamaModel:
     return LlamaModel(
         path,
         context=settings.ctx,
         threads=settings.threads,
         gpu_layers=settings.gpu_layers,
-        slots=settings.slots,
+        slots=settings.slots or 1,
+        keep_prefixes=keep_prefixes,
     )
 
 

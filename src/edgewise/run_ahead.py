@@ -76,11 +76,14 @@ class RunAhead:
         tokenizer: Tokenizer,
         longest: int,
         context: int,
+        candidates: bool = False,
     ) -> None:
         """`ids` is the answer's own list, prompt included; it has at most `longest` ids.
 
-        `context` is the longest sequence of the edge session.
+        `context` is the longest sequence of the edge session. With `candidates` every read has
+        the edge's, not only those that a consult may follow.
         """
+        self._detailed = candidates
         self._ids = ids
         self._edge, self._cloud = edge, cloud
         self._router, self._policy, self._sampling = router, policy, sampling
@@ -234,10 +237,11 @@ class RunAhead:
 
     def _take(self, step: Step) -> Read:
         token = self._sampling.choose(step)
-        return Read(
+        read = Read(
             self._router.score(step),
             step.proposed,
             token,
             step.logprob(token),
             step,
         )
+        return read.detailed() if self._detailed else read

@@ -10,11 +10,14 @@ from edgewise.edge.base import Floats, Step
 from edgewise.edge.step import top_ids
 from edgewise.errors import UsageError
 
+_LEAST_TEMPERATURE = 1e-5
+
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How ids are drawn, by the edge and by the cloud alike.
 
-    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off.
+    `temperature` 0 is greedy, and so is any below 1e-5: in float32 it would divide by nothing.
+    `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off.
     """
 
     temperature: float = 0.0
@@ -33,7 +36,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def greedy(self) -> bool:
         """Whether the likeliest id is always taken."""
-        return self.temperature == 0 or self.top_k == 1
+        return self.temperature < _LEAST_TEMPERATURE or self.top_k == 1
 
     def seed_at(self, position: int) -> int:
         """A 32-bit seed of its own for a position, for engines that draw themselves."""

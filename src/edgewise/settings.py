@@ -50,7 +50,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ctx: int | None = None
     threads: int | None = None
     gpu_layers: int | Literal["auto"] = "auto"
-    slots: int = 1
+    slots: int | None = None
+    api_key: str | None = None
 
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():

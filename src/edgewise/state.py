@@ -108,12 +108,13 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
             ),
         )
 
-    def usage(self, prompt_tokens: int) -> Usage:
+    def usage(self, prompt_tokens: int, cached_tokens: int) -> Usage:
         """The counts of an answer that ends here; what is left of a verdict is wasted."""
         counts = self.counts
         wasted = counts.wasted + len(self.ahead)
         return Usage(
             prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
             edge_tokens=counts.edge,
             cloud_tokens=counts.cloud,
             wasted_tokens=wasted,

@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from edgewise.cli import bench, gateway, render, router, trace
+from edgewise.cli.chat import chat
 from edgewise.cli.demo import demo
 from edgewise.cli.doctor import doctor
 from edgewise.cli.eval import evaluate
 from edgewise.cli.run import run
+from edgewise.cli.serve import serve
 from edgewise.cli.train import train
 from edgewise.errors import EdgewiseError
 
@@ -25,6 +27,8 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(run)
+app.command()(chat)
+app.command()(serve)
 app.command()(doctor)
 app.command("eval")(evaluate)
 app.command()(train)

@@ -13,7 +13,7 @@ from edgewise.settings import Settings
 
 def open_pair(chosen: Settings, stack: ExitStack) -> tuple[LlamaModel, CloudModel]:
     """Both models, with a slot more than a decoder needs: the oracle reads beside it."""
-    roomy = replace(chosen, slots=max(2, chosen.slots))
+    roomy = replace(chosen, slots=max(2, chosen.slots or 1))
     edge = registry.open_edge(roomy)
     stack.callback(edge.close)
     cloud = registry.open_cloud(roomy, edge)

@@ -42,26 +42,26 @@ def printable(text: str) -> str:
 
 
 def paint(events: Iterable[Event]) -> Answer:
-    """Show an answer as it comes, cloud tokens in colour; returns it whole.
+    """Show an answer as it comes, cloud tokens in colour; returns it whole."""
+    return collect(painted(events))
+
+
+def painted(events: Iterable[Event]) -> Iterator[Event]:
+    """The same events, shown on their way.
 
     The first consult that failed is told on stderr, once the answer is complete.
     """
-    problems: list[str] = []
-
-    def shown() -> Iterator[Event]:
-        for event in events:
-            if isinstance(event, Token):
-                _write(event.text, CLOUD if event.source == "cloud" else Style())
-            elif isinstance(event, Finished):
-                _write(event.text + "\n", Style())
-            elif isinstance(event, Consult) and event.message:
-                problems.append(event.message)
-            yield event
-
-    answer = collect(shown())
-    if problems:
-        note(f"the edge model stood in: {problems[0]}")
-    return answer
+    problem: str | None = None
+    for event in events:
+        if isinstance(event, Token):
+            _write(event.text, CLOUD if event.source == "cloud" else Style())
+        elif isinstance(event, Finished):
+            _write(event.text + "\n", Style())
+            if problem:
+                note(f"the edge model stood in: {problem}")
+        elif isinstance(event, Consult):
+            problem = problem or event.message
+        yield event
 
 
 def _write(text: str, style: Style) -> None:

@@ -14,6 +14,7 @@ from edgewise.cli import options, render
 from edgewise.decoding import Decoder, collect
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
+from edgewise.routers.card import RouterCard
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings
 from edgewise.tracing import Recorder
@@ -59,10 +60,10 @@ def run(
     chosen = settings.load(flags)
     if no_template and chosen.system:
         raise UsageError("--no-template leaves no place for --system; drop one of them.")
-    _require_unicode("The system message", chosen.system or "")
+    require_unicode("The system message", chosen.system or "")
     text = _read(prompt)
     with ExitStack() as stack:
-        decoder = open_decoder(chosen, stack)
+        decoder, _ = open_decoder(chosen, stack)
         ids = _ids(decoder.edge.tokenizer, text, chosen.system, template=not no_template)
         recorder = Recorder(stack.enter_context(_open(trace))) if trace else None
         events = stack.enter_context(
@@ -82,16 +83,18 @@ def run(
             render.note(render.summary(answer))
 
 
-def open_decoder(chosen: Settings, stack: ExitStack) -> Decoder:
-    """A decoder with everything the settings name; `stack` closes it."""
-    edge = registry.open_edge(chosen)
+def open_decoder(
+    chosen: Settings, stack: ExitStack, *, keep_prefixes: bool = False
+) -> tuple[Decoder, RouterCard | None]:
+    """A decoder with everything the settings name, and its router's card; `stack` closes it."""
+    edge = registry.open_edge(chosen, keep_prefixes=keep_prefixes)
     stack.callback(edge.close)
     router, card = registry.open_router(chosen, edge)
     policy = registry.make_policy(chosen, card)
-    cloud = registry.open_cloud(chosen, edge)
+    cloud = registry.open_cloud(chosen, edge, keep_prefixes=keep_prefixes)
     if cloud is not None:
         stack.callback(cloud.close)
-    return Decoder(edge, router=router, policy=policy, cloud=cloud)
+    return Decoder(edge, router=router, policy=policy, cloud=cloud), card
 
 
 def sampling_of(chosen: Settings) -> Sampling:
@@ -116,7 +119,7 @@ def _read(prompt: str | None) -> str:
     if prompt is None and sys.stdin.isatty():
         raise UsageError("There is no prompt; give one as an argument or on stdin.")
     text = _from_stdin() if prompt is None else prompt
-    _require_unicode("The prompt", text)
+    require_unicode("The prompt", text)
     if not text.strip():
         raise UsageError("The prompt is empty; give at least one character.")
     if len(text) > MAX_PROMPT:
@@ -130,7 +133,8 @@ def _from_stdin() -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _require_unicode(what: str, text: str) -> None:
+def require_unicode(what: str, text: str) -> None:
+    """Raises `UsageError` for text that came from undecodable bytes."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

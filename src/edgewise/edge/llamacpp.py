@@ -8,7 +8,6 @@ logits and the post-final-norm hidden state together; a prompt is prefilled with
 import ctypes
 import hashlib
 import os
-import threading
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,11 +18,13 @@ from numpy.typing import NDArray
 
 from edgewise.edge.base import Floats, Ids, Needs
 from edgewise.edge.binding import llama_cpp
+from edgewise.edge.fair_lock import FairLock
 from edgewise.edge.llamacpp_vocab import LlamaTokenizer
 from edgewise.edge.step import LogitsStep
 from edgewise.errors import ContextOverflow, ModelError, UsageError
 
 BATCH = 512
+TURN = 64
 _DEFAULT_CONTEXT = 4096
 _SAMPLED_BLOCKS, _BLOCK_BYTES = 64, 65536
 _ERROR = 4  # ggml.h: GGML_LOG_LEVEL_ERROR
@@ -70,11 +71,15 @@ class LlamaModel:
         threads: int | None = None,
         gpu_layers: int | Literal["auto"] = "auto",
         slots: int = 1,
+        keep_prefixes: bool = False,
     ) -> None:
         """Load `path`.
 
         `context` is in ids per session (default: the model's own, at most 4096); `slots` is the
-        number of sessions that may be open at once. Raises `ModelError` or `UsageError`.
+        number of sessions that may be open at once. With `keep_prefixes` a closed session's KV
+        cache stays until its slot is needed, for a next session that begins alike: a conversation's
+        next turn. Without, no answer depends on an earlier one, not even by a rounding error.
+        Raises `ModelError` or `UsageError`.
         """
         self.path = path
         self.name = path.stem
@@ -97,9 +102,11 @@ class LlamaModel:
         self.memory = llama_cpp.llama_get_memory(self._context)
         self.tokenizer = LlamaTokenizer(self._model)
         self.hidden_size: int = llama_cpp.llama_model_n_embd(self._model)
-        self.lock = threading.Lock()
+        self.lock = FairLock()
         self.decodes = 0
-        self._free_sequences = list(range(slots))[::-1]
+        self._keep_prefixes = keep_prefixes
+        # Longest unused first.
+        self._free: dict[int, list[int]] = {sequence: [] for sequence in range(slots)}
         self.closed = False
 
     def new_context(self, slots: int) -> Any:
@@ -134,21 +141,44 @@ class LlamaModel:
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> "LlamaSession":
         """A new session; raises `UsageError` when all slots are taken."""
-        if not self._free_sequences:
-            raise UsageError(
-                f"All slots of {self.name!r} are in use; load it with more --slots or close one."
-            )
+        with self.lock:
+            if not self._free:
+                raise UsageError(
+                    f"All slots of {self.name!r} are in use; load it with more --slots or close "
+                    "one."
+                )
+            sequence = next(iter(self._free))
+            kept = self._free.pop(sequence)
         if self.slots > 1:
             # Another thread's session may decode before this one's step is read.
             needs |= Needs.LOGITS
-        return LlamaSession(self, self._free_sequences.pop(), needs, top)
+        return LlamaSession(self, sequence, kept, needs, top)
 
-    def release(self, sequence: int) -> None:
-        """Take a sequence back from a session."""
+    def release(self, sequence: int, ids: Sequence[int]) -> None:
+        """Take a sequence back from a session; its KV cache holds `ids`."""
         with self.lock:
             if not self.closed:
-                llama_cpp.llama_memory_seq_rm(self.memory, sequence, -1, -1)
-                self._free_sequences.append(sequence)
+                if not self._keep_prefixes:
+                    llama_cpp.llama_memory_seq_rm(self.memory, sequence, -1, -1)
+                self._free[sequence] = list(ids) if self._keep_prefixes else []
+
+    def exchange(
+        self, sequence: int, held: Sequence[int], ids: Sequence[int]
+    ) -> tuple[int, list[int]]:
+        """The sequence that suits `ids` best: `sequence`, which holds `held`, or a free one.
+
+        Returns it with what it holds.
+        """
+        with self.lock:
+            best = max(
+                self._free, key=lambda free: common_prefix(self._free[free], ids), default=None
+            )
+            if best is None or common_prefix(self._free[best], ids) <= common_prefix(held, ids):
+                return sequence, list(held)
+            found = self._free.pop(best)
+            # It was not used after all, so it stays the first to be given away.
+            self._free = {sequence: list(held), **self._free}
+            return best, found
 
     def fingerprint(self) -> str:
         """SHA-256 over the file's length and 64 evenly spaced blocks of 64 KiB.
@@ -229,18 +259,22 @@ def _check_kind(model: Any, path: Path) -> None:
 class LlamaSession:
     """One sequence of a model's context. Implements `EdgeSession`."""
 
-    def __init__(self, model: LlamaModel, sequence: int, needs: Needs, top: int) -> None:
+    def __init__(
+        self, model: LlamaModel, sequence: int, held: list[int], needs: Needs, top: int
+    ) -> None:
+        """`held` is what the sequence's KV cache holds."""
         self._model = model
         self._sequence = sequence
+        self._fresh = True
         self._needs = needs
         self._top = top
-        self._ids: list[int] = []
-        self._computed = 0
+        self._ids = held
+        self._computed = len(held)
         self._last: LogitsStep | None = None
         self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
         for index in range(BATCH):
             self._batch.n_seq_id[index] = 1
-            self._batch.seq_id[index][0] = sequence
+        self._write_to(sequence)
         as_array = np.ctypeslib.as_array
         self._tokens: Ids = as_array(self._batch.token, (BATCH,))
         self._positions: Ids = as_array(self._batch.pos, (BATCH,))
@@ -254,6 +288,11 @@ class LlamaSession:
 
     def open(self, ids: Sequence[int]) -> int:
         self._check_open()
+        if self._fresh:
+            self._fresh = False
+            sequence, self._ids = self._model.exchange(self._sequence, self._ids, ids)
+            self._computed = len(self._ids)
+            self._write_to(sequence)
         shared = common_prefix(self._ids[: self._computed], ids)
         self.rewind(shared)
         self.extend(ids[shared:])
@@ -280,10 +319,12 @@ class LlamaSession:
             if self._last and self._last.position == len(self._ids) and self._last.fresh:
                 return self._last
             self._truncate(len(self._ids) - 1)
-        with self._model.lock:
-            while len(self._ids) - self._computed > 1:
-                end = min(len(self._ids) - 1, self._computed + self._batch_size)
+        while len(self._ids) - self._computed > 1:
+            # Sessions take turns, also while one of them reads a long prompt.
+            with self._model.lock:
+                end = min(len(self._ids) - 1, self._computed + self._turn)
                 self._decode(end, hidden=False, outputs=False)
+        with self._model.lock:
             self._decode(len(self._ids), hidden=Needs.HIDDEN in self._needs, outputs=True)
             self._last = self._step_at(0, len(self._ids))
         return self._last
@@ -338,11 +379,21 @@ class LlamaSession:
         if not self._closed:
             self._closed = True
             llama_cpp.llama_batch_free(self._batch)
-            self._model.release(self._sequence)
+            self._model.release(self._sequence, self._ids[: self._computed])
 
     @property
     def _batch_size(self) -> int:
         return min(BATCH, self._model.context)
+
+    @property
+    def _turn(self) -> int:
+        """Prompt ids that are computed before another session may decode."""
+        return min(TURN if self._model.slots > 1 else BATCH, self._model.context)
+
+    def _write_to(self, sequence: int) -> None:
+        self._sequence = sequence
+        for index in range(BATCH):
+            self._batch.seq_id[index][0] = sequence
 
     def _check_open(self) -> None:
         if self._closed or self._model.closed:

@@ -1,0 +1,137 @@
+"""Answers for many clients by one loaded pair: a thread for each slot, events back to asyncio."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+
+import msgspec
+
+from edgewise.cloud.base import CloudModel
+from edgewise.cloud.breaker import Breaker
+from edgewise.decoding import Decoder
+from edgewise.edge.base import EdgeModel
+from edgewise.errors import ContextOverflow
+from edgewise.events import Event, Pending, Rewound
+from edgewise.latency import Latency
+from edgewise.policy import Policy
+from edgewise.routers.base import Router
+from edgewise.routers.card import RouterCard
+from edgewise.sampling import Sampling
+from edgewise.server.admission import Admission, Ticket
+from edgewise.server.metrics import Metrics
+from edgewise.settings import Settings
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks of the decoder."""
+
+    ids: Sequence[int]
+    policy: Policy
+    max_tokens: int
+    sampling: Sampling
+    stop: Sequence[str] = ()
+    candidates: bool = False
+    pending: bool = False
+
+
+class Answering:
+    """The loaded parts, and who may use them when. Closed by whoever made the parts."""
+
+    def __init__(
+        self,
+        *,
+        edge: EdgeModel,
+        router: Router,
+        card: RouterCard | None,
+        settings: Settings,
+        cloud: CloudModel | None,
+        slots: int,
+        queue: int,
+    ) -> None:
+        """`slots` answers at a time, which `edge` must have sessions for; `queue` more may wait."""
+        self.edge, self.router, self.card = edge, router, card
+        self.settings, self.cloud = settings, cloud
+        self.breaker, self.latency = Breaker(), Latency()
+        self.metrics = Metrics()
+        self.admission = Admission(slots, queue)
+        self._threads = ThreadPoolExecutor(slots, thread_name_prefix="answer")
+
+    def close(self) -> None:
+        """Wait for the threads; answers under way are stopped by the end of their requests."""
+        self._threads.shutdown()
+
+    def enter(self, question: Question) -> Ticket:
+        """A place for an answer. Raises `ContextOverflow`, or `ApiError` 429 for a full queue."""
+        if len(question.ids) >= self.edge.context:
+            raise ContextOverflow(
+                f"The prompt has {len(question.ids)} tokens and the context holds "
+                f"{self.edge.context}; shorten it."
+            )
+        return self.admission.enter()
+
+    async def events(self, question: Question, ticket: Ticket) -> AsyncGenerator[Event]:
+        """The answer's events once its turn has come. Closing it early stops the work.
+
+        The ticket is given back when the work has ended. Raises an `EdgewiseError`.
+        """
+        await ticket.turn()
+        loop = asyncio.get_running_loop()
+        told: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
+        stop = threading.Event()
+        work = loop.run_in_executor(self._threads, self._write, question, loop, told, stop)
+        work.add_done_callback(lambda _: ticket.leave())
+        try:
+            while (event := await told.get()) is not None:
+                if isinstance(event, BaseException):
+                    raise event
+                self.metrics.count(event)
+                if question.pending or not isinstance(event, Pending | Rewound):
+                    yield event
+        finally:
+            stop.set()
+
+    async def collected(self, question: Question, ticket: Ticket) -> list[Event]:
+        """All events of an answer; cancelling it stops the work."""
+        async with aclosing(self.events(question, ticket)) as events:
+            return [event async for event in events]
+
+    def _write(
+        self,
+        question: Question,
+        loop: asyncio.AbstractEventLoop,
+        told: "asyncio.Queue[Event | BaseException | None]",
+        stop: threading.Event,
+    ) -> None:
+        """In a thread of its own, which owns the edge session."""
+
+        def tell(event: Event | BaseException | None) -> None:
+            loop.call_soon_threadsafe(told.put_nowait, event)
+
+        decoder = Decoder(
+            self.edge,
+            router=self.router,
+            policy=question.policy,
+            cloud=self.cloud,
+            breaker=self.breaker,
+            latency=self.latency,
+        )
+        try:
+            with decoder.stream(
+                question.ids,
+                max_tokens=question.max_tokens,
+                sampling=question.sampling,
+                stop=question.stop,
+                candidates=question.candidates,
+                # Asked for always: it is where a run-ahead can be stopped.
+                pending=True,
+            ) as events:
+                for event in events:
+                    if stop.is_set():
+                        break
+                    tell(event)
+        except BaseException as error:
+            tell(error)
+        finally:
+            tell(None)

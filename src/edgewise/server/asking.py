@@ -1,0 +1,50 @@
+"""From a request's fields to a question for the decoder."""
+
+from collections.abc import Sequence
+
+from edgewise.sampling import Sampling
+from edgewise.server.answering import Answering, Question
+from edgewise.server.errors import ApiError
+from edgewise.server.models import policy_for
+from edgewise.server.schemas import ChatRequest, CompletionRequest
+
+
+def checked(asked: ChatRequest | CompletionRequest) -> None:
+    """Refuse fields that only make sense together. Raises `ApiError`."""
+    if asked.stream_options and not asked.stream:
+        raise ApiError(400, "stream_options needs stream true.", param="stream_options")
+    if asked.edgewise.pending and not asked.stream:
+        raise ApiError(400, "edgewise.pending needs stream true.", param="edgewise.pending")
+
+
+def question_of(
+    answering: Answering,
+    asked: ChatRequest | CompletionRequest,
+    ids: Sequence[int],
+    *,
+    max_tokens: int | None,
+    candidates: bool,
+) -> Question:
+    """With the server's own settings where a request says nothing."""
+    own = answering.settings
+
+    def either(given: float | None, default: float) -> float:
+        return default if given is None else given
+
+    cloud = answering.cloud is not None
+    return Question(
+        ids=ids,
+        policy=policy_for(asked.model, own, answering.card, cloud=cloud),
+        max_tokens=max_tokens or own.max_tokens,
+        sampling=Sampling(
+            temperature=either(asked.temperature, own.temperature),
+            top_k=int(either(asked.top_k, own.top_k)),
+            top_p=either(asked.top_p, own.top_p),
+            min_p=either(asked.min_p, own.min_p),
+            # Seeds may be negative in OpenAI's API; every one is another draw.
+            seed=(own.seed if asked.seed is None else asked.seed) % (1 << 63),
+        ),
+        stop=asked.stops,
+        candidates=candidates or asked.edgewise.provenance,
+        pending=asked.edgewise.pending,
+    )

@@ -1,0 +1,102 @@
+"""Errors in OpenAI's form."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from edgewise.errors import CloudError, ContextOverflow, EdgewiseError, UsageError
+
+
+class ApiError(Exception):
+    """A refusal with its status, type and code; `headers` go with the reply."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.code, self.param = status, kind, code, param
+        self.headers = headers
+
+    def body(self) -> dict[str, Any]:
+        """What is sent."""
+        told = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": told}
+
+
+def api_error(error: EdgewiseError) -> ApiError:
+    """What a client is told of an error raised on purpose."""
+    if isinstance(error, ContextOverflow):
+        return ApiError(400, str(error), code="context_length_exceeded", param="messages")
+    if isinstance(error, UsageError):
+        return ApiError(400, str(error))
+    if isinstance(error, CloudError):
+        return ApiError(502, str(error), kind="api_error", code=f"cloud_{error.reason}")
+    return ApiError(500, str(error), kind="api_error")
+
+
+def unexpected() -> ApiError:
+    """What a client is told of a bug."""
+    message = "The server failed; its log says how."
+    return ApiError(500, message, kind="api_error", code="internal_error")
+
+
+def install(app: FastAPI) -> None:
+    """Every error of `app` leaves in this form."""
+
+    async def refused(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, ApiError)
+        return JSONResponse(error.body(), error.status, headers=error.headers)
+
+    async def raised(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, EdgewiseError)
+        told = api_error(error)
+        return JSONResponse(told.body(), told.status)
+
+    async def invalid(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        told = _invalid(error.errors())
+        return JSONResponse(told.body(), told.status)
+
+    async def http(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        kind = "invalid_request_error" if error.status_code < 500 else "api_error"
+        told = ApiError(error.status_code, f"{error.detail}.", kind=kind)
+        return JSONResponse(told.body(), told.status, headers=error.headers)
+
+    async def failed(_: Request, error: Exception) -> JSONResponse:
+        # Starlette raises it again, so that the log has it whole.
+        told = unexpected()
+        return JSONResponse(told.body(), told.status)
+
+    app.add_exception_handler(Exception, failed)
+    app.add_exception_handler(ApiError, refused)
+    app.add_exception_handler(EdgewiseError, raised)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+
+
+def _invalid(problems: Sequence[Any]) -> ApiError:
+    """The first problem as a sentence; of a union's, the one that got furthest."""
+    problem = max(problems, key=lambda found: len(found["loc"]))
+    if problem["type"] == "json_invalid":
+        return ApiError(400, "The body is no valid JSON.")
+    names = [str(part) for part in problem["loc"] if part != "body"]
+    param = ".".join(names[:3]) or None
+    if problem["type"] == "extra_forbidden":
+        message = f"{param} is not supported; leave it out."
+    elif problem["type"] == "missing":
+        message = f"{param or 'The body'} is missing."
+    else:
+        message = f"{param or 'The body'} is not valid: {problem['msg'].lower()}."
+    return ApiError(400, message, param=param)

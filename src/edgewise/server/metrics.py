@@ -1,0 +1,43 @@
+"""What the server counts, in Prometheus's form."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from edgewise.events import Consult, Event, Finished, Token
+
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+    """In a registry of its own, so that several servers fit in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "edgewise_requests", "Requests.", ["path", "status"], registry=self.registry
+        )
+        self.running = Gauge("edgewise_running", "Answers being written.", registry=self.registry)
+        self.waiting = Gauge("edgewise_waiting", "Answers in the queue.", registry=self.registry)
+        self._tokens = Counter("edgewise_tokens", "Tokens.", ["source"], registry=self.registry)
+        self._consults = Counter(
+            "edgewise_consults", "Consults.", ["outcome"], registry=self.registry
+        )
+        self._wasted = Counter(
+            "edgewise_wasted_tokens", "Cloud tokens dropped.", registry=self.registry
+        )
+        self._first = self._histogram("ttft_seconds", "Time to first token.")
+        self._gap = self._histogram("inter_token_seconds", "Between two tokens.")
+        self._consult = self._histogram("consult_seconds", "Consults.")
+
+    def count(self, event: Event) -> None:
+        """One event of an answer."""
+        if isinstance(event, Token):
+            self._tokens.labels(event.source).inc()
+            (self._gap if event.index else self._first).observe(event.seconds)
+        elif isinstance(event, Consult):
+            self._consults.labels(event.outcome).inc()
+            self._consult.observe(event.seconds)
+        elif isinstance(event, Finished):
+            self._wasted.inc(event.usage.wasted_tokens)
+
+    def _histogram(self, name: str, help: str) -> Histogram:
+        return Histogram(f"edgewise_{name}", help, buckets=_SECONDS, registry=self.registry)

@@ -1,0 +1,295 @@
+"""What requests may say and what replies look like, in OpenAI's terms.
+
+Every field is honoured or refused. Fields of the API that change nothing here are accepted at the
+value that asks for nothing, since clients send them unasked.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_MESSAGES = 1024
+MAX_CHARACTERS = 4 << 20
+MAX_IDS = 1 << 20
+MAX_STOPS = 16
+MAX_TOKENS = 1 << 20
+TOP_LOGPROBS = 5
+"""Most candidates per token: as many as a consult brings."""
+
+Text = Annotated[str, Field(max_length=MAX_CHARACTERS)]
+StopText = Annotated[str, Field(min_length=1, max_length=1000)]
+Zero = Annotated[float, Field(ge=0, le=0)]
+Nothing = Annotated[list[Any], Field(max_length=0)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class TextPart(_Strict):
+    """A part of a message; only text can be read."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class ChatMessage(_Strict):
+    """A turn. `developer` is another name of `system`."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)]
+    # What OpenAI's own client adds when an answer is sent back as it came.
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Nothing | None = None
+    annotations: Nothing | None = None
+
+    @property
+    def text(self) -> str:
+        """The content in one piece."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class StreamOptions(_Strict):
+    """`include_usage` adds a last chunk with the usage."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class EdgewiseOptions(_Strict):
+    """What only Edgewise has: with `provenance` replies say who wrote each token and why; with
+    `pending` a stream also says what the edge guesses while a consult flies."""
+
+    provenance: bool = False
+    pending: bool = False
+
+
+class _Request(_Strict):
+    model: Annotated[str, Field(max_length=200)]
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
+    n: Literal[1] | None = None
+    user: Annotated[str, Field(max_length=1000)] | None = None
+    frequency_penalty: Zero | None = None
+    presence_penalty: Zero | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    edgewise: EdgewiseOptions = EdgewiseOptions()
+
+    @property
+    def stops(self) -> list[str]:
+        """Stop strings as a list."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+class TextFormat(_Strict):
+    """Answers are plain text."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(_Request):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
+    response_format: TextFormat | None = None
+    tools: Nothing | None = None
+    tool_choice: Literal["none"] | None = None
+    store: Literal[False] | None = None
+
+
+Ids = Annotated[
+    list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1, max_length=MAX_IDS)
+]
+
+
+class CompletionRequest(_Request):
+    """`POST /v1/completions`: one prompt, as text or as token ids."""
+
+    prompt: (
+        Text
+        | Ids
+        | Annotated[list[Text], Field(min_length=1, max_length=1)]
+        | Annotated[list[Ids], Field(min_length=1, max_length=1)]
+    )
+    logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+    suffix: None = None
+
+
+class ErrorBody(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorReply(BaseModel):
+    """OpenAI's form of an error."""
+
+    error: ErrorBody
+
+
+class CloudUsage(BaseModel):
+    """What of an answer the cloud wrote, and what that took."""
+
+    cloud_tokens: int
+    edge_tokens: int
+    wasted_tokens: int
+    cloud_share: float
+    cloud_calls: int
+    failed_calls: int
+
+
+class PromptDetails(BaseModel):
+    """`cached_tokens` of the prompt were in the edge model's KV cache already."""
+
+    cached_tokens: int
+
+
+class UsageReply(BaseModel):
+    """Token counts of an answer."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    edgewise: CloudUsage
+
+
+class TopLogprob(BaseModel):
+    """A candidate; `bytes` where `token` alone is not whole characters."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    """A token of the answer with its candidates."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """Of every token of a chat answer."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class AnswerMessage(BaseModel):
+    """The assistant's turn."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class TokenProvenance(BaseModel):
+    """Who wrote a token, and why. Times in seconds, logprobs in nats.
+
+    `score` is the router's; `wait` was spent on the cloud; `edge` and `cloud` are both models'
+    candidates as far as they are known.
+    """
+
+    index: int
+    id: int
+    text: str
+    source: Literal["edge", "cloud"]
+    reason: str
+    score: float | None
+    seconds: float
+    wait: float
+    edge: list[TopLogprob]
+    cloud: list[TopLogprob]
+
+
+class Provenance(BaseModel):
+    """On demand; `timing` in seconds."""
+
+    tokens: list[TokenProvenance]
+    timing: dict[str, float]
+
+
+class ChatChoice(BaseModel):
+    """The one answer."""
+
+    index: Literal[0] = 0
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatCompletion(BaseModel):
+    """A whole chat answer."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageReply
+    edgewise: Provenance | None = None
+
+
+class CompletionLogprobs(BaseModel):
+    """The older form; None where a model did not say."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    """The one text."""
+
+    index: Literal[0] = 0
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Literal["stop", "length"]
+
+
+class Completion(BaseModel):
+    """A whole text completion."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageReply
+    edgewise: Provenance | None = None
+
+
+class ModelEntry(BaseModel):
+    """A model id that can be asked for."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["edgewise"] = "edgewise"
+
+
+class ModelList(BaseModel):
+    """All of them."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelEntry]

@@ -1,0 +1,150 @@
+"""`edgewise chat`: lines of stdin, and a real terminal."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+from edgewise.addresses import bundled
+from edgewise.cloud.link import Link, Quality
+from edgewise.evaluation.tasks.pocketqa import pocketqa
+from tests.cli.conftest import Edgewise
+from tests.llama_server_process import llama_server
+
+QUESTION = pocketqa().questions[1].prompt
+
+
+def test_a_conversation_has_turns(edgewise: Edgewise, tmp_path: Path) -> None:
+    lines = f"Tell me about copper.\n/why\n\nAnd iron?\n/save talk.json\n/quit\n{QUESTION}\n"
+    result = edgewise("chat", stdin=lines.encode())
+    assert result.code == 0, result.err
+    assert "copper" in result.out
+    saved = json.loads((tmp_path / "talk.json").read_text())
+    roles = [message["role"] for message in saved["messages"]]
+    assert roles == ["user", "assistant", "user", "assistant"]
+    assert saved["messages"][1]["content"] in result.out
+    assert [answer["whole"] for answer in saved["answers"]] == [True, True]
+    assert QUESTION not in json.dumps(saved)
+
+
+def test_why_shows_the_routed_tokens(edgewise: Edgewise) -> None:
+    lines = f"/why\n/share 1\n{QUESTION}\n/why\n/share 0\n{QUESTION}\n/why\n"
+    result = edgewise("chat", stdin=lines.encode())
+    assert result.code == 0, result.err
+    assert "There is no answer yet" in result.err
+    assert "critical" in result.out
+    assert "cloud" in result.out
+    assert "sent none" in result.err
+
+
+def test_the_dial_and_the_modes(edgewise: Edgewise) -> None:
+    lines = f"/mode edge\n{QUESTION}\n/mode cloud\n{QUESTION}\n/mode pair\n/share 0.2\n{QUESTION}\n"
+    result = edgewise("chat", stdin=lines.encode())
+    assert result.code == 0, result.err
+    shares = re.findall(r"by the cloud \(([\d.]+)%\)", result.err)
+    assert float(shares[0]) == 0
+    assert float(shares[1]) == 100
+    assert 0 < float(shares[2]) < 60
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("/dance", "no command /dance"),
+        ("/share lots", "/share needs"),
+        ("/share 2", "from 0 to 1"),
+        ("/mode both", "/mode needs"),
+        ("/save", "/save needs"),
+        ("/save no/such/folder.json", "cannot be written"),
+        ("copper " * 5000, "do not fit"),
+    ],
+)
+def test_a_mistake_costs_nothing(edgewise: Edgewise, line: str, told: str) -> None:
+    result = edgewise("chat", stdin=f"{line}\nTell me about copper.\n".encode())
+    assert result.code == 0, result.err
+    assert told in result.err
+    assert "copper" in result.out
+
+
+def test_without_a_cloud_there_is_no_cloud_mode(edgewise: Edgewise) -> None:
+    result = edgewise("chat", "--cloud", "none", stdin=b"/mode cloud\n/mode edge\n")
+    assert "needs a cloud model" in result.err
+    assert "edge writes from now on" in result.err
+
+
+class Terminal:
+    """A process on a terminal of its own."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._master, slave = pty.openpty()
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("EDGEWISE_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "edgewise", *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=folder,
+            env=environment | {"TERM": "xterm", "COLUMNS": "100"},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def wait_for(self, text: str, seconds: float = 30) -> None:
+        end = time.monotonic() + seconds
+        while text not in self.seen:
+            assert time.monotonic() < end, self.seen
+            ready, _, _ = select.select([self._master], [], [], 0.1)
+            if ready:
+                try:
+                    self.seen += os.read(self._master, 1 << 16).decode("utf-8", "replace")
+                except OSError:
+                    assert text in self.seen, self.seen
+        self.seen = self.seen.partition(text)[2]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+def test_an_interrupted_answer_is_kept(tmp_path: Path) -> None:
+    with llama_server(bundled("cloud")) as engine:
+        link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=0.3))
+        terminal = Terminal(
+            tmp_path,
+            *("chat", "--cloud", link.url, "--router", "constant:1", "--run-ahead", "0"),
+            *("--threshold", "0.5"),
+        )
+        try:
+            terminal.wait_for("> ")
+            terminal.type("Tell me about copper.\r")
+            terminal.wait_for("copper.")
+            time.sleep(1.5)
+            terminal.type("\x03")
+            terminal.wait_for("interrupted")
+            terminal.type("/save talk.json\r")
+            terminal.wait_for("saved to talk.json")
+            terminal.type("\x04")
+            assert terminal.process.wait(timeout=20) == 0
+        finally:
+            terminal.close()
+            link.close()
+    saved = json.loads((tmp_path / "talk.json").read_text())
+    (answer,) = saved["answers"]
+    assert not answer["whole"]
+    assert 1 <= len(answer["tokens"]) < 10
+    assert saved["messages"][1]["content"]

@@ -1,0 +1,46 @@
+"""`edgewise serve` as a process of its own, as users start it."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx2
+
+from tests.llama_server_process import free_port
+
+START_SECONDS = 60
+
+
+@contextmanager
+def serving(*arguments: str, **environment: str) -> Iterator[str]:
+    """Serve with these flags (the bundled pair without any); yields the URL."""
+    port = free_port()
+    command = [sys.executable, "-m", "edgewise", "serve", "--port", str(port), *arguments]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("EDGEWISE_")}
+    with tempfile.TemporaryFile() as told, tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            command, env=kept | environment, cwd=folder, stdout=told, stderr=told
+        )
+        url = f"http://127.0.0.1:{port}"
+        try:
+            end = time.monotonic() + START_SECONDS
+            while not _answers(url):
+                if process.poll() is not None or time.monotonic() > end:
+                    told.seek(0)
+                    raise RuntimeError(f"the server did not start: {told.read().decode()}")
+                time.sleep(0.05)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(timeout=20)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx2.get(f"{url}/health", timeout=2, trust_env=False).is_success
+    except httpx2.TransportError:
+        return False

@@ -1,0 +1,292 @@
+"""`/v1/chat/completions` over a real server: shapes, streams, what is honoured and refused."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.server.serving import serving
+
+ASK = {"model": "edgewise", "messages": [{"role": "user", "content": "Tell me about copper."}]}
+PATH = "/v1/chat/completions"
+
+
+def post(url: str, **more: Any) -> httpx2.Response:
+    return httpx2.post(url + PATH, json=ASK | more, timeout=60, trust_env=False)
+
+
+def answer(url: str, **more: Any) -> dict[str, Any]:
+    response = post(url, **more)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def chunks(url: str, **more: Any) -> list[dict[str, Any]]:
+    """All chunks of a stream; the end is checked here."""
+    response = post(url, stream=True, **more)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    return list(_data(response.text))
+
+
+def _data(text: str) -> Iterator[dict[str, Any]]:
+    lines = [line for line in text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "data: [DONE]"
+    for line in lines[:-1]:
+        yield json.loads(line.removeprefix("data: "))
+
+
+def said(found: list[dict[str, Any]]) -> str:
+    return "".join(c["choices"][0]["delta"].get("content", "") for c in found if c["choices"])
+
+
+def test_an_answer_has_what_clients_read(url: str) -> None:
+    found = answer(url)
+    assert found["object"] == "chat.completion"
+    assert found["model"] == "edgewise"
+    (choice,) = found["choices"]
+    assert choice["message"]["role"] == "assistant"
+    assert choice["message"]["content"]
+    assert choice["finish_reason"] == "stop"
+    usage = found["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    own = usage["edgewise"]
+    assert own["cloud_tokens"] + own["edge_tokens"] == usage["completion_tokens"]
+    assert "edgewise" not in found
+
+
+def test_a_stream_says_the_same_as_a_whole_answer(url: str) -> None:
+    whole = answer(url, seed=7, temperature=0.8)
+    found = chunks(url, seed=7, temperature=0.8, stream_options={"include_usage": True})
+    assert said(found) == whole["choices"][0]["message"]["content"]
+    assert found[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    *_, last, usage = found
+    assert last["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    assert len({chunk["id"] for chunk in found}) == 1
+    assert all(chunk["object"] == "chat.completion.chunk" for chunk in found)
+
+
+def test_without_include_usage_a_stream_has_none(url: str) -> None:
+    assert all("usage" not in chunk for chunk in chunks(url))
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_an_answer_ends_at_its_limit(url: str, field: str) -> None:
+    found = answer(url, **{field: 3})
+    assert found["usage"]["completion_tokens"] == 3
+    assert found["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_stop_string_ends_the_answer_before_it(url: str) -> None:
+    whole = answer(url)["choices"][0]["message"]["content"]
+    stop = whole[10:14]
+    for form in (stop, [stop, "never said"]):
+        found = answer(url, stop=form)
+        assert found["choices"][0]["message"]["content"] == whole.partition(stop)[0]
+        assert found["choices"][0]["finish_reason"] == "stop"
+        assert said(chunks(url, stop=form)) == whole.partition(stop)[0]
+
+
+def test_a_seed_repeats_a_drawn_answer(url: str) -> None:
+    drawn = [
+        answer(url, seed=seed, temperature=1.5)["choices"][0]["message"]["content"]
+        for seed in (3, 3, -4)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_logprobs_have_bytes_and_candidates(url: str) -> None:
+    found = answer(url, logprobs=True, top_logprobs=3, max_tokens=12)
+    content = found["choices"][0]["logprobs"]["content"]
+    assert content
+    for one in content:
+        assert one["logprob"] <= 0
+        assert bytes(one["bytes"]).decode("utf-8", "replace") == one["token"]
+        assert len(one["top_logprobs"]) == 3
+        probabilities = [top["logprob"] for top in one["top_logprobs"]]
+        assert probabilities == sorted(probabilities, reverse=True)
+        # Greedy: the token is the likeliest of who wrote it.
+        assert one["top_logprobs"][0]["token"] == one["token"]
+    streamed = chunks(url, logprobs=True, top_logprobs=3, max_tokens=12)
+    told = [c["choices"][0]["logprobs"] for c in streamed]
+    assert [one for part in told if part for one in part["content"]] == content
+
+
+def test_model_ids_choose_who_writes(url: str) -> None:
+    edge = answer(url, model="edgewise:edge")["usage"]["edgewise"]
+    assert (edge["cloud_tokens"], edge["cloud_calls"]) == (0, 0)
+    cloud = answer(url, model="edgewise:cloud")["usage"]["edgewise"]
+    assert cloud["edge_tokens"] == 0
+    assert cloud["cloud_calls"] < cloud["cloud_tokens"]
+    assert answer(url, model="edgewise@0")["usage"]["edgewise"]["cloud_tokens"] == 0
+    all_of_it = answer(url, model="edgewise@1")["usage"]["edgewise"]
+    assert all_of_it["edge_tokens"] == 0
+    some = answer(url, model="edgewise@0.2", max_tokens=64)["usage"]["edgewise"]
+    assert some["cloud_share"] < 0.5
+
+
+def test_provenance_is_told_on_demand(url: str) -> None:
+    found = answer(url, model="edgewise@0.2", edgewise={"provenance": True})
+    tokens = found["edgewise"]["tokens"]
+    assert len(tokens) == found["usage"]["completion_tokens"]
+    assert {token["source"] for token in tokens} == {"edge", "cloud"}
+    by_cloud = [token for token in tokens if token["source"] == "cloud"]
+    assert len(by_cloud) == found["usage"]["edgewise"]["cloud_tokens"]
+    for token in by_cloud:
+        assert token["reason"] == "critical"
+        assert 0 <= token["score"] <= 1
+        assert token["edge"]
+        assert token["cloud"]
+    assert found["edgewise"]["timing"]["ttft"] > 0
+    streamed = chunks(url, model="edgewise@0.2", edgewise={"provenance": True, "pending": True})
+    own = [chunk["edgewise"] for chunk in streamed if "edgewise" in chunk]
+    assert [one["token"]["id"] for one in own if "token" in one] == [t["id"] for t in tokens]
+    assert any("pending" in one for one in own)
+
+
+def test_a_second_turn_does_not_read_the_first_again(url: str) -> None:
+    history = [{"role": "user", "content": "Tell me about copper. " * 8}]
+    first = answer(url, messages=history, max_tokens=24)
+    said_first = first["choices"][0]["message"]["content"]
+    history += [
+        {"role": "assistant", "content": said_first},
+        {"role": "user", "content": "And iron?"},
+    ]
+    second = answer(url, messages=history, max_tokens=8)
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= 0.9 * first["usage"]["prompt_tokens"]
+
+
+def test_parts_and_developer_messages_are_read(url: str) -> None:
+    parts = [{"type": "text", "text": "Tell me "}, {"type": "text", "text": "about copper."}]
+    one = answer(url, messages=[{"role": "user", "content": parts}])
+    assert (
+        one["choices"][0]["message"]["content"] == (answer(url)["choices"][0]["message"]["content"])
+    )
+    rule = {"role": "developer", "content": "Be brief."}
+    told = answer(url, messages=[rule, *ASK["messages"]], max_tokens=2)
+    assert told["usage"]["prompt_tokens"] > one["usage"]["prompt_tokens"]
+
+
+def test_what_openais_client_sends_unasked_is_accepted(url: str) -> None:
+    answer(
+        url,
+        max_tokens=2,
+        n=1,
+        tools=[],
+        logit_bias={},
+        frequency_penalty=0,
+        presence_penalty=0,
+        user="somebody",
+        response_format={"type": "text"},
+        temperature=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "told"),
+    [
+        ({"n": 2}, 400, "n "),
+        ({"tools": [{"type": "function"}]}, 400, "tools"),
+        ({"frequency_penalty": 0.5}, 400, "frequency_penalty"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"temperature": 3}, 400, "temperature"),
+        ({"temperature": "hot"}, 400, "temperature"),
+        ({"top_p": 0}, 400, "top_p"),
+        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"max_tokens": 4, "max_completion_tokens": 4}, 400, "not both"),
+        ({"stop": ["a"] * 17}, 400, "stop"),
+        ({"stop": ""}, 400, "stop"),
+        ({"top_logprobs": 3}, 400, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 9}, 400, "top_logprobs"),
+        ({"stream": False, "stream_options": {}}, 400, "stream"),
+        ({"stream": False, "edgewise": {"pending": True}}, 400, "stream"),
+        ({"edgewise": {"colour": True}}, 400, "edgewise.colour"),
+        ({"mirostat": 1}, 400, "mirostat"),
+        ({"messages": []}, 400, "messages"),
+        ({"messages": "hello"}, 400, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages.0"),
+        ({"messages": [{"role": "user", "content": "copper " * 5000}]}, 400, "context"),
+        ({"model": "gpt-9"}, 404, "edgewise"),
+        ({"model": "edgewise@1.5"}, 404, "edgewise"),
+        ({"model": "edgewise@nan"}, 404, "edgewise"),
+    ],
+)
+def test_what_is_not_honoured_is_refused(
+    url: str, more: dict[str, Any], status: int, told: str
+) -> None:
+    for stream in (False, True):
+        response = post(url, **{"stream": stream} | more)
+        assert response.status_code == status, response.text
+        error = response.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["type"] == "invalid_request_error"
+        assert told in error["message"] + str(error["param"])
+        assert "\n" not in error["message"]
+
+
+def test_what_is_no_json_is_refused(url: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    for body in (b"{", b"", b"\xff", b"[]", b'{"model": "edgewise"}'):
+        response = httpx2.post(url + PATH, content=body, headers=headers, trust_env=False)
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_body_beyond_the_limit_is_refused(url: str) -> None:
+    body = b'{"model": "' + b"x" * (9 << 20) + b'"}'
+    headers = {"Content-Type": "application/json"}
+    response = httpx2.post(url + PATH, content=body, headers=headers, timeout=60, trust_env=False)
+    assert response.status_code == 413
+    assert response.json()["error"]["message"]
+
+
+def test_an_unknown_address_has_the_same_form_of_error(url: str) -> None:
+    for path in ("/v1/nothing", "/v1/embeddings"):
+        response = httpx2.post(url + path, json={}, trust_env=False)
+        assert response.status_code in (404, 405)
+        assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@given(
+    temperature=st.floats(0, 2),
+    top_p=st.floats(0.01, 1),
+    max_tokens=st.integers(1, 12),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    model=st.sampled_from(["edgewise", "edgewise:edge", "edgewise@0.1", "edgewise:cloud"]),
+    text=st.text(max_size=60),
+)
+@settings(deadline=None, max_examples=25)
+def test_every_request_within_the_bounds_is_answered(
+    url: str,
+    temperature: float,
+    top_p: float,
+    max_tokens: int,
+    seed: int,
+    model: str,
+    text: str,
+) -> None:
+    more = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
+    messages = [{"role": "user", "content": text.encode("utf-8", "replace").decode()}]
+    whole = answer(url, model=model, messages=messages, **more)
+    assert 1 <= whole["usage"]["completion_tokens"] <= max_tokens
+    streamed = chunks(url, model=model, messages=messages, **more)
+    assert said(streamed) == whole["choices"][0]["message"]["content"]
+
+
+def test_a_key_is_asked_for_where_one_is_set() -> None:
+    with serving("--threads", "1", EDGEWISE_API_KEY="secret") as guarded:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}):
+            for path in ("/v1/models", "/metrics"):
+                response = httpx2.get(guarded + path, headers=headers, trust_env=False)
+                assert response.status_code == 401
+                assert response.json()["error"]["code"] == "invalid_api_key"
+        right = {"Authorization": "Bearer secret"}
+        assert httpx2.get(f"{guarded}/v1/models", headers=right, trust_env=False).is_success
+        assert httpx2.get(f"{guarded}/health", trust_env=False).is_success

@@ -1,0 +1,75 @@
+"""The clients people have, each in a process of its own: docs/clients.md as far as it can run."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = (ROOT / "docs/clients.md").read_text()
+LITELLM = os.environ.get("LITELLM_PYTHON")
+SHOWN = "http://127.0.0.1:8300"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", DOCS, re.DOTALL)
+
+
+def run(command: list[str]) -> str:
+    # Nothing but the server may be asked, not even for a list of prices.
+    offline = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "*"}
+    done = subprocess.run(
+        command, env=os.environ | offline, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.split()[1])
+def test_what_the_documentation_shows_works(url: str, code: str) -> None:
+    out = run([python_for(code), "-c", code.replace(SHOWN, url)])
+    assert "copper" in out
+
+
+def python_for(code: str) -> str:
+    """LiteLLM wants an older huggingface_hub than Edgewise, so it lives in a place of its own."""
+    if "litellm" not in code:
+        return sys.executable
+    if LITELLM is None:
+        pytest.skip("needs LITELLM_PYTHON, an interpreter with litellm; see make test-litellm")
+    return LITELLM
+
+
+def test_curl_as_shown(url: str) -> None:
+    (code,) = [block for block in blocks("sh") if "curl" in block]
+    out = run(["bash", "-c", code.replace(SHOWN, url)])
+    assert '"provenance"' not in out
+    assert '"source"' in out
+
+
+def test_the_proxys_configuration_is_one(url: str) -> None:
+    (config,) = blocks("yaml")
+    code = f"""
+import litellm, yaml
+config = yaml.safe_load({config.replace(SHOWN, url)!r})
+router = litellm.Router(model_list=config["model_list"])
+messages = [{{"role": "user", "content": "Tell me about copper."}}]
+print(router.completion(model="edgewise", messages=messages).choices[0].message.content)
+"""
+    assert "copper" in run([python_for(code), "-c", code])
+
+
+def test_openais_client_in_all_its_ways(url: str) -> None:
+    run([sys.executable, str(Path(__file__).with_name("openai_clients.py")), url])
+
+
+def test_no_input_makes_the_server_fail(url: str) -> None:
+    """Schemathesis over the server's own description, bounded."""
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"]
+    command += ["--max-examples", "25", "--seed", "1", "--request-timeout", "60"]
+    command += ["--checks", "not_a_server_error,response_schema_conformance,"]
+    command[-1] += "content_type_conformance,status_code_conformance"
+    run(command)

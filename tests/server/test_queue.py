@@ -1,0 +1,125 @@
+"""Many clients: every answer is whole and its own, or a clean 429; those who leave are noticed."""
+
+import asyncio
+import time
+
+import aiohttp
+import pytest
+
+from edgewise.addresses import bundled
+from edgewise.cloud.link import Link, Quality
+from edgewise.server.admission import Admission
+from edgewise.server.errors import ApiError
+from tests.llama_server_process import llama_server
+from tests.server.serving import serving
+
+WORDS = ("copper", "iron", "gold", "silver", "tin", "lead", "zinc", "nickel")
+
+
+def ask(word: str, *, tokens: int = 40) -> dict[str, object]:
+    messages = [{"role": "user", "content": f"Tell me about {word}."}]
+    return {"model": "edgewise:edge", "messages": messages, "max_tokens": tokens}
+
+
+async def post(session: aiohttp.ClientSession, url: str, body: object) -> tuple[int, str, str]:
+    async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+        told = await response.json()
+        if response.status == 429:
+            return 429, response.headers["Retry-After"], told["error"]["code"]
+        return response.status, told["choices"][0]["message"]["content"], ""
+
+
+def test_everyone_gets_their_own_answer_or_is_sent_away() -> None:
+    async def all_at_once(url: str) -> list[tuple[int, str, str]]:
+        async with aiohttp.ClientSession() as session:
+            alone = {word: (await post(session, url, ask(word)))[1] for word in WORDS}
+            words = [WORDS[number % len(WORDS)] for number in range(24)]
+            found = await asyncio.gather(*(post(session, url, ask(word)) for word in words))
+            for word, (status, text, _) in zip(words, found, strict=True):
+                assert status == 429 or text == alone[word]
+            # Afterwards everything is free again.
+            assert (await post(session, url, ask("copper")))[0] == 200
+            return found
+
+    with serving("--slots", "2", "--queue", "3", "--threads", "1") as url:
+        found = asyncio.run(all_at_once(url))
+    statuses = [status for status, _, _ in found]
+    assert statuses.count(200) >= 5
+    assert statuses.count(429) >= 1
+    for status, patience, code in found:
+        if status == 429:
+            assert int(patience) >= 1
+            assert code == "queue_full"
+
+
+async def leave_early(session: aiohttp.ClientSession, url: str, *, stream: bool) -> None:
+    body = ask("copper") | {"model": "edgewise@1", "stream": stream}
+
+    async def read() -> None:
+        async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+            assert response.status == 200
+            await response.read()
+
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(read(), 0.1)
+
+
+def test_a_client_that_leaves_frees_its_place() -> None:
+    async def until_free(url: str, *, stream: bool) -> float:
+        async with aiohttp.ClientSession() as session:
+            await leave_early(session, url, stream=stream)
+            begun = time.monotonic()
+            while (await post(session, url, ask("iron", tokens=4)))[0] != 200:
+                assert time.monotonic() - begun < 10
+            return time.monotonic() - begun
+
+    with llama_server(bundled("cloud")) as engine:
+        link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=1.0))
+        # A consult a second, and a dozen of them in an answer.
+        flags = ("--slots", "1", "--queue", "0", "--threads", "1", "--span", "2")
+        with serving(*flags, "--cloud", link.url, "--router", "constant:1") as url:
+            for stream in (True, False, True, False):
+                assert asyncio.run(until_free(url, stream=stream)) < 3
+        link.close()
+
+
+def test_a_queue_is_first_come_first_served() -> None:
+    async def served() -> list[int]:
+        admission = Admission(slots=1, queue=3)
+        order: list[int] = []
+        tickets = [admission.enter() for _ in range(4)]
+        with pytest.raises(ApiError) as full:
+            admission.enter()
+        assert full.value.status == 429
+        assert int((full.value.headers or {})["Retry-After"]) >= 1
+
+        async def one(number: int) -> None:
+            await tickets[number].turn()
+            order.append(number)
+            await asyncio.sleep(0.01)
+            tickets[number].leave()
+            tickets[number].leave()
+
+        await asyncio.gather(*(one(number) for number in range(4)))
+        assert (admission.running, admission.waiting) == (0, 0)
+        return order
+
+    assert asyncio.run(served()) == [0, 1, 2, 3]
+
+
+def test_one_who_waits_and_leaves_makes_room() -> None:
+    async def served() -> None:
+        admission = Admission(slots=1, queue=1)
+        first, second = admission.enter(), admission.enter()
+        await first.turn()
+        waiting = asyncio.create_task(second.turn())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        second.leave()
+        third = admission.enter()
+        first.leave()
+        await asyncio.wait_for(third.turn(), 1)
+        third.leave()
+        assert (admission.running, admission.waiting) == (0, 0)
+
+    asyncio.run(served())
