@@ -49,9 +49,14 @@ def linked() -> Iterator[tuple[str, Link]]:
 
 
 @pytest.fixture
-def page(browser: Browser, linked: tuple[str, Link]) -> Iterator[Page]:
+def problems() -> list[str]:
+    """Errors in the page's console; a test that expects one takes it out."""
+    return []
+
+
+@pytest.fixture
+def page(browser: Browser, linked: tuple[str, Link], problems: list[str]) -> Iterator[Page]:
     """The page, opened; no test may leave an error in its console."""
-    problems: list[str] = []
 
     def note(message: ConsoleMessage) -> None:
         if message.type == "error":
@@ -61,7 +66,7 @@ def page(browser: Browser, linked: tuple[str, Link]) -> Iterator[Page]:
     opened.on("console", note)
     opened.on("pageerror", lambda error: problems.append(str(error)))
     opened.goto(linked[0])
-    expect(opened.get_by_role("status")).to_contain_text("with")
+    expect(opened.locator("#status")).to_contain_text("with")
     yield opened
     opened.close()
     assert problems == []
@@ -87,6 +92,10 @@ def test_an_answer_shows_who_wrote_what(page: Page) -> None:
         expect(page.locator(f"[data-counter={counter}]")).to_have_text(re.compile(r"\d"))
     bars = page.locator(".timeline span")
     assert bars.count() > 3
+    line, last = page.locator(".timeline").bounding_box(), bars.last.bounding_box()
+    assert line
+    assert last
+    assert last["x"] + last["width"] == pytest.approx(line["x"] + line["width"], abs=3)
     assert page.locator(".timeline span.cloud").count() == page.locator(".token.cloud").count()
     assert "by the cloud" in (page.locator(".timeline").get_attribute("aria-label") or "")
 
@@ -164,9 +173,11 @@ def test_markup_stays_text(page: Page) -> None:
     assert page.title() == "Edgewise"
 
 
-def test_a_server_that_refuses_is_told(page: Page) -> None:
+def test_a_server_that_refuses_is_told(page: Page, problems: list[str]) -> None:
     ask(page, "copper " * 5000)
     expect(page.get_by_role("alert")).to_contain_text("context")
+    # Chromium's own word on a 400.
+    assert "Failed to load resource" in problems.pop()
 
 
 @pytest.mark.parametrize("width", [1280, 360])

@@ -90,7 +90,8 @@ class Answer {
     this.text.insertBefore(span, this.pending.values().next().value ?? null);
     this.tokens.push(span);
     const bar = element("span", kind.trim());
-    bar.style.flexGrow = token.seconds;
+    // Below a sum of one they would not fill the line.
+    bar.style.flexGrow = 1000 * token.seconds;
     bar.title = `${token.text} (${(1000 * token.seconds).toFixed(0)} ms)`;
     this.timeline.append(bar);
     if (token.source === "cloud") this.cloud += 1;
@@ -138,6 +139,7 @@ class Answer {
       this.set("first", `${(1000 * timing.ttft).toFixed(0)} ms`);
       this.set("rate", (this.timeline.childElementCount / timing.total).toFixed(1));
     }
+    this.article.scrollIntoView({ block: "nearest" });
     const tokens = this.timeline.childElementCount;
     this.timeline.setAttribute("aria-label", `Timeline of ${tokens} tokens, ${this.cloud} by the cloud`);
   }
