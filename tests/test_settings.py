@@ -29,7 +29,7 @@ def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path) -> No
         EDGEWISE_SEED="3",
         UNRELATED="3",
     )
-    assert (found.span, found.seed, found.max_tokens, found.slots) == (4, 3, 2, 1)
+    assert (found.span, found.seed, found.max_tokens, found.ctx) == (4, 3, 2, None)
     assert found.deadline == Settings().deadline
 
 

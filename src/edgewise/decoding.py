@@ -180,7 +180,7 @@ class Generation(Iterator[Event]):
         self._first: float | None = None
         self._waited = 0.0
         self._awaited: _Awaited | None = None
-        self._pending = pending
+        self._pending, self._candidates = pending, candidates
         needs = decoder.router.needs
         if not sampling.greedy:
             needs |= Needs.LOGITS
@@ -348,7 +348,8 @@ class Generation(Iterator[Event]):
     def _write_edge(self, state: State, read: Read, reason: Reason | Fault, wait: float) -> None:
         counts = replace(state.counts, edge=state.counts.edge + 1)
         event = self._token(read.token, "edge", read.score, read.logprob, reason, wait)
-        event = replace(event, edge=read.candidates) if read.candidates else event
+        if self._candidates:
+            event = replace(event, edge=read.candidates)
         self._append(replace(state, counts=counts), event, ends=False)
 
     def _write_cloud(

@@ -138,6 +138,7 @@ def test_an_interrupted_answer_is_kept(tmp_path: Path) -> None:
             terminal.wait_for("interrupted")
             terminal.type("/save talk.json\r")
             terminal.wait_for("saved to talk.json")
+            terminal.wait_for("2004h")
             terminal.type("\x04")
             assert terminal.process.wait(timeout=20) == 0
         finally:
