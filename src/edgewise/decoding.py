@@ -7,6 +7,7 @@ position (random draws). So rewinding means going back to a state.
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent import futures
 from concurrent.futures import Future
 from types import TracebackType
 from typing import NamedTuple
@@ -178,7 +179,7 @@ class Generation(Iterator[Event]):
         self._finished = self._closed = False
         self._started = self._last = time.monotonic()
         self._first: float | None = None
-        self._waited = 0.0
+        self._waited = self._patience = 0.0
         self._awaited: _Awaited | None = None
         self._pending, self._candidates = pending, candidates
         needs = decoder.router.needs
@@ -324,7 +325,7 @@ class Generation(Iterator[Event]):
     def _run_or_wait(self, awaited: "_Awaited") -> None:
         """Another step ahead while the consult flies, or its outcome."""
         flight = awaited.flight
-        if self._policy.run_ahead and not flight.future.done():
+        if self._policy.run_ahead and not self._lands(flight):
             self._run.begin(flight, awaited.read, awaited.state.budget)
             breaker = self._decoder.breaker
             guess = self._run.forward(may_ask=not breaker.is_open)
@@ -337,13 +338,23 @@ class Generation(Iterator[Event]):
         self._awaited = None
         begun = time.monotonic()
         state, reason = self._outcome(awaited)
-        wait = time.monotonic() - begun
+        wait = time.monotonic() - begun + self._patience
+        self._patience = 0.0
         self._waited += wait
         if state.ahead:
             read = awaited.read
             self._write_cloud(state, read.score, reason, wait=wait, edge=read.candidates)
         else:
             self._write_edge(state, awaited.read, reason, wait)
+
+    def _lands(self, flight: Flight) -> bool:
+        """Whether a consult is over, or is so before a step ahead would pay."""
+        elapsed = time.monotonic() - flight.begun
+        patience = self._policy.patience(self._decoder.latency, elapsed, first=flight.first)
+        if patience and not flight.future.done():
+            futures.wait((flight.future,), patience)
+            self._patience += time.monotonic() - flight.begun - elapsed
+        return flight.future.done()
 
     def _write_edge(self, state: State, read: Read, reason: Reason | Fault, wait: float) -> None:
         counts = replace(state.counts, edge=state.counts.edge + 1)
@@ -446,6 +457,7 @@ class Generation(Iterator[Event]):
             breaker.failed()
             raise
         breaker.succeeded()
+        self._decoder.latency.judged(changed=verdict.ids[0] != read.proposed)
         self._report(flight.ask, flight.new_ids, flight.begun, verdict)
         known = flight.position
         return state.answered(verdict, flight.ask, read.proposed, known, self._policy), "critical"

@@ -1,4 +1,4 @@
-"""How long consults take: moving averages, recent quantiles, timeouts in a row."""
+"""How long consults take, and how often they change the token: averages and recent quantiles."""
 
 import threading
 from collections import deque
@@ -20,12 +20,16 @@ class Latency:
     An answer's first consults are counted apart (`first`): the engine may have to read the prompt.
     `round_trip` and `engine` are exponentially weighted means in seconds (weight 1/8, as TCP's
     smoothed round-trip time, RFC 6298), None before the first answer or where no engine says its
-    own time. `timeouts` is how many consults in a row were not answered in time.
+    own time; `step` of the edge's own steps, and `changed` of whether a verdict differed from the
+    edge's token (a half before the first). `timeouts` is how many consults in a row were not
+    answered in time.
     """
 
     def __init__(self) -> None:
         self.round_trip: float | None = None
         self.engine: float | None = None
+        self.step: float | None = None
+        self.changed = 0.5
         self.timeouts = 0
         self._recent = {first: deque[float](maxlen=RECENT) for first in (False, True)}
         self._lock = threading.Lock()
@@ -40,6 +44,16 @@ class Latency:
             if not first:
                 trip = max(0.0, seconds - (engine_seconds or 0.0))
                 self.round_trip = _smoothed(self.round_trip, trip)
+
+    def stepped(self, seconds: float) -> None:
+        """The edge took `seconds` for one token."""
+        with self._lock:
+            self.step = _smoothed(self.step, seconds)
+
+    def judged(self, *, changed: bool) -> None:
+        """A verdict confirmed the edge's token, or changed it."""
+        with self._lock:
+            self.changed = _smoothed(self.changed, float(changed))
 
     def timed_out(self, deadline: float, *, first: bool) -> None:
         """A consult was given up after `deadline` seconds: it would have taken at least those."""

@@ -126,6 +126,20 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         patience = max(SHORTEST_DEADLINE, _PATIENCE * median) * 2 ** min(latency.timeouts, 4)
         return min(patience, LONGEST_DEADLINE)
 
+    def patience(self, latency: Latency, elapsed: float, *, first: bool) -> float:
+        """Seconds to wait for a consult, `elapsed` seconds old, before another step ahead is made.
+
+        0 while its verdict is not about to come. With r seconds to go, a step of s seconds gains r
+        where the guess is confirmed and loses s - r where it is not, which happens to a part d of
+        them: it pays where r > d s. A verdict that is overdue by as much is not waited for.
+        """
+        median = latency.quantile(0.5, first=first)
+        if median is None or latency.step is None:
+            return 0.0
+        margin = latency.changed * latency.step
+        left = median - elapsed
+        return left + margin if abs(left) < margin else 0.0
+
     def charge(self, budget: Budget, tokens: int) -> Budget:
         """The budget after asking for `tokens`."""
         return msgspec.structs.replace(

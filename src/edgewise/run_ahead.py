@@ -172,7 +172,9 @@ class RunAhead:
         if position >= min(self._longest, self._context) or self.guesses[-1] in self._eos_ids:
             return None
         # In detail: the loop may ask here after all, when the step is long gone.
+        begun = time.monotonic()
         read = self._take(self._edge.step()).detailed()
+        self._latency.stepped(time.monotonic() - begun)
         by_cloud = self._span > 0
         if by_cloud:
             self._span -= 1

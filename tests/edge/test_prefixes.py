@@ -1,0 +1,84 @@
+"""Sessions of one model that go on from one another's KV cache, and that decode side by side."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgewise.edge.base import Needs
+from edgewise.edge.llamacpp import TURN, LlamaModel
+
+A = [(7 * index) % 250 for index in range(40)]
+B = [(11 * index + 3) % 250 for index in range(40)]
+
+
+def load(path: Path, *, slots: int, keep: bool) -> LlamaModel:
+    return LlamaModel(path, threads=1, gpu_layers=0, slots=slots, keep_prefixes=keep)
+
+
+def read(model: LlamaModel, ids: Sequence[int]) -> tuple[int, np.ndarray]:
+    """How many ids were cached, and the logits after all of them."""
+    session = model.session(Needs.LOGITS)
+    try:
+        cached = session.open(ids)
+        return cached, session.step().logits.copy()
+    finally:
+        session.close()
+
+
+def test_a_closed_sessions_prefix_is_found_again(bpe_path: Path) -> None:
+    with load(bpe_path, slots=2, keep=True) as kept, load(bpe_path, slots=1, keep=False) as plain:
+        assert read(kept, A)[0] == 0
+        assert read(kept, B)[0] == 0
+        for ids, cached in (([*A, 5, 6], len(A)), ([*B, 7], len(B)), (A[:10], 10)):
+            found, logits = read(kept, ids)
+            assert found == cached
+            np.testing.assert_allclose(logits, read(plain, ids)[1], atol=0.02)
+
+
+def test_the_longest_unused_slot_is_given_away(bpe_path: Path) -> None:
+    with load(bpe_path, slots=2, keep=True) as model:
+        read(model, A)
+        read(model, B)
+        read(model, [250, 251, 252])
+        assert read(model, B)[0] == len(B)
+
+
+def test_without_it_nothing_is_kept(bpe_path: Path) -> None:
+    with load(bpe_path, slots=2, keep=False) as model:
+        read(model, A)
+        assert read(model, A)[0] == 0
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_sessions_in_threads_do_not_disturb_each_other(bpe_path: Path, keep: bool) -> None:
+    prompts = [[(number * 13 + index) % 250 for index in range(TURN + 20)] for number in range(4)]
+
+    def written(model: LlamaModel, prompt: Sequence[int]) -> list[int]:
+        session = model.session()
+        try:
+            session.open(prompt)
+            ids: list[int] = []
+            for _ in range(24):
+                ids.append(session.step().proposed)
+                session.extend(ids[-1:])
+            return ids
+        finally:
+            session.close()
+
+    with load(bpe_path, slots=4, keep=keep) as model:
+        alone = [written(model, prompt) for prompt in prompts]
+        found: dict[int, list[int]] = {}
+
+        def one(number: int) -> None:
+            found[number] = written(model, prompts[number])
+
+        for _ in range(3):
+            threads = [threading.Thread(target=one, args=(number,)) for number in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            assert [found[number] for number in range(4)] == alone
