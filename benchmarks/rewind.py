@@ -131,7 +131,9 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         path = options.model or random_qwen.build(Path(folder) / "qwen.gguf")
         room = max(options.contexts) + options.tokens + 32
-        with LlamaModel(path, context=room, threads=options.threads, gpu_layers=0) as model:
+        with LlamaModel(
+            path, context=room, threads=options.threads, gpu_layers=0, keep_prefixes=True
+        ) as model:
             for context in options.contexts:
                 prompt = [int(i) for i in rng.integers(300, 70_000, context)]
                 lines += rewinds(model, prompt, options.repeats)

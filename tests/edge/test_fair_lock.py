@@ -1,5 +1,6 @@
 """The lock that sessions of one model share."""
 
+import itertools
 import threading
 import time
 
@@ -42,7 +43,7 @@ def test_nobody_who_comes_back_at_once_overtakes() -> None:
         thread.start()
     for thread in threads:
         thread.join(30)
-    changes = sum(a != b for a, b in zip(taken, taken[1:], strict=False))
+    changes = sum(a != b for a, b in itertools.pairwise(taken))
     assert changes > 300
 
 

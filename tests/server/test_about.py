@@ -1,5 +1,8 @@
 """Models, health, metrics, documentation, headers: what stands beside the answers."""
 
+import subprocess
+import sys
+
 import httpx2
 import pytest
 
@@ -84,6 +87,15 @@ def test_without_a_cloud_there_is_none_to_ask_for() -> None:
         refused = httpx2.post(f"{alone}/v1/completions", json=ask, trust_env=False)
         assert refused.status_code == 404
         assert "--cloud" in refused.json()["error"]["message"]
+
+
+def test_a_port_that_is_taken_is_told_in_a_sentence(url: str) -> None:
+    port = url.rpartition(":")[2]
+    command = [sys.executable, "-m", "edgewise", "serve", "--port", port]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert f"127.0.0.1:{port} cannot be listened on" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("arguments", [("--host", "0.0.0.0"), ("--host", "::")])

@@ -1,5 +1,6 @@
 """`edgewise serve`: OpenAI's API and a page in front of the pair."""
 
+import socket
 from contextlib import ExitStack
 from typing import Annotated
 
@@ -65,6 +66,7 @@ def serve(
 
     chosen = replace(chosen, slots=chosen.slots or DEFAULT_SLOTS)
     with ExitStack() as stack:
+        listening = stack.enter_context(_listen(host, port))
         edge_model = registry.open_edge(chosen, keep_prefixes=True)
         stack.callback(edge_model.close)
         scorer, card = registry.open_router(chosen, edge_model)
@@ -83,16 +85,26 @@ def serve(
         stack.callback(answering.close)
         hosts = (*LOOPBACK, host) if host in LOOPBACK else ("*",)
         app = make_app(answering, api_key=chosen.api_key, origins=cors_origin or (), hosts=hosts)
-        render.note(f"serving {edge_model.name} at http://{host}:{port} (page, /v1, /docs)")
-        uvicorn.run(
+        where = f"http://{host}:{listening.getsockname()[1]}"
+        render.note(f"serving {edge_model.name} at {where} (page, /v1, /docs)")
+        config = uvicorn.Config(
             app,
-            host=host,
-            port=port,
             log_level="warning",
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=5,
         )
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Before the models are loaded, which takes longer than finding out that a port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(f"{host}:{port} cannot be listened on: {reason}.") from error
 
 
 def _require_extra() -> None:

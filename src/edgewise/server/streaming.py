@@ -35,7 +35,6 @@ class EventStream(EventSourceResponse):
     def __init__(self, chunks: AsyncGenerator[dict[str, Any]], ticket: Ticket) -> None:
         super().__init__(_encoded(chunks), ping=PING_SECONDS, sep="\n")
         self._chunks, self._ticket = chunks, ticket
-        self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
