@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 
 from tests.server.serving import serving
 
-ASK = {"model": "edgewise", "messages": [{"role": "user", "content": "Tell me about copper."}]}
+# Alone the edge always says the same; a pair whose share is steered depends on when verdicts come.
+ASK = {
+    "model": "edgewise:edge",
+    "messages": [{"role": "user", "content": "Tell me about copper."}],
+}
 PATH = "/v1/chat/completions"
 
 
@@ -45,7 +49,7 @@ def said(found: list[dict[str, Any]]) -> str:
 
 
 def test_an_answer_has_what_clients_read(url: str) -> None:
-    found = answer(url)
+    found = answer(url, model="edgewise")
     assert found["object"] == "chat.completion"
     assert found["model"] == "edgewise"
     (choice,) = found["choices"]
@@ -101,8 +105,9 @@ def test_a_seed_repeats_a_drawn_answer(url: str) -> None:
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_logprobs_have_bytes_and_candidates(url: str) -> None:
-    found = answer(url, logprobs=True, top_logprobs=3, max_tokens=12)
+@pytest.mark.parametrize("model", ["edgewise:edge", "edgewise:cloud"])
+def test_logprobs_have_bytes_and_candidates(url: str, model: str) -> None:
+    found = answer(url, model=model, logprobs=True, top_logprobs=3, max_tokens=12)
     content = found["choices"][0]["logprobs"]["content"]
     assert content
     for one in content:
@@ -113,7 +118,7 @@ def test_logprobs_have_bytes_and_candidates(url: str) -> None:
         assert probabilities == sorted(probabilities, reverse=True)
         # Greedy: the token is the likeliest of who wrote it.
         assert one["top_logprobs"][0]["token"] == one["token"]
-    streamed = chunks(url, logprobs=True, top_logprobs=3, max_tokens=12)
+    streamed = chunks(url, model=model, logprobs=True, top_logprobs=3, max_tokens=12)
     told = [c["choices"][0]["logprobs"] for c in streamed]
     assert [one for part in told if part for one in part["content"]] == content
 
@@ -146,7 +151,9 @@ def test_provenance_is_told_on_demand(url: str) -> None:
     assert found["edgewise"]["timing"]["ttft"] > 0
     streamed = chunks(url, model="edgewise@0.2", edgewise={"provenance": True, "pending": True})
     own = [chunk["edgewise"] for chunk in streamed if "edgewise" in chunk]
-    assert [one["token"]["id"] for one in own if "token" in one] == [t["id"] for t in tokens]
+    told = [one["token"] for one in own if "token" in one]
+    assert [token["index"] for token in told] == list(range(len(told)))
+    assert {token["source"] for token in told} == {"edge", "cloud"}
     assert any("pending" in one for one in own)
 
 
@@ -277,7 +284,8 @@ def test_every_request_within_the_bounds_is_answered(
     whole = answer(url, model=model, messages=messages, **more)
     assert 1 <= whole["usage"]["completion_tokens"] <= max_tokens
     streamed = chunks(url, model=model, messages=messages, **more)
-    assert said(streamed) == whole["choices"][0]["message"]["content"]
+    if model == "edgewise:edge":
+        assert said(streamed) == whole["choices"][0]["message"]["content"]
 
 
 def test_a_key_is_asked_for_where_one_is_set() -> None:

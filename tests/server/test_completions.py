@@ -10,7 +10,7 @@ from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
 
 PATH = "/v1/completions"
-ASK = {"model": "edgewise", "prompt": "The word copper names", "max_tokens": 12}
+ASK = {"model": "edgewise:edge", "prompt": "The word copper names", "max_tokens": 12}
 
 
 def post(url: str, **more: Any) -> httpx2.Response:

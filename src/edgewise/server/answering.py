@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 
 import msgspec
 
@@ -91,11 +90,6 @@ class Answering:
                     yield event
         finally:
             stop.set()
-
-    async def collected(self, question: Question, ticket: Ticket) -> list[Event]:
-        """All events of an answer; cancelling it stops the work."""
-        async with aclosing(self.events(question, ticket)) as events:
-            return [event async for event in events]
 
     def _write(
         self,

@@ -9,14 +9,6 @@ from edgewise.server.models import policy_for
 from edgewise.server.schemas import ChatRequest, CompletionRequest
 
 
-def checked(asked: ChatRequest | CompletionRequest) -> None:
-    """Refuse fields that only make sense together. Raises `ApiError`."""
-    if asked.stream_options and not asked.stream:
-        raise ApiError(400, "stream_options needs stream true.", param="stream_options")
-    if asked.edgewise.pending and not asked.stream:
-        raise ApiError(400, "edgewise.pending needs stream true.", param="edgewise.pending")
-
-
 def question_of(
     answering: Answering,
     asked: ChatRequest | CompletionRequest,
@@ -25,7 +17,11 @@ def question_of(
     max_tokens: int | None,
     candidates: bool,
 ) -> Question:
-    """With the server's own settings where a request says nothing."""
+    """With the server's own settings where a request says nothing. Raises `ApiError`."""
+    if asked.stream_options and not asked.stream:
+        raise ApiError(400, "stream_options needs stream true.", param="stream_options")
+    if asked.edgewise.pending and not asked.stream:
+        raise ApiError(400, "edgewise.pending needs stream true.", param="edgewise.pending")
     own = answering.settings
 
     def either(given: float | None, default: float) -> float:

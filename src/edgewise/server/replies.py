@@ -2,21 +2,14 @@
 
 import secrets
 import time
-from collections.abc import Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, ClassVar
 
 from edgewise.edge.base import Tokenizer
-from edgewise.events import Candidate, Event, Finished, Token, Usage
-
-
-def head(prefix: str, kind: str, model: str) -> dict[str, Any]:
-    """The fields that every reply begins with."""
-    return {
-        "id": f"{prefix}-{secrets.token_hex(12)}",
-        "object": kind,
-        "created": int(time.time()),
-        "model": model,
-    }
+from edgewise.events import Candidate, Event, Finished, Pending, Rewound, Token, Usage
+from edgewise.server.schemas import ChatRequest, CompletionRequest
 
 
 def usage(found: Usage) -> dict[str, Any]:
@@ -38,27 +31,20 @@ def usage(found: Usage) -> dict[str, Any]:
     }
 
 
-def text_of(events: Sequence[Event]) -> str:
-    """The whole answer."""
-    return "".join(event.text for event in events if isinstance(event, Token | Finished))
-
-
-def finished(events: Sequence[Event]) -> Finished:
-    """The last event of a whole answer."""
-    return next(event for event in reversed(events) if isinstance(event, Finished))
-
-
 class Shown:
     """Tokens as clients are shown them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
+    def text(self, token: int) -> str:
+        """A token by itself; what is no whole character is shown as such."""
+        return self._tokenizer.piece(token).decode("utf-8", "replace")
+
     def candidate(self, token: int, logprob: float) -> dict[str, Any]:
         """Text, logprob in nats, bytes."""
-        piece = self._tokenizer.piece(token)
-        text = piece.decode("utf-8", "replace")
-        return {"token": text, "logprob": logprob, "bytes": list(piece)}
+        piece = list(self._tokenizer.piece(token))
+        return {"token": self.text(token), "logprob": logprob, "bytes": piece}
 
     def candidates(self, found: Sequence[Candidate], most: int | None = None) -> list[Any]:
         """Best first."""
@@ -77,7 +63,7 @@ class Shown:
         return {
             "index": token.index,
             "id": token.id,
-            "text": self._tokenizer.piece(token.id).decode("utf-8", "replace"),
+            "text": self.text(token.id),
             "source": token.source,
             "reason": token.reason,
             "score": token.score,
@@ -87,12 +73,83 @@ class Shown:
             "cloud": self.candidates(token.cloud),
         }
 
-    def whole_provenance(self, events: Sequence[Event]) -> dict[str, Any]:
-        """Of a whole answer, with its times."""
-        tokens = [self.provenance(event) for event in events if isinstance(event, Token)]
-        return {"tokens": tokens, "timing": timing(finished(events))}
-
 
 def timing(event: Finished) -> dict[str, float]:
     """Seconds."""
     return {"ttft": event.timing.ttft, "total": event.timing.total, "wait": event.timing.wait}
+
+
+class Reply(ABC):
+    """The reply to one request, whole or in chunks; its two forms differ in their choices only."""
+
+    prefix: ClassVar[str]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    def __init__(self, asked: ChatRequest | CompletionRequest, tokenizer: Tokenizer) -> None:
+        self.shown = Shown(tokenizer)
+        self._asked = asked
+        self._head = {
+            "id": f"{self.prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": asked.model,
+        }
+
+    @abstractmethod
+    def piece(self, text: str, token: Token | None = None) -> dict[str, Any]:
+        """A choice's fields for some more text; with its logprobs where `token` is given."""
+
+    @abstractmethod
+    def body(self, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
+        """A choice's fields for a whole answer."""
+
+    def opening(self) -> dict[str, Any] | None:
+        """A choice's fields before there is any text."""
+        return None
+
+    def whole(self, events: Sequence[Event]) -> dict[str, Any]:
+        """The reply in one piece."""
+        end = next(event for event in reversed(events) if isinstance(event, Finished))
+        tokens = [event for event in events if isinstance(event, Token)]
+        text = "".join(token.text for token in tokens) + end.text
+        choice = {"index": 0, **self.body(text, tokens), "finish_reason": end.finish_reason}
+        reply = {**self._head, "object": self.kind, "choices": [choice], "usage": usage(end.usage)}
+        if self._asked.edgewise.provenance:
+            shown = [self.shown.provenance(token) for token in tokens]
+            reply["edgewise"] = {"tokens": shown, "timing": timing(end)}
+        return reply
+
+    async def chunks(self, events: AsyncGenerator[Event]) -> AsyncGenerator[dict[str, Any]]:
+        """The reply as it comes; closes `events`."""
+        asked = self._asked
+        told = asked.edgewise.provenance
+        options = asked.stream_options
+        with_usage = options is not None and options.include_usage
+        opening = self.opening()
+        if opening is not None:
+            yield self._chunk(opening)
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Token):
+                    own = {"token": self.shown.provenance(event)} if told else None
+                    if event.text or own or asked.logprobs not in (None, False):
+                        yield self._chunk(self.piece(event.text, event), own)
+                elif isinstance(event, Pending):
+                    guess = {"index": event.index, "text": event.text}
+                    yield self._chunk(self.piece(""), {"pending": guess})
+                elif isinstance(event, Rewound):
+                    yield self._chunk(self.piece(""), {"rewound": {"index": event.index}})
+                elif isinstance(event, Finished):
+                    own = {"timing": timing(event)} if told else None
+                    last = {**self.piece(event.text), "finish_reason": event.finish_reason}
+                    yield self._chunk(last, own)
+                    if with_usage:
+                        last = self._chunk({}, None)
+                        yield {**last, "choices": [], "usage": usage(event.usage)}
+
+    def _chunk(self, choice: dict[str, Any], own: dict[str, Any] | None = None) -> dict[str, Any]:
+        made: dict[str, Any] = {**self._head, "object": self.chunk_kind}
+        if self._asked.stream_options and self._asked.stream_options.include_usage:
+            made["usage"] = None
+        made["choices"] = [{"index": 0, "logprobs": None, "finish_reason": None, **choice}]
+        return made if own is None else {**made, "edgewise": own}

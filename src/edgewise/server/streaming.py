@@ -8,12 +8,16 @@ from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request
+from fastapi.responses import JSONResponse, Response
 from sse_starlette.sse import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
 from edgewise.errors import EdgewiseError
+from edgewise.events import Event
 from edgewise.server.admission import Ticket
+from edgewise.server.answering import Answering, Question
 from edgewise.server.errors import ApiError, api_error, unexpected
+from edgewise.server.replies import Reply
 
 PING_SECONDS = 10
 
@@ -62,7 +66,27 @@ async def _encoded(chunks: AsyncGenerator[dict[str, Any]]) -> AsyncIterator[dict
     yield {"data": "[DONE]"}
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+async def reply_with(
+    reply: Reply, question: Question, answering: Answering, request: Request, *, stream: bool
+) -> Response:
+    """Answer, and end the work where the client leaves. Raises what `Answering.enter` does."""
+    ticket = answering.enter(question)
+    events = answering.events(question, ticket)
+    if stream:
+        return EventStream(reply.chunks(events), ticket)
+    try:
+        return JSONResponse(reply.whole(await _unless_gone(request, _collected(events))))
+    finally:
+        if not ticket.running:
+            ticket.leave()
+
+
+async def _collected(events: AsyncGenerator[Event]) -> list[Event]:
+    async with aclosing(events):
+        return [event async for event in events]
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     """`work`'s result; it is cancelled when the client leaves. Raises `ApiError` 499 then."""
 
     async def gone() -> None:
