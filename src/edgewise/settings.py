@@ -20,6 +20,7 @@ _BOUNDS = {
     "threads": (1, 512),
     "slots": (1, 256),
     "max_tokens": (1, 1 << 31),
+    "seed": (0, (1 << 63) - 1),
     "run_ahead": (0, 256),
     "gpu_layers": (-1, 1 << 16),
 }
@@ -45,7 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    seed: int = 0
+    seed: int | None = None
     system: str | None = None
     ctx: int | None = None
     threads: int | None = None

@@ -98,6 +98,22 @@ def test_a_port_that_is_taken_is_told_in_a_sentence(url: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--temperature", "-1"), "temperature must be"),
+        (("--cloud-share", "2"), "cloud share"),
+        (("--slots", "0"), "slots must be"),
+        (("--edge", "missing.gguf"), "missing.gguf"),
+    ],
+)
+def test_flags_that_are_wrong_are_refused_at_the_start(
+    arguments: tuple[str, ...], told: str
+) -> None:
+    with pytest.raises(RuntimeError, match=told), serving(*arguments):
+        pass
+
+
 @pytest.mark.parametrize("arguments", [("--host", "0.0.0.0"), ("--host", "::")])
 def test_an_open_address_needs_a_key(arguments: tuple[str, ...]) -> None:
     with pytest.raises(RuntimeError, match="--api-key"), serving(*arguments):

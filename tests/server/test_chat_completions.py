@@ -105,6 +105,11 @@ def test_a_seed_repeats_a_drawn_answer(url: str) -> None:
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+def test_without_a_seed_every_draw_is_another(url: str) -> None:
+    drawn = {answer(url, temperature=1.5)["choices"][0]["message"]["content"] for _ in range(4)}
+    assert len(drawn) > 1
+
+
 @pytest.mark.parametrize("model", ["edgewise:edge", "edgewise:cloud"])
 def test_logprobs_have_bytes_and_candidates(url: str, model: str) -> None:
     found = answer(url, model=model, logprobs=True, top_logprobs=3, max_tokens=12)

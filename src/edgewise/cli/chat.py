@@ -61,6 +61,7 @@ def chat(
     flags = {name: value for name, value in locals().items() if name in Settings.__struct_fields__}
     chosen = settings.load(flags)
     require_unicode("The system message", chosen.system or "")
+    sampling_of(chosen)  # refused now and not at every question
     with ExitStack() as stack:
         decoder, card = open_decoder(chosen, stack, keep_prefixes=True)
         conversation = Conversation(decoder, card, chosen)

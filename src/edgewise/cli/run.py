@@ -104,7 +104,7 @@ def sampling_of(chosen: Settings) -> Sampling:
         top_k=chosen.top_k,
         top_p=chosen.top_p,
         min_p=chosen.min_p,
-        seed=chosen.seed,
+        seed=chosen.seed or 0,
     )
 
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from edgewise import registry, settings
 from edgewise.cli import options, render
+from edgewise.cli.run import sampling_of
 from edgewise.errors import UsageError
 from edgewise.settings import Settings
 
@@ -58,6 +59,7 @@ def serve(
         raise UsageError(
             f"Without a key anybody who reaches {host} could use the models; give --api-key."
         )
+    sampling_of(chosen)  # refused now and not at every request
     _require_extra()
     import uvicorn
 
@@ -70,6 +72,7 @@ def serve(
         edge_model = registry.open_edge(chosen, keep_prefixes=True)
         stack.callback(edge_model.close)
         scorer, card = registry.open_router(chosen, edge_model)
+        registry.make_policy(chosen, card)
         cloud_model = registry.open_cloud(chosen, edge_model, keep_prefixes=True)
         if cloud_model is not None:
             stack.callback(cloud_model.close)

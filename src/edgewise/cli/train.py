@@ -84,7 +84,7 @@ def train(
     recipe = Recipe(
         hidden=(width,) if width else (),
         epochs=epochs,
-        seed=chosen.seed,
+        seed=chosen.seed or 0,
         objective="marginal-likelihood" if label == "co-llm" else "cross-entropy",
     )
     if rollouts is not None and label != "value":

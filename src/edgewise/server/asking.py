@@ -1,5 +1,6 @@
 """From a request's fields to a question for the decoder."""
 
+import secrets
 from collections.abc import Sequence
 
 from edgewise.sampling import Sampling
@@ -37,10 +38,15 @@ def question_of(
             top_k=int(either(asked.top_k, own.top_k)),
             top_p=either(asked.top_p, own.top_p),
             min_p=either(asked.min_p, own.min_p),
-            # Seeds may be negative in OpenAI's API; every one is another draw.
-            seed=(own.seed if asked.seed is None else asked.seed) % (1 << 63),
+            seed=_seed(asked.seed, own.seed),
         ),
         stop=asked.stops,
         candidates=candidates or asked.edgewise.provenance,
         pending=asked.edgewise.pending,
     )
+
+
+def _seed(asked: int | None, own: int | None) -> int:
+    """OpenAI's seeds may be negative; without any, every answer is another draw."""
+    given = own if asked is None else asked
+    return secrets.randbelow(1 << 63) if given is None else given % (1 << 63)
