@@ -294,3 +294,14 @@ def test_an_abandoned_stream_frees_its_session() -> None:
 def test_another_vocabulary_is_refused() -> None:
     with pytest.raises(Exception, match="vocabulary"):
         cloud_saying("x", tokenizer=ByteTokenizer("other")).check(ByteTokenizer())
+
+
+def test_where_only_the_cloud_will_do_every_failure_is_raised() -> None:
+    """A pause after failures would let the next answers go on without it, unnoticed."""
+    cloud = cloud_saying("blue", fault=lambda ask: CloudUnavailable("gone."))
+    policy = Policy(threshold=0.5, on_cloud_error="raise")
+    decoder = Decoder(edge_saying("blue"), router=Constant(1.0), policy=policy, cloud=cloud)
+    for _ in range(6):
+        with pytest.raises(CloudUnavailable):
+            decoder.generate(IDS)
+    assert decoder.breaker.is_open

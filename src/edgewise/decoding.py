@@ -301,15 +301,17 @@ class Generation(Iterator[Event]):
         if self._cloud is None:
             return state, "no_cloud"
         breaker = self._decoder.breaker
+        # Where only the cloud will do, a pause would hide that it is gone.
+        insists = self._policy.on_cloud_error == "raise"
         flight = self._run.flight(ask)
         sent_before = flight is not None
         if flight is None:
-            if not breaker.allow():
+            if not insists and not breaker.allow():
                 return state, "circuit_open"
             flight = self._run.launch(state.known, ask)
-            if breaker.is_open:
+            if breaker.is_open and not insists:
                 flight.future.add_done_callback(self._probed)
-        if not breaker.is_open or flight.future.done():
+        if insists or not breaker.is_open or flight.future.done():
             return state, flight
         # Nobody waits for a cloud that went silent: a probe's outcome is for the consults to come.
         if sent_before:
