@@ -56,7 +56,9 @@ def test_the_summary_says_where_the_time_went(tmp_path: Path) -> None:
     assert (found.tokens, found.cloud_tokens) == (len(answer.tokens), answer.usage.cloud_tokens)
     assert found.changed == 1
     assert found.confirmed == 1
-    assert found.cancelled == 1
+    # The one that was sent ahead, unless a busy machine let it come before it was dropped.
+    assert found.cancelled <= 1
+    assert found.consults == 3
     assert found.thrown_away >= 2
     # One step a token, and those in vain.
     assert found.decodes == found.tokens + found.thrown_away
