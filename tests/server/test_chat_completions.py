@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgewise.addresses import bundled
+from edgewise.cloud.link import Link, Quality
+from tests.llama_server_process import llama_server
 from tests.server.serving import serving
 
 # Alone the edge always says the same; a pair whose share is steered depends on when verdicts come.
@@ -154,12 +157,23 @@ def test_provenance_is_told_on_demand(url: str) -> None:
         assert token["edge"]
         assert token["cloud"]
     assert found["edgewise"]["timing"]["ttft"] > 0
-    streamed = chunks(url, model="edgewise@0.2", edgewise={"provenance": True, "pending": True})
+    streamed = chunks(url, model="edgewise@0.2", edgewise={"provenance": True})
     own = [chunk["edgewise"] for chunk in streamed if "edgewise" in chunk]
     told = [one["token"] for one in own if "token" in one]
     assert [token["index"] for token in told] == list(range(len(told)))
     assert {token["source"] for token in told} == {"edge", "cloud"}
+
+
+def test_guesses_are_told_while_a_consult_flies() -> None:
+    with llama_server(bundled("cloud")) as engine:
+        link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=0.1))
+        flags = ("--cloud", link.url, "--threads", "1", "--router", "bundled")
+        with serving(*flags) as far:
+            found = chunks(far, model="edgewise@0.2", edgewise={"pending": True})
+        link.close()
+    own = [chunk["edgewise"] for chunk in found if "edgewise" in chunk]
     assert any("pending" in one for one in own)
+    assert not any("token" in one for one in own)
 
 
 def test_a_second_turn_does_not_read_the_first_again(url: str) -> None:
