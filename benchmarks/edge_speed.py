@@ -15,10 +15,10 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from benchmarks import random_qwen
-from edgewise.decoding import Decoder
+from edgewise.bench.speed import Speed, bare_loop, measure
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.speed import Speed, bare_loop, measure
-from edgewise.policy import Policy
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
 from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard
 from edgewise.routers.mlp import Mlp
 

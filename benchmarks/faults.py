@@ -25,16 +25,16 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.pocket_routers import line
-from edgewise.cloud.breaker import Breaker
-from edgewise.cloud.gateway import Gateway
-from edgewise.cloud.link import Link
-from edgewise.cloud.scripted_engine import Fault, ScriptedEngine
-from edgewise.decoding import Answer, Decoder
-from edgewise.edge.scripted import EOS, ScriptedEdge, replying
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.gateway import keys
-from edgewise.gateway.protocol import MAX_FRAME, PATH
-from edgewise.policy import Policy
+from edgewise.loop.breaker import Breaker
+from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
+from edgewise.testing.link import Link
+from edgewise.testing.scripted_edge import EOS, ScriptedEdge, replying
+from edgewise.testing.scripted_engine import Misbehaviour, ScriptedEngine
+from edgewise.wire.protocol import MAX_FRAME, PATH
 from tests.gateway.running import Running, gateway
 
 PROMPT, TEXT = "sky: ", "The sky is blue."
@@ -47,7 +47,7 @@ class Rig:
     """Device, link, gateway and engine, each of which can fail."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
-        self.engine_fault: Callable[[int], Fault | None] = lambda number: None
+        self.engine_fault: Callable[[int], Misbehaviour | None] = lambda number: None
         self.engine = ScriptedEngine(script=_written, fault=lambda n: self.engine_fault(n))
         stack.callback(self.engine.close)
         self.keys = folder / "keys.json"
@@ -68,7 +68,7 @@ class Rig:
 
     def answer(self, before: Callable[[int], None]) -> Answer:
         """One answer, every token asked for; `before` is told each consult's number."""
-        cloud = Gateway(self.link.url, key=self.secret)
+        cloud = GatewayCloud(self.link.url, key=self.secret)
         edge = ScriptedEdge(replying(TEXT, prompt=PROMPT))
         try:
             cloud.check(edge.tokenizer)
@@ -101,7 +101,7 @@ class _Telling(Constant):
 Break = Callable[[Rig], None]
 
 
-def _engine(fault: Fault) -> Break:
+def _engine(fault: Misbehaviour) -> Break:
     def apply(rig: Rig) -> None:
         at = rig.engine.asked
         rig.engine_fault = lambda number: fault if number == at else None

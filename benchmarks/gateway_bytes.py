@@ -14,12 +14,12 @@ import structlog
 
 from benchmarks.pocket_routers import line
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.gateway import Gateway
-from edgewise.cloud.link import Link
-from edgewise.cloud.llama_server import LlamaServer
-from edgewise.cloud.scripted_engine import ScriptedEngine
-from edgewise.edge.scripted import ByteTokenizer
+from edgewise.cloud.engine import LlamaServer
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.sampling import Sampling
+from edgewise.testing.link import Link
+from edgewise.testing.scripted_edge import ByteTokenizer
+from edgewise.testing.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
 
 NEW = 16
@@ -53,7 +53,7 @@ def main() -> None:
         running = stack.enter_context(gateway([engine.url]))
         for length in options.prompts:
             cells = [str(length)]
-            for kind, url in ((Gateway, running.url), (LlamaServer, engine.url)):
+            for kind, url in ((GatewayCloud, running.url), (LlamaServer, engine.url)):
                 link = Link("127.0.0.1", int(url.rpartition(":")[2]))
                 cloud = kind(link.url)
                 cells += map(str, weighed(cloud, link, length))

@@ -23,10 +23,11 @@ import aiohttp
 import numpy as np
 
 from benchmarks.pocket_routers import line
-from edgewise.cloud.llama_server import LlamaServerEngine
-from edgewise.cloud.scripted_engine import reply_to
-from edgewise.edge.scripted import ByteTokenizer
-from edgewise.gateway.protocol import (
+from edgewise.engines.llama_server import LlamaServerEngine
+from edgewise.sampling import Sampling
+from edgewise.testing.scripted_edge import ByteTokenizer
+from edgewise.testing.scripted_engine import reply_to
+from edgewise.wire.protocol import (
     PATH,
     VERSION,
     Ask,
@@ -38,7 +39,6 @@ from edgewise.gateway.protocol import (
     from_gateway,
     tokenizer_fingerprint,
 )
-from edgewise.sampling import Sampling
 from tests.llama_server_process import free_port
 
 PROMPT, NEW = 200, 16
@@ -170,7 +170,7 @@ async def run(options: argparse.Namespace) -> list[str]:
          "added p50", "added p99", "wrong", "late", "MB a session", "load's own CPU"],
         head=True,
     )  # fmt: skip
-    with process("edgewise.cloud.scripted_engine", "--port", engine_port):
+    with process("edgewise.testing.scripted_engine", "--port", engine_port):
         await until_ready(engine_url, "/health")
         for count, rate in cases(options):
             arguments = ("edgewise", "gateway", "--engine", engine_url, "--port", gateway_port)

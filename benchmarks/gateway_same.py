@@ -16,14 +16,14 @@ from rich.progress import Progress
 from benchmarks.pocket_routers import line
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.gateway import Gateway
-from edgewise.cloud.llama_server import LlamaServer
-from edgewise.decoding import Decoder
+from edgewise.cloud.engine import LlamaServer
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.evaluation.systems import question_ids
 from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.events import Token
-from edgewise.policy import Policy
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
 from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
@@ -58,7 +58,7 @@ def main() -> None:
         stack.callback(edge.close)
         url = stack.enter_context(llama_server(bundled("cloud")))
         running = stack.enter_context(gateway([url]))
-        direct, through = LlamaServer(url), Gateway(running.url)
+        direct, through = LlamaServer(url), GatewayCloud(running.url)
         for cloud in (direct, through):
             stack.callback(cloud.close)
             cloud.check(edge.tokenizer)

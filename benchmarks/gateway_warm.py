@@ -19,8 +19,8 @@ import numpy as np
 from benchmarks.pocket_routers import line
 from benchmarks.random_qwen import Shape, build
 from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.cloud.gateway import Gateway
-from edgewise.cloud.llama_server import LlamaServer
+from edgewise.cloud.engine import LlamaServer
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.sampling import Sampling
 from tests.gateway.running import gateway
@@ -71,7 +71,7 @@ def main() -> None:
             tokenizer, parameters = loaded.tokenizer, loaded.parameters
             url = stack.enter_context(llama_server(model))
             running = stack.enter_context(gateway([url]))
-            direct, through = LlamaServer(url), Gateway(running.url)
+            direct, through = LlamaServer(url), GatewayCloud(running.url)
             for cloud in (direct, through):
                 stack.callback(cloud.close)
                 cloud.check(tokenizer)

@@ -2,7 +2,7 @@
 
 The bundled pair with its router, the cloud model in a real llama-server behind a gateway process,
 an emulated link between device and gateway. The edge is as slow as a 0.5B-shaped model is here and
-now (measured first, by batch), consults are `--engine` ms longer. See `edgewise.evaluation.link`.
+now (measured first, by batch), consults are `--engine` ms longer. See `edgewise.bench.link`.
 Prints Markdown; `--json FILE` keeps the figures, `--plot FILE` draws time per token over the
 round trip.
 """
@@ -22,11 +22,11 @@ from rich.progress import Progress
 from benchmarks import random_qwen
 from benchmarks.pocket_routers import line
 from edgewise.addresses import bundled
+from edgewise.bench.link import Conditions, Figure, Gaps, LinkBench, LinkRow
+from edgewise.bench.pace import Pace, measured
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.gateway import Gateway
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.link import Conditions, Figure, Gaps, LinkBench, Row
-from edgewise.evaluation.pace import Pace, measured
 from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.gateway.process import gateway_process
 from edgewise.registry import open_router
@@ -47,7 +47,7 @@ def gaps(found: Gaps) -> str:
     return " / ".join(f"{1000 * gap:.0f}" for gap in (found.p50, found.p95, found.p99))
 
 
-def drawn(row: Row) -> list[str]:
+def drawn(row: LinkRow) -> list[str]:
     margins = ", ".join(f"{margin:.2f}" for margin in row.margins)
     return line(
         [
@@ -74,7 +74,7 @@ def drawn(row: Row) -> list[str]:
     )
 
 
-def plot(rows: Sequence[Row], engine: float, path: Path) -> None:
+def plot(rows: Sequence[LinkRow], engine: float, path: Path) -> None:
     """Time per token over the round trip, a panel for each share."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
@@ -138,7 +138,7 @@ def main() -> None:
         url = stack.enter_context(gateway_process(engine))
 
         def connect(at: str) -> CloudModel:
-            cloud = Gateway(at)
+            cloud = GatewayCloud(at)
             cloud.check(model.tokenizer)
             return cloud
 

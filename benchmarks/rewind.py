@@ -19,12 +19,12 @@ import numpy as np
 
 from benchmarks import random_qwen
 from benchmarks.pocket_routers import line
-from edgewise.cloud.scripted import ScriptedCloud
-from edgewise.decoding import Decoder
+from edgewise.bench.paper_method import Every
 from edgewise.edge.base import Needs
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.paper_method import Every
-from edgewise.policy import Policy
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
+from edgewise.testing.scripted_cloud import ScriptedCloud
 
 BACK = (1, 4, 16)
 EVERY = 14

@@ -14,8 +14,8 @@ import numpy as np
 
 from benchmarks.pocket_routers import line
 from benchmarks.random_qwen import Shape, build
+from edgewise.bench.speed import score_seconds
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.speed import score_seconds
 from edgewise.routers.card import Input, RouterCard
 from edgewise.routers.features import width_of
 from edgewise.routers.mlp import TABLE, Mlp

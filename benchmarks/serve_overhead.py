@@ -20,8 +20,8 @@ import numpy as np
 from benchmarks import random_qwen
 from benchmarks.edge_speed import MODEL, ROUTER, decoder_for, load, write_router
 from benchmarks.pocket_routers import line
-from edgewise.decoding import Decoder
 from edgewise.events import Token
+from edgewise.loop.decoder import Decoder
 from tests.server.serving import serving
 
 

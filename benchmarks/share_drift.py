@@ -17,13 +17,13 @@ from rich.progress import Progress
 from benchmarks.pocket_routers import line
 from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud
-from edgewise.decoding import Decoder, collect
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.evaluation.calibration import thresholds_for
 from edgewise.evaluation.systems import question_ids
 from edgewise.evaluation.tasks.base import Task
 from edgewise.evaluation.tasks.pocketqa import pocketqa
-from edgewise.policy import Budget, Policy
+from edgewise.loop.decoder import Decoder, collect
+from edgewise.loop.policy import Budget, Policy
 from edgewise.registry import open_router
 from edgewise.settings import Settings
 

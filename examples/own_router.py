@@ -8,8 +8,8 @@ import sys
 
 from edgewise import Decoder, LlamaModel, LocalCloud, Policy, Token
 from edgewise.addresses import bundled
-from edgewise.chat import Message, prompt_ids
 from edgewise.edge.base import Needs, Step
+from edgewise.prompts import Message, prompt_ids
 
 
 class Surprise:

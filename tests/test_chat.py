@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from edgewise.chat import MAX_TEMPLATE, Message, prompt_ids, render
-from edgewise.edge.scripted import ByteTokenizer
 from edgewise.errors import ModelError
+from edgewise.prompts import MAX_TEMPLATE, Message, prompt_ids, render
+from edgewise.testing.scripted_edge import ByteTokenizer
 
 TURNS = [Message("system", "Be brief."), Message("user", "Hi"), Message("assistant", "Yes?")]
 PLAIN = (

@@ -4,10 +4,6 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from edgewise.cloud.breaker import Breaker
-from edgewise.cloud.scripted import ScriptedCloud
-from edgewise.decoding import Answer, Decoder, collect
-from edgewise.edge.scripted import EOS, ByteTokenizer, ScriptedEdge, noise, replying
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -19,10 +15,14 @@ from edgewise.errors import (
     UsageError,
 )
 from edgewise.events import Consult, Finished, Token
-from edgewise.policy import Budget, Policy
+from edgewise.loop.breaker import Breaker
+from edgewise.loop.decoder import Answer, Decoder, collect
+from edgewise.loop.policy import Budget, Policy
 from edgewise.routers.constant import Constant, Random
 from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, noise, replying
 
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from edgewise.addresses import bundled
-from edgewise.decoding import Decoder
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.policy import Policy
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
 
 ROOT = Path(__file__).parents[1]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from edgewise.latency import ENOUGH, RECENT, Latency
-from edgewise.policy import LONGEST_DEADLINE, SHORTEST_DEADLINE, Policy
+from edgewise.loop.latency import ENOUGH, RECENT, Latency
+from edgewise.loop.policy import LONGEST_DEADLINE, SHORTEST_DEADLINE, Policy
 
 
 def told(seconds: float, times: int, *, first: bool = False) -> Latency:

@@ -44,7 +44,7 @@ def test_the_router_of_the_docs_runs_as_written() -> None:
     names: dict[str, type] = {}
     exec(block[1], names)
     from edgewise import Decoder, Policy
-    from edgewise.edge.scripted import ScriptedEdge, replying
+    from edgewise.testing.scripted_edge import ScriptedEdge, replying
 
     edge = ScriptedEdge(replying("blue", prompt="sky: "))
     decoder = Decoder(edge, router=names["Surprise"](), policy=Policy(threshold=0.5))

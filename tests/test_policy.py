@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from edgewise.errors import UsageError
-from edgewise.policy import INITIAL_CREDIT, Budget, Policy
+from edgewise.loop.policy import INITIAL_CREDIT, Budget, Policy
 
 SCORES = st.lists(st.floats(0, 1), min_size=1, max_size=300)
 

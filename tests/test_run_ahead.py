@@ -7,16 +7,16 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from edgewise.cloud.base import Verdict
-from edgewise.cloud.breaker import Breaker
-from edgewise.cloud.scripted import ScriptedCloud, ScriptedCloudSession
-from edgewise.decoding import Answer, Decoder, collect
-from edgewise.edge.scripted import EOS, SIZE, ScriptedEdge, noise, replying
 from edgewise.errors import CloudTimeout, CloudUnavailable
 from edgewise.events import Consult, Pending, Rewound, Token
-from edgewise.policy import Policy
+from edgewise.loop.breaker import Breaker
+from edgewise.loop.decoder import Answer, Decoder, collect
+from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant, Random
 from edgewise.sampling import Sampling
+from edgewise.testing.scripted_cloud import ScriptedCloud, ScriptedCloudSession
+from edgewise.testing.scripted_edge import EOS, SIZE, ScriptedEdge, noise, replying
+from edgewise.verdict import Verdict
 
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from edgewise.cloud.scripted import ScriptedCloud
-from edgewise.decoding import Answer, Decoder, collect
-from edgewise.edge.scripted import ScriptedEdge, replying
 from edgewise.errors import CloudUnavailable, UsageError
-from edgewise.policy import Policy
+from edgewise.loop.decoder import Answer, Decoder, collect
+from edgewise.loop.policy import Policy
 from edgewise.routers.uncertainty import MaxProb
-from edgewise.timeline import chrome_trace, read, timeline
-from edgewise.tracing import Answered, Ask, EdgeStep, Recorder
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import ScriptedEdge, replying
+from edgewise.traces.recorder import Answered, Asked, EdgeStep, Recorder
+from edgewise.traces.timeline import chrome_trace, read, timeline
 
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())
@@ -38,12 +38,12 @@ def test_every_step_consult_and_rewind_is_on_record(tmp_path: Path) -> None:
     records = read(tmp_path / "t.jsonl")
     kinds = Counter(type(record.event).__name__ for record in records)
     assert kinds["Token"] == len(answer.tokens)
-    assert kinds["Ask"] == kinds["Answered"] == answer.usage.cloud_calls
+    assert kinds["Asked"] == kinds["Answered"] == answer.usage.cloud_calls
     assert kinds["EdgeStep"] > len(answer.tokens)
     assert kinds["Rewound"] == 1
     assert kinds["EdgeRewind"] >= 1
     assert [record.at for record in records] == sorted(record.at for record in records)
-    asked = [record.event for record in records if isinstance(record.event, Ask)]
+    asked = [record.event for record in records if isinstance(record.event, Asked)]
     assert asked[0].position == len(IDS) + 2
     assert asked[0].new_ids == len(IDS) + 2
     first = next(record.event for record in records if isinstance(record.event, EdgeStep))

@@ -3,13 +3,13 @@
 >>> from edgewise import Decoder, LlamaModel, LocalCloud, MaxProb, Policy
 """
 
-from edgewise.cloud.llama_server import LlamaServer
+from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.local import LocalCloud
-from edgewise.decoding import Answer, Decoder
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import EdgewiseError
 from edgewise.events import Consult, Event, Finished, Token
-from edgewise.policy import Policy
+from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.policy import Policy
 from edgewise.routers.uncertainty import Entropy, LogTokU, Margin, MaxProb
 from edgewise.sampling import Sampling
 

@@ -9,9 +9,9 @@ from edgewise.addresses import bundled, checkpoint, resolve
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.rollouts import OneByOne, Rollouts
 from edgewise.errors import UsageError
-from edgewise.policy import Policy
+from edgewise.loop.policy import Policy
+from edgewise.rollouts.base import OneByOne, Rollouts
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard, read_card
 from edgewise.settings import Settings
@@ -61,9 +61,9 @@ def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | 
     if address == "none":
         return None
     if "://" in address and not address.startswith("hf://"):
-        from edgewise.cloud import detect
+        from edgewise.cloud.connect import connect as connect_to
 
-        return detect.connect(address, key=settings.cloud_key, engine=settings.cloud_engine)
+        return connect_to(address, key=settings.cloud_key, engine=settings.cloud_engine)
     from edgewise.cloud.local import LocalCloud
 
     return LocalCloud(_load(settings, resolve(address, "cloud"), keep_prefixes))
@@ -115,7 +115,7 @@ def router_named(name: str) -> Router:
 def edge_rollouts(edge: EdgeModel) -> Rollouts:
     """Many continuations by the edge model at a time."""
     if isinstance(edge, LlamaModel):
-        from edgewise.edge.llamacpp_rollouts import LlamaRollouts
+        from edgewise.rollouts.llamacpp import LlamaRollouts
 
         return LlamaRollouts(edge)
     return OneByOne(edge)
@@ -127,7 +127,7 @@ def cloud_rollouts(cloud: CloudModel) -> Rollouts:
 
     if isinstance(cloud, LocalCloud):
         return edge_rollouts(cloud.model)
-    from edgewise.cloud.rollouts import CloudRollouts
+    from edgewise.rollouts.cloud import CloudRollouts
 
     return CloudRollouts(cloud)
 

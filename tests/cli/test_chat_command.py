@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.cloud.link import Link, Quality
 from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise.testing.link import Link, Quality
 from tests.cli.conftest import Edgewise
 from tests.llama_server_process import llama_server
 

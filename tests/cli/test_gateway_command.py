@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import trustme
 
-from edgewise.cloud.gateway import Gateway
-from edgewise.cloud.scripted_engine import ScriptedEngine, reply_to
-from edgewise.edge.scripted import ByteTokenizer
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.sampling import Sampling
+from edgewise.testing.scripted_edge import ByteTokenizer
+from edgewise.testing.scripted_engine import ScriptedEngine, reply_to
 from tests.cli.conftest import Edgewise, Run
 from tests.llama_server_process import free_port
 
@@ -86,7 +86,7 @@ def test_a_graceful_end_lets_consults_end() -> None:
     engine = ScriptedEngine()
     try:
         with process("--engine", engine.url) as (port, started):
-            cloud = Gateway(f"http://127.0.0.1:{port}")
+            cloud = GatewayCloud(f"http://127.0.0.1:{port}")
             cloud.check(ByteTokenizer())
             engine.seconds = 1.0
             flying = cloud.open([1]).ask(0, [1], 1, Sampling(), 10)
@@ -117,7 +117,7 @@ def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
             end = time.monotonic() + 30
             while True:
-                cloud = Gateway(url)
+                cloud = GatewayCloud(url)
                 try:
                     cloud.check(ByteTokenizer())
                     break
@@ -129,7 +129,7 @@ def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             assert cloud.open([1]).ask(0, [1], 1, Sampling(), 5).result().ids == (reply_to([1]),)
             cloud.close()
             monkeypatch.delenv("SSL_CERT_FILE")
-            stranger = Gateway(url)
+            stranger = GatewayCloud(url)
             with pytest.raises(Exception, match="not trusted"):
                 stranger.check(ByteTokenizer())
             stranger.close()

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from edgewise.cloud.detect import connect
+from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import EngineCloud
-from edgewise.cloud.gateway import Gateway
-from edgewise.cloud.scripted_engine import ScriptedEngine
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable, UsageError
+from edgewise.testing.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
 
 
@@ -56,7 +56,7 @@ def test_a_gateway_says_so() -> None:
     engine = ScriptedEngine()
     with gateway([engine.url]) as running:
         cloud = connect(running.url)
-        assert isinstance(cloud, Gateway)
+        assert isinstance(cloud, GatewayCloud)
         cloud.close()
     engine.close()
 

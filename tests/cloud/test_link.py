@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgewise.cloud.link import Link, Quality
+from edgewise.testing.link import Link, Quality
 
 TRIP = 0.1
 

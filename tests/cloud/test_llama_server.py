@@ -13,10 +13,7 @@ import pytest
 import trustme
 
 from edgewise import registry
-from edgewise.cloud.breaker import Breaker
-from edgewise.cloud.llama_server import LlamaServer
-from edgewise.decoding import Answer, Decoder
-from edgewise.edge.scripted import ScriptedEdge, replying
+from edgewise.cloud.engine import LlamaServer
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -26,10 +23,13 @@ from edgewise.errors import (
     CloudUnavailable,
     UsageError,
 )
-from edgewise.policy import Policy
+from edgewise.loop.breaker import Breaker
+from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings
+from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from tests.llama_server_process import free_port
 
 KEY = "sk-secret-0123"

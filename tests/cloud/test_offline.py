@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.cloud.gateway import Gateway
-from edgewise.cloud.link import Link, Quality
-from edgewise.decoding import Decoder
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.events import Token
-from edgewise.policy import SHORTEST_DEADLINE, Policy
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import SHORTEST_DEADLINE, Policy
 from edgewise.routers.constant import Constant
+from edgewise.testing.link import Link, Quality
 from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 
@@ -32,9 +32,9 @@ def served() -> Iterator[str]:
         yield running.url
 
 
-def linked(edge: LlamaModel, url: str) -> tuple[Decoder, Link, Gateway]:
+def linked(edge: LlamaModel, url: str) -> tuple[Decoder, Link, GatewayCloud]:
     link = Link("127.0.0.1", int(url.rpartition(":")[2]), Quality(round_trip=0.02))
-    cloud = Gateway(link.url)
+    cloud = GatewayCloud(link.url)
     cloud.check(edge.tokenizer)
     policy = Policy(threshold=0.5, run_ahead=16)
     return Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud), link, cloud

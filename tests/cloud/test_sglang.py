@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from edgewise.cloud.sglang import Sglang
-from edgewise.edge.scripted import ByteTokenizer
+from edgewise.cloud.engine import Sglang
 from edgewise.errors import CloudProtocolError, CloudRejected, VocabularyMismatch
 from edgewise.sampling import Sampling
+from edgewise.testing.scripted_edge import ByteTokenizer
 
 REPLY: dict[str, Any] = {
     "text": "sky",

@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.chat import Message, prompt_ids
-from edgewise.cloud.base import CloudModel, CloudSession, Verdict
-from edgewise.cloud.detect import connect
-from edgewise.cloud.engine import EngineCloud
-from edgewise.cloud.gateway import Gateway
-from edgewise.cloud.llama_server import LlamaServer
+from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.cloud.connect import connect
+from edgewise.cloud.engine import EngineCloud, LlamaServer
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.cloud.local import LocalCloud
-from edgewise.cloud.scripted import ScriptedCloud
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.scripted import ByteTokenizer, replying
 from edgewise.errors import CloudRejected, VocabularyMismatch
 from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise.prompts import Message, prompt_ids
 from edgewise.sampling import Sampling
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import ByteTokenizer, replying
+from edgewise.verdict import Verdict
 from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 from tests.vllm_process import vllm
@@ -78,7 +78,7 @@ def backend(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Iterator[Ba
         cloud.close()
     elif request.param == "gateway":
         with llama_server(bundled("cloud")) as url, gateway([url]) as running:
-            cloud = Gateway(running.url)
+            cloud = GatewayCloud(running.url)
             cloud.check(tokenizer)
             yield Backend(cloud, tokenizer, prompt)
             cloud.close()

@@ -12,8 +12,8 @@ import pytest
 from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Needs
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.scripted import ScriptedEdge, noise
 from edgewise.errors import ContextOverflow, StaleStepError, UsageError
+from edgewise.testing.scripted_edge import ScriptedEdge, noise
 
 CONTEXT = 64
 PROMPT = [72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100, 33]

@@ -8,15 +8,15 @@ from typing import NamedTuple
 import pytest
 
 from edgewise.cloud.local import LocalCloud
-from edgewise.cloud.rollouts import CloudRollouts
-from edgewise.cloud.scripted import ScriptedCloud
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.llamacpp_rollouts import LlamaRollouts
-from edgewise.edge.rollouts import Continuation, OneByOne, Prefix, Rollouts
-from edgewise.edge.scripted import ScriptedEdge, noise
 from edgewise.errors import CloudUnavailable, ContextOverflow
+from edgewise.rollouts.base import Continuation, OneByOne, Prefix, Rollouts
+from edgewise.rollouts.cloud import CloudRollouts
+from edgewise.rollouts.llamacpp import LlamaRollouts
 from edgewise.sampling import Sampling
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import ScriptedEdge, noise
 
 N = 12
 

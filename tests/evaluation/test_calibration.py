@@ -2,12 +2,12 @@
 
 import pytest
 
-from edgewise.cloud.scripted import ScriptedCloud
-from edgewise.edge.scripted import ScriptedEdge, noise
 from edgewise.evaluation.calibration import thresholds_for
 from edgewise.evaluation.systems import Decoded, changed_share, cloud_share, paired
 from edgewise.evaluation.tasks.base import Question, Task
 from edgewise.registry import router_named
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import ScriptedEdge, noise
 
 EDGE, CLOUD = ScriptedEdge(noise(1)), ScriptedCloud(noise(2))
 TASK = Task(

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from edgewise.cloud.scripted import ScriptedCloud
-from edgewise.edge.scripted import ScriptedEdge, replying
 from edgewise.errors import CloudUnavailable, UsageError
 from edgewise.evaluation.baselines import CommitPoint, query_level
 from edgewise.evaluation.plan import Contender, Evaluation
@@ -14,6 +12,8 @@ from edgewise.evaluation.sweep import OUTCOMES, Cell, Store
 from edgewise.evaluation.systems import Outcome
 from edgewise.evaluation.tasks.base import Question, Task
 from edgewise.registry import router_named
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import ScriptedEdge, replying
 
 PROMPT = "Which animal is it?"
 WRONG = "Well, a cat. Therefore, the answer is cat (a)."

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import uvicorn
 
-from edgewise.cloud.llama_server import LlamaServerEngine
+from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.gateway.app import Gateway
 from edgewise.gateway.fleet import Fleet
 from edgewise.gateway.keys import Keys
-from edgewise.gateway.protocol import MAX_FRAME
 from edgewise.gateway.sessions import Sessions
+from edgewise.wire.protocol import MAX_FRAME
 from tests.llama_server_process import free_port
 
 

@@ -13,10 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from edgewise.cloud.gateway import Gateway
-from edgewise.cloud.scripted_engine import ScriptedEngine, reply_to
-from edgewise.decoding import Decoder
-from edgewise.edge.scripted import ByteTokenizer, ScriptedEdge, replying
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.errors import (
     CloudError,
     CloudRefused,
@@ -26,9 +23,15 @@ from edgewise.errors import (
     VocabularyMismatch,
 )
 from edgewise.events import Consult
-from edgewise.gateway import protocol
 from edgewise.gateway.keys import add_key
-from edgewise.gateway.protocol import (
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
+from edgewise.routers.uncertainty import MaxProb
+from edgewise.sampling import Sampling
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from edgewise.testing.scripted_engine import ScriptedEngine, reply_to
+from edgewise.wire import protocol
+from edgewise.wire.protocol import (
     PATH,
     VERSION,
     Ask,
@@ -44,9 +47,6 @@ from edgewise.gateway.protocol import (
     encode,
     from_gateway,
 )
-from edgewise.policy import Policy
-from edgewise.routers.uncertainty import MaxProb
-from edgewise.sampling import Sampling
 from tests.gateway.running import Running, gateway
 
 TOKENIZER = ByteTokenizer()
@@ -103,8 +103,8 @@ def check_of(ids: list[int]) -> int:
     return ledger.check
 
 
-def cloud_of(running: Running, secret: str | None = None) -> Gateway:
-    cloud = Gateway(running.url, key=secret)
+def cloud_of(running: Running, secret: str | None = None) -> GatewayCloud:
+    cloud = GatewayCloud(running.url, key=secret)
     cloud.check(TOKENIZER)
     return cloud
 
@@ -142,7 +142,7 @@ def test_another_vocabulary_is_refused(running: Running) -> None:
         def encode(self, text: str, *, special: bool = False) -> list[int]:
             return [byte ^ 1 for byte in text.encode()]
 
-    cloud = Gateway(running.url)
+    cloud = GatewayCloud(running.url)
     with pytest.raises(VocabularyMismatch, match="one family"):
         cloud.check(Other())
     cloud.close()
@@ -260,7 +260,7 @@ def test_too_many_consults_are_told_when_to_come_back(engine: ScriptedEngine) ->
         engine.seconds = 0.3
         clouds = [cloud_of(running) for _ in range(6)]
 
-        def ask(cloud: Gateway) -> CloudError | None:
+        def ask(cloud: GatewayCloud) -> CloudError | None:
             try:
                 cloud.open([1]).ask(0, [1], 1, GREEDY, 5).result()
             except CloudError as error:
@@ -290,7 +290,7 @@ def test_nobody_gets_in_without_a_key(
     path, secret = keys_file(tmp_path)
     with gateway([engine.url], keys=path) as running:
         for wrong in (None, "ew-wrong", secret[:-1]):
-            cloud = Gateway(running.url, key=wrong)
+            cloud = GatewayCloud(running.url, key=wrong)
             with pytest.raises(CloudRefused, match="EDGEWISE_CLOUD_KEY"):
                 cloud.check(TOKENIZER)
             cloud.close()
@@ -324,7 +324,7 @@ def test_a_key_has_its_sessions_rate_and_tokens(engine: ScriptedEngine, tmp_path
     path, secret = keys_file(tmp_path, sessions=1, asks_per_second=1.0, tokens_per_day=3)
     with gateway([engine.url], keys=path) as running:
         cloud = cloud_of(running, secret)
-        other = Gateway(running.url, key=secret)
+        other = GatewayCloud(running.url, key=secret)
         with pytest.raises(CloudUnavailable, match="1 sessions open already"):
             other.check(TOKENIZER)
         other.close()

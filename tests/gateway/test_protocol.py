@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise.edge.scripted import ByteTokenizer
 from edgewise.errors import CloudProtocolError
-from edgewise.gateway import protocol
-from edgewise.gateway.protocol import (
+from edgewise.sampling import Sampling
+from edgewise.testing.scripted_edge import ByteTokenizer
+from edgewise.wire import protocol
+from edgewise.wire.protocol import (
     Ask,
     Cancel,
     Close,
@@ -30,7 +31,6 @@ from edgewise.gateway.protocol import (
     packed,
     unpacked,
 )
-from edgewise.sampling import Sampling
 
 IDS = st.lists(st.integers(0, 151_935), max_size=40)
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from edgewise.edge.base import Floats, Needs, Step
-from edgewise.edge.scripted import HIDDEN, ByteTokenizer, ScriptedEdge, noise
 from edgewise.errors import RouterMismatch, UsageError
 from edgewise.registry import open_router
 from edgewise.routers.card import CONFIG, WEIGHTS, Input, RouterCard, read_card
@@ -20,6 +19,7 @@ from edgewise.routers.features import SCALARS
 from edgewise.routers.mlp import Mlp
 from edgewise.routers.uncertainty import LogTokU
 from edgewise.settings import Settings
+from edgewise.testing.scripted_edge import HIDDEN, ByteTokenizer, ScriptedEdge, noise
 
 Tensors = dict[str, NDArray[Any]]
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgewise.addresses import bundled
-from edgewise.cloud.link import Link, Quality
+from edgewise.testing.link import Link, Quality
 from tests.llama_server_process import llama_server
 from tests.server.serving import serving
 

@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect, sync_playwright
 
 from edgewise.addresses import bundled
-from edgewise.cloud.link import Link, Quality
 from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise.testing.link import Link, Quality
 from tests.llama_server_process import llama_server
 from tests.server.serving import serving
 

@@ -7,9 +7,9 @@ import aiohttp
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.cloud.link import Link, Quality
 from edgewise.server.admission import Admission
 from edgewise.server.errors import ApiError
+from edgewise.testing.link import Link, Quality
 from tests.llama_server_process import llama_server
 from tests.server.serving import serving
 

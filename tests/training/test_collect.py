@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgewise.edge.rollouts import Continuation, Done, OneByOne, Prefix, ignore
-from edgewise.edge.scripted import ScriptedEdge, noise, replying
 from edgewise.errors import UsageError
 from edgewise.evaluation.tasks.base import Question, Task
+from edgewise.rollouts.base import Continuation, Done, OneByOne, Prefix, ignore
 from edgewise.routers.features import features, needs_of, top_of
+from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
 from edgewise.training.collect import (
     COLUMNS,
     KEPT,
-    Answer,
+    Sample,
     collect_answers,
     collect_features,
     references,
@@ -52,7 +52,7 @@ class Counted(OneByOne):
         return super().run(prefixes, counted)
 
 
-def answers(folder: Path, count: int = 120) -> list[Answer]:
+def answers(folder: Path, count: int = 120) -> list[Sample]:
     cloud = OneByOne(model(ANSWERED))
     return collect_answers(task(count), model("").tokenizer, cloud, folder)
 

@@ -9,11 +9,11 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.scripted import ScriptedEdge, noise
 from edgewise.errors import UsageError
 from edgewise.routers.card import Input, RouterCard
 from edgewise.routers.mlp import TABLE, Mlp
-from edgewise.training.collect import COLUMNS, KEPT, Answer, Columns
+from edgewise.testing.scripted_edge import ScriptedEdge, noise
+from edgewise.training.collect import COLUMNS, KEPT, Columns, Sample
 from edgewise.training.embedding import embeddings
 from edgewise.training.fit import Data, Recipe, data_of, fit
 from edgewise.training.publish import isotonic, save_weights
@@ -116,8 +116,8 @@ def columns(answers: int = 4, tokens: int = 5) -> Columns:
     )
 
 
-def answered(count: int = 4) -> list[Answer]:
-    return [Answer(str(i), (1,), (0,) * 5, (-0.5,) * 5, True) for i in range(count)]
+def answered(count: int = 4) -> list[Sample]:
+    return [Sample(str(i), (1,), (0,) * 5, (-0.5,) * 5, True) for i in range(count)]
 
 
 def test_rows_hold_the_inputs_asked_for() -> None:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from edgewise.edge.base import Floats
-from edgewise.edge.rollouts import Continuation, Done, OneByOne, Prefix, ignore
-from edgewise.edge.scripted import EOS, SIZE, ScriptedEdge, replying
 from edgewise.errors import UsageError
 from edgewise.evaluation.tasks.base import Question
-from edgewise.training.collect import Answer
+from edgewise.rollouts.base import Continuation, Done, OneByOne, Prefix, ignore
+from edgewise.testing.scripted_edge import EOS, SIZE, ScriptedEdge, replying
+from edgewise.training.collect import Sample
 from edgewise.training.label import Case, Citer, CoLlm, Label, Mismatch, Value, Writer, label_all
 from edgewise.training.router import labels_named
 
@@ -28,7 +28,7 @@ def case(edge: str, text: str, *, right: bool = True, name: str = "q") -> Case:
     tokenizer = model("").tokenizer
     ids = (*text.encode(), EOS)
     proposed = [*edge.encode(), EOS, *[EOS] * len(ids)][: len(ids)]
-    answer = Answer(name, tuple(PROMPT.encode()), ids, (0.0,) * len(ids), right)
+    answer = Sample(name, tuple(PROMPT.encode()), ids, (0.0,) * len(ids), right)
     question = Question(name, "sums", PROMPT, "7", "number")
     return Case(question, answer, proposed, tokenizer, 40)
 

@@ -11,22 +11,22 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from edgewise import registry, settings
+from edgewise.bench.link import Conditions, LinkBench, LinkRow
+from edgewise.bench.pace import HALF_BILLION, UNPACED, Pace, measured
+from edgewise.bench.paper_method import Comparison, compare
+from edgewise.bench.speed import measure
 from edgewise.cli import options, render
-from edgewise.cloud import detect
 from edgewise.cloud.base import CloudModel
-from edgewise.decoding import Decoder
+from edgewise.cloud.connect import connect as connect_to
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import UsageError
 from edgewise.evaluation.calibration import thresholds_for
-from edgewise.evaluation.link import Conditions, LinkBench, Row
-from edgewise.evaluation.pace import HALF_BILLION, UNPACED, Pace, measured
-from edgewise.evaluation.paper_method import Comparison, compare
 from edgewise.evaluation.plan import Contender
-from edgewise.evaluation.speed import measure
 from edgewise.evaluation.tasks.base import Task
 from edgewise.evaluation.tasks.named import with_calibration
-from edgewise.policy import Policy
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
 from edgewise.settings import Settings
 
 app = typer.Typer(help="Measure speeds on this machine.", no_args_is_help=True)
@@ -235,7 +235,7 @@ def _served(chosen: Settings) -> Generator[str]:
 
 
 def _connected(chosen: Settings, url: str, tokenizer: Tokenizer) -> CloudModel:
-    cloud = detect.connect(url, key=chosen.cloud_key, engine=chosen.cloud_engine)
+    cloud = connect_to(url, key=chosen.cloud_key, engine=chosen.cloud_engine)
     try:
         cloud.check(tokenizer)
     except BaseException:
@@ -266,7 +266,7 @@ def _thresholds(
     return found
 
 
-def _link_table(rows: list[Row]) -> Table:
+def _link_table(rows: list[LinkRow]) -> Table:
     first = rows[0]
     title = f"Time per token over the edge alone ({1000 * first.step:.1f} ms), {first.questions} "
     table = Table(title=title + "questions a line (95% intervals)", box=SIMPLE_HEAD)

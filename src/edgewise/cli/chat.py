@@ -13,13 +13,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from edgewise import registry, settings
-from edgewise.chat import Message, prompt_ids
 from edgewise.cli import options, render
 from edgewise.cli.run import MAX_PROMPT, open_decoder, require_unicode, sampling_of
-from edgewise.decoding import Decoder
 from edgewise.errors import UsageError
 from edgewise.events import Candidate, Event, Finished, Token
-from edgewise.policy import Budget
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Budget
+from edgewise.prompts import Message, prompt_ids
 from edgewise.routers.card import RouterCard
 from edgewise.settings import Settings
 

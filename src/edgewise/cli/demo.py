@@ -9,7 +9,6 @@ import typer
 from edgewise.addresses import bundled
 from edgewise.cli import options, render
 from edgewise.cloud.local import LocalCloud
-from edgewise.decoding import Decoder
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import UsageError
 from edgewise.evaluation.plan import Contender, Evaluation
@@ -19,6 +18,7 @@ from edgewise.evaluation.systems import paired, question_ids
 from edgewise.evaluation.tasks.base import Task
 from edgewise.evaluation.tasks.grading import is_right
 from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise.loop.decoder import Decoder
 from edgewise.registry import open_router
 from edgewise.settings import Settings
 

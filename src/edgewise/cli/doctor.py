@@ -16,7 +16,7 @@ from edgewise.cloud.engine import EngineCloud
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.llamacpp import LlamaModel, default_threads
 from edgewise.errors import EdgewiseError
-from edgewise.policy import LONGEST_DEADLINE
+from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings
 

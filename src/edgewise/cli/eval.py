@@ -18,9 +18,9 @@ from edgewise.evaluation.plan import Contender, Evaluation, manifest
 from edgewise.evaluation.plot import plot
 from edgewise.evaluation.report import as_csv, rows, summary
 from edgewise.evaluation.sweep import Store
-from edgewise.evaluation.tasks.base import Check, Task
+from edgewise.evaluation.tasks.base import Grading, Task
 from edgewise.evaluation.tasks.named import with_calibration
-from edgewise.policy import LONGEST_DEADLINE
+from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.routers.card import digest, trained_digests
 from edgewise.settings import Settings
 
@@ -33,7 +33,7 @@ def evaluate(
         Path | None, typer.Option(help="Local copy of the task's published file.")
     ] = None,
     check: Annotated[
-        Check | None, typer.Option(help="How a JSON Lines file is graded; default exact.")
+        Grading | None, typer.Option(help="How a JSON Lines file is graded; default exact.")
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first N questions.")] = None,
     calibration: Annotated[

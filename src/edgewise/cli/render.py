@@ -13,11 +13,11 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from edgewise.decoding import Answer, collect
 from edgewise.evaluation import report
 from edgewise.evaluation.report import Figures, Row
 from edgewise.evaluation.statistics import Interval
 from edgewise.events import Consult, Event, Finished, Token
+from edgewise.loop.decoder import Answer, collect
 
 _COLOURS = None if os.environ.get("NO_COLOR") else "auto"
 

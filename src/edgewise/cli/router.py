@@ -10,9 +10,9 @@ from rich.table import Table
 
 from edgewise import registry, settings
 from edgewise.addresses import upload
+from edgewise.bench.speed import score_seconds
 from edgewise.cli import options, render
 from edgewise.errors import UsageError
-from edgewise.evaluation.speed import score_seconds
 from edgewise.routers.card import RouterCard, read_card, trained_digests
 from edgewise.settings import Settings
 

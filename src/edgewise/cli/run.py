@@ -9,15 +9,15 @@ import msgspec
 import typer
 
 from edgewise import registry, settings
-from edgewise.chat import Message, prompt_ids
 from edgewise.cli import options, render
-from edgewise.decoding import Decoder, collect
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
+from edgewise.loop.decoder import Decoder, collect
+from edgewise.prompts import Message, prompt_ids
 from edgewise.routers.card import RouterCard
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings
-from edgewise.tracing import Recorder
+from edgewise.traces.recorder import Recorder
 
 MAX_PROMPT = 4 << 20
 """Longest prompt that is read, characters."""

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from edgewise.cli import options, render
 from edgewise.errors import UsageError
-from edgewise.timeline import Timeline, chrome_trace, read, timeline
+from edgewise.traces.timeline import Timeline, chrome_trace, read, timeline
 
 app = typer.Typer(help="Look at the timeline of an answer.", no_args_is_help=True)
 

@@ -13,7 +13,7 @@ from edgewise.cli.models import open_pair
 from edgewise.errors import UsageError
 from edgewise.evaluation.journal import claim
 from edgewise.evaluation.plan import manifest
-from edgewise.evaluation.tasks.base import Check
+from edgewise.evaluation.tasks.base import Grading
 from edgewise.evaluation.tasks.named import with_calibration
 from edgewise.routers.card import Input
 from edgewise.training.fit import Fitted, Recipe, import_torch
@@ -48,7 +48,7 @@ def train(
         Path | None, typer.Option(help="Local copy of the task's published file.")
     ] = None,
     check: Annotated[
-        Check | None, typer.Option(help="How a JSON Lines file is graded; default exact.")
+        Grading | None, typer.Option(help="How a JSON Lines file is graded; default exact.")
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first N questions.")] = None,
     calibration: Annotated[

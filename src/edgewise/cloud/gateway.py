@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
-from edgewise.cloud.base import Prefix, Verdict
-from edgewise.cloud.engine import TOP, checked_address, with_end
+from edgewise.cloud.base import Prefix
+from edgewise.cloud.engine import with_end
 from edgewise.cloud.io_thread import IoThread
 from edgewise.edge.base import Tokenizer
+from edgewise.engines.base import TOP, checked_address
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -29,7 +30,9 @@ from edgewise.errors import (
     VocabularyMismatch,
 )
 from edgewise.events import Candidate
-from edgewise.gateway.protocol import (
+from edgewise.sampling import Sampling
+from edgewise.verdict import Verdict
+from edgewise.wire.protocol import (
     MAX_FRAME,
     MAX_SPAN,
     PATH,
@@ -50,7 +53,6 @@ from edgewise.gateway.protocol import (
     packed,
     tokenizer_fingerprint,
 )
-from edgewise.sampling import Sampling
 
 CHECK_SECONDS = 10.0
 CONNECT_SECONDS = 5.0
@@ -64,7 +66,7 @@ _ERRORS: dict[str, type[CloudError]] = {
 }
 
 
-class Gateway:
+class GatewayCloud:
     """Implements `CloudModel`. `https` is verified; the key travels as a bearer token."""
 
     def __init__(self, url: str, *, key: str | None = None) -> None:
@@ -171,7 +173,7 @@ class GatewaySession:
 
     pushes = True
 
-    def __init__(self, gateway: Gateway, ids: Sequence[int]) -> None:
+    def __init__(self, gateway: GatewayCloud, ids: Sequence[int]) -> None:
         self._gateway = gateway
         self._prefix = Prefix(ids)
         self._taken: asyncio.Task[_Link] | None = None
@@ -220,7 +222,7 @@ class _Broken(Exception):
 class _Link:
     """A gateway session over connections that come and go. Lives in the I/O thread's loop."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: GatewayCloud) -> None:
         self._gateway = gateway
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._reader: asyncio.Task[None] | None = None

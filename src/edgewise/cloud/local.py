@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from edgewise.cloud.base import Prefix, Verdict
+from edgewise.cloud.base import Prefix
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Tokenizer
 from edgewise.errors import (
     CloudError,
@@ -18,6 +18,7 @@ from edgewise.errors import (
 )
 from edgewise.events import Candidate
 from edgewise.sampling import Sampling
+from edgewise.verdict import Verdict
 
 TOP = 5
 """Candidates returned for every token."""

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import msgspec
 
 from edgewise.cloud.base import CloudModel
-from edgewise.decoding import Decoder
 from edgewise.edge.base import EdgeModel, Needs, Step, Tokenizer
 from edgewise.evaluation.systems import Decoded, Outcome
 from edgewise.evaluation.tasks.base import Question
-from edgewise.policy import Policy
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
 
 
 class CommitPoint:

@@ -9,7 +9,7 @@ from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
 from edgewise.evaluation.systems import Decoded, Outcome, cloud_share, outcome_of, paired
 from edgewise.evaluation.tasks.base import Task
-from edgewise.policy import LONGEST_DEADLINE
+from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.routers.base import Router
 
 ROUNDS = 5

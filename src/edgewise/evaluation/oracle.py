@@ -18,7 +18,7 @@ from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
 Judge = Callable[[Sequence[int]], bool]
 
 
-class Trace(NamedTuple):
+class Walk(NamedTuple):
     """An answer of the oracle; `consults` are the indices of the cloud's ids."""
 
     prompt: tuple[int, ...]
@@ -59,7 +59,7 @@ class Oracle:
             seconds=trace.seconds,
         )
 
-    def trace(self, question: Question) -> Trace:
+    def trace(self, question: Question) -> Walk:
         """The answer's ids, and where it took the cloud's.
 
         Where the cloud alone is wrong too there is nothing to gain: the edge answers alone.
@@ -81,7 +81,7 @@ class Oracle:
                 at, token = found
                 ids = self._greedy(self._edge, prompt, [*ids[:at], token])
                 consults.append(at)
-        return Trace(
+        return Walk(
             tuple(prompt), tuple(ids), tuple(consults), right(ids), time.monotonic() - begun
         )
 

@@ -16,7 +16,7 @@ from edgewise.evaluation.report import CLOUD, EDGE
 from edgewise.evaluation.sweep import Cell, Store, run
 from edgewise.evaluation.systems import CloudAlone, Decoded, Outcome, System, edge_alone, paired
 from edgewise.evaluation.tasks.base import Task
-from edgewise.policy import LONGEST_DEADLINE
+from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.registry import router_named
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard

@@ -6,13 +6,13 @@ from typing import Protocol
 
 import msgspec
 
-from edgewise.chat import Message, prompt_ids
 from edgewise.cloud.base import CloudModel
-from edgewise.decoding import Answer, Decoder
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.evaluation.tasks.base import Question
 from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
-from edgewise.policy import LONGEST_DEADLINE, Policy
+from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.policy import LONGEST_DEADLINE, Policy
+from edgewise.prompts import Message, prompt_ids
 from edgewise.routers.base import Router
 from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling

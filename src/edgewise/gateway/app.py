@@ -13,13 +13,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from edgewise.cloud.engine import Client
+from edgewise.engines.base import Client
 from edgewise.errors import CloudError, CloudProtocolError, EdgewiseError, UsageError
 from edgewise.gateway.fleet import Busy, Fleet
 from edgewise.gateway.keys import Key, Keys
 from edgewise.gateway.limits import Limits
 from edgewise.gateway.metrics import Metrics
-from edgewise.gateway.protocol import (
+from edgewise.gateway.sessions import Session, Sessions
+from edgewise.wire.protocol import (
     MAX_IDS,
     PATH,
     VERSION,
@@ -37,7 +38,6 @@ from edgewise.gateway.protocol import (
     from_device,
     unpacked,
 )
-from edgewise.gateway.sessions import Session, Sessions
 
 OPEN_SECONDS = 10.0
 """How long a device may take to say `Open`, and to read what it is sent."""

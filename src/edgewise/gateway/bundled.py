@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Sequence
 
 from edgewise.addresses import bundled
-from edgewise.cloud.base import Verdict
-from edgewise.cloud.engine import NOBODY, Abilities, Client, Engine
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.engines.base import NOBODY, Abilities, Client, Engine
 from edgewise.sampling import Sampling
+from edgewise.verdict import Verdict
 
 SLOTS = 4
 DEADLINE = 600.0

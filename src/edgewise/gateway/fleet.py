@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from edgewise.cloud.base import Verdict
-from edgewise.cloud.engine import Client, Engine
 from edgewise.edge.base import PROBES
+from edgewise.engines.base import Client, Engine
 from edgewise.errors import CloudError, CloudUnavailable, UsageError
-from edgewise.gateway.protocol import fingerprint
 from edgewise.sampling import Sampling
+from edgewise.verdict import Verdict
+from edgewise.wire.protocol import fingerprint
 
 HEALTH_SECONDS = 2.0
 """Between two looks at an engine's health."""

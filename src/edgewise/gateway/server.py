@@ -11,11 +11,11 @@ from pathlib import Path
 import structlog
 import uvicorn
 
-from edgewise.cloud.detect import ENGINES, EngineName, found_at
-from edgewise.cloud.engine import Engine
+from edgewise.engines.base import Engine
+from edgewise.engines.detect import ENGINES, EngineName, found_at
 from edgewise.errors import UsageError
 from edgewise.gateway.app import Gateway
-from edgewise.gateway.protocol import MAX_FRAME
+from edgewise.wire.protocol import MAX_FRAME
 
 DRAIN_SECONDS = 20
 """How long consults in flight may take to end after SIGTERM."""

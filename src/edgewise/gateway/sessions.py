@@ -5,7 +5,7 @@ import secrets
 import time
 from collections import Counter, OrderedDict
 
-from edgewise.gateway.protocol import Ledger
+from edgewise.wire.protocol import Ledger
 
 
 class Session:

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.breaker import Breaker
-from edgewise.decoding import Decoder
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import ContextOverflow
 from edgewise.events import Event, Pending, Rewound
-from edgewise.latency import Latency
-from edgewise.policy import Policy
+from edgewise.loop.breaker import Breaker
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.latency import Latency
+from edgewise.loop.policy import Policy
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.sampling import Sampling
@@ -23,7 +23,7 @@ from edgewise.server.metrics import Metrics
 from edgewise.settings import Settings
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks of the decoder."""
 
     ids: Sequence[int]
@@ -61,7 +61,7 @@ class Answering:
         """Wait for the threads; answers under way are stopped by the end of their requests."""
         self._threads.shutdown()
 
-    def enter(self, question: Question) -> Ticket:
+    def enter(self, question: DecodeRequest) -> Ticket:
         """A place for an answer. Raises `ContextOverflow`, or `ApiError` 429 for a full queue."""
         if len(question.ids) >= self.edge.context:
             raise ContextOverflow(
@@ -70,7 +70,7 @@ class Answering:
             )
         return self.admission.enter()
 
-    async def events(self, question: Question, ticket: Ticket) -> AsyncGenerator[Event]:
+    async def events(self, question: DecodeRequest, ticket: Ticket) -> AsyncGenerator[Event]:
         """The answer's events once its turn has come. Closing it early stops the work.
 
         The ticket is given back when the work has ended. Raises an `EdgewiseError`.
@@ -93,7 +93,7 @@ class Answering:
 
     def _write(
         self,
-        question: Question,
+        question: DecodeRequest,
         loop: asyncio.AbstractEventLoop,
         told: "asyncio.Queue[Event | BaseException | None]",
         stop: threading.Event,

@@ -15,7 +15,7 @@ from fastapi.staticfiles import StaticFiles
 from prometheus_client import generate_latest
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from edgewise.server import chat, completions
+from edgewise.server import chat_completions, completions
 from edgewise.server.answering import Answering
 from edgewise.server.errors import install
 from edgewise.server.guards import BodyLimit, Counted, Headers, key_check
@@ -60,7 +60,7 @@ def make_app(
     install(app)
     guarded = [Depends(key_check(api_key))]
     v1 = APIRouter(prefix="/v1", dependencies=guarded, responses=_REFUSALS)
-    v1.include_router(chat.routes(answering))
+    v1.include_router(chat_completions.routes(answering))
     v1.include_router(completions.routes(answering))
     v1.include_router(_models(answering))
     app.include_router(v1)

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Sequence
 
 from edgewise.sampling import Sampling
-from edgewise.server.answering import Answering, Question
+from edgewise.server.answering import Answering, DecodeRequest
 from edgewise.server.errors import ApiError
 from edgewise.server.models import policy_for
 from edgewise.server.schemas import ChatRequest, CompletionRequest
@@ -17,7 +17,7 @@ def question_of(
     *,
     max_tokens: int | None,
     candidates: bool,
-) -> Question:
+) -> DecodeRequest:
     """With the server's own settings where a request says nothing. Raises `ApiError`."""
     if asked.stream_options and not asked.stream:
         raise ApiError(400, "stream_options needs stream true.", param="stream_options")
@@ -29,7 +29,7 @@ def question_of(
         return default if given is None else given
 
     cloud = answering.cloud is not None
-    return Question(
+    return DecodeRequest(
         ids=ids,
         policy=policy_for(asked.model, own, answering.card, cloud=cloud),
         max_tokens=max_tokens or own.max_tokens,

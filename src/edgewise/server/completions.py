@@ -8,10 +8,10 @@ from fastapi.responses import Response
 
 from edgewise.edge.base import Tokenizer
 from edgewise.events import Token
-from edgewise.server.answering import Answering, Question
+from edgewise.server.answering import Answering, DecodeRequest
 from edgewise.server.asking import question_of
 from edgewise.server.errors import ApiError
-from edgewise.server.replies import Reply
+from edgewise.server.replies import ReplyWriter
 from edgewise.server.schemas import Completion, CompletionRequest
 from edgewise.server.streaming import STREAMED, reply_with
 
@@ -30,7 +30,7 @@ def routes(answering: Answering) -> APIRouter:
     return router
 
 
-def _question(answering: Answering, asked: CompletionRequest) -> Question:
+def _question(answering: Answering, asked: CompletionRequest) -> DecodeRequest:
     return question_of(
         answering,
         asked,
@@ -55,7 +55,7 @@ def _ids(tokenizer: Tokenizer, asked: CompletionRequest) -> list[int]:
     return ids
 
 
-class TextReply(Reply):
+class TextReply(ReplyWriter):
     """Choices with a text; logprobs in the older form, which counts characters."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"

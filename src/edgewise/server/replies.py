@@ -79,7 +79,7 @@ def timing(event: Finished) -> dict[str, float]:
     return {"ttft": event.timing.ttft, "total": event.timing.total, "wait": event.timing.wait}
 
 
-class Reply(ABC):
+class ReplyWriter(ABC):
     """The reply to one request, whole or in chunks; its two forms differ in their choices only."""
 
     prefix: ClassVar[str]

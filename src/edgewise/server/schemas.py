@@ -16,7 +16,7 @@ MAX_TOKENS = 1 << 20
 TOP_LOGPROBS = 5
 """Most candidates per token: as many as a consult brings."""
 
-Text = Annotated[str, Field(max_length=MAX_CHARACTERS)]
+BoundedText = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
 Zero = Annotated[float, Field(ge=0, le=0)]
 Nothing = Annotated[list[Any], Field(max_length=0)]
@@ -30,14 +30,14 @@ class TextPart(_Strict):
     """A part of a message; only text can be read."""
 
     type: Literal["text"]
-    text: Text
+    text: BoundedText
 
 
 class ChatMessage(_Strict):
     """A turn. `developer` is another name of `system`."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)]
+    content: BoundedText | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)]
     # What OpenAI's own client adds when an answer is sent back as it came.
     refusal: None = None
     audio: None = None
@@ -111,7 +111,7 @@ class ChatRequest(_Request):
     store: Literal[False] | None = None
 
 
-Ids = Annotated[
+TokenIds = Annotated[
     list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1, max_length=MAX_IDS)
 ]
 
@@ -120,10 +120,10 @@ class CompletionRequest(_Request):
     """`POST /v1/completions`: one prompt, as text or as token ids."""
 
     prompt: (
-        Text
-        | Ids
-        | Annotated[list[Text], Field(min_length=1, max_length=1)]
-        | Annotated[list[Ids], Field(min_length=1, max_length=1)]
+        BoundedText
+        | TokenIds
+        | Annotated[list[BoundedText], Field(min_length=1, max_length=1)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=1)]
     )
     logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
     echo: Literal[False] | None = None

@@ -15,9 +15,9 @@ from starlette.types import Receive, Scope, Send
 from edgewise.errors import EdgewiseError
 from edgewise.events import Event
 from edgewise.server.admission import Ticket
-from edgewise.server.answering import Answering, Question
+from edgewise.server.answering import Answering, DecodeRequest
 from edgewise.server.errors import ApiError, api_error, unexpected
-from edgewise.server.replies import Reply
+from edgewise.server.replies import ReplyWriter
 
 PING_SECONDS = 10
 
@@ -67,7 +67,12 @@ async def _encoded(chunks: AsyncGenerator[dict[str, Any]]) -> AsyncIterator[dict
 
 
 async def reply_with(
-    reply: Reply, question: Question, answering: Answering, request: Request, *, stream: bool
+    reply: ReplyWriter,
+    question: DecodeRequest,
+    answering: Answering,
+    request: Request,
+    *,
+    stream: bool,
 ) -> Response:
     """Answer, and end the work where the client leaves. Raises what `Answering.enter` does."""
     ticket = answering.enter(question)

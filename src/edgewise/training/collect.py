@@ -17,12 +17,12 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Ids, Step, Tokenizer
-from edgewise.edge.rollouts import Continuation, Prefix, Rollouts
 from edgewise.errors import UsageError
 from edgewise.evaluation.journal import append, read
 from edgewise.evaluation.systems import question_ids, text_of
 from edgewise.evaluation.tasks.base import Question, Task
 from edgewise.evaluation.tasks.grading import is_right
+from edgewise.rollouts.base import Continuation, Prefix, Rollouts
 from edgewise.routers.card import Input
 from edgewise.routers.features import feature, needs_of, top_of
 
@@ -37,7 +37,7 @@ COLUMNS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
 _PREFILL = 256
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Sample(msgspec.Struct, frozen=True):
     """A text to read after a prompt. `logprobs` (nats) are the cloud's; a reference has none."""
 
     question: str
@@ -69,17 +69,17 @@ def collect_answers(
     cloud: Rollouts,
     folder: Path,
     done: Callable[[], None] = lambda: None,
-) -> list[Answer]:
+) -> list[Sample]:
     """The cloud's answer to every question; those that `folder` holds are not asked for again."""
     path = folder / "answers.jsonl"
-    known = {answer.question: answer for answer in read(path, Answer)}
+    known = {answer.question: answer for answer in read(path, Sample)}
     asked = [question for question in task.questions if question.id not in known]
     prompts = [tuple(question_ids(tokenizer, question)) for question in asked]
 
     def keep(index: int, written: Continuation) -> None:
         question = asked[index]
         right = is_right(question, text_of(tokenizer, written.ids))
-        answer = Answer(question.id, prompts[index], written.ids, written.logprobs, right)
+        answer = Sample(question.id, prompts[index], written.ids, written.logprobs, right)
         append(path, answer)
         known[question.id] = answer
         done()
@@ -90,7 +90,7 @@ def collect_answers(
     return [known[question.id] for question in task.questions]
 
 
-def references(task: Task, tokenizer: Tokenizer) -> list[Answer]:
+def references(task: Task, tokenizer: Tokenizer) -> list[Sample]:
     """What comes with the task. Raises `UsageError` where that is nothing."""
     found = [_reference(question, tokenizer) for question in task.questions if question.reference]
     if not found:
@@ -101,13 +101,13 @@ def references(task: Task, tokenizer: Tokenizer) -> list[Answer]:
     return found
 
 
-def _reference(question: Question, tokenizer: Tokenizer) -> Answer:
+def _reference(question: Question, tokenizer: Tokenizer) -> Sample:
     prompt, ids = question_ids(tokenizer, question), tokenizer.encode(question.reference)
-    return Answer(question.id, tuple(prompt), tuple(ids), (), True)
+    return Sample(question.id, tuple(prompt), tuple(ids), (), True)
 
 
 def collect_features(
-    answers: Sequence[Answer],
+    answers: Sequence[Sample],
     text: Text,
     edge: EdgeModel,
     folder: Path,
@@ -133,7 +133,7 @@ def collect_features(
     return _joined(shards)
 
 
-def _columns(session: EdgeSession, answers: Sequence[Answer], done: Callable[[], None]) -> Columns:
+def _columns(session: EdgeSession, answers: Sequence[Sample], done: Callable[[], None]) -> Columns:
     rows: dict[Input, list[Floats]] = {name: [] for name in COLUMNS}
     answer_of: list[int] = []
     proposed: list[int] = []
@@ -164,7 +164,7 @@ def _columns(session: EdgeSession, answers: Sequence[Answer], done: Callable[[],
     )
 
 
-def _steps(session: EdgeSession, answer: Answer) -> list[Step]:
+def _steps(session: EdgeSession, answer: Sample) -> list[Step]:
     """The step before each id; the steps of one prefill are read before the next one."""
     session.open(answer.prompt[:-1])
     read = [answer.prompt[-1], *answer.ids[:-1]]

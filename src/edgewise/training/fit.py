@@ -13,7 +13,7 @@ from edgewise.edge.base import Floats, Ids
 from edgewise.errors import UsageError
 from edgewise.routers.card import Input
 from edgewise.routers.mlp import TABLE
-from edgewise.training.collect import KEPT, Answer, Columns
+from edgewise.training.collect import KEPT, Columns, Sample
 
 Objective = Literal["cross-entropy", "marginal-likelihood"]
 
@@ -68,7 +68,7 @@ class Fitted(msgspec.Struct, frozen=True):
 def data_of(
     columns: Columns,
     values: Mapping[str, Sequence[float]],
-    answers: Sequence[Answer],
+    answers: Sequence[Sample],
     *,
     inputs: Sequence[Input],
     top_k: int,

@@ -11,16 +11,16 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
-from edgewise.decoding import Decoder
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.rollouts import Continuation, Done, Prefix, Rollouts, ignore
 from edgewise.errors import UsageError
 from edgewise.evaluation.journal import append, read
 from edgewise.evaluation.systems import text_of
 from edgewise.evaluation.tasks.base import Question
 from edgewise.evaluation.tasks.grading import is_right
+from edgewise.loop.decoder import Decoder
+from edgewise.rollouts.base import Continuation, Done, Prefix, Rollouts, ignore
 from edgewise.sampling import Sampling
-from edgewise.training.collect import Answer, Text
+from edgewise.training.collect import Sample, Text
 
 LabelName = Literal["mismatch", "citer", "value", "co-llm"]
 Writer = Literal["edge", "cloud", "pair"]
@@ -29,14 +29,14 @@ TOGETHER = 256
 """Answers whose rollouts are collected into one call."""
 
 
-class Ask(NamedTuple):
+class Rollout(NamedTuple):
     """A rollout, and who writes it."""
 
     writer: Writer
     prefix: Prefix
 
 
-Labelling = Generator[list[Ask], list[Continuation], list[float]]
+Labelling = Generator[list[Rollout], list[Continuation], list[float]]
 """Yields rollouts, is sent what they wrote, returns a value from 0 to 1 for every token."""
 
 
@@ -44,7 +44,7 @@ class Case(NamedTuple):
     """A text, and what the edge proposed (int32[n] as a list) at each of its positions."""
 
     question: Question
-    answer: Answer
+    answer: Sample
     proposed: Sequence[int]
     tokenizer: Tokenizer
     max_tokens: int
@@ -57,13 +57,14 @@ class Case(NamedTuple):
 
     def right(
         self, writer: Writer, branches: Sequence[tuple[int, int]], sampling: Sampling
-    ) -> Generator[list[Ask], list[Continuation], list[bool]]:
+    ) -> Generator[list[Rollout], list[Continuation], list[bool]]:
         """Whether `writer` ends right after each (position, token written there)."""
         texts = [[*self.answer.ids[:at], token] for at, token in branches]
         asked = [i for i, ids in enumerate(texts) if self._room(ids)]
         prompt = self.answer.prompt
         written = yield [
-            Ask(writer, Prefix((*prompt, *texts[i]), self._room(texts[i]), sampling)) for i in asked
+            Rollout(writer, Prefix((*prompt, *texts[i]), self._room(texts[i]), sampling))
+            for i in asked
         ]
         for i, continuation in zip(asked, written, strict=True):
             texts[i] += continuation.ids
@@ -176,7 +177,7 @@ class Citer:
         values = [0.0] * len(case.proposed)
         at, ids = case.mismatches, case.answer.ids
         prompt = case.answer.prompt
-        replies = yield [Ask("cloud", Prefix((*prompt, *ids[:i]), 1)) for i in at]
+        replies = yield [Rollout("cloud", Prefix((*prompt, *ids[:i]), 1)) for i in at]
         cloud = {i: reply.ids[0] for i, reply in zip(at, replies, strict=True)}
         both = [i for i in at if cloud[i] not in (ids[i], case.proposed[i])]
         branches = [(i, case.proposed[i]) for i in both] + [(i, cloud[i]) for i in both]
@@ -245,7 +246,7 @@ def _together(
     found: dict[int, list[float]] = {}
     running = {index: label.of(case) for index, case in enumerate(cases)}
     replies: dict[int, Iterator[Continuation]] = {}
-    waiting: dict[int, list[Ask]] = {}
+    waiting: dict[int, list[Rollout]] = {}
     while running:
         for index, labelling in list(running.items()):
             try:
@@ -263,7 +264,7 @@ def _together(
 
 
 def _answered(
-    waiting: Mapping[int, Sequence[Ask]], rollouts: Mapping[Writer, Rollouts]
+    waiting: Mapping[int, Sequence[Rollout]], rollouts: Mapping[Writer, Rollouts]
 ) -> dict[int, Iterator[Continuation]]:
     pooled: dict[Writer, list[Prefix]] = {}
     for asks in waiting.values():

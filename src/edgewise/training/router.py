@@ -10,17 +10,17 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
-from edgewise.edge.rollouts import Rollouts
 from edgewise.errors import UsageError
 from edgewise.evaluation.calibration import thresholds_for
 from edgewise.evaluation.systems import CloudAlone, edge_alone, paired
 from edgewise.evaluation.tasks.base import Task
 from edgewise.registry import cloud_rollouts, edge_rollouts
+from edgewise.rollouts.base import Rollouts
 from edgewise.routers.card import Input, RouterCard, read_card
 from edgewise.routers.mlp import Mlp
 from edgewise.training.collect import (
-    Answer,
     Columns,
+    Sample,
     collect_answers,
     collect_features,
     references,
@@ -178,7 +178,7 @@ class Training:
         )
         return card
 
-    def _collected(self, *, allowed: bool) -> tuple[list[Answer], Columns]:
+    def _collected(self, *, allowed: bool) -> tuple[list[Sample], Columns]:
         """What the label's text is; unless `allowed`, it must be there."""
         text = self.label_class.text
         if text == "reference":
@@ -198,7 +198,7 @@ class Training:
         return answers, columns
 
     def _labelled(
-        self, answers: list[Answer], columns: Columns, *, allowed: bool
+        self, answers: list[Sample], columns: Columns, *, allowed: bool
     ) -> dict[str, tuple[float, ...]]:
         label = self.label_class
         if not allowed:

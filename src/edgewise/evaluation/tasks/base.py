@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 Split = Literal["train", "calibration", "test"]
-Check = Literal["choice", "number", "exact", "regex"]
+Grading = Literal["choice", "number", "exact", "regex"]
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -18,7 +18,7 @@ class Question(msgspec.Struct, frozen=True):
     family: str
     prompt: str
     answer: str
-    check: Check
+    check: Grading
     reference: str = ""
     choices: tuple[str, ...] | None = None
     label: str | None = None

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from edgewise.errors import UsageError
-from edgewise.evaluation.tasks.base import Check, Question, Task
+from edgewise.evaluation.tasks.base import Grading, Question, Task
 from edgewise.evaluation.tasks.records import read_lines
 
 MAX_TOKENS = 256
@@ -20,7 +20,7 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str | None = None
 
 
-def jsonl(data: Path, check: Check) -> Task:
+def jsonl(data: Path, check: Grading) -> Task:
     """Lines `{"prompt": ..., "answer": ...}`, optionally with choices, family and id.
 
     The answer is the text wanted, a number, a regular expression to be found, or one of the
@@ -33,7 +33,7 @@ def jsonl(data: Path, check: Check) -> Task:
     return Task(data.stem, questions, MAX_TOKENS)
 
 
-def _question(data: Path, number: int, line: _Line, check: Check) -> Question:
+def _question(data: Path, number: int, line: _Line, check: Grading) -> Question:
     where = f"Line {number} of {str(data)!r}"
     if check == "choice" and (not line.choices or line.answer not in line.choices):
         raise UsageError(f"{where} has an answer that is none of its choices; add it to them.")

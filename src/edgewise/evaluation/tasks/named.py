@@ -6,7 +6,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from edgewise.errors import UsageError
-from edgewise.evaluation.tasks.base import Check, Task
+from edgewise.evaluation.tasks.base import Grading, Task
 from edgewise.evaluation.tasks.commonsenseqa import commonsenseqa
 from edgewise.evaluation.tasks.gsm8k import gsm8k
 from edgewise.evaluation.tasks.jsonl import jsonl
@@ -18,7 +18,7 @@ _PUBLISHED = {"commonsenseqa": commonsenseqa, "gsm8k": gsm8k}
 
 
 def open_task(
-    name: str, *, data: Path | None = None, check: Check | None = None, use: Use = "test"
+    name: str, *, data: Path | None = None, check: Grading | None = None, use: Use = "test"
 ) -> Task:
     """`pocketqa`, `commonsenseqa`, `gsm8k` or a JSON Lines file.
 
@@ -49,7 +49,7 @@ def with_calibration(
     use: Use,
     *,
     data: Path | None,
-    check: Check | None,
+    check: Grading | None,
     limit: int | None,
     calibration: int,
     calibration_data: Path | None = None,
@@ -76,7 +76,7 @@ def with_calibration(
     return rest.first(limit), held_out
 
 
-def _beside(name: str, data: Path, check: Check | None) -> Task:
+def _beside(name: str, data: Path, check: Grading | None) -> Task:
     """The questions of another file of the same task."""
     if name == "pocketqa" or name in _PUBLISHED:
         return open_task(name, data=data, check=check)

@@ -5,13 +5,11 @@ from typing import Any
 
 import msgspec
 
-from edgewise.cloud.base import Verdict
-from edgewise.cloud.engine import (
+from edgewise.engines.base import (
     NOBODY,
     TOP,
     Client,
     Engine,
-    EngineCloud,
     candidates,
     decoded,
     name_if_told,
@@ -19,6 +17,7 @@ from edgewise.cloud.engine import (
 )
 from edgewise.errors import CloudError
 from edgewise.sampling import Sampling
+from edgewise.verdict import Verdict
 
 _Logprob = tuple[float | None, int, str | None]
 
@@ -87,13 +86,6 @@ class SglangEngine(Engine):
         except CloudError:
             return False
         return True
-
-
-class Sglang(EngineCloud):
-    """Implements `CloudModel`."""
-
-    def __init__(self, url: str, *, key: str | None = None) -> None:
-        super().__init__(SglangEngine(url, key=key))
 
 
 def _verdict(reply: _Generated, n: int) -> Verdict:

@@ -7,9 +7,9 @@ import numpy as np
 
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.llamacpp import BATCH, LlamaModel, common_prefix
-from edgewise.edge.rollouts import Continuation, Done, Prefix, ignore
 from edgewise.edge.step import LogitsStep
 from edgewise.errors import ContextOverflow, ModelError
+from edgewise.rollouts.base import Continuation, Done, Prefix, ignore
 
 WIDTH = 32
 """Sequences that are decoded together."""

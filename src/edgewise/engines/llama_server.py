@@ -5,18 +5,17 @@ from typing import Any
 
 import msgspec
 
-from edgewise.cloud.base import Verdict
-from edgewise.cloud.engine import (
+from edgewise.engines.base import (
     NOBODY,
     TOP,
     Client,
     Engine,
-    EngineCloud,
     candidates,
     decoded,
     name_if_told,
 )
 from edgewise.sampling import Sampling
+from edgewise.verdict import Verdict
 
 # Without it the reply echoes the prompt.
 _FIELDS = ["tokens", "completion_probabilities", "timings", "stop_type"]
@@ -81,13 +80,6 @@ class LlamaServerEngine(Engine):
 
     async def model_name(self) -> str | None:
         return await name_if_told(self)
-
-
-class LlamaServer(EngineCloud):
-    """Implements `CloudModel`. `https` is verified; the key travels as a bearer token."""
-
-    def __init__(self, url: str, *, key: str | None = None) -> None:
-        super().__init__(LlamaServerEngine(url, key=key))
 
 
 def _verdict(reply: _Completion, n: int) -> Verdict:

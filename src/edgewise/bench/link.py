@@ -14,19 +14,19 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
+from edgewise.bench.pace import Pace, PacedEdge
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.link import Link, Quality
-from edgewise.decoding import Answer, Decoder
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
-from edgewise.evaluation.pace import Pace, PacedEdge
 from edgewise.evaluation.statistics import RESAMPLES
 from edgewise.evaluation.systems import question_ids
 from edgewise.evaluation.tasks.base import Question, Task
 from edgewise.evaluation.tasks.grading import is_right
 from edgewise.events import Token
-from edgewise.policy import Policy
+from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.policy import Policy
 from edgewise.routers.base import Router
+from edgewise.testing.link import Link, Quality
 
 WAYS = ("edge", "waiting", "ahead")
 
@@ -50,7 +50,7 @@ class Gaps(msgspec.Struct, frozen=True):
     p99: float
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
     """One link and one cloud share. Times in seconds.
 
     `consults` is p and `changed` d, both of the waiting loop. `waiting`, `ahead` and `bound` are
@@ -143,7 +143,7 @@ class LinkBench:
         self._target = http_target(url)
         self._connect, self._pace, self._task = connect, pace, task
 
-    def row(self, conditions: Conditions, done: Callable[[], None] = lambda: None) -> Row:
+    def row(self, conditions: Conditions, done: Callable[[], None] = lambda: None) -> LinkRow:
         """Measure; `done` is called after each answer."""
         quality = Quality(
             # A consult is delayed as much by the link as by an engine.
@@ -222,7 +222,7 @@ def _longest_gap(decoder: Decoder, ids: Sequence[int], link: Link, max_tokens: i
     return max(gaps[5:], default=0.0)
 
 
-def _row(conditions: Conditions, ways: dict[str, Way]) -> Row:
+def _row(conditions: Conditions, ways: dict[str, Way]) -> LinkRow:
     edge, waiting, ahead = (ways[name] for name in WAYS)
     counts = np.array([[len(a.tokens) - 1 for a in ways[n].answers] for n in WAYS], np.float64)
     read = np.array([a.timing.ttft for a in edge.answers])
@@ -234,7 +234,7 @@ def _row(conditions: Conditions, ways: dict[str, Way]) -> Row:
     d = waiting.total("changing_tokens") / max(1, consults)
     trip = conditions.round_trip + conditions.engine
     margins = _margins(waiting.answers, ahead.answers)
-    return Row(
+    return LinkRow(
         round_trip=conditions.round_trip,
         loss=conditions.loss,
         share=conditions.share,

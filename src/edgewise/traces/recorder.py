@@ -12,12 +12,13 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from edgewise.cloud.base import CloudModel, CloudSession, Verdict
-from edgewise.decoding import Decoder
+from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Step
 from edgewise.errors import CloudError, UsageError
 from edgewise.events import Event
+from edgewise.loop.decoder import Decoder
 from edgewise.sampling import Sampling
+from edgewise.verdict import Verdict
 
 
 class EdgeStep(msgspec.Struct, frozen=True, tag="edge-step", kw_only=True):
@@ -35,7 +36,7 @@ class EdgeRewind(msgspec.Struct, frozen=True, tag="edge-rewind"):
     tokens: int
 
 
-class Ask(msgspec.Struct, frozen=True, tag="ask"):
+class Asked(msgspec.Struct, frozen=True, tag="ask"):
     """Consult `number` was sent for `tokens` tokens at `position`; `new_ids` travelled."""
 
     number: int
@@ -45,7 +46,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
     deadline: float
 
 
-class Push(msgspec.Struct, frozen=True, tag="push"):
+class Pushed(msgspec.Struct, frozen=True, tag="push"):
     """`new_ids` from `position` on were sent without a question."""
 
     position: int
@@ -62,7 +63,7 @@ class Answered(msgspec.Struct, frozen=True, tag="answered", kw_only=True):
     engine_seconds: float | None = None
 
 
-Entry = EdgeStep | EdgeRewind | Ask | Push | Answered
+Entry = EdgeStep | EdgeRewind | Asked | Pushed | Answered
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -111,7 +112,7 @@ class Recorder:
         self._write_late()
         self._write(Record(self._now(), entry))
 
-    def asked(self, future: "Future[Verdict]", ask: Ask) -> None:
+    def asked(self, future: "Future[Verdict]", ask: Asked) -> None:
         """Record a consult, and its end when that comes."""
         begun = time.monotonic()
         self.add(ask)
@@ -224,13 +225,13 @@ class _CloudSession:
         self, position: int, new_ids: Sequence[int], n: int, sampling: Sampling, deadline: float
     ) -> "Future[Verdict]":
         number = self._recorder.next_consult()
-        ask = Ask(number, position + len(new_ids), n, len(new_ids), deadline)
+        ask = Asked(number, position + len(new_ids), n, len(new_ids), deadline)
         future = self._session.ask(position, new_ids, n, sampling, deadline)
         self._recorder.asked(future, ask)
         return future
 
     def warm(self, position: int, new_ids: Sequence[int]) -> None:
-        self._recorder.add(Push(position, len(new_ids)))
+        self._recorder.add(Pushed(position, len(new_ids)))
         self._session.warm(position, new_ids)
 
     def close(self) -> None:

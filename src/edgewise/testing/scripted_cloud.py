@@ -4,13 +4,14 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from edgewise.cloud.base import Prefix, Verdict
+from edgewise.cloud.base import Prefix
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.scripted import ByteTokenizer, Script
 from edgewise.errors import CloudError, VocabularyMismatch
 from edgewise.sampling import Sampling
+from edgewise.testing.scripted_edge import ByteTokenizer, Script
+from edgewise.verdict import Verdict
 
-Fault = Callable[[int], CloudError | None]
+Failing = Callable[[int], CloudError | None]
 """From the number of the ask (0, 1, ...) to the error it ends with, or None."""
 
 
@@ -21,7 +22,7 @@ class ScriptedCloud:
         self,
         script: Script,
         *,
-        fault: Fault = lambda ask: None,
+        fault: Failing = lambda ask: None,
         delay: float = 0.0,
         tokenizer: ByteTokenizer | None = None,
     ) -> None:

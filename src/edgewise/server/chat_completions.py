@@ -6,13 +6,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from edgewise.chat import Message, prompt_ids
 from edgewise.edge.base import Tokenizer
 from edgewise.events import Token
-from edgewise.server.answering import Answering, Question
+from edgewise.prompts import Message, prompt_ids
+from edgewise.server.answering import Answering, DecodeRequest
 from edgewise.server.asking import question_of
 from edgewise.server.errors import ApiError
-from edgewise.server.replies import Reply
+from edgewise.server.replies import ReplyWriter
 from edgewise.server.schemas import ChatCompletion, ChatMessage, ChatRequest
 from edgewise.server.streaming import STREAMED, reply_with
 
@@ -31,7 +31,7 @@ def routes(answering: Answering) -> APIRouter:
     return router
 
 
-def _question(answering: Answering, asked: ChatRequest) -> Question:
+def _question(answering: Answering, asked: ChatRequest) -> DecodeRequest:
     if asked.max_tokens and asked.max_completion_tokens:
         raise ApiError(400, "Give max_tokens or max_completion_tokens, not both.")
     if asked.top_logprobs and not asked.logprobs:
@@ -49,7 +49,7 @@ def _message(asked: ChatMessage) -> Message:
     return Message("system" if asked.role == "developer" else asked.role, asked.text)
 
 
-class ChatReply(Reply):
+class ChatReply(ReplyWriter):
     """Choices with a message."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"

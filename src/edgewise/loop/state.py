@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from edgewise.cloud.base import Verdict
 from edgewise.errors import CloudError, CloudTimeout
 from edgewise.events import Candidate, FinishReason, Usage
-from edgewise.policy import Budget, Policy
-from edgewise.text import Characters, Stops
+from edgewise.loop.policy import Budget, Policy
+from edgewise.loop.text import Characters, Stops
+from edgewise.verdict import Verdict
 
 
 class Counts(msgspec.Struct, frozen=True):

@@ -15,8 +15,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from edgewise.cloud.base import CloudModel, CloudSession, Verdict
-from edgewise.cloud.breaker import Breaker
+from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.edge.base import EdgeModel, Needs
 from edgewise.errors import CloudError, CloudTimeout, Fault, UsageError
 from edgewise.events import (
@@ -33,13 +32,15 @@ from edgewise.events import (
     Token,
     Usage,
 )
-from edgewise.latency import Latency
-from edgewise.policy import Budget, Policy
+from edgewise.loop.ahead import PUSHED, Flight, Read, RunAhead
+from edgewise.loop.breaker import Breaker
+from edgewise.loop.latency import Latency
+from edgewise.loop.policy import Budget, Policy
+from edgewise.loop.state import State
+from edgewise.loop.text import Characters
 from edgewise.routers.base import Router
-from edgewise.run_ahead import PUSHED, Flight, Read, RunAhead
 from edgewise.sampling import Sampling
-from edgewise.state import State
-from edgewise.text import Characters
+from edgewise.verdict import Verdict
 
 _GRACE = 0.25
 """Seconds past the deadline before a backend that breaks its promise is given up."""

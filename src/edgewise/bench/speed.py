@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edgewise.decoding import Decoder
 from edgewise.edge.base import EdgeModel, Needs
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.events import Token
+from edgewise.loop.decoder import Decoder
 from edgewise.routers.base import Router
 
 

@@ -12,16 +12,17 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from edgewise.cloud.detect import ENGINES, found_at
-from edgewise.cloud.engine import Engine, EngineCloud
-from edgewise.cloud.link import Link, Quality
-from edgewise.decoding import Decoder
+from edgewise.bench.link import http_target
+from edgewise.cloud.engine import EngineCloud
 from edgewise.edge.base import EdgeModel, Needs, Step
+from edgewise.engines.base import Engine
+from edgewise.engines.detect import ENGINES, found_at
 from edgewise.errors import UsageError
-from edgewise.evaluation.link import http_target
-from edgewise.policy import LONGEST_DEADLINE, Policy
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import LONGEST_DEADLINE, Policy
 from edgewise.routers.base import Router
 from edgewise.sampling import Sampling
+from edgewise.testing.link import Link, Quality
 
 
 class Every:

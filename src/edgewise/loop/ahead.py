@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from edgewise.cloud.base import CloudSession, Verdict
+from edgewise.cloud.base import CloudSession
 from edgewise.edge.base import EdgeSession, Step, Tokenizer
 from edgewise.errors import CloudError, CloudTimeout
 from edgewise.events import Candidate
-from edgewise.latency import Latency
-from edgewise.policy import Budget, Policy
+from edgewise.loop.latency import Latency
+from edgewise.loop.policy import Budget, Policy
 from edgewise.routers.base import Router
 from edgewise.sampling import Sampling
+from edgewise.verdict import Verdict
 
 CANDIDATES = 5
 """Edge candidates reported with a token that the cloud was asked for."""

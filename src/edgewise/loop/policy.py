@@ -7,7 +7,7 @@ import msgspec
 
 from edgewise.errors import UsageError
 from edgewise.events import Reason
-from edgewise.latency import Latency
+from edgewise.loop.latency import Latency
 
 INITIAL_CREDIT = 2.0
 """Consults that an answer may make before it has earned them, tokens."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgewise.errors import UsageError
 from edgewise.events import Consult, Finished, Token
-from edgewise.tracing import Answered, Ask, EdgeRewind, EdgeStep, Record
+from edgewise.traces.recorder import Answered, Asked, EdgeRewind, EdgeStep, Record
 
 MAX_TRACE = 1 << 30
 """Largest trace that is read, bytes."""
@@ -143,7 +143,7 @@ def _drawn(record: Record) -> list[dict[str, Any]]:
         drawn = {"name": name, "ph": "X", "ts": begun, "dur": _micro(event.seconds), "tid": _EDGE}
     elif isinstance(event, EdgeRewind):
         drawn = {"name": f"rewind {event.tokens}", "ph": "i", "s": "t", "ts": at, "tid": _EDGE}
-    elif isinstance(event, Ask):
+    elif isinstance(event, Asked):
         drawn = _consult("b", event.number, at)
     elif isinstance(event, Answered):
         drawn = _consult("e", event.number, at)

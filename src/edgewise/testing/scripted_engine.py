@@ -1,6 +1,6 @@
 """A scripted engine over real HTTP, in llama-server's dialect: for tests, faults and load.
 
-    python -m edgewise.cloud.scripted_engine --port 8080
+    python -m edgewise.testing.scripted_engine --port 8080
 
 Its vocabulary is that of `ByteTokenizer`. It answers at once, with ids that follow from the whole
 prefix, so that whoever gets another session's answer notices.
@@ -15,9 +15,9 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
-from edgewise.edge.scripted import ByteTokenizer
+from edgewise.testing.scripted_edge import ByteTokenizer
 
-Fault = Literal["hang", "reset", "error", "garbage"]
+Misbehaviour = Literal["hang", "reset", "error", "garbage"]
 """What to do with a request instead of answering it."""
 
 HANG_SECONDS = 3600.0
@@ -50,7 +50,7 @@ class ScriptedEngine:
         self,
         *,
         script: Callable[[Sequence[int]], int] = reply_to,
-        fault: Callable[[int], Fault | None] = lambda number: None,
+        fault: Callable[[int], Misbehaviour | None] = lambda number: None,
         seconds: float = 0.0,
         port: int = 0,
     ) -> None:
@@ -160,7 +160,7 @@ class ScriptedEngine:
             "stop_type": "eos" if ended else "limit",
         }
 
-    async def _fail(self, request: web.Request, fault: Fault) -> web.StreamResponse:
+    async def _fail(self, request: web.Request, fault: Misbehaviour) -> web.StreamResponse:
         if fault == "hang":
             await asyncio.sleep(HANG_SECONDS)
         if fault == "reset":

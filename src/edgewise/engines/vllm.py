@@ -9,13 +9,11 @@ from typing import Any
 
 import msgspec
 
-from edgewise.cloud.base import Verdict
-from edgewise.cloud.engine import (
+from edgewise.engines.base import (
     NOBODY,
     TOP,
     Client,
     Engine,
-    EngineCloud,
     Priority,
     candidates,
     decoded,
@@ -24,6 +22,7 @@ from edgewise.cloud.engine import (
 )
 from edgewise.errors import CloudError, CloudProtocolError, CloudRefused, CloudRejected
 from edgewise.sampling import Sampling
+from edgewise.verdict import Verdict
 
 GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 _ID = "token_id:"
@@ -192,13 +191,6 @@ class VllmEngine(Engine):
         ]
         written = [_id(token) for token in found.tokens[:n]]
         return _verdict(written, found.token_logprobs, tops, choice.finish_reason, reply.usage)
-
-
-class Vllm(EngineCloud):
-    """Implements `CloudModel`."""
-
-    def __init__(self, url: str, *, key: str | None = None) -> None:
-        super().__init__(VllmEngine(url, key=key))
 
 
 def _verdict(

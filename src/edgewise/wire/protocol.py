@@ -32,8 +32,8 @@ _PRIME = (1 << 61) - 1
 _BASE = 1_000_003
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-Ids = Annotated[list[Count], msgspec.Meta(max_length=MAX_IDS)]
-Check = Annotated[int, msgspec.Meta(ge=0, lt=1 << 61)]
+WireIds = Annotated[list[Count], msgspec.Meta(max_length=MAX_IDS)]
+Checksum = Annotated[int, msgspec.Meta(ge=0, lt=1 << 61)]
 Name = Annotated[str, msgspec.Meta(max_length=64)]
 
 
@@ -49,8 +49,8 @@ class Push(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Device: ids that a later consult will need; best effort, not answered."""
 
     position: Count
-    ids: Ids
-    check: Check
+    ids: WireIds
+    check: Checksum
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -61,8 +61,8 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
     ask: Count
     position: Count
-    ids: Ids
-    check: Check
+    ids: WireIds
+    check: Checksum
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_SPAN)] = 1
     deadline: Annotated[int, msgspec.Meta(ge=1, le=600_000)] = 5000
     top: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP)] = 0
@@ -85,7 +85,7 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag=16):
     version: Count
     session: Name
     known: Count
-    check: Check
+    check: Checksum
     engine: Name
     model: str = ""
 

@@ -3,12 +3,10 @@
 import asyncio
 from typing import Literal
 
-from edgewise.cloud.base import CloudModel
-from edgewise.cloud.engine import PROBE_SECONDS, Engine, EngineCloud, served_model
-from edgewise.cloud.gateway import Gateway
-from edgewise.cloud.llama_server import LlamaServerEngine
-from edgewise.cloud.sglang import SglangEngine
-from edgewise.cloud.vllm import VllmEngine
+from edgewise.engines.base import PROBE_SECONDS, Engine, served_model
+from edgewise.engines.llama_server import LlamaServerEngine
+from edgewise.engines.sglang import SglangEngine
+from edgewise.engines.vllm import VllmEngine
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout
 
 EngineName = Literal["auto", "llama-server", "vllm", "sglang", "gateway"]
@@ -24,12 +22,6 @@ _OWNERS: dict[str, EngineName] = {
     "sglang": "sglang",
     "edgewise-gateway": "gateway",
 }
-
-
-def connect(url: str, *, key: str | None = None, engine: EngineName = "auto") -> CloudModel:
-    """The cloud model at `url`. Raises a `CloudError` where no known engine answers there."""
-    name = asyncio.run(found_at(url, key=key)) if engine == "auto" else engine
-    return Gateway(url, key=key) if name == "gateway" else EngineCloud(ENGINES[name](url, key=key))
 
 
 async def found_at(url: str, *, key: str | None = None) -> EngineName:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
-from edgewise.cloud.base import CloudModel, CloudSession, Verdict
-from edgewise.edge.rollouts import Continuation, Done, Prefix, ignore
+from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.rollouts.base import Continuation, Done, Prefix, ignore
+from edgewise.verdict import Verdict
 
 WIDTH = 16
 """Consults in flight; an engine decodes them together."""

@@ -1,0 +1,17 @@
+"""Doubles for tests and trials: scripted models and engines, and an emulated link."""
+
+from edgewise.testing.link import Link, Quality
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
+from edgewise.testing.scripted_engine import ScriptedEngine
+
+__all__ = [
+    "ByteTokenizer",
+    "Link",
+    "Quality",
+    "ScriptedCloud",
+    "ScriptedEdge",
+    "ScriptedEngine",
+    "noise",
+    "replying",
+]
