@@ -26,7 +26,7 @@ from edgewise.evaluation.sweep import Cell, Store
 from edgewise.evaluation.systems import Outcome
 from edgewise.evaluation.tasks.base import Split, Task
 from edgewise.evaluation.tasks.pocketqa import pocketqa
-from edgewise.registry import router_named
+from edgewise.routers.named import router_named
 
 ROUTERS = ("random", "max-prob", "margin", "entropy", "logtoku")
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10)

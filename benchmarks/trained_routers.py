@@ -35,9 +35,9 @@ from edgewise.evaluation.sweep import Cell, Store
 from edgewise.evaluation.systems import Outcome, cloud_share
 from edgewise.evaluation.tasks.base import Task
 from edgewise.evaluation.tasks.pocketqa import pocketqa
-from edgewise.registry import router_named
 from edgewise.routers.card import Input, read_card
 from edgewise.routers.mlp import Mlp
+from edgewise.routers.named import router_named
 from edgewise.training.fit import Recipe
 from edgewise.training.label import LabelName
 from edgewise.training.router import Training, labels_named

@@ -15,7 +15,8 @@
         +-- CloudRejected        the engine understood the request and declined it
         +-- CloudProtocolError   the reply was not what the engine promises
 
-The message of each is one sentence that says what is wrong and what to do.
+Each says what is wrong and, as a hint, what to do, in words that hold wherever it is read. Which
+flag or field that is, is for the command line and the server to say: `setting` names it.
 """
 
 from typing import ClassVar, Literal
@@ -27,22 +28,32 @@ Fault = Literal["timeout", "unavailable", "refused", "rejected", "protocol"]
 class EdgewiseError(Exception):
     """Base of all errors raised on purpose.
 
-    `hint` is a further sentence (what to do next), `retryable` says whether the same call can
-    succeed later, `request_id` names the engine's request where it gave one.
+    `hint` says what to do next, `setting` names the setting or parameter that does it, and
+    `request_id` the engine's request where it gave one.
     """
 
-    retryable: ClassVar[bool] = False
-
     def __init__(
-        self, message: str, *, hint: str | None = None, request_id: str | None = None
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        setting: str | None = None,
+        request_id: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.hint = hint
-        self.request_id = request_id
+        self.message = message
+        self.hint, self.setting, self.request_id = hint, setting, request_id
 
     def __str__(self) -> str:
-        message = super().__str__()
-        return f"{message} {self.hint}" if self.hint else message
+        return self.told()
+
+    def told(self, where: str | None = None) -> str:
+        """One sentence; `where` is how its reader reaches the setting, such as a flag."""
+        parts = [self.message, *([self.hint] if self.hint else [])]
+        said = "; ".join(part.rstrip(".") for part in parts)
+        asides = [f"request {self.request_id}"] if self.request_id else []
+        said += "".join(f" ({aside})" for aside in [*asides, *([where] if where else [])])
+        return said + ("." if parts[-1].endswith(".") or self.hint else "")
 
 
 class UsageError(EdgewiseError):
@@ -77,7 +88,6 @@ class CloudError(EdgewiseError):
     """The cloud model did not answer a consult; `reason` is what a `Token` reports."""
 
     reason: ClassVar[Fault] = "unavailable"
-    retryable = True
 
 
 class CloudUnavailable(CloudError):
@@ -94,18 +104,15 @@ class CloudRefused(CloudError):
     """The engine refused the key."""
 
     reason = "refused"
-    retryable = False
 
 
 class CloudRejected(CloudError):
     """The engine declined the request itself, for instance for its length."""
 
     reason = "rejected"
-    retryable = False
 
 
 class CloudProtocolError(CloudError):
     """The reply was not what the engine promises."""
 
     reason = "protocol"
-    retryable = False

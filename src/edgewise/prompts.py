@@ -35,6 +35,21 @@ class Message(msgspec.Struct, frozen=True):
     content: str
 
 
+class Prompt(msgspec.Struct, frozen=True):
+    """What an answer follows: ids of the edge's vocabulary, and the messages they stand for.
+
+    `messages` is None where the ids were made from no conversation.
+    """
+
+    ids: tuple[int, ...]
+    messages: tuple[Message, ...] | None = None
+
+
+def prompt_of(tokenizer: Tokenizer, messages: Sequence[Message]) -> Prompt:
+    """A conversation with the edge model's template; raises `ModelError` as `prompt_ids`."""
+    return Prompt(tuple(prompt_ids(tokenizer, messages)), tuple(messages))
+
+
 def prompt_ids(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
     """Ids of a conversation with the edge model's template, ready for the assistant's turn.
 

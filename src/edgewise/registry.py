@@ -1,191 +1,68 @@
-"""From names to parts. Third parties add routers through the entry point `edgewise.routers`."""
+"""Doors for third parties: what a name stands for, loaded when it is first asked for.
 
-from collections.abc import Callable
+Each concept has one registry in its own room: a table of the built-in names, and an entry point
+group through which a package adds others.
+"""
+
+from collections.abc import Mapping
 from importlib import import_module
-from importlib.metadata import entry_points
-from pathlib import Path
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar, cast
 
-from edgewise.addresses import bundled, checkpoint, resolve
-from edgewise.cloud.base import CloudModel
-from edgewise.edge.base import EdgeModel
-from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import UsageError
-from edgewise.loop.policy import Policy
-from edgewise.rollouts.base import OneByOne, Rollouts
-from edgewise.routers.base import Router
-from edgewise.routers.card import RouterCard, read_card
-from edgewise.settings import Settings
 
-_BUILT_IN = {
-    "random": "edgewise.routers.constant:Random",
-    "max-prob": "edgewise.routers.uncertainty:MaxProb",
-    "margin": "edgewise.routers.uncertainty:Margin",
-    "entropy": "edgewise.routers.uncertainty:Entropy",
-    "logtoku": "edgewise.routers.uncertainty:LogTokU",
-}
-FALLBACK_ROUTER, DEFAULT_SHARE = "entropy", 0.05
+_T = TypeVar("_T")
 
 
-def open_edge(settings: Settings, *, keep_prefixes: bool = False) -> LlamaModel:
-    """Load the edge model that the settings name; see `LlamaModel` for `keep_prefixes`."""
-    return _load(settings, resolve(settings.edge, "edge"), keep_prefixes)
+class Registry(Generic[_T]):
+    """What the names of one concept stand for."""
 
+    def __init__(self, concept: str, group: str, built_in: Mapping[str, str]) -> None:
+        """`built_in` maps names to `module:attribute`, `group` is the entry points' group."""
+        self.concept, self.group = concept, group
+        self._built_in = built_in
 
-def cloud_address(settings: Settings) -> str:
-    """Where the cloud model is: as set, else the bundled one beside the bundled edge model."""
-    if settings.cloud is not None:
-        return settings.cloud
-    return "bundled" if settings.edge == "bundled" else "none"
+    def names(self) -> list[str]:
+        """Every name, sorted. Raises `UsageError` for two of one name."""
+        return sorted({*self._built_in, *self._added()})
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._built_in or name in self._added()
 
-def open_cloud(
-    settings: Settings, edge: EdgeModel, *, keep_prefixes: bool = False
-) -> CloudModel | None:
-    """Open the cloud model and prove its vocabulary; with "none" nothing is opened at all.
-
-    `keep_prefixes` is for a model in this process.
-    """
-    cloud = connect(settings, keep_prefixes=keep_prefixes)
-    if cloud is not None:
+    def load(self, name: str) -> _T:
+        """What `name` stands for. Raises `UsageError` where that is nothing or cannot be loaded."""
+        added = self._added()
+        if name in self._built_in:
+            return cast(_T, attribute(self._built_in[name]))
+        if name not in added:
+            raise UsageError(
+                f"There is no {self.concept} {name!r}", hint=f"known are {', '.join(self.names())}"
+            )
+        target = added[name].value
         try:
-            cloud.check(edge.tokenizer)
-        except BaseException:
-            cloud.close()
-            raise
-    return cloud
+            return cast(_T, added[name].load())
+        except (ImportError, AttributeError) as error:
+            raise UsageError(
+                f"The {self.concept} {name!r} cannot be loaded from {target!r} ({error})",
+                hint="repair or remove the package that adds it",
+            ) from error
+
+    def _added(self) -> dict[str, EntryPoint]:
+        found: dict[str, EntryPoint] = {}
+        for point in entry_points(group=self.group):
+            if point.name in self._built_in or point.name in found:
+                other = (
+                    "a built-in one" if point.name in self._built_in else found[point.name].value
+                )
+                raise UsageError(
+                    f"The {self.concept} {point.name!r} of {point.value!r} has the name of {other}",
+                    hint="rename or remove the package that adds it",
+                )
+            found[point.name] = point
+        return found
 
 
-def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | None:
-    """The cloud model, not yet checked."""
-    address = cloud_address(settings)
-    if address == "none":
-        return None
-    if "://" in address and not address.startswith("hf://"):
-        from edgewise.cloud.connect import connect as connect_to
-
-        return connect_to(address, key=settings.cloud_key, engine=settings.cloud_engine)
-    from edgewise.cloud.local import LocalCloud
-
-    return LocalCloud(_load(settings, resolve(address, "cloud"), keep_prefixes))
-
-
-def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
-    """The router and, for a checkpoint, its card (already checked against the edge model)."""
-    folder = router_folder(settings)
-    if folder is None:
-        name = settings.router or FALLBACK_ROUTER
-        return _constant(name) if name.startswith("constant:") else router_named(name), None
-    card = read_card(folder)
-    card.check(edge, folder)
-    if card.kind == "mlp":
-        from edgewise.routers.mlp import Mlp
-
-        return Mlp(card, folder), card
-    return _imported(_BUILT_IN[card.kind])(), card
-
-
-def default_router(settings: Settings) -> str:
-    """What to call the router that is used where the settings name none."""
-    return "bundled" if settings.edge == "bundled" else FALLBACK_ROUTER
-
-
-def router_folder(settings: Settings) -> Path | None:
-    """Where the checkpoint lies that the settings name, downloaded if need be; None for none."""
-    name = settings.router
-    if name is None:
-        name = default_router(settings)
-    if name == "bundled":
-        return bundled("router")
-    if name.startswith("constant:") or name in _router_factories():
-        return None
-    return checkpoint(name)
-
-
-def router_named(name: str) -> Router:
-    """A router that needs no checkpoint: built in, or of an entry point."""
-    factories = _router_factories()
-    if name not in factories:
-        raise UsageError(
-            f"There is no router {name!r}; name a checkpoint's folder, constant:VALUE, or one of "
-            f"{', '.join(sorted(factories))}."
-        )
-    return factories[name]()
-
-
-def edge_rollouts(edge: EdgeModel) -> Rollouts:
-    """Many continuations by the edge model at a time."""
-    if isinstance(edge, LlamaModel):
-        from edgewise.rollouts.llamacpp import LlamaRollouts
-
-        return LlamaRollouts(edge)
-    return OneByOne(edge)
-
-
-def cloud_rollouts(cloud: CloudModel) -> Rollouts:
-    """Many continuations by the cloud model at a time, in this process or behind its engine."""
-    from edgewise.cloud.local import LocalCloud
-
-    if isinstance(cloud, LocalCloud):
-        return edge_rollouts(cloud.model)
-    from edgewise.rollouts.cloud import CloudRollouts
-
-    return CloudRollouts(cloud)
-
-
-def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
-    """The policy: a threshold as given, or a share, steered from the card's threshold on."""
-    share = settings.cloud_share
-    if settings.threshold is None and share is None:
-        share = DEFAULT_SHARE
-    calibrated = card.threshold(share) if card and share is not None else None
-    start = settings.threshold if settings.threshold is not None else calibrated
-    return Policy(
-        threshold=0.5 if start is None else start,
-        cloud_share=share,
-        max_cloud_tokens=settings.max_cloud_tokens,
-        span=settings.span,
-        deadline=settings.deadline,
-        on_cloud_error=settings.on_cloud_error,
-        run_ahead=settings.run_ahead,
-    )
-
-
-def _load(settings: Settings, path: Path, keep_prefixes: bool) -> LlamaModel:
-    return LlamaModel(
-        path,
-        context=settings.ctx,
-        threads=settings.threads,
-        gpu_layers=settings.gpu_layers,
-        slots=settings.slots or 1,
-        keep_prefixes=keep_prefixes,
-    )
-
-
-def _router_factories() -> dict[str, Callable[[], Router]]:
-    found: dict[str, Callable[[], Router]] = {
-        name: _lazy(target) for name, target in _BUILT_IN.items()
-    }
-    for point in entry_points(group="edgewise.routers"):
-        found[point.name] = _lazy(point.value)
-    return found
-
-
-def _lazy(target: str) -> Callable[[], Router]:
-    return lambda: _imported(target)()
-
-
-def _imported(target: str) -> Callable[[], Router]:
-    module, name = target.split(":")
+def attribute(target: str) -> Any:
+    """What `module:name` names. Raises what importing it raises."""
+    module, _, name = target.partition(":")
     return getattr(import_module(module), name)
-
-
-def _constant(name: str) -> Router:
-    from edgewise.routers.constant import Constant
-
-    try:
-        value = float(name.removeprefix("constant:"))
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise UsageError(f"{name!r} needs a value from 0 to 1, such as constant:0.5.")
-    return Constant(value)

@@ -5,6 +5,23 @@ import msgspec
 from edgewise.events import Candidate
 
 
+class Sent:
+    """What has travelled for a consult so far: token ids, and bytes of the messages' bodies.
+
+    A session adds to it in whichever thread sends; nothing travels to a model in this process.
+    """
+
+    __slots__ = ("bytes", "ids")
+
+    def __init__(self) -> None:
+        self.ids = self.bytes = 0
+
+    def add(self, ids: int, size: int) -> None:
+        """`ids` in a message of `size` bytes."""
+        self.ids += ids
+        self.bytes += size
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the cloud wrote. Ends early, with `stopped`, where the cloud ended the answer.
 

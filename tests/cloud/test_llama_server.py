@@ -12,7 +12,7 @@ from socket import SHUT_RDWR
 import pytest
 import trustme
 
-from edgewise import registry
+from edgewise import pair
 from edgewise.cloud.engine import LlamaServer
 from edgewise.errors import (
     CloudError,
@@ -285,10 +285,10 @@ def test_without_a_cloud_no_socket_is_opened(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("socket.socket", refuse)
     monkeypatch.setattr("socket.create_connection", refuse)
     settings = Settings(cloud="none")
-    edge = registry.open_edge(settings)
-    router, card = registry.open_router(settings, edge)
-    assert registry.open_cloud(settings, edge) is None
-    policy = registry.make_policy(settings, card)
+    edge = pair.open_edge(settings)
+    router, card = pair.open_router(settings, edge)
+    assert pair.open_cloud(settings, edge) is None
+    policy = pair.make_policy(settings, card)
     result = Decoder(edge, router=router, policy=policy, cloud=None).generate(
         edge.tokenizer.encode("Tell me about copper."), max_tokens=20
     )

@@ -5,7 +5,7 @@ import pytest
 from edgewise.evaluation.calibration import thresholds_for
 from edgewise.evaluation.systems import Decoded, changed_share, cloud_share, paired
 from edgewise.evaluation.tasks.base import Question, Task
-from edgewise.registry import router_named
+from edgewise.routers.named import router_named
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
 

@@ -11,7 +11,7 @@ from edgewise.evaluation.report import CLOUD, EDGE, as_csv, rows, summary
 from edgewise.evaluation.sweep import OUTCOMES, Cell, Store
 from edgewise.evaluation.systems import Outcome
 from edgewise.evaluation.tasks.base import Question, Task
-from edgewise.registry import router_named
+from edgewise.routers.named import router_named
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
 

@@ -10,7 +10,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from edgewise import registry, settings
+from edgewise import pair, settings
 from edgewise.bench.link import Conditions, LinkBench, LinkRow
 from edgewise.bench.pace import HALF_BILLION, UNPACED, Pace, measured
 from edgewise.bench.paper_method import Comparison, compare
@@ -52,9 +52,9 @@ def edge(
         raise UsageError("Give at least 5 blocks of 1 token after a context of 1 token.")
     flags = {"edge": edge, "router": router, "threads": threads, "gpu_layers": gpu_layers}
     chosen = settings.load({**flags, "ctx": context + tokens + 8})
-    model = registry.open_edge(chosen)
+    model = pair.open_edge(chosen)
     try:
-        scorer, _ = registry.open_router(chosen, model)
+        scorer, _ = pair.open_router(chosen, model)
         decoder = Decoder(model, router=scorer, policy=Policy(threshold=1.0))
         speed = measure(decoder, context=context, tokens=tokens, blocks=blocks)
     finally:
@@ -106,7 +106,7 @@ def link(
     """
     flags = {"edge": edge, "cloud": cloud, "cloud_engine": cloud_engine, "router": router}
     chosen = settings.load({**flags, "run_ahead": run_ahead, "ctx": ctx, "threads": threads})
-    shares = cloud_share or [registry.DEFAULT_SHARE]
+    shares = cloud_share or [pair.DEFAULT_SHARE]
     trips = [0.0, 50.0, 100.0, 200.0] if round_trip is None else round_trip
     if not all(0 < share < 1 for share in shares):
         raise UsageError("A cloud share must lie between 0 and 1, such as 0.05.")
@@ -117,9 +117,9 @@ def link(
     )
     with ExitStack() as stack:
         speed = _pace(pace, chosen)
-        model = registry.open_edge(chosen)
+        model = pair.open_edge(chosen)
         stack.callback(model.close)
-        scorer, card = registry.open_router(chosen, model)
+        scorer, card = pair.open_router(chosen, model)
         url = stack.enter_context(_served(chosen))
         contender = Contender("pair", scorer, card)
         thresholds = _thresholds(contender, shares, held_out, chosen, model, url)
@@ -179,11 +179,11 @@ def paper(
     """
     flags = {"edge": edge, "cloud": cloud, "threads": threads, "gpu_layers": gpu_layers}
     chosen = settings.load({**flags, "ctx": context + tokens + 8})
-    url = registry.cloud_address(chosen)
+    url = pair.cloud_address(chosen)
     if not url.startswith("http"):
         raise UsageError("The paper's method asks an engine; give --cloud http://host:port.")
     with ExitStack() as stack:
-        model = registry.open_edge(chosen)
+        model = pair.open_edge(chosen)
         stack.callback(model.close)
         progress = stack.enter_context(render.progress(hidden=json))
         bar = progress.add_task("rounds", total=rounds + 1)
@@ -219,7 +219,7 @@ def _pace(name: str | None, chosen: Settings) -> Pace:
 @contextmanager
 def _served(chosen: Settings) -> Generator[str]:
     """The URL of the cloud model; the bundled one gets a gateway of its own."""
-    address = registry.cloud_address(chosen)
+    address = pair.cloud_address(chosen)
     if address == "bundled":
         from edgewise.gateway.process import gateway_process
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from edgewise import registry, settings
+from edgewise import pair, settings
 from edgewise.cli import options, render
 from edgewise.cli.run import MAX_PROMPT, open_decoder, require_unicode, sampling_of
 from edgewise.errors import UsageError
@@ -159,7 +159,7 @@ class Conversation:
         except ValueError:
             raise UsageError("/share needs a number from 0 to 1, such as /share 0.05.") from None
         wanted = replace(self._chosen, cloud_share=share, threshold=None)
-        self._pair = self._decoder.policy = registry.make_policy(wanted, self._card)
+        self._pair = self._decoder.policy = pair.make_policy(wanted, self._card)
         self._budget = Budget()
         render.note(f"the cloud may write {share:.1%} of the tokens")
 

@@ -19,7 +19,7 @@ from edgewise.evaluation.tasks.base import Task
 from edgewise.evaluation.tasks.grading import is_right
 from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.loop.decoder import Decoder
-from edgewise.registry import open_router
+from edgewise.pair import open_router
 from edgewise.settings import Settings
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 import typer
 
-from edgewise import registry, settings
+from edgewise import pair, settings
 from edgewise.cli import options, render
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import EngineCloud
@@ -17,6 +17,7 @@ from edgewise.edge.binding import llama_cpp
 from edgewise.edge.llamacpp import LlamaModel, default_threads
 from edgewise.errors import EdgewiseError
 from edgewise.loop.policy import LONGEST_DEADLINE
+from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings
 
@@ -98,7 +99,7 @@ def _threads(chosen: Settings) -> Check:
 
 
 def _edge(chosen: Settings, stack: ExitStack, models: list[LlamaModel]) -> Check:
-    model = registry.open_edge(chosen)
+    model = pair.open_edge(chosen)
     stack.callback(model.close)
     models.append(model)
     return Check(
@@ -122,9 +123,9 @@ def _round_trip(model: LlamaModel) -> Check:
 
 
 def _router(chosen: Settings, model: LlamaModel) -> Check:
-    _, card = registry.open_router(chosen, model)
+    _, card = pair.open_router(chosen, model)
     if card is None:
-        name = chosen.router or registry.FALLBACK_ROUTER
+        name = chosen.router or pair.FALLBACK_ROUTER
         return Check(
             "router",
             "warn",
@@ -136,14 +137,14 @@ def _router(chosen: Settings, model: LlamaModel) -> Check:
 
 
 def _cloud(chosen: Settings, model: LlamaModel, stack: ExitStack) -> Iterator[Check]:
-    address = registry.cloud_address(chosen)
+    address = pair.cloud_address(chosen)
     if address == "none":
         yield Check("cloud model", "ok", "none: no connection is opened")
         return
     opened: list[CloudModel] = []
 
     def connect() -> Check:
-        cloud = registry.connect(chosen)
+        cloud = pair.connect(chosen)
         assert cloud is not None
         stack.callback(cloud.close)
         opened.append(cloud)
@@ -174,12 +175,12 @@ def _abilities(cloud: EngineCloud) -> Check:
 def _consult(cloud: CloudModel, model: LlamaModel, chosen: Settings) -> Check:
     ids = model.tokenizer.encode(_SAMPLE)
     deadline = LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline
-    session = cloud.open(ids)
+    session = cloud.open(Prompt(tuple(ids)))
     try:
         seconds: list[float] = []
         for _ in range(4):
             begun = time.monotonic()
-            session.ask(len(ids), [], 1, Sampling(), deadline).result()
+            session.ask(ids, 1, Sampling(), deadline).result()
             seconds.append(time.monotonic() - begun)
     finally:
         session.close()
@@ -188,7 +189,7 @@ def _consult(cloud: CloudModel, model: LlamaModel, chosen: Settings) -> Check:
 
 
 def _leaves(chosen: Settings) -> Check:
-    address = registry.cloud_address(chosen)
+    address = pair.cloud_address(chosen)
     if address == "none":
         return Check("what leaves the device", "ok", "nothing")
     if "://" not in address or address.startswith("hf://"):

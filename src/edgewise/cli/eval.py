@@ -9,7 +9,7 @@ import msgspec
 import typer
 from msgspec.structs import replace
 
-from edgewise import registry, settings
+from edgewise import pair, settings
 from edgewise.cli import options, render
 from edgewise.cli.models import open_pair
 from edgewise.edge.base import EdgeModel
@@ -119,7 +119,7 @@ def evaluate(
 def _shares(given: list[float] | None, chosen: Settings) -> list[float]:
     if chosen.threshold is not None:
         raise UsageError("An evaluation compares at cloud shares; drop the threshold.")
-    default = registry.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
+    default = pair.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
     shares = given or [default]
     if not all(0 < share < 1 for share in shares):
         raise UsageError("A cloud share must lie between 0 and 1, such as 0.05.")
@@ -132,9 +132,9 @@ def _contenders(
     found: dict[str, Contender] = {}
     for name in names:
         named = replace(chosen, router=name)
-        _require_unseen(registry.router_folder(named), task)
-        router, card = registry.open_router(named, edge)
-        shown = Path(name).name if name else registry.default_router(named)
+        _require_unseen(pair.router_folder(named), task)
+        router, card = pair.open_router(named, edge)
+        shown = Path(name).name if name else pair.default_router(named)
         if shown in found:
             raise UsageError(f"Two routers would be shown as {shown!r}; rename one's folder.")
         found[shown] = Contender(shown, router, card)

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 from msgspec.structs import replace
 
-from edgewise import registry
+from edgewise import pair
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import UsageError
@@ -14,9 +14,9 @@ from edgewise.settings import Settings
 def open_pair(chosen: Settings, stack: ExitStack) -> tuple[LlamaModel, CloudModel]:
     """Both models, with a slot more than a decoder needs: the oracle reads beside it."""
     roomy = replace(chosen, slots=max(2, chosen.slots or 1))
-    edge = registry.open_edge(roomy)
+    edge = pair.open_edge(roomy)
     stack.callback(edge.close)
-    cloud = registry.open_cloud(roomy, edge)
+    cloud = pair.open_cloud(roomy, edge)
     if cloud is None:
         raise UsageError("This compares with a cloud model; name one with --cloud.")
     stack.callback(cloud.close)

@@ -8,7 +8,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from edgewise import registry, settings
+from edgewise import pair, settings
 from edgewise.addresses import upload
 from edgewise.bench.speed import score_seconds
 from edgewise.cli import options, render
@@ -47,9 +47,9 @@ def check(router: Folder, edge: options.Edge = None, threads: options.Threads = 
     """Load a checkpoint against its edge model and score a few tokens; exit code 2 on a problem."""
     folder = _folder(router)
     chosen = settings.load({"edge": edge, "threads": threads, "router": str(folder)})
-    model = registry.open_edge(chosen)
+    model = pair.open_edge(chosen)
     try:
-        found, card = registry.open_router(chosen, model)
+        found, card = pair.open_router(chosen, model)
         assert card is not None
         seconds, step = score_seconds(model, found)
     finally:
@@ -87,7 +87,7 @@ def push(
 
 
 def _folder(name: str) -> Path:
-    found = registry.router_folder(Settings(router=name))
+    found = pair.router_folder(Settings(router=name))
     if found is None:
         raise UsageError(f"{name!r} is no checkpoint; name a folder or a hub repository.")
     return found

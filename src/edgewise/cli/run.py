@@ -8,7 +8,7 @@ from typing import Annotated, BinaryIO
 import msgspec
 import typer
 
-from edgewise import registry, settings
+from edgewise import pair, settings
 from edgewise.cli import options, render
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
@@ -87,11 +87,11 @@ def open_decoder(
     chosen: Settings, stack: ExitStack, *, keep_prefixes: bool = False
 ) -> tuple[Decoder, RouterCard | None]:
     """A decoder with everything the settings name, and its router's card; `stack` closes it."""
-    edge = registry.open_edge(chosen, keep_prefixes=keep_prefixes)
+    edge = pair.open_edge(chosen, keep_prefixes=keep_prefixes)
     stack.callback(edge.close)
-    router, card = registry.open_router(chosen, edge)
-    policy = registry.make_policy(chosen, card)
-    cloud = registry.open_cloud(chosen, edge, keep_prefixes=keep_prefixes)
+    router, card = pair.open_router(chosen, edge)
+    policy = pair.make_policy(chosen, card)
+    cloud = pair.open_cloud(chosen, edge, keep_prefixes=keep_prefixes)
     if cloud is not None:
         stack.callback(cloud.close)
     return Decoder(edge, router=router, policy=policy, cloud=cloud), card

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from msgspec.structs import replace
 
-from edgewise import registry, settings
+from edgewise import pair, settings
 from edgewise.cli import options, render
 from edgewise.cli.run import sampling_of
 from edgewise.errors import UsageError
@@ -69,11 +69,11 @@ def serve(
     chosen = replace(chosen, slots=chosen.slots or DEFAULT_SLOTS)
     with ExitStack() as stack:
         listening = stack.enter_context(_listen(host, port))
-        edge_model = registry.open_edge(chosen, keep_prefixes=True)
+        edge_model = pair.open_edge(chosen, keep_prefixes=True)
         stack.callback(edge_model.close)
-        scorer, card = registry.open_router(chosen, edge_model)
-        registry.make_policy(chosen, card)
-        cloud_model = registry.open_cloud(chosen, edge_model, keep_prefixes=True)
+        scorer, card = pair.open_router(chosen, edge_model)
+        pair.make_policy(chosen, card)
+        cloud_model = pair.open_cloud(chosen, edge_model, keep_prefixes=True)
         if cloud_model is not None:
             stack.callback(cloud_model.close)
         answering = Answering(

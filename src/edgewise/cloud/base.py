@@ -1,35 +1,43 @@
 """The contract of a cloud model: sessions that are asked for tokens and answer with futures.
 
-Every call states the position at which its ids start; whatever stood after it is gone. So a
-rewind costs nothing on the wire, and the device's ids are the truth.
+A session is given the whole sequence each time, works out itself what the other side lacks, and
+says what it sent. So a rewind needs no call, and the device's ids are the truth.
 """
 
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from edgewise.edge.base import Tokenizer
+from edgewise.edge.base import EdgeModel, Tokenizer
+from edgewise.engines.base import Abilities
+from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.verdict import Verdict
+from edgewise.verdict import Sent, Verdict
 
 
 class CloudSession(Protocol):
     """One answer's conversation with the cloud model."""
 
-    pushes: bool
-    """Whether `warm` sends new ids alone and costs no request, so that it is worth doing always."""
-
     def ask(
-        self, position: int, new_ids: Sequence[int], n: int, sampling: Sampling, deadline: float
+        self,
+        ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        deadline: float,
+        sent: Sent | None = None,
     ) -> Future[Verdict]:
-        """Ask for `n` tokens after `new_ids`, which start at `position`.
+        """Ask for `n` tokens after `ids`, prompt and answer so far; `sent` is told what travels.
 
         The future fails with a `CloudError`, `CloudTimeout` after `deadline` seconds.
         """
         ...
 
-    def warm(self, position: int, new_ids: Sequence[int]) -> None:
-        """Tell the engine about ids before they are needed. Best effort."""
+    def push(self, ids: Sequence[int]) -> int:
+        """Told of the prompt and then after every token; returns how many ids it sends for that.
+
+        What can be sent ahead of a consult is sent here. Best effort, and nothing where it would
+        cost the engine a request of its own.
+        """
         ...
 
     def close(self) -> None:
@@ -38,12 +46,12 @@ class CloudSession(Protocol):
 
 
 class CloudModel(Protocol):
-    """A large model that takes and returns token ids."""
+    """A large model that writes tokens of the edge's vocabulary."""
 
     name: str
 
-    def open(self, ids: Sequence[int]) -> CloudSession:
-        """A session about the prompt `ids`; nothing is sent yet."""
+    def open(self, prompt: Prompt) -> CloudSession:
+        """A session about `prompt`; nothing is sent yet."""
         ...
 
     def check(self, tokenizer: Tokenizer) -> str:
@@ -57,16 +65,16 @@ class CloudModel(Protocol):
         """Let go of connections and threads."""
         ...
 
+    @property
+    def local(self) -> EdgeModel | None:
+        """The weights, where they are in this process."""
+        return None
 
-class Prefix:
-    """The ids a session knows, kept by the rule of positions."""
+    @property
+    def abilities(self) -> Abilities | None:
+        """What `check` found the engine able to do; None where no engine is asked directly."""
+        return None
 
-    def __init__(self, ids: Sequence[int]) -> None:
-        self.ids = list(ids)
-
-    def put(self, position: int, new_ids: Sequence[int]) -> list[int]:
-        """Replace everything from `position` on by `new_ids`; returns a copy of the whole."""
-        if not 0 <= position <= len(self.ids):
-            raise ValueError(f"position {position} lies beyond the {len(self.ids)} known ids")
-        self.ids[position:] = new_ids
-        return self.ids.copy()
+    def identity(self) -> str:
+        """Tells this model from any other as far as is known here, once it was checked."""
+        return self.name

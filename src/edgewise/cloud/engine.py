@@ -8,20 +8,21 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from edgewise.cloud.base import Prefix
+from edgewise.cloud.base import CloudModel
 from edgewise.cloud.io_thread import IoThread
 from edgewise.edge.base import Tokenizer
-from edgewise.engines.base import PROBE_SECONDS, Client, Engine
+from edgewise.engines.base import PROBE_SECONDS, Abilities, Client, Engine
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.sglang import SglangEngine
 from edgewise.errors import CloudProtocolError
+from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.verdict import Verdict
+from edgewise.verdict import Sent, Verdict
 
 _T = TypeVar("_T")
 
 
-class EngineCloud:
+class EngineCloud(CloudModel):
     """Implements `CloudModel` over an engine, with an I/O thread of its own."""
 
     def __init__(self, engine: Engine) -> None:
@@ -30,8 +31,16 @@ class EngineCloud:
         self._eos_ids = frozenset([0])
         self._io = IoThread(self.name)
 
-    def open(self, ids: Sequence[int]) -> "EngineSession":
-        return EngineSession(self, ids)
+    @property
+    def abilities(self) -> Abilities:
+        return self.engine.abilities
+
+    def identity(self) -> str:
+        able = self.engine.abilities
+        return f"{self.name} {able.engine} {able.model or ''}"
+
+    def open(self, prompt: Prompt) -> "EngineSession":
+        return EngineSession(self)
 
     def check(self, tokenizer: Tokenizer) -> str:
         """Probe the engine, and compare what both make of fixed strings."""
@@ -44,9 +53,11 @@ class EngineCloud:
         """Run `work` on the I/O thread, at most `deadline` seconds."""
         return self._io.submit(work, deadline)
 
-    async def complete(self, ids: list[int], n: int, sampling: Sampling, client: Client) -> Verdict:
+    async def complete(
+        self, ids: list[int], n: int, sampling: Sampling, client: Client, sent: Sent
+    ) -> Verdict:
         """One consult: the whole prefix goes, the engine's prefix cache does the reuse."""
-        verdict = await self.engine.complete(ids, n, sampling, client)
+        verdict = await self.engine.complete(ids, n, sampling, replace(client, sent=sent))
         return with_end(verdict, n, self._eos_ids, self.name)
 
     def close(self) -> None:
@@ -56,28 +67,26 @@ class EngineCloud:
 class EngineSession:
     """Implements `CloudSession`: the full prefix goes with each consult."""
 
-    pushes = False
-
-    def __init__(self, cloud: EngineCloud, ids: Sequence[int]) -> None:
+    def __init__(self, cloud: EngineCloud) -> None:
         self._cloud = cloud
-        self._prefix = Prefix(ids)
         self._client = Client(session=secrets.token_hex(12))
-        self._warming: Future[None] | None = None
 
     def ask(
-        self, position: int, new_ids: Sequence[int], n: int, sampling: Sampling, deadline: float
+        self,
+        ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        deadline: float,
+        sent: Sent | None = None,
     ) -> Future[Verdict]:
-        ids = self._prefix.put(position, new_ids)
-        return self._cloud.submit(self._cloud.complete(ids, n, sampling, self._client), deadline)
+        work = self._cloud.complete(list(ids), n, sampling, self._client, sent or Sent())
+        return self._cloud.submit(work, deadline)
 
-    def warm(self, position: int, new_ids: Sequence[int]) -> None:
-        ids = self._prefix.put(position, new_ids)
-        patient = replace(self._client, urgent=False)
-        self._warming = self._cloud.submit(self._cloud.engine.prefill(ids, patient), PROBE_SECONDS)
+    def push(self, ids: Sequence[int]) -> int:
+        return 0
 
     def close(self) -> None:
-        if self._warming is not None:
-            self._warming.cancel()
+        """The engine's cache forgets by itself."""
 
 
 def with_end(verdict: Verdict, n: int, eos_ids: frozenset[int], name: str) -> Verdict:

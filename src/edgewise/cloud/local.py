@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from edgewise.cloud.base import Prefix
+from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Tokenizer
 from edgewise.errors import (
     CloudError,
@@ -17,8 +17,9 @@ from edgewise.errors import (
     VocabularyMismatch,
 )
 from edgewise.events import Candidate
+from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.verdict import Verdict
+from edgewise.verdict import Sent, Verdict
 
 TOP = 5
 """Candidates returned for every token."""
@@ -29,7 +30,7 @@ _KEPT = Needs.ENTROPY | Needs.TOP | Needs.LOGITS
 _log = logging.getLogger(__name__)
 
 
-class LocalCloud:
+class LocalCloud(CloudModel):
     """Implements `CloudModel` over any `EdgeModel`. No socket is opened."""
 
     def __init__(self, model: EdgeModel) -> None:
@@ -37,10 +38,15 @@ class LocalCloud:
         self.model = model
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cloud")
 
-    def open(self, ids: Sequence[int]) -> "LocalSession":
-        # On the thread, so that it comes after the closing of an earlier session.
-        opened = self._thread.submit(self.model.session, _KEPT, top=TOP)
-        return LocalSession(opened.result(), self.model.tokenizer.eos_ids, self._thread, ids)
+    @property
+    def local(self) -> EdgeModel:
+        return self.model
+
+    def identity(self) -> str:
+        return self.model.fingerprint()
+
+    def open(self, prompt: Prompt) -> "LocalSession":
+        return LocalSession(self.model, self._thread)
 
     def check(self, tokenizer: Tokenizer) -> str:
         if tokenizer.fingerprint() != self.model.tokenizer.fingerprint():
@@ -56,42 +62,54 @@ class LocalCloud:
 
 
 class LocalSession:
-    """Implements `CloudSession`; the KV cache keeps what a rewind leaves."""
+    """Implements `CloudSession`; the KV cache keeps what a rewind leaves.
 
-    pushes = False
+    The edge session behind it belongs to the thread, and is there from the first consult on.
+    """
 
-    def __init__(
-        self,
-        session: EdgeSession,
-        eos_ids: frozenset[int],
-        thread: ThreadPoolExecutor,
-        ids: Sequence[int],
-    ) -> None:
-        self._session = session
-        self._eos_ids = eos_ids
+    def __init__(self, model: EdgeModel, thread: ThreadPoolExecutor) -> None:
+        self._model = model
+        self._eos_ids = model.tokenizer.eos_ids
         self._thread = thread
-        self._prefix = Prefix(ids)
+        self._session: EdgeSession | None = None
         self._closing = threading.Event()
 
     def ask(
-        self, position: int, new_ids: Sequence[int], n: int, sampling: Sampling, deadline: float
+        self,
+        ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        deadline: float,
+        sent: Sent | None = None,
     ) -> Future[Verdict]:
-        ids = self._prefix.put(position, new_ids)
-        return self._thread.submit(self._answer, ids, n, sampling, time.monotonic() + deadline)
+        end = time.monotonic() + deadline
+        return self._thread.submit(self._answer, list(ids), n, sampling, end)
 
-    def warm(self, position: int, new_ids: Sequence[int]) -> None:
-        ids = self._prefix.put(position, new_ids)
-        self._thread.submit(self._prefill, ids).add_done_callback(_log_failure)
+    def push(self, ids: Sequence[int]) -> int:
+        # The one thread would be busy when a consult comes.
+        return 0
+
+    def prefill(self, ids: Sequence[int]) -> None:
+        """Compute `ids` in the background, so that a consult after them finds them in the cache."""
+        self._thread.submit(self._prefill, list(ids)).add_done_callback(_log_failure)
 
     def close(self) -> None:
-        # The session belongs to the thread, and a consult may still be running there.
         self._closing.set()
-        self._thread.submit(self._session.close).add_done_callback(_log_failure)
+        self._thread.submit(self._end).add_done_callback(_log_failure)
+
+    def _opened(self) -> EdgeSession:
+        if self._session is None:
+            self._session = self._model.session(_KEPT, top=TOP)
+        return self._session
+
+    def _end(self) -> None:
+        if self._session is not None:
+            self._session.close()
 
     def _prefill(self, ids: list[int]) -> None:
         if not self._closing.is_set():
-            self._session.open(ids)
-            self._session.step()
+            self._opened().open(ids)
+            self._opened().step()
 
     def _answer(self, ids: list[int], n: int, sampling: Sampling, end: float) -> Verdict:
         started = time.monotonic()
@@ -107,21 +125,22 @@ class LocalSession:
     def _write(
         self, ids: list[int], n: int, sampling: Sampling, started: float, end: float
     ) -> Verdict:
-        cached = self._session.open(ids)
+        session = self._opened()
+        cached = session.open(ids)
         written: list[int] = []
         logprobs: list[float] = []
         top: list[tuple[Candidate, ...]] = []
         for _ in range(n):
             if self._closing.is_set() or time.monotonic() > end:
                 raise CloudTimeout("The cloud model did not answer before the deadline.")
-            step = self._session.step()
+            step = session.step()
             token = sampling.choose(step)
             written.append(token)
             logprobs.append(step.logprob(token))
             top.append(step.candidates(TOP))
             if token in self._eos_ids:
                 break
-            self._session.extend([token])
+            session.extend([token])
         return Verdict(
             ids=tuple(written),
             logprobs=tuple(logprobs),

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from edgewise.edge.base import Floats, Ids, Needs
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.fair_lock import FairLock
+from edgewise.edge.kv import common_prefix
 from edgewise.edge.llamacpp_vocab import LlamaTokenizer
 from edgewise.edge.step import LogitsStep
 from edgewise.errors import ContextOverflow, ModelError, UsageError
@@ -448,14 +449,6 @@ class LlamaSession:
             needs=self._needs,
             top=self._top,
         )
-
-
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many ids both begin with."""
-    for index, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return index
-    return min(len(left), len(right))
 
 
 def _bytes_pointer(data: NDArray[np.uint8]) -> Any:

@@ -25,7 +25,7 @@ from edgewise.errors import (
 )
 from edgewise.events import Candidate
 from edgewise.sampling import Sampling
-from edgewise.verdict import Verdict
+from edgewise.verdict import Sent, Verdict
 
 TOP = 5
 """Candidates asked for with every token."""
@@ -56,11 +56,15 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Client(msgspec.Struct, frozen=True):
-    """Whose consult it is: `session` keeps a replica's cache warm, `salt` keeps tenants apart."""
+    """Whose consult it is: `session` keeps a replica's cache warm, `salt` keeps tenants apart.
+
+    `sent` is told what travels.
+    """
 
     session: str = ""
     salt: str = ""
     urgent: bool = True
+    sent: Sent | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -162,9 +166,14 @@ class Engine(ABC):
             await self._http.close()
             self._http = None
 
-    async def post(self, path: str, body: object, client: Client = NOBODY) -> bytes:
-        """The reply to a JSON body; raises a `CloudError`."""
-        return await self._request("POST", path, msgspec.json.encode(body), client.headers)
+    async def post(
+        self, path: str, body: object, client: Client = NOBODY, *, ids: int = 0
+    ) -> bytes:
+        """The reply to a JSON body that holds `ids` token ids; raises a `CloudError`."""
+        data = msgspec.json.encode(body)
+        if client.sent is not None:
+            client.sent.add(ids, len(data))
+        return await self._request("POST", path, data, client.headers)
 
     async def get(self, path: str) -> bytes:
         """The reply; raises a `CloudError`."""

@@ -67,7 +67,8 @@ class LlamaServerEngine(Engine):
             "response_fields": _FIELDS,
             **_sampling_fields(sampling, len(ids)),
         }
-        reply = decoded(await self.post("/completion", body, client), _Completion, self.dialect)
+        answered = await self.post("/completion", body, client, ids=len(ids))
+        reply = decoded(answered, _Completion, self.dialect)
         return _verdict(reply, n)
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:

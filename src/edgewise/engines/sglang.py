@@ -62,7 +62,8 @@ class SglangEngine(Engine):
             body["routing_key"] = client.session
         if client.salt and self.abilities.salt:
             body["cache_salt"] = client.salt
-        reply = decoded(await self.post("/generate", body, client), _Generated, self.dialect)
+        answered = await self.post("/generate", body, client, ids=len(ids))
+        reply = decoded(answered, _Generated, self.dialect)
         return _verdict(reply, n)
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:

@@ -154,7 +154,8 @@ class VllmEngine(Engine):
             "sampling_params": {**wanted, **_sampling_fields(sampling, len(ids))},
             **self._of(client),
         }
-        reply = decoded(await self.post(GENERATE, body, client), _Generation, self.dialect)
+        answered = await self.post(GENERATE, body, client, ids=len(ids))
+        reply = decoded(answered, _Generation, self.dialect)
         (choice,) = _one(reply.choices)
         rows = (choice.logprobs.content if choice.logprobs else None) or []
         tops = [[(_top_id(top), top.logprob) for top in row.top_logprobs] for row in rows]
@@ -180,7 +181,8 @@ class VllmEngine(Engine):
             **self._of(client),
             **(more or {}),
         }
-        reply = decoded(await self.post(COMPLETIONS, body, client), _Completion, self.dialect)
+        answered = await self.post(COMPLETIONS, body, client, ids=len(ids))
+        reply = decoded(answered, _Completion, self.dialect)
         (choice,) = _one(reply.choices)
         if choice.logprobs is None:
             raise CloudProtocolError(f"{self.url!r} sent a completion without its token ids.")

@@ -17,9 +17,9 @@ from edgewise.evaluation.sweep import Cell, Store, run
 from edgewise.evaluation.systems import CloudAlone, Decoded, Outcome, System, edge_alone, paired
 from edgewise.evaluation.tasks.base import Task
 from edgewise.loop.policy import LONGEST_DEADLINE
-from edgewise.registry import router_named
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
+from edgewise.routers.named import router_named
 
 COMMIT_POINT, ORACLE = Cell("commit-point"), Cell("oracle")
 BASELINES = ("random", "max-prob", "entropy", "margin")

@@ -12,7 +12,7 @@ from edgewise.evaluation.tasks.base import Question
 from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import LONGEST_DEADLINE, Policy
-from edgewise.prompts import Message, prompt_ids
+from edgewise.prompts import Message, Prompt, prompt_ids
 from edgewise.routers.base import Router
 from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
@@ -123,11 +123,9 @@ class CloudAlone:
     def answer(self, question: Question) -> Outcome:
         ids = question_ids(self._tokenizer, question)
         begun = time.monotonic()
-        session = self._cloud.open(ids)
+        session = self._cloud.open(Prompt(tuple(ids)))
         try:
-            verdict = session.ask(
-                len(ids), [], self._max_tokens, Sampling(), CLOUD_DEADLINE
-            ).result()
+            verdict = session.ask(ids, self._max_tokens, Sampling(), CLOUD_DEADLINE).result()
         finally:
             session.close()
         text = text_of(self._tokenizer, verdict.ids)

@@ -7,6 +7,7 @@ from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines.base import NOBODY, Abilities, Client, Engine
+from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.verdict import Verdict
 
@@ -23,7 +24,7 @@ class BundledEngine(Engine):
         self.url = "bundled"
         self.abilities = Abilities(engine=self.dialect)
         self._cloud = LocalCloud(LlamaModel(bundled("cloud"), slots=SLOTS))
-        self._sessions = [self._cloud.open([]) for _ in range(SLOTS)]
+        self._sessions = [self._cloud.open(Prompt(())) for _ in range(SLOTS)]
         self._owners = [""] * SLOTS
         self._turn = 0
 
@@ -31,11 +32,11 @@ class BundledEngine(Engine):
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
     ) -> Verdict:
         session = self._sessions[self._slot(client.session)]
-        asked = session.ask(0, list(ids), n, sampling, DEADLINE)
+        asked = session.ask(ids, n, sampling, DEADLINE)
         return await asyncio.wrap_future(asked)
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
-        self._sessions[self._slot(client.session)].warm(0, list(ids))
+        self._sessions[self._slot(client.session)].prefill(ids)
 
     async def tokenize(self, text: str) -> list[int] | None:
         return self._cloud.model.tokenizer.encode(text)

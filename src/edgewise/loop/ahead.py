@@ -103,14 +103,9 @@ class RunAhead:
 
         Fewer than `least` new ids wait for more.
         """
-        known = min(known, self._sent)
-        cloud = self._cloud
-        fresh = len(self._ids) - known
-        if cloud is None or not cloud.pushes or self.guesses or fresh < least:
-            return known
-        cloud.warm(known, self._ids[known:])
-        self._sent = len(self._ids)
-        return self._sent
+        if self._cloud is not None and not self.guesses:
+            self._cloud.push(self._ids)
+        return known
 
     def read(self) -> Read:
         """The step at the answer's end: computed on the way, or now."""
@@ -137,7 +132,7 @@ class RunAhead:
         self._sent = len(ids)
         begun = time.monotonic()
         deadline = self._policy.deadline_now(self._latency, first=self._first)
-        future = self._cloud.ask(known, new_ids, ask, self._sampling, deadline)
+        future = self._cloud.ask(ids, ask, self._sampling, deadline)
         flight = Flight(len(ids), ask, len(new_ids), begun, deadline, self._first, future)
         # When it lands, not when the loop next looks.
         future.add_done_callback(lambda _: self._landed(flight))

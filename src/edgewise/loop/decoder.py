@@ -38,6 +38,7 @@ from edgewise.loop.latency import Latency
 from edgewise.loop.policy import Budget, Policy
 from edgewise.loop.state import State
 from edgewise.loop.text import Characters
+from edgewise.prompts import Prompt
 from edgewise.routers.base import Router
 from edgewise.sampling import Sampling
 from edgewise.verdict import Verdict
@@ -191,7 +192,7 @@ class Generation(Iterator[Event]):
         try:
             self._cached = self._edge.open(self._ids)
             if decoder.cloud is not None:
-                self._cloud = decoder.cloud.open(self._ids)
+                self._cloud = decoder.cloud.open(Prompt(tuple(self._ids)))
         except BaseException:
             self._edge.close()
             raise

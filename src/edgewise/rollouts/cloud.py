@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.prompts import Prompt
 from edgewise.rollouts.base import Continuation, Done, Prefix, ignore
 from edgewise.verdict import Verdict
 
@@ -36,7 +37,7 @@ class CloudRollouts:
             while waiting or flying:
                 while waiting and len(flying) < self._width:
                     index, prefix = waiting.pop()
-                    session = self._cloud.open(prefix.ids)
+                    session = self._cloud.open(Prompt(prefix.ids))
                     flying[self._ask(session, prefix)] = index, session
                 for future in wait(flying, return_when=FIRST_COMPLETED).done:
                     index, session = flying.pop(future)
@@ -52,4 +53,4 @@ class CloudRollouts:
         return [written[index] for index in range(len(prefixes))]
 
     def _ask(self, session: CloudSession, prefix: Prefix) -> Future[Verdict]:
-        return session.ask(len(prefix.ids), [], prefix.n, prefix.sampling, self._deadline)
+        return session.ask(prefix.ids, prefix.n, prefix.sampling, self._deadline)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgewise.edge.binding import llama_cpp
-from edgewise.edge.llamacpp import BATCH, LlamaModel, common_prefix
+from edgewise.edge.kv import common_prefix
+from edgewise.edge.llamacpp import BATCH, LlamaModel
 from edgewise.edge.step import LogitsStep
 from edgewise.errors import ContextOverflow, ModelError
 from edgewise.rollouts.base import Continuation, Done, Prefix, ignore

@@ -4,19 +4,24 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from edgewise.cloud.base import Prefix
+from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import Tokenizer
+from edgewise.edge.kv import common_prefix
 from edgewise.errors import CloudError, VocabularyMismatch
+from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, Script
-from edgewise.verdict import Verdict
+from edgewise.verdict import Sent, Verdict
+
+ID_BYTES = 4
+"""What an id counts for in `Sent`: as little as a session that sends only new ones needs."""
 
 Failing = Callable[[int], CloudError | None]
 """From the number of the ask (0, 1, ...) to the error it ends with, or None."""
 
 
-class ScriptedCloud:
-    """Implements `CloudModel`. `asks` records (position, new ids, n) of every ask."""
+class ScriptedCloud(CloudModel):
+    """Implements `CloudModel`. `asks` records (ids, n) of every ask, `opened` counts sessions."""
 
     def __init__(
         self,
@@ -31,11 +36,13 @@ class ScriptedCloud:
         self.script = script
         self.fault = fault
         self.delay = delay
-        self.asks: list[tuple[int, tuple[int, ...], int]] = []
+        self.asks: list[tuple[tuple[int, ...], int]] = []
+        self.opened = 0
         self.tokenizer = tokenizer or ByteTokenizer()
 
-    def open(self, ids: Sequence[int]) -> "ScriptedCloudSession":
-        return ScriptedCloudSession(self, ids)
+    def open(self, prompt: Prompt) -> "ScriptedCloudSession":
+        self.opened += 1
+        return ScriptedCloudSession(self)
 
     def check(self, tokenizer: Tokenizer) -> str:
         if tokenizer.fingerprint() != self.tokenizer.fingerprint():
@@ -49,27 +56,34 @@ class ScriptedCloud:
 class ScriptedCloudSession:
     """Implements `CloudSession`; greedy whatever the sampling says."""
 
-    pushes = False
-
-    def __init__(self, cloud: ScriptedCloud, ids: Sequence[int]) -> None:
+    def __init__(self, cloud: ScriptedCloud) -> None:
         self._cloud = cloud
-        self._prefix = Prefix(ids)
+        self._held: list[int] = []
 
     def ask(
-        self, position: int, new_ids: Sequence[int], n: int, sampling: Sampling, deadline: float
+        self,
+        ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        deadline: float,
+        sent: Sent | None = None,
     ) -> Future[Verdict]:
         number = len(self._cloud.asks)
-        self._cloud.asks.append((position, tuple(new_ids), n))
-        ids = self._prefix.put(position, new_ids)
+        self._cloud.asks.append((tuple(ids), n))
+        if sent is not None:
+            fresh = len(ids) - common_prefix(self._held, ids)
+            sent.add(fresh, ID_BYTES * fresh)
+        self._held = list(ids)
         future: Future[Verdict] = Future()
         if self._cloud.delay:
-            threading.Timer(self._cloud.delay, self._settle, (future, number, ids, n)).start()
+            settled = (future, number, self._held, n)
+            threading.Timer(self._cloud.delay, self._settle, settled).start()
         else:
-            self._settle(future, number, ids, n)
+            self._settle(future, number, self._held, n)
         return future
 
-    def warm(self, position: int, new_ids: Sequence[int]) -> None:
-        self._prefix.put(position, new_ids)
+    def push(self, ids: Sequence[int]) -> int:
+        return 0
 
     def close(self) -> None:
         """Nothing to forget."""

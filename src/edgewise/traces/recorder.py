@@ -11,14 +11,16 @@ from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 import msgspec
+from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Step
 from edgewise.errors import CloudError, UsageError
 from edgewise.events import Event
 from edgewise.loop.decoder import Decoder
+from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.verdict import Verdict
+from edgewise.verdict import Sent, Verdict
 
 
 class EdgeStep(msgspec.Struct, frozen=True, tag="edge-step", kw_only=True):
@@ -37,12 +39,11 @@ class EdgeRewind(msgspec.Struct, frozen=True, tag="edge-rewind"):
 
 
 class Asked(msgspec.Struct, frozen=True, tag="ask"):
-    """Consult `number` was sent for `tokens` tokens at `position`; `new_ids` travelled."""
+    """Consult `number` was sent for `tokens` tokens at `position`."""
 
     number: int
     position: int
     tokens: int
-    new_ids: int
     deadline: float
 
 
@@ -54,13 +55,18 @@ class Pushed(msgspec.Struct, frozen=True, tag="push"):
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered", kw_only=True):
-    """Consult `number` is over after `seconds`: `answered`, `cancelled` or a fault's name."""
+    """Consult `number` is over after `seconds`: `answered`, `cancelled` or a fault's name.
+
+    `sent_ids` token ids and `sent_bytes` bytes had travelled for it.
+    """
 
     number: int
     outcome: str
     seconds: float
     tokens: int = 0
     engine_seconds: float | None = None
+    sent_ids: int = 0
+    sent_bytes: int = 0
 
 
 Entry = EdgeStep | EdgeRewind | Asked | Pushed | Answered
@@ -112,13 +118,15 @@ class Recorder:
         self._write_late()
         self._write(Record(self._now(), entry))
 
-    def asked(self, future: "Future[Verdict]", ask: Asked) -> None:
+    def asked(self, future: "Future[Verdict]", ask: Asked, sent: Sent) -> None:
         """Record a consult, and its end when that comes."""
         begun = time.monotonic()
         self.add(ask)
 
         def over(done: "Future[Verdict]") -> None:
-            self._late.put(Record(self._now(), _ended(done, ask.number, time.monotonic() - begun)))
+            ended = _ended(done, ask.number, time.monotonic() - begun)
+            ended = replace(ended, sent_ids=sent.ids, sent_bytes=sent.bytes)
+            self._late.put(Record(self._now(), ended))
 
         future.add_done_callback(over)
 
@@ -212,27 +220,33 @@ class _Cloud:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def open(self, ids: Sequence[int]) -> "_CloudSession":
-        return _CloudSession(self._model.open(ids), self._recorder)
+    def open(self, prompt: Prompt) -> "_CloudSession":
+        return _CloudSession(self._model.open(prompt), self._recorder)
 
 
 class _CloudSession:
     def __init__(self, session: CloudSession, recorder: Recorder) -> None:
         self._session, self._recorder = session, recorder
-        self.pushes = session.pushes
 
     def ask(
-        self, position: int, new_ids: Sequence[int], n: int, sampling: Sampling, deadline: float
+        self,
+        ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        deadline: float,
+        sent: Sent | None = None,
     ) -> "Future[Verdict]":
-        number = self._recorder.next_consult()
-        ask = Asked(number, position + len(new_ids), n, len(new_ids), deadline)
-        future = self._session.ask(position, new_ids, n, sampling, deadline)
-        self._recorder.asked(future, ask)
+        sent = sent or Sent()
+        ask = Asked(self._recorder.next_consult(), len(ids), n, deadline)
+        future = self._session.ask(ids, n, sampling, deadline, sent)
+        self._recorder.asked(future, ask, sent)
         return future
 
-    def warm(self, position: int, new_ids: Sequence[int]) -> None:
-        self._recorder.add(Pushed(position, len(new_ids)))
-        self._session.warm(position, new_ids)
+    def push(self, ids: Sequence[int]) -> int:
+        fresh = self._session.push(ids)
+        if fresh:
+            self._recorder.add(Pushed(len(ids) - fresh, fresh))
+        return fresh
 
     def close(self) -> None:
         self._session.close()

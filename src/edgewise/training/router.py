@@ -14,8 +14,8 @@ from edgewise.errors import UsageError
 from edgewise.evaluation.calibration import thresholds_for
 from edgewise.evaluation.systems import CloudAlone, edge_alone, paired
 from edgewise.evaluation.tasks.base import Task
-from edgewise.registry import cloud_rollouts, edge_rollouts
 from edgewise.rollouts.base import Rollouts
+from edgewise.rollouts.open import cloud_rollouts, edge_rollouts
 from edgewise.routers.card import Input, RouterCard, read_card
 from edgewise.routers.mlp import Mlp
 from edgewise.training.collect import (

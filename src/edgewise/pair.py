@@ -1,0 +1,119 @@
+"""From settings to the parts of a pair."""
+
+from pathlib import Path
+
+from edgewise.addresses import bundled, checkpoint, resolve
+from edgewise.cloud.base import CloudModel
+from edgewise.edge.base import EdgeModel
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.loop.policy import Policy
+from edgewise.routers.base import Router
+from edgewise.routers.card import RouterCard, read_card
+from edgewise.routers.named import is_router, router_named
+from edgewise.settings import Settings
+
+FALLBACK_ROUTER, DEFAULT_SHARE = "entropy", 0.05
+
+
+def open_edge(settings: Settings, *, keep_prefixes: bool = False) -> LlamaModel:
+    """Load the edge model that the settings name; see `LlamaModel` for `keep_prefixes`."""
+    return _load(settings, resolve(settings.edge, "edge"), keep_prefixes)
+
+
+def cloud_address(settings: Settings) -> str:
+    """Where the cloud model is: as set, else the bundled one beside the bundled edge model."""
+    if settings.cloud is not None:
+        return settings.cloud
+    return "bundled" if settings.edge == "bundled" else "none"
+
+
+def open_cloud(
+    settings: Settings, edge: EdgeModel, *, keep_prefixes: bool = False
+) -> CloudModel | None:
+    """Open the cloud model and prove its vocabulary; with "none" nothing is opened at all.
+
+    `keep_prefixes` is for a model in this process.
+    """
+    cloud = connect(settings, keep_prefixes=keep_prefixes)
+    if cloud is not None:
+        try:
+            cloud.check(edge.tokenizer)
+        except BaseException:
+            cloud.close()
+            raise
+    return cloud
+
+
+def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | None:
+    """The cloud model, not yet checked."""
+    address = cloud_address(settings)
+    if address == "none":
+        return None
+    if "://" in address and not address.startswith("hf://"):
+        from edgewise.cloud.connect import connect as connect_to
+
+        return connect_to(address, key=settings.cloud_key, engine=settings.cloud_engine)
+    from edgewise.cloud.local import LocalCloud
+
+    return LocalCloud(_load(settings, resolve(address, "cloud"), keep_prefixes))
+
+
+def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
+    """The router and, for a checkpoint, its card (already checked against the edge model)."""
+    folder = router_folder(settings)
+    if folder is None:
+        name = settings.router or FALLBACK_ROUTER
+        return router_named(name), None
+    card = read_card(folder)
+    card.check(edge, folder)
+    if card.kind == "mlp":
+        from edgewise.routers.mlp import Mlp
+
+        return Mlp(card, folder), card
+    return router_named(card.kind), card
+
+
+def default_router(settings: Settings) -> str:
+    """What to call the router that is used where the settings name none."""
+    return "bundled" if settings.edge == "bundled" else FALLBACK_ROUTER
+
+
+def router_folder(settings: Settings) -> Path | None:
+    """Where the checkpoint lies that the settings name, downloaded if need be; None for none."""
+    name = settings.router
+    if name is None:
+        name = default_router(settings)
+    if name == "bundled":
+        return bundled("router")
+    if is_router(name):
+        return None
+    return checkpoint(name)
+
+
+def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
+    """The policy: a threshold as given, or a share, steered from the card's threshold on."""
+    share = settings.cloud_share
+    if settings.threshold is None and share is None:
+        share = DEFAULT_SHARE
+    calibrated = card.threshold(share) if card and share is not None else None
+    start = settings.threshold if settings.threshold is not None else calibrated
+    return Policy(
+        threshold=0.5 if start is None else start,
+        cloud_share=share,
+        max_cloud_tokens=settings.max_cloud_tokens,
+        span=settings.span,
+        deadline=settings.deadline,
+        on_cloud_error=settings.on_cloud_error,
+        run_ahead=settings.run_ahead,
+    )
+
+
+def _load(settings: Settings, path: Path, keep_prefixes: bool) -> LlamaModel:
+    return LlamaModel(
+        path,
+        context=settings.ctx,
+        threads=settings.threads,
+        gpu_layers=settings.gpu_layers,
+        slots=settings.slots or 1,
+        keep_prefixes=keep_prefixes,
+    )
