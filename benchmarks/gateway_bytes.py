@@ -16,6 +16,7 @@ from benchmarks.pocket_routers import line
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.gateway import GatewayCloud
+from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.link import Link
 from edgewise.testing.scripted_edge import ByteTokenizer
@@ -31,11 +32,11 @@ def weighed(cloud: CloudModel, link: Link, length: int) -> tuple[int, int]:
     """Bytes up and down of the second consult of an answer."""
     cloud.check(ByteTokenizer())
     prompt = [LARGE + i for i in range(length)]
-    session = cloud.open(prompt)
-    session.ask(0, prompt, 1, Sampling(), 10).result()
+    session = cloud.open(Prompt(tuple(prompt)))
+    session.ask(prompt, 1, Sampling(), 10).result()
     time.sleep(0.05)
     up, down = link.up, link.down
-    session.ask(length, list(range(LARGE, LARGE + NEW)), 1, Sampling(), 10).result()
+    session.ask([*prompt, *range(LARGE, LARGE + NEW)], 1, Sampling(), 10).result()
     time.sleep(0.05)
     return link.up - up, link.down - down
 

@@ -22,6 +22,7 @@ from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
@@ -34,22 +35,19 @@ def consults(
     cloud: CloudModel, prompt: Sequence[int], count: int, pace: float, *, push: bool
 ) -> list[tuple[int, float]]:
     """Computed prompt tokens and seconds of each consult after the first."""
-    session: CloudSession = cloud.open(prompt)
+    session: CloudSession = cloud.open(Prompt(tuple(prompt)))
     rng = np.random.default_rng(0)
     ids = list(prompt)
-    session.ask(0, ids, 1, Sampling(), 120).result()
-    known = len(ids)
+    session.ask(ids, 1, Sampling(), 120).result()
     found: list[tuple[int, float]] = []
     for _ in range(count):
         for _ in range(NEW):
             ids.append(int(rng.integers(1000, 15_000)))
             time.sleep(pace)
             if push:
-                session.warm(known, ids[known:])
-                known = len(ids)
+                session.push(ids)
         begun = time.perf_counter()
-        verdict = session.ask(known, ids[known:], 1, Sampling(), 120).result()
-        known = len(ids)
+        verdict = session.ask(ids, 1, Sampling(), 120).result()
         found.append((verdict.computed or 0, time.perf_counter() - begun))
     session.close()
     return found

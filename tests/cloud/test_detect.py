@@ -75,7 +75,7 @@ def test_an_override_asks_nobody(served: str) -> None:
         ({"hello": 1}, CloudProtocolError, "no engine that Edgewise knows"),
         ({"data": []}, CloudUnavailable, "serves no model"),
         ({"data": [{"id": "gpt", "owned_by": "someone"}]}, CloudRejected, "text only"),
-        ({"data": [{"id": "gpt"}]}, CloudRejected, "--cloud-engine"),
+        ({"data": [{"id": "gpt"}]}, CloudRejected, "name it"),
     ],
 )
 def test_anything_else_is_refused(

@@ -26,6 +26,7 @@ from edgewise.errors import (
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import Policy
+from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings
@@ -100,8 +101,8 @@ def consult(address: str, *, deadline: float = 5.0, key: str | None = KEY) -> Cl
     """How one consult ends."""
     server = LlamaServer(address, key=key)
     try:
-        session = server.open([1, 2])
-        session.ask(0, [1, 2], 1, Sampling(), deadline).result(deadline + 5)
+        session = server.open(Prompt((1, 2)))
+        session.ask([1, 2], 1, Sampling(), deadline).result(deadline + 5)
     except CloudError as error:
         return error
     finally:
@@ -168,9 +169,9 @@ def test_a_kept_connection_closed_while_idle_is_retried_once(
 
     engine = serve(act)
     server = LlamaServer(url(engine))
-    session = server.open([1])
+    session = server.open(Prompt((1,)))
     for _ in range(2):
-        assert session.ask(0, [1], 1, Sampling(), 5).result().ids == (98,)
+        assert session.ask([1], 1, Sampling(), 5).result().ids == (98,)
     server.close()
     assert len(engine.seen) == 3
 
@@ -184,7 +185,7 @@ def test_a_connection_that_is_always_cut_is_tried_twice(serve: Callable[[Act], E
 def test_closing_ends_the_thread(serve: Callable[[Act], Engine]) -> None:
     engine = serve(lambda handler, n: time.sleep(0.5))
     server = LlamaServer(url(engine))
-    asked = server.open([1]).ask(0, [1], 1, Sampling(), 30)
+    asked = server.open(Prompt((1,))).ask([1], 1, Sampling(), 30)
     server.close()
     server.close()
     assert not any(thread.name == "cloud" for thread in threading.enumerate())

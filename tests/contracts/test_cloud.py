@@ -18,7 +18,7 @@ from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudRejected, VocabularyMismatch
 from edgewise.evaluation.tasks.pocketqa import pocketqa
-from edgewise.prompts import Message, prompt_ids
+from edgewise.prompts import Message, Prompt, prompt_ids
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, replying
@@ -103,24 +103,26 @@ def backend(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Iterator[Ba
 
 @pytest.fixture
 def session(backend: Backend) -> Iterator[CloudSession]:
-    opened = backend.cloud.open(backend.prompt)
+    opened = opened_at(backend)
     yield opened
     opened.close()
 
 
-def ask(
-    session: CloudSession, position: int, ids: list[int], n: int = 1, sampling: Sampling = GREEDY
-) -> Verdict:
-    return session.ask(position, ids, n, sampling, DEADLINE).result(DEADLINE)
+def opened_at(backend: Backend) -> CloudSession:
+    return backend.cloud.open(Prompt(tuple(backend.prompt)))
+
+
+def ask(session: CloudSession, ids: list[int], n: int = 1, sampling: Sampling = GREEDY) -> Verdict:
+    return session.ask(ids, n, sampling, DEADLINE).result(DEADLINE)
 
 
 def whole(backend: Backend, session: CloudSession) -> list[Verdict]:
     """One consult a token until the cloud ends the answer."""
     verdicts: list[Verdict] = []
-    known, ids = 0, backend.prompt
+    ids = list(backend.prompt)
     while not verdicts or not verdicts[-1].stopped:
-        verdicts.append(ask(session, known, ids))
-        known, ids = known + len(ids), list(verdicts[-1].ids)
+        verdicts.append(ask(session, ids))
+        ids += verdicts[-1].ids
         assert len(verdicts) < 200
     return verdicts
 
@@ -150,10 +152,10 @@ def test_a_span_equals_as_many_single_tokens(
     backend: Backend, session: CloudSession, span: int
 ) -> None:
     single = whole(backend, session)
-    again = backend.cloud.open(backend.prompt)
+    again = opened_at(backend)
     spanned: list[int] = []
     while True:
-        verdict = ask(again, len(backend.prompt), spanned, span)
+        verdict = ask(again, [*backend.prompt, *spanned], span)
         spanned += verdict.ids
         if verdict.stopped:
             break
@@ -171,25 +173,25 @@ def test_a_span_equals_as_many_single_tokens(
 
 
 def test_going_back_equals_a_fresh_session(backend: Backend, session: CloudSession) -> None:
-    first = ask(session, 0, backend.prompt, 4)
-    ask(session, len(backend.prompt), list(first.ids))
-    rewound = ask(session, len(backend.prompt) + 1, [])
-    fresh = backend.cloud.open(backend.prompt)
-    expected = ask(fresh, 0, [*backend.prompt, first.ids[0]])
+    first = ask(session, backend.prompt, 4)
+    ask(session, [*backend.prompt, *first.ids])
+    rewound = ask(session, [*backend.prompt, first.ids[0]])
+    fresh = opened_at(backend)
+    expected = ask(fresh, [*backend.prompt, first.ids[0]])
     fresh.close()
     assert rewound.ids == expected.ids
 
 
 def test_sessions_do_not_mix(backend: Backend, session: CloudSession) -> None:
-    other = backend.cloud.open(backend.prompt[:-1])
-    alone = ask(session, 0, backend.prompt)
-    ask(other, 0, backend.prompt[:-1])
-    assert ask(session, len(backend.prompt), []).ids == alone.ids
+    other = backend.cloud.open(Prompt(tuple(backend.prompt[:-1])))
+    alone = ask(session, backend.prompt)
+    ask(other, backend.prompt[:-1])
+    assert ask(session, backend.prompt).ids == alone.ids
     other.close()
 
 
 def test_candidates_are_sorted_and_hold_the_answer(backend: Backend, session: CloudSession) -> None:
-    verdict = ask(session, 0, backend.prompt, 2)
+    verdict = ask(session, backend.prompt, 2)
     assert len(verdict.logprobs) == len(verdict.ids)
     for token, top in zip(verdict.ids, verdict.top, strict=False):
         logprobs = [candidate.logprob for candidate in top]
@@ -202,23 +204,25 @@ def test_the_meter_shows_that_only_new_ids_are_computed(
 ) -> None:
     if not backend.metered:
         pytest.skip("the double has no meter")
-    first = ask(session, 0, backend.prompt)
-    second = ask(session, len(backend.prompt), list(first.ids))
+    first = ask(session, backend.prompt)
+    second = ask(session, [*backend.prompt, *first.ids])
     assert second.computed is not None
     assert second.computed <= 1 + backend.block
     assert second.cached is not None
     assert second.cached >= len(backend.prompt) - backend.block
 
 
-def test_warming_computes_ahead(backend: Backend, session: CloudSession) -> None:
-    session.warm(0, backend.prompt)
-    verdict = ask(session, len(backend.prompt), [])
-    assert verdict.ids == ask(session, 0, backend.prompt).ids
+def test_what_was_pushed_changes_no_verdict(backend: Backend, session: CloudSession) -> None:
+    assert session.push(backend.prompt) in (0, len(backend.prompt))
+    verdict = ask(session, backend.prompt)
+    fresh = opened_at(backend)
+    assert verdict.ids == ask(fresh, backend.prompt).ids
+    fresh.close()
 
 
 def test_a_seed_repeats_a_draw(backend: Backend, session: CloudSession) -> None:
     sampling = Sampling(temperature=2.0, seed=7)
-    draws = [ask(session, 0, backend.prompt, 4, sampling).ids for _ in range(3)]
+    draws = [ask(session, backend.prompt, 4, sampling).ids for _ in range(3)]
     assert draws[0] == draws[1] == draws[2]
 
 
@@ -226,14 +230,14 @@ def test_a_prompt_beyond_the_context_is_rejected(backend: Backend, session: Clou
     if not backend.metered:
         pytest.skip("the double has no context")
     with pytest.raises(CloudRejected):
-        ask(session, 0, backend.prompt * 30)
-    assert ask(session, 0, backend.prompt).ids
+        ask(session, backend.prompt * 30)
+    assert ask(session, backend.prompt).ids
 
 
 def test_closing_twice_is_fine(backend: Backend) -> None:
-    opened = backend.cloud.open(backend.prompt)
+    opened = opened_at(backend)
     opened.close()
     opened.close()
-    again = backend.cloud.open(backend.prompt)
-    assert ask(again, 0, backend.prompt).ids
+    again = opened_at(backend)
+    assert ask(again, backend.prompt).ids
     again.close()

@@ -205,8 +205,8 @@ def http_target(url: str) -> tuple[str, int]:
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname or parts.path.strip("/"):
         raise UsageError(
-            f"The emulated link forwards plain HTTP to a host and port, not {url!r}; name an "
-            "http://host:port without TLS."
+            f"The emulated link forwards plain HTTP to a host and port, not {url!r}",
+            hint="name an http://host:port without TLS",
         )
     return parts.hostname, parts.port or 80
 

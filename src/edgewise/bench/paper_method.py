@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,7 +17,8 @@ from edgewise.bench.link import http_target
 from edgewise.cloud.engine import EngineCloud
 from edgewise.edge.base import EdgeModel, Needs, Step
 from edgewise.engines.base import Engine
-from edgewise.engines.detect import ENGINES, found_at
+from edgewise.engines.detect import GATEWAY, found_at
+from edgewise.engines.named import ENGINES
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import LONGEST_DEADLINE, Policy
@@ -95,6 +97,17 @@ class PaperMethod:
             await engine.close()
 
 
+class _Round(NamedTuple):
+    """Seconds a token of each way, and what the pair's consults did."""
+
+    edge: float
+    edgewise: float
+    paper: float
+    consults: int
+    changed: int
+    written: int
+
+
 def compare(
     edge: EdgeModel,
     url: str,
@@ -114,15 +127,17 @@ def compare(
     plain HTTP; `engine_seconds` are added to each consult. Raises `UsageError` or `CloudError`.
     """
     name = asyncio.run(found_at(url, key=key))
-    if name == "gateway":
-        raise UsageError(f"{url!r} is a gateway, and the paper's method asks an engine; name that.")
+    if name == GATEWAY:
+        raise UsageError(
+            f"{url!r} is a gateway, and the paper's method asks an engine", hint="name that"
+        )
     rng = np.random.default_rng(0)
     prompt = [int(i) for i in rng.integers(10, edge.tokenizer.size // 2, context)]
     router = Every(max(1, round(1 / share)))
     link = Link(*http_target(url), Quality(round_trip=round_trip + engine_seconds))
 
     def connect() -> Engine:
-        return ENGINES[name](link.url, key=key)
+        return ENGINES.load(name)(link.url, key=key)
 
     cloud = EngineCloud(connect())
     try:
@@ -131,39 +146,52 @@ def compare(
         policy = Policy(threshold=0.5, run_ahead=16)
         pair = Decoder(edge, router=router, policy=policy, cloud=cloud)
         paper = PaperMethod(edge, router, 0.5, connect)
-        taken: dict[str, list[float]] = {"edge": [], "edgewise": [], "paper": []}
-        consults = changed = written = 0
-        for number in range(rounds + 1):
-            begun = time.monotonic()
-            edge_answer = alone.generate(prompt, max_tokens=tokens)
-            middle = time.monotonic()
-            answer = pair.generate(prompt, max_tokens=tokens)
-            end = time.monotonic()
-            paper.generate(prompt, len(answer.tokens))
-            seconds = time.monotonic() - end
+        found: list[_Round] = []
+        for _ in range(rounds + 1):
+            found.append(_round(alone, pair, paper, prompt, tokens))
             done()
-            if not number:
-                continue  # the first round warms caches up
-            taken["edge"].append((middle - begun) / len(edge_answer.tokens))
-            taken["edgewise"].append((end - middle) / len(answer.tokens))
-            taken["paper"].append(seconds / len(answer.tokens))
-            consults += answer.usage.cloud_tokens
-            changed += answer.usage.changing_tokens
-            written += len(answer.tokens)
     finally:
         cloud.close()
         link.close()
-    ratios = [b / a for a, b in zip(taken["edgewise"], taken["paper"], strict=True)]
+    # The first round warms caches up.
+    return _comparison(round_trip, context, tokens, found[1:])
+
+
+def _round(
+    alone: Decoder, pair: Decoder, paper: PaperMethod, prompt: Sequence[int], tokens: int
+) -> _Round:
+    begun = time.monotonic()
+    edge_answer = alone.generate(prompt, max_tokens=tokens)
+    middle = time.monotonic()
+    answer = pair.generate(prompt, max_tokens=tokens)
+    end = time.monotonic()
+    written = len(answer.tokens)
+    paper.generate(prompt, written)
+    return _Round(
+        edge=(middle - begun) / len(edge_answer.tokens),
+        edgewise=(end - middle) / written,
+        paper=(time.monotonic() - end) / written,
+        consults=answer.usage.cloud_tokens,
+        changed=answer.usage.changing_tokens,
+        written=written,
+    )
+
+
+def _comparison(
+    round_trip: float, context: int, tokens: int, rounds: Sequence[_Round]
+) -> Comparison:
+    consults = sum(one.consults for one in rounds)
+    ratios = [one.paper / one.edgewise for one in rounds]
     return Comparison(
         round_trip=round_trip,
         context=context,
         tokens=tokens,
-        rounds=rounds,
-        share=consults / written,
-        changed=changed / max(1, consults),
-        edge=median(taken["edge"]),
-        edgewise=median(taken["edgewise"]),
-        paper=median(taken["paper"]),
+        rounds=len(rounds),
+        share=consults / sum(one.written for one in rounds),
+        changed=sum(one.changed for one in rounds) / max(1, consults),
+        edge=median(one.edge for one in rounds),
+        edgewise=median(one.edgewise for one in rounds),
+        paper=median(one.paper for one in rounds),
         ratio=median(ratios),
         ratio_low=min(ratios),
         ratio_high=max(ratios),

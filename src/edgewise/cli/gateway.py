@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from edgewise import settings
-from edgewise.cli import options, render
+from edgewise.cli import render
 from edgewise.errors import UsageError
 from edgewise.gateway.keys import Keys, add_key, read_keys, revoke_key
 
@@ -33,7 +33,9 @@ def gateway(
         list[str] | None,
         typer.Option(help="An engine's URL, or bundled; repeat it for replicas of one model."),
     ] = None,
-    engine_kind: options.CloudEngine = None,
+    engine_kind: Annotated[
+        str, typer.Option(help="What the engines are: llama-server, vllm, sglang; auto finds out.")
+    ] = "auto",
     keys: Annotated[Path | None, typer.Option(help="File of keys; see gateway keys add.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8400,
@@ -72,17 +74,14 @@ def gateway(
     _require_extra()
     from edgewise.gateway.app import Gateway
     from edgewise.gateway.fleet import Fleet
-    from edgewise.gateway.server import engine_at, log_as_json, serve
+    from edgewise.gateway.server import engines_at, log_as_json, serve
     from edgewise.gateway.sessions import Sessions
 
     chosen = settings.load({})
     named = Keys(keys)
 
     async def run() -> None:
-        engines = [
-            await engine_at(address, key=chosen.cloud_key, engine=engine_kind or "auto")
-            for address in engine
-        ]
+        engines = await engines_at(engine, key=chosen.cloud_key, kind=engine_kind)
         fleet = Fleet(engines, concurrency=concurrency, queue=queue)
         # Here, so that a problem is a sentence and not a failed start of the server.
         await fleet.start()

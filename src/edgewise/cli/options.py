@@ -13,8 +13,11 @@ Cloud = Annotated[
     typer.Option(help="Cloud model: an engine's URL, a GGUF as for --edge, bundled or none."),
 ]
 CloudEngine = Annotated[
-    Literal["auto", "llama-server", "vllm", "sglang", "gateway"] | None,
-    typer.Option(help="What answers at the cloud's URL; auto finds out."),
+    str | None,
+    typer.Option(
+        help="What answers at the cloud's URL: llama-server, vllm, sglang, gateway, or one that a "
+        "package adds; auto finds out."
+    ),
 ]
 Router = Annotated[
     str | None,

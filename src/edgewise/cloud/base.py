@@ -4,15 +4,21 @@ A session is given the whole sequence each time, works out itself what the other
 says what it sent. So a rewind needs no call, and the device's ids are the truth.
 """
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.engines.base import Abilities
+from edgewise.errors import CloudError, CloudProtocolError
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.verdict import Sent, Verdict
+
+_log = logging.getLogger(__name__)
 
 
 class CloudSession(Protocol):
@@ -28,15 +34,16 @@ class CloudSession(Protocol):
     ) -> Future[Verdict]:
         """Ask for `n` tokens after `ids`, prompt and answer so far; `sent` is told what travels.
 
-        The future fails with a `CloudError`, `CloudTimeout` after `deadline` seconds.
+        The future fails with a `CloudError`, `CloudTimeout` after `deadline` seconds. Whatever way
+        the consult ends, `sent` counts every message of it that was handed to a connection.
         """
         ...
 
     def push(self, ids: Sequence[int]) -> int:
-        """Told of the prompt and then after every token; returns how many ids it sends for that.
+        """Told of the prompt and then after every token; returns how many new ids it sends on.
 
-        What can be sent ahead of a consult is sent here. Best effort, and nothing where it would
-        cost the engine a request of its own.
+        What can be sent ahead of a consult is sent here, less what the other side turns out to
+        hold already. Best effort, and nothing where it would cost the engine a request of its own.
         """
         ...
 
@@ -78,3 +85,38 @@ class CloudModel(Protocol):
     def identity(self) -> str:
         """Tells this model from any other as far as is known here, once it was checked."""
         return self.name
+
+
+def with_end(verdict: Verdict, n: int, eos_ids: frozenset[int], name: str) -> Verdict:
+    """A verdict that ended the answer, with an end token of the edge's where the engine kept its.
+
+    Raises `CloudProtocolError` for a verdict without any token.
+    """
+    ids = verdict.ids
+    if verdict.stopped and len(ids) < n and not (ids and ids[-1] in eos_ids):
+        empty = ((),) if verdict.top else ()
+        verdict = replace(
+            verdict,
+            ids=(*ids, min(eos_ids)),
+            logprobs=(*verdict.logprobs, None),
+            top=(*verdict.top, *empty),
+        )
+    if not verdict.ids:
+        raise CloudProtocolError(f"{name!r} answered a consult without any token.")
+    return verdict
+
+
+def failed(error: CloudError) -> "Future[Any]":
+    """A consult that ended before it began."""
+    ended: Future[Any] = Future()
+    ended.set_exception(error)
+    return ended
+
+
+def log_failure(done: "Future[None]") -> None:
+    """For calls that nobody waits for: what goes wrong in them is told here."""
+    error = None if done.cancelled() else done.exception()
+    if isinstance(error, CloudError):
+        _log.info("in the background: %s", error)
+    elif error is not None:
+        _log.error("a call in the background failed", exc_info=error)

@@ -3,16 +3,26 @@
 import asyncio
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.engine import EngineCloud
-from edgewise.cloud.gateway import GatewayCloud
-from edgewise.engines.detect import ENGINES, EngineName, found_at
+from edgewise.cloud.named import CLOUDS
+from edgewise.engines.detect import AUTO, found_at
+from edgewise.errors import UsageError
 
 
-def connect(url: str, *, key: str | None = None, engine: EngineName = "auto") -> CloudModel:
-    """The cloud model at `url`. Raises a `CloudError` where no known engine answers there."""
-    name = asyncio.run(found_at(url, key=key)) if engine == "auto" else engine
-    return (
-        GatewayCloud(url, key=key)
-        if name == "gateway"
-        else EngineCloud(ENGINES[name](url, key=key))
-    )
+def connect(url: str, *, key: str | None = None, engine: str = AUTO) -> CloudModel:
+    """The cloud model at `url`, by a name of `CLOUDS` or, with "auto", as it says itself.
+
+    Raises `UsageError` for another name, a `CloudError` where "auto" finds none that is known.
+    """
+    check_name(engine)
+    name = asyncio.run(found_at(url, key=key)) if engine == AUTO else engine
+    return CLOUDS.load(name)(url, key=key)
+
+
+def check_name(engine: str) -> None:
+    """Raises `UsageError` for what is neither "auto" nor a name of `CLOUDS`."""
+    if engine != AUTO and engine not in CLOUDS:
+        raise UsageError(
+            f"There is no cloud engine {engine!r}",
+            hint=f"known are {', '.join([AUTO, *CLOUDS.names()])}",
+            setting="cloud_engine",
+        )

@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from edgewise.cloud.base import CloudModel
+from edgewise.cloud.base import CloudModel, with_end
 from edgewise.cloud.io_thread import IoThread
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.base import PROBE_SECONDS, Abilities, Client, Engine
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.sglang import SglangEngine
-from edgewise.errors import CloudProtocolError
+from edgewise.engines.vllm import VllmEngine
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.verdict import Sent, Verdict
@@ -45,7 +45,7 @@ class EngineCloud(CloudModel):
     def check(self, tokenizer: Tokenizer) -> str:
         """Probe the engine, and compare what both make of fixed strings."""
         self.submit(self.engine.probe(), PROBE_SECONDS).result()
-        proof = self.submit(self.engine.prove(tokenizer), PROBE_SECONDS).result()
+        proof = self.engine.prove(tokenizer)
         self._eos_ids = tokenizer.eos_ids or self._eos_ids
         return proof
 
@@ -53,11 +53,9 @@ class EngineCloud(CloudModel):
         """Run `work` on the I/O thread, at most `deadline` seconds."""
         return self._io.submit(work, deadline)
 
-    async def complete(
-        self, ids: list[int], n: int, sampling: Sampling, client: Client, sent: Sent
-    ) -> Verdict:
+    async def complete(self, ids: list[int], n: int, sampling: Sampling, client: Client) -> Verdict:
         """One consult: the whole prefix goes, the engine's prefix cache does the reuse."""
-        verdict = await self.engine.complete(ids, n, sampling, replace(client, sent=sent))
+        verdict = await self.engine.complete(ids, n, sampling, client)
         return with_end(verdict, n, self._eos_ids, self.name)
 
     def close(self) -> None:
@@ -79,7 +77,7 @@ class EngineSession:
         deadline: float,
         sent: Sent | None = None,
     ) -> Future[Verdict]:
-        work = self._cloud.complete(list(ids), n, sampling, self._client, sent or Sent())
+        work = self._cloud.complete(list(ids), n, sampling, replace(self._client, sent=sent))
         return self._cloud.submit(work, deadline)
 
     def push(self, ids: Sequence[int]) -> int:
@@ -89,25 +87,6 @@ class EngineSession:
         """The engine's cache forgets by itself."""
 
 
-def with_end(verdict: Verdict, n: int, eos_ids: frozenset[int], name: str) -> Verdict:
-    """A verdict that ended the answer, with an end token of the edge's where the engine kept its.
-
-    Raises `CloudProtocolError` for a verdict without any token.
-    """
-    ids = verdict.ids
-    if verdict.stopped and len(ids) < n and not (ids and ids[-1] in eos_ids):
-        empty = ((),) if verdict.top else ()
-        verdict = replace(
-            verdict,
-            ids=(*ids, min(eos_ids)),
-            logprobs=(*verdict.logprobs, None),
-            top=(*verdict.top, *empty),
-        )
-    if not verdict.ids:
-        raise CloudProtocolError(f"{name!r} answered a consult without any token.")
-    return verdict
-
-
 class LlamaServer(EngineCloud):
     """Implements `CloudModel`. `https` is verified; the key travels as a bearer token."""
 
@@ -115,8 +94,15 @@ class LlamaServer(EngineCloud):
         super().__init__(LlamaServerEngine(url, key=key))
 
 
+class Vllm(EngineCloud):
+    """Implements `CloudModel`, as `LlamaServer`."""
+
+    def __init__(self, url: str, *, key: str | None = None) -> None:
+        super().__init__(VllmEngine(url, key=key))
+
+
 class Sglang(EngineCloud):
-    """Implements `CloudModel`."""
+    """Implements `CloudModel`, as `LlamaServer`."""
 
     def __init__(self, url: str, *, key: str | None = None) -> None:
         super().__init__(SglangEngine(url, key=key))

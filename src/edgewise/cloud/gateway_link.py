@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import aiohttp
@@ -18,7 +18,6 @@ from edgewise.errors import (
     CloudRejected,
     CloudTimeout,
     CloudUnavailable,
-    VocabularyMismatch,
 )
 from edgewise.events import Candidate
 from edgewise.sampling import Sampling
@@ -26,11 +25,13 @@ from edgewise.verdict import Sent, Verdict
 from edgewise.wire.protocol import (
     MAX_SPAN,
     VERSION,
+    VOCABULARY,
     Ask,
     Cancel,
     Close,
     Failed,
     FromDevice,
+    FromGateway,
     Ledger,
     NeedFull,
     Open,
@@ -45,30 +46,39 @@ from edgewise.wire.protocol import (
 OPEN_SECONDS = 5.0
 """How long the gateway may take to answer `Open`."""
 
-_ERRORS: dict[str, type[CloudError]] = {
-    error.reason: error
-    for error in (CloudUnavailable, CloudTimeout, CloudRefused, CloudRejected, CloudProtocolError)
-}
+CANCEL_SECONDS = 0.1
+"""How long a consult that was given up may take to say so."""
 
-
-class Opener(Protocol):
-    """What a link needs of the gateway it leads to."""
-
-    name: str
-    links: "set[Link]"
-
-    @property
-    def tokenizer(self) -> str:
-        """What `Open` says of the vocabulary."""
-        ...
-
-    async def socket(self) -> aiohttp.ClientWebSocketResponse:
-        """A new connection; raises a `CloudError`."""
-        ...
+TRIES = 3
+"""How often a gateway may ask for a whole prefix again."""
 
 
 class Broken(Exception):
     """The link broke in the middle; what was asked may be asked again."""
+
+
+class OtherVocabulary(CloudRejected):
+    """The gateway's engine has another vocabulary."""
+
+
+_ERRORS: Mapping[str, type[CloudError]] = {
+    error.reason: error
+    for error in (CloudUnavailable, CloudTimeout, CloudRefused, CloudRejected, CloudProtocolError)
+} | {VOCABULARY: OtherVocabulary}
+
+_Waiting = dict[int, "asyncio.Future[Reply | NeedFull]"]
+
+
+class Opener(Protocol):
+    """What a link needs of the gateway it leads to; `tokenizer` is what `Open` says."""
+
+    name: str
+    tokenizer: str
+    links: "set[Link]"
+
+    async def socket(self) -> aiohttp.ClientWebSocketResponse:
+        """A new connection; raises a `CloudError`."""
+        ...
 
 
 class Link:
@@ -81,20 +91,24 @@ class Link:
         self._session = ""
         self._ledger = Ledger()
         self._sending = asyncio.Lock()
-        self._waiting: dict[int, asyncio.Future[Reply | NeedFull]] = {}
+        # Of this connection: those of an earlier one fail with it.
+        self._waiting: _Waiting = {}
         self._count = secrets.randbelow(1 << 16)
         gateway.links.add(self)
 
     def shared(self, ids: Sequence[int]) -> int:
         """How many of `ids` the gateway is thought to hold already."""
-        held = self._ledger.ids
-        # Comparing lists is much faster than going through them.
-        return len(held) if held == list(ids[: len(held)]) else common_prefix(held, ids)
+        return shared(self._ledger.ids, ids)
 
     async def ask(
         self, ids: list[int], n: int, sampling: Sampling, deadline: float, sent: Sent
     ) -> Verdict:
         """Tried again over a new connection until `deadline`; raises a `CloudError`."""
+        if n > MAX_SPAN:
+            raise CloudRejected(
+                f"A gateway writes at most {MAX_SPAN} tokens at a time, not {n}",
+                hint="ask for fewer",
+            )
         end = asyncio.get_running_loop().time() + deadline
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(Broken),
@@ -110,139 +124,148 @@ class Link:
     async def push(self, ids: list[int]) -> None:
         """Send what the gateway does not hold; raises a `CloudError`."""
         async with self._sending:
-            await self._connected()
+            await self._connected(Sent())
             position, new_ids = self._difference(ids)
             if new_ids or position < len(self._ledger.ids):
                 self._ledger.put(position, new_ids)
                 with contextlib.suppress(Broken):
-                    await self._send(Push(position, new_ids, self._ledger.check))
+                    await self._send(Push(position, new_ids, self._ledger.check), Sent())
 
-    async def connect(self) -> Opened:
+    async def connect(self, sent: Sent) -> Opened:
         """Make the connection and open, or resume, the session; raises a `CloudError`."""
         socket = await self._gateway.socket()
         try:
-            await socket.send_bytes(encode(Open(VERSION, self._gateway.tokenizer, self._session)))
-            message = await socket.receive(OPEN_SECONDS)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            frame = await self._opened(socket, sent)
+        except BaseException:
             await socket.close()
-            raise CloudUnavailable(
-                f"{self._gateway.name!r} broke off while the session was opened; try again."
-            ) from error
-        if message.type is not aiohttp.WSMsgType.BINARY:
-            await socket.close()
-            raise CloudUnavailable(f"{self._gateway.name!r} hung up on a new session; try again.")
-        frame = from_gateway(message.data)
-        if not isinstance(frame, Opened):
-            await socket.close()
-            raise self._refusal(frame)
+            raise
         self._session = frame.session
-        kept = frame.known <= len(self._ledger.ids) and frame.known > 0
+        kept = 0 < frame.known <= len(self._ledger.ids)
         self._ledger.put(frame.known if kept else 0, [])
         if self._ledger.check != frame.check:
             self._ledger.put(0, [])
-        self._socket = socket
-        self._reader = asyncio.create_task(self._read(socket))
+        self._socket, self._waiting = socket, {}
+        self._reader = asyncio.create_task(self._read(socket, self._waiting))
         return frame
 
     async def forget(self) -> None:
         """Let the gateway drop the session, and hang up."""
         if self._socket is not None:
             with contextlib.suppress(Broken):
-                await self._send(Close())
+                await self._send(Close(), Sent())
             await self._hang_up()
+
+    async def _opened(self, socket: aiohttp.ClientWebSocketResponse, sent: Sent) -> Opened:
+        opening = encode(Open(VERSION, self._gateway.tokenizer, self._session))
+        try:
+            sent.add(0, len(opening))
+            await socket.send_bytes(opening)
+            message = await socket.receive(OPEN_SECONDS)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise CloudUnavailable(
+                f"{self._gateway.name!r} broke off while the session was opened", hint="try again"
+            ) from error
+        if message.type is not aiohttp.WSMsgType.BINARY:
+            raise CloudUnavailable(
+                f"{self._gateway.name!r} hung up on a new session", hint="try again"
+            )
+        frame = from_gateway(message.data)
+        if isinstance(frame, Failed):
+            raise self._refusal(frame)
+        if not isinstance(frame, Opened):
+            raise CloudProtocolError(f"{self._gateway.name!r} did not open the session.")
+        return frame
 
     async def _ask_once(
         self, ids: list[int], n: int, sampling: Sampling, deadline: float, sent: Sent
     ) -> Verdict:
-        if n > MAX_SPAN:
-            raise CloudRejected(
-                f"A gateway writes at most {MAX_SPAN} tokens at a time, not {n}; ask for fewer."
-            )
-        for _ in range(3):
+        milliseconds = max(1, int(1000 * deadline))
+        for _ in range(TRIES):
             async with self._sending:
-                await self._connected()
+                await self._connected(sent)
                 position, new_ids = self._difference(ids)
                 self._ledger.put(position, new_ids)
                 self._count = (self._count + 1) % (1 << 32)
-                ask = self._count
-                frame = Ask(
-                    ask,
-                    position,
-                    new_ids,
-                    self._ledger.check,
-                    n,
-                    max(1, int(1000 * deadline)),
-                    TOP,
-                    packed(sampling),
-                )
-                reply: asyncio.Future[Reply | NeedFull] = asyncio.Future()
-                self._waiting[ask] = reply
-                sent.add(len(new_ids), await self._send(frame))
-            answered = await self._reply(ask, reply)
+                ask, check, drawn = self._count, self._ledger.check, packed(sampling)
+                waiting = self._waiting
+                reply = waiting[ask] = asyncio.Future()
+                try:
+                    await self._send(
+                        Ask(ask, position, new_ids, check, n, milliseconds, TOP, drawn), sent
+                    )
+                except BaseException:
+                    # Its reply may have failed as well, and nobody would ask how.
+                    if not waiting.pop(ask).cancel():
+                        reply.exception()
+                    raise
+            answered = await self._reply(ask, reply, waiting, sent)
             if isinstance(answered, Reply):
                 return _verdict(answered)
             self._ledger.put(0, [])
         raise CloudProtocolError(f"{self._gateway.name!r} does not keep what it is sent.")
 
-    async def _reply(self, ask: int, reply: "asyncio.Future[Reply | NeedFull]") -> Reply | NeedFull:
+    async def _reply(
+        self, ask: int, reply: "asyncio.Future[Reply | NeedFull]", waiting: _Waiting, sent: Sent
+    ) -> Reply | NeedFull:
         try:
             return await reply
         except asyncio.CancelledError:
             # The deadline, or the decoder, gave up: spare the engine the rest.
-            with contextlib.suppress(Broken):
-                await self._send(Cancel(ask))
+            if waiting is self._waiting:
+                with contextlib.suppress(Broken, TimeoutError):
+                    async with asyncio.timeout(CANCEL_SECONDS):
+                        await self._send(Cancel(ask), sent)
             raise
         finally:
-            self._waiting.pop(ask, None)
+            waiting.pop(ask, None)
 
     def _difference(self, ids: list[int]) -> tuple[int, list[int]]:
         position = self.shared(ids)
         return position, ids[position:]
 
-    async def _connected(self) -> None:
+    async def _connected(self, sent: Sent) -> None:
         if self._socket is None or self._socket.closed:
-            await self.connect()
+            await self.connect(sent)
 
-    async def _send(self, frame: FromDevice) -> int:
-        """Returns how many bytes that took."""
+    async def _send(self, frame: FromDevice, sent: Sent) -> None:
         data = encode(frame)
         socket = self._socket
         if socket is None:
             raise Broken
+        sent.add(len(frame.ids) if isinstance(frame, Ask | Push) else 0, len(data))
         try:
             await socket.send_bytes(data)
         except (aiohttp.ClientError, OSError) as error:
             await self._hang_up()
             raise Broken from error
-        return len(data)
 
-    async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse, waiting: _Waiting) -> None:
         """Hand replies to who waits for them, until the link breaks."""
         problem: Exception = Broken()
         try:
             async for message in socket:
                 if message.type is not aiohttp.WSMsgType.BINARY:
                     raise CloudProtocolError(f"{self._gateway.name!r} sent a text message.")
-                self._take(from_gateway(message.data))
+                self._take(from_gateway(message.data), waiting)
         except CloudError as error:
             problem = error
         finally:
             if self._socket is socket:
                 self._socket = None
-            for reply in self._waiting.values():
+            for reply in waiting.values():
                 if not reply.done():
                     reply.set_exception(problem)
             await socket.close()
 
-    def _take(self, frame: Opened | Reply | NeedFull | Failed) -> None:
-        if isinstance(frame, NeedFull) and frame.ask is None:
-            self._ledger.put(0, [])
-            return
-        if isinstance(frame, Failed) and frame.ask is None:
-            raise self._refusal(frame)
+    def _take(self, frame: FromGateway, waiting: _Waiting) -> None:
         if isinstance(frame, Opened):
             raise CloudProtocolError(f"{self._gateway.name!r} opened a session twice.")
-        reply = self._waiting.get(frame.ask) if frame.ask is not None else None
+        if frame.ask is None:
+            if isinstance(frame, Failed):
+                raise self._refusal(frame)
+            self._ledger.put(0, [])
+            return
+        reply = waiting.get(frame.ask)
         if reply is None or reply.done():
             return  # it came too late
         if isinstance(frame, Failed):
@@ -250,19 +273,22 @@ class Link:
         else:
             reply.set_result(frame)
 
-    def _refusal(self, frame: object) -> CloudError:
-        if not isinstance(frame, Failed):
-            return CloudProtocolError(f"{self._gateway.name!r} did not open the session.")
-        message = f"{self._gateway.name!r}: {frame.message}"
-        if "vocabulary" in frame.message:
-            raise VocabularyMismatch(message)
-        later = f"It asks for {frame.retry_after} ms of patience." if frame.retry_after else None
-        return _ERRORS.get(frame.reason, CloudProtocolError)(message, hint=later)
+    def _refusal(self, frame: Failed) -> CloudError:
+        later = f"it asks for {frame.retry_after} ms of patience" if frame.retry_after else None
+        return _ERRORS.get(frame.reason, CloudProtocolError)(
+            f"{self._gateway.name!r}: {frame.message}", hint=later, request_id=frame.request_id
+        )
 
     async def _hang_up(self) -> None:
         socket, self._socket = self._socket, None
         if socket is not None:
             await socket.close()
+
+
+def shared(held: list[int], ids: Sequence[int]) -> int:
+    """How many ids both begin with."""
+    # Comparing lists is much faster than going through them.
+    return len(held) if held == list(ids[: len(held)]) else common_prefix(held, ids)
 
 
 def _verdict(reply: Reply) -> Verdict:

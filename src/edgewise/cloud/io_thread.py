@@ -6,7 +6,8 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from edgewise.errors import CloudTimeout
+from edgewise.cloud.base import failed
+from edgewise.errors import CloudTimeout, CloudUnavailable
 
 CLOSING_SECONDS = 0.02
 """TLS says goodbye in the loop's next turns."""
@@ -21,21 +22,30 @@ class IoThread:
         """`name` is whose answers are late when they are."""
         self._name = name
         self._closed = False
+        self._submitting = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cloud", daemon=True)
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, _T], deadline: float) -> "Future[_T]":
-        """Run `work`, at most `deadline` seconds; the future fails with `CloudTimeout` then."""
-        return asyncio.run_coroutine_threadsafe(self._bounded(work, deadline), self._loop)
+        """Run `work`, at most `deadline` seconds; the future fails with `CloudTimeout` then.
+
+        After `close` it fails with `CloudUnavailable` at once.
+        """
+        with self._submitting:
+            if not self._closed:
+                return asyncio.run_coroutine_threadsafe(self._bounded(work, deadline), self._loop)
+        work.close()
+        return failed(CloudUnavailable(f"The connection to {self._name!r} was closed."))
 
     def close(self, first: Coroutine[Any, Any, None], last: Coroutine[Any, Any, None]) -> None:
         """Run `first`, give up what still runs, run `last`, stop. Once; later calls do nothing."""
-        if self._closed:
+        with self._submitting:
+            closed, self._closed = self._closed, True
+        if closed:
             first.close()
             last.close()
             return
-        self._closed = True
         asyncio.run_coroutine_threadsafe(self._end(first, last), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

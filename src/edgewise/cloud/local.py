@@ -1,17 +1,19 @@
 """The large model in this process: a second GGUF on a thread of its own."""
 
-import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
 
-from edgewise.cloud.base import CloudModel
+from edgewise.cloud.base import CloudModel, failed, log_failure
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Tokenizer
 from edgewise.errors import (
     CloudError,
     CloudRejected,
     CloudTimeout,
+    CloudUnavailable,
     ContextOverflow,
     EdgewiseError,
     VocabularyMismatch,
@@ -26,8 +28,7 @@ TOP = 5
 
 _KEPT = Needs.ENTROPY | Needs.TOP | Needs.LOGITS
 
-
-_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class LocalCloud(CloudModel):
@@ -37,6 +38,8 @@ class LocalCloud(CloudModel):
         self.name = model.name
         self.model = model
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cloud")
+        self._closed = False
+        self._submitting = threading.Lock()
 
     @property
     def local(self) -> EdgeModel:
@@ -46,17 +49,26 @@ class LocalCloud(CloudModel):
         return self.model.fingerprint()
 
     def open(self, prompt: Prompt) -> "LocalSession":
-        return LocalSession(self.model, self._thread)
+        return LocalSession(self)
 
     def check(self, tokenizer: Tokenizer) -> str:
         if tokenizer.fingerprint() != self.model.tokenizer.fingerprint():
             raise VocabularyMismatch(
-                f"The edge model and the cloud model {self.name!r} have different vocabularies; "
-                "choose two models of one family."
+                f"The edge model and the cloud model {self.name!r} have different vocabularies",
+                hint="choose two models of one family",
             )
         return "both vocabularies hash alike"
 
+    def submit(self, work: Callable[[], _T]) -> "Future[_T]":
+        """Run `work` on the model's thread; once closed the future fails at once."""
+        with self._submitting:
+            if not self._closed:
+                return self._thread.submit(work)
+        return failed(CloudUnavailable(f"The cloud model {self.name!r} was closed."))
+
     def close(self) -> None:
+        with self._submitting:
+            self._closed = True
         self._thread.shutdown()
         self.model.close()
 
@@ -67,11 +79,11 @@ class LocalSession:
     The edge session behind it belongs to the thread, and is there from the first consult on.
     """
 
-    def __init__(self, model: EdgeModel, thread: ThreadPoolExecutor) -> None:
-        self._model = model
-        self._eos_ids = model.tokenizer.eos_ids
-        self._thread = thread
+    def __init__(self, cloud: LocalCloud) -> None:
+        self._cloud = cloud
+        self._eos_ids = cloud.model.tokenizer.eos_ids
         self._session: EdgeSession | None = None
+        self._used = False
         self._closing = threading.Event()
 
     def ask(
@@ -82,8 +94,9 @@ class LocalSession:
         deadline: float,
         sent: Sent | None = None,
     ) -> Future[Verdict]:
+        self._used = True
         end = time.monotonic() + deadline
-        return self._thread.submit(self._answer, list(ids), n, sampling, end)
+        return self._cloud.submit(partial(self._answer, list(ids), n, sampling, end))
 
     def push(self, ids: Sequence[int]) -> int:
         # The one thread would be busy when a consult comes.
@@ -91,15 +104,21 @@ class LocalSession:
 
     def prefill(self, ids: Sequence[int]) -> None:
         """Compute `ids` in the background, so that a consult after them finds them in the cache."""
-        self._thread.submit(self._prefill, list(ids)).add_done_callback(_log_failure)
+        self._used = True
+        self._in_background(partial(self._prefill, list(ids)))
 
     def close(self) -> None:
+        """Consults still waiting fail; the thread gives the cache back when it is free."""
+        if self._used and not self._closing.is_set():
+            self._in_background(self._end)
         self._closing.set()
-        self._thread.submit(self._end).add_done_callback(_log_failure)
+
+    def _in_background(self, work: Callable[[], None]) -> None:
+        self._cloud.submit(work).add_done_callback(log_failure)
 
     def _opened(self) -> EdgeSession:
         if self._session is None:
-            self._session = self._model.session(_KEPT, top=TOP)
+            self._session = self._cloud.model.session(_KEPT, top=TOP)
         return self._session
 
     def _end(self) -> None:
@@ -114,6 +133,7 @@ class LocalSession:
     def _answer(self, ids: list[int], n: int, sampling: Sampling, end: float) -> Verdict:
         started = time.monotonic()
         try:
+            self._require_time(end)
             return self._write(ids, n, sampling, started, end)
         except CloudError:
             raise
@@ -131,8 +151,7 @@ class LocalSession:
         logprobs: list[float] = []
         top: list[tuple[Candidate, ...]] = []
         for _ in range(n):
-            if self._closing.is_set() or time.monotonic() > end:
-                raise CloudTimeout("The cloud model did not answer before the deadline.")
+            self._require_time(end)
             step = session.step()
             token = sampling.choose(step)
             written.append(token)
@@ -151,8 +170,6 @@ class LocalSession:
             engine_seconds=time.monotonic() - started,
         )
 
-
-def _log_failure(done: Future[None]) -> None:
-    """Nobody waits for these calls, so what goes wrong in them is told here."""
-    if not done.cancelled() and (error := done.exception()):
-        _log.warning("the cloud model's thread: %s", error)
+    def _require_time(self, end: float) -> None:
+        if self._closing.is_set() or time.monotonic() > end:
+            raise CloudTimeout("The cloud model did not answer before the deadline.")

@@ -1,28 +1,20 @@
-"""Engines that serve large models over HTTP: what they share, whatever their dialect.
+"""The contract of an engine that serves a large model, whatever its dialect.
 
 An `Engine` is asyncio code without a thread of its own. On the device `EngineCloud` runs one in an
 I/O thread and implements `CloudModel`; the gateway runs many in its event loop.
 """
 
+import asyncio
 import math
-import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar, Literal, TypeVar
-from urllib.parse import urlsplit
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar, Literal
 
-import aiohttp
 import msgspec
 
 from edgewise.edge.base import PROBES, Tokenizer
-from edgewise.errors import (
-    CloudProtocolError,
-    CloudRefused,
-    CloudRejected,
-    CloudUnavailable,
-    UsageError,
-    VocabularyMismatch,
-)
+from edgewise.errors import CloudProtocolError, CloudRejected, VocabularyMismatch
 from edgewise.events import Candidate
 from edgewise.sampling import Sampling
 from edgewise.verdict import Sent, Verdict
@@ -31,9 +23,9 @@ TOP = 5
 """Candidates asked for with every token."""
 
 PROBE_SECONDS = 30.0
-_MAX_REPLY = 4 << 20
-_IDLE_SECONDS = 4.0
-_T = TypeVar("_T")
+
+# Every vocabulary has them.
+_ANY_IDS = (1, 2, 3)
 
 Priority = Literal["none", "lower first", "higher first"]
 
@@ -78,17 +70,19 @@ NOBODY = Client()
 
 
 class Engine(ABC):
-    """One engine's endpoint. Methods run in one event loop; `close` gives its connections back."""
+    """One engine. Methods run in one event loop; `close` gives its connections back.
+
+    `vocabulary` holds the ids of the fixed strings (`edgewise.edge.base.PROBES`) once the engine
+    was probed; None where it does not tell.
+    """
 
     dialect: ClassVar[str]
-    health: ClassVar[str] = "/health"
 
-    def __init__(self, url: str, *, key: str | None = None) -> None:
-        """Raises `UsageError` for what is no address. `https` is verified; the key is a bearer."""
-        self.url = checked_address(url)
+    def __init__(self, url: str) -> None:
+        """`url` says which engine it is."""
+        self.url = url
         self.abilities = Abilities(engine=self.dialect)
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http: aiohttp.ClientSession | None = None
+        self.vocabulary: tuple[list[int], ...] | None = None
 
     @abstractmethod
     async def complete(
@@ -96,9 +90,9 @@ class Engine(ABC):
     ) -> Verdict:
         """`n` tokens after `ids`. An engine may keep an end token to itself: see `with_end`."""
 
-    @abstractmethod
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
-        """Fill the prefix cache; what the engine generates for that is dropped."""
+        """Fill the prefix cache; the one token that most engines must write for it is dropped."""
+        await self.complete(ids, 1, Sampling(), client)
 
     @abstractmethod
     async def tokenize(self, text: str) -> list[int] | None:
@@ -108,33 +102,13 @@ class Engine(ABC):
     async def model_name(self) -> str | None:
         """What it serves; raises a `CloudError` where the engine is not of this dialect."""
 
+    @abstractmethod
     async def ready(self) -> None:
         """Raises a `CloudError` unless the engine can answer."""
-        await self.get(self.health)
 
-    async def probe(self) -> Abilities:
-        """Find out what the engine can do; raises `CloudRejected` for one that takes no ids."""
-        await self.ready()
-        model = await self.model_name()
-        tokens = await self.tokenize(PROBES[0])
-        ids = tokens or [1, 2, 3]
-        try:
-            verdict = await self.complete(ids, 1, Sampling())
-        except (CloudRejected, CloudProtocolError) as error:
-            raise CloudRejected(
-                f"The engine at {self.url!r} does not take and return token ids, so it cannot "
-                f"serve consults ({error})"
-            ) from error
-        self.abilities = Abilities(
-            engine=self.dialect,
-            model=model,
-            meter=verdict.cached is not None,
-            top=len(verdict.top[0]) if verdict.top else 0,
-            priority=await self.priority(ids),
-            salt=await self.has_salt(ids),
-            tokenizer=tokens is not None,
-        )
-        return self.abilities
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the connections."""
 
     async def priority(self, ids: Sequence[int]) -> Priority:
         """Which sign of a request's priority goes first."""
@@ -144,128 +118,74 @@ class Engine(ABC):
         """Whether prefix caches can be kept apart."""
         return False
 
-    async def prove(self, tokenizer: Tokenizer) -> str:
-        """Compare what both make of fixed strings; says how it was proven."""
-        for text in PROBES:
-            ids = await self.tokenize(text)
-            if ids is None:
-                raise VocabularyMismatch(
-                    f"The engine at {self.url!r} does not say how it tokenises, so nothing proves "
-                    "that its vocabulary is the edge model's; serve its tokenizer too."
-                )
+    async def probe(self) -> Abilities:
+        """Find out what the engine can do; raises `CloudRejected` for one that takes no ids.
+
+        Three rounds of requests, those of a round side by side.
+        """
+        async with side_by_side() as tasks:
+            model = tasks.create_task(self.model_name())
+            tasks.create_task(self.ready())
+        async with side_by_side() as tasks:
+            told = [tasks.create_task(self.tokenize(text)) for text in PROBES]
+        self.vocabulary = _all_of([task.result() for task in told])
+        ids = self.vocabulary[0] if self.vocabulary else _ANY_IDS
+        async with side_by_side() as tasks:
+            verdict = tasks.create_task(self._first_verdict(ids))
+            priority = tasks.create_task(self.priority(ids))
+            salt = tasks.create_task(self.has_salt(ids))
+        first = verdict.result()
+        self.abilities = Abilities(
+            engine=self.dialect,
+            model=model.result(),
+            meter=first.cached is not None,
+            top=len(first.top[0]) if first.top else 0,
+            priority=priority.result(),
+            salt=salt.result(),
+            tokenizer=self.vocabulary is not None,
+        )
+        return self.abilities
+
+    def prove(self, tokenizer: Tokenizer) -> str:
+        """Compare what both make of the fixed strings, after a probe; says how it was proven.
+
+        Raises `VocabularyMismatch`.
+        """
+        if self.vocabulary is None:
+            raise VocabularyMismatch(
+                f"The engine at {self.url!r} does not say how it tokenises, so nothing proves that "
+                "its vocabulary is the edge model's",
+                hint="serve its tokenizer too",
+            )
+        for text, ids in zip(PROBES, self.vocabulary, strict=True):
             if ids != tokenizer.encode(text):
                 raise VocabularyMismatch(
-                    f"The cloud model at {self.url!r} splits {text!r} into other ids than the "
-                    "edge model, so their vocabularies differ; choose two models of one family."
+                    f"The cloud model at {self.url!r} splits {text!r} into other ids than the edge "
+                    "model, so their vocabularies differ",
+                    hint="choose two models of one family",
                 )
         return f"{len(PROBES)} strings have the same ids at the engine"
 
-    async def close(self) -> None:
-        """Close the connections."""
-        if self._http is not None:
-            await self._http.close()
-            self._http = None
-
-    async def post(
-        self, path: str, body: object, client: Client = NOBODY, *, ids: int = 0
-    ) -> bytes:
-        """The reply to a JSON body that holds `ids` token ids; raises a `CloudError`."""
-        data = msgspec.json.encode(body)
-        if client.sent is not None:
-            client.sent.add(ids, len(data))
-        return await self._request("POST", path, data, client.headers)
-
-    async def get(self, path: str) -> bytes:
-        """The reply; raises a `CloudError`."""
-        return await self._request("GET", path, None, {})
-
-    async def _request(
-        self, method: str, path: str, data: bytes | None, headers: dict[str, str]
-    ) -> bytes:
-        """Retried once, where a kept connection was closed under us before any reply."""
+    async def _first_verdict(self, ids: Sequence[int]) -> Verdict:
         try:
-            try:
-                return await self._once(method, path, data, headers)
-            except (aiohttp.ServerDisconnectedError, ConnectionResetError):
-                return await self._once(method, path, data, headers)
-        except aiohttp.ClientConnectorCertificateError as error:
-            raise CloudUnavailable(
-                f"The certificate of {self.url!r} is not trusted; for a private authority set "
-                "SSL_CERT_FILE to its certificate."
-            ) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise CloudUnavailable(
-                f"The cloud engine at {self.url!r} cannot be reached "
-                f"({type(error).__name__}); check the address and that it runs."
+            return await self.complete(ids, 1, Sampling())
+        except (CloudRejected, CloudProtocolError) as error:
+            raise CloudRejected(
+                f"The engine at {self.url!r} does not take and return token ids, so it cannot "
+                f"serve consults ({error})",
+                request_id=error.request_id,
             ) from error
 
-    async def _once(
-        self, method: str, path: str, data: bytes | None, headers: dict[str, str]
-    ) -> bytes:
-        sent = {**headers, "Content-Type": "application/json"} if data else headers
-        async with self._client().request(
-            method, self.url + path, data=data, headers=sent, allow_redirects=False
-        ) as response:
-            body = await response.content.read(_MAX_REPLY + 1)
-            while len(body) <= _MAX_REPLY and not response.content.at_eof():
-                body += await response.content.read(_MAX_REPLY + 1 - len(body))
-            self._raise_for(response, body)
-            return body
 
-    def _raise_for(self, response: aiohttp.ClientResponse, body: bytes) -> None:
-        status = response.status
-        if len(body) > _MAX_REPLY:
-            raise CloudProtocolError(f"{self.url!r} sent a reply of more than {_MAX_REPLY} bytes.")
-        if status == 200:
-            return
-        request_id = response.headers.get("x-request-id")
-        if status in (401, 403):
-            raise CloudRefused(
-                f"{self.url!r} refused the key; set EDGEWISE_CLOUD_KEY to one it accepts.",
-                request_id=request_id,
-            )
-        if status in (408, 429) or status >= 500:
-            raise CloudUnavailable(
-                f"{self.url!r} is not ready (HTTP {status}); try again shortly.",
-                request_id=request_id,
-            )
-        raise CloudRejected(
-            f"{self.url!r} declined the request (HTTP {status}: {_excerpt(body)!r}).",
-            request_id=request_id,
-        )
-
-    def _client(self) -> aiohttp.ClientSession:
-        if self._http is None:
-            connector = aiohttp.TCPConnector(
-                keepalive_timeout=_IDLE_SECONDS, ssl=ssl.create_default_context(), limit=0
-            )
-            self._http = aiohttp.ClientSession(
-                connector=connector,
-                headers=self._headers,
-                timeout=aiohttp.ClientTimeout(total=None),
-            )
-        return self._http
-
-
-def checked_address(url: str) -> str:
-    """Without a trailing slash; raises `UsageError`."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{url!r} is no http:// or https:// address of a cloud engine.")
-    if parts.username or parts.password:
-        raise UsageError("Put the cloud key into EDGEWISE_CLOUD_KEY, not into the address.")
-    return url.rstrip("/")
-
-
-def decoded(body: bytes, kind: type[_T], engine: str) -> _T:
-    """A reply as its dialect promises it; raises `CloudProtocolError`."""
+@asynccontextmanager
+async def side_by_side() -> AsyncGenerator[asyncio.TaskGroup]:
+    """Tasks that run together; the first failure ends the others and is raised as it is."""
     try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CloudProtocolError(
-            f"The cloud engine's reply is not {engine}'s ({error}); check the address, and "
-            "--cloud-engine where that was given."
-        ) from error
+        async with asyncio.TaskGroup() as tasks:
+            yield tasks
+    except ExceptionGroup as failures:
+        first = failures.exceptions[0]
+        raise first from first.__cause__
 
 
 def candidates(found: Sequence[tuple[int, float | None]]) -> tuple[Candidate, ...]:
@@ -278,45 +198,30 @@ def candidates(found: Sequence[tuple[int, float | None]]) -> tuple[Candidate, ..
     return tuple(sorted(known, key=lambda candidate: -candidate.logprob)[:TOP])
 
 
-def _excerpt(body: bytes) -> str:
-    return body[:200].decode("utf-8", "replace")
+def for_each(ids: Sequence[int], logprobs: Sequence[float | None]) -> tuple[float | None, ...]:
+    """One logprob an id, None where the engine told fewer."""
+    return tuple([*logprobs, *[None] * len(ids)][: len(ids)])
 
 
-class Served(msgspec.Struct, frozen=True):
-    """An entry of `/v1/models`, which all engines have; `owned_by` names the engine."""
-
-    id: str
-    owned_by: str = ""
+def uncached(total: int | None, cached: int | None) -> int | None:
+    """Prompt tokens that were computed; None where the engine does not tell."""
+    return total - cached if total is not None and cached is not None else None
 
 
-class _Models(msgspec.Struct, frozen=True):
-    data: list[Served]
+def sampling_fields(sampling: Sampling, position: int) -> dict[str, Any]:
+    """Under the names that llama-server and vLLM share; greedy where nothing is drawn."""
+    if sampling.greedy:
+        return {"temperature": 0}
+    return {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "seed": sampling.seed_at(position),
+    }
 
 
-async def tokens_if_told(engine: Engine, text: str) -> list[int] | None:
-    """Ids of `text` by `/tokenize`, in the form that vLLM and SGLang share."""
-    body = {"model": await engine.model_name(), "prompt": text, "add_special_tokens": False}
-    try:
-        return decoded(await engine.post("/tokenize", body), _Tokens, engine.dialect).tokens
-    except CloudRejected:
-        return None
-
-
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
-
-
-async def name_if_told(engine: Engine) -> str | None:
-    """What an engine serves, for those that work without knowing."""
-    try:
-        return (await served_model(engine)).id
-    except (CloudProtocolError, CloudRejected):
-        return None
-
-
-async def served_model(engine: Engine) -> Served:
-    """The first model that an engine serves; raises a `CloudError`."""
-    models = decoded(await engine.get("/v1/models"), _Models, engine.dialect).data
-    if not models:
-        raise CloudUnavailable(f"The engine at {engine.url!r} serves no model; load one there.")
-    return models[0]
+def _all_of(told: Sequence[list[int] | None]) -> tuple[list[int], ...] | None:
+    """None where any string's ids are missing."""
+    known = tuple(ids for ids in told if ids is not None)
+    return known if len(known) == len(told) else None

@@ -1,31 +1,28 @@
 """Which engine answers at an address: every one says so in `/v1/models`."""
 
 import asyncio
-from typing import Literal
 
-from edgewise.engines.base import PROBE_SECONDS, Engine, served_model
+from edgewise.engines.base import PROBE_SECONDS
+from edgewise.engines.http import served_model
 from edgewise.engines.llama_server import LlamaServerEngine
-from edgewise.engines.sglang import SglangEngine
-from edgewise.engines.vllm import VllmEngine
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout
 
-EngineName = Literal["auto", "llama-server", "vllm", "sglang", "gateway"]
+AUTO = "auto"
+"""Stands for whatever is found."""
 
-ENGINES: dict[str, type[Engine]] = {
-    "llama-server": LlamaServerEngine,
-    "vllm": VllmEngine,
-    "sglang": SglangEngine,
-}
-_OWNERS: dict[str, EngineName] = {
+GATEWAY = "gateway"
+
+OWNERS = {
     "llamacpp": "llama-server",
     "vllm": "vllm",
     "sglang": "sglang",
-    "edgewise-gateway": "gateway",
+    "edgewise-gateway": GATEWAY,
 }
+"""From what a server says of its models to its name."""
 
 
-async def found_at(url: str, *, key: str | None = None) -> EngineName:
-    """The engine's name; raises a `CloudError`."""
+async def found_at(url: str, *, key: str | None = None) -> str:
+    """The name of the engine, or of the gateway; raises a `CloudError`."""
     asked = LlamaServerEngine(url, key=key)
     try:
         async with asyncio.timeout(PROBE_SECONDS):
@@ -35,14 +32,17 @@ async def found_at(url: str, *, key: str | None = None) -> EngineName:
     except (CloudProtocolError, CloudRejected) as error:
         raise CloudProtocolError(
             f"What answers at {url!r} is no engine that Edgewise knows (llama-server, vLLM, SGLang "
-            "or a gateway); check the address, or name it with --cloud-engine."
+            "or a gateway)",
+            hint="check the address, or name the engine",
+            setting="cloud_engine",
         ) from error
     finally:
         await asked.close()
-    if owner not in _OWNERS:
+    if owner not in OWNERS:
         raise CloudRejected(
             f"{url!r} serves a model of {owner!r}, which is none of llama-server, vLLM, SGLang or "
-            "a gateway; APIs that take text only cannot serve consults. If it is one of these all "
-            "the same, name it with --cloud-engine."
+            "a gateway, and APIs that take text only cannot serve consults",
+            hint="if it is one of these all the same, name it",
+            setting="cloud_engine",
         )
-    return _OWNERS[owner]
+    return OWNERS[owner]

@@ -5,20 +5,16 @@ from typing import Any
 
 import msgspec
 
-from edgewise.engines.base import (
-    NOBODY,
-    TOP,
-    Client,
-    Engine,
-    candidates,
-    decoded,
-    name_if_told,
-)
+from edgewise.engines.base import NOBODY, TOP, Client, candidates, sampling_fields
+from edgewise.engines.http import HttpEngine, decoded
 from edgewise.sampling import Sampling
 from edgewise.verdict import Verdict
 
 # Without it the reply echoes the prompt.
 _FIELDS = ["tokens", "completion_probabilities", "timings", "stop_type"]
+
+# In the order in which Edgewise applies them.
+_SAMPLERS = ["temperature", "top_k", "top_p", "min_p"]
 
 
 class _TopLogprob(msgspec.Struct):
@@ -46,11 +42,7 @@ class _Completion(msgspec.Struct):
     stop_type: str = "limit"
 
 
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
-
-
-class LlamaServerEngine(Engine):
+class LlamaServerEngine(HttpEngine):
     """Implements `Engine`. It has no salt and no priority; the prefix cache is per slot."""
 
     dialect = "llama-server"
@@ -58,15 +50,17 @@ class LlamaServerEngine(Engine):
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
     ) -> Verdict:
-        body = {
+        body: dict[str, Any] = {
             "prompt": ids,
             "n_predict": n,
             "cache_prompt": True,
             "return_tokens": True,
             "n_probs": TOP,
             "response_fields": _FIELDS,
-            **_sampling_fields(sampling, len(ids)),
+            **sampling_fields(sampling, len(ids)),
         }
+        if not sampling.greedy:
+            body["samplers"] = _SAMPLERS
         answered = await self.post("/completion", body, client, ids=len(ids))
         reply = decoded(answered, _Completion, self.dialect)
         return _verdict(reply, n)
@@ -76,11 +70,7 @@ class LlamaServerEngine(Engine):
         await self.post("/completion", body, client)
 
     async def tokenize(self, text: str) -> list[int] | None:
-        body = {"content": text, "add_special": False, "parse_special": False}
-        return decoded(await self.post("/tokenize", body), _Tokens, self.dialect).tokens
-
-    async def model_name(self) -> str | None:
-        return await name_if_told(self)
+        return await self.tokens({"content": text, "add_special": False, "parse_special": False})
 
 
 def _verdict(reply: _Completion, n: int) -> Verdict:
@@ -100,16 +90,3 @@ def _verdict(reply: _Completion, n: int) -> Verdict:
         computed=timings.prompt_n,
         engine_seconds=(timings.prompt_ms + timings.predicted_ms) / 1000,
     )
-
-
-def _sampling_fields(sampling: Sampling, position: int) -> dict[str, Any]:
-    if sampling.greedy:
-        return {"temperature": 0}
-    return {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "seed": sampling.seed_at(position),
-        "samplers": ["temperature", "top_k", "top_p", "min_p"],
-    }

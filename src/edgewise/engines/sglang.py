@@ -9,12 +9,12 @@ from edgewise.engines.base import (
     NOBODY,
     TOP,
     Client,
-    Engine,
     candidates,
-    decoded,
-    name_if_told,
-    tokens_if_told,
+    for_each,
+    sampling_fields,
+    uncached,
 )
+from edgewise.engines.http import HttpEngine, decoded
 from edgewise.errors import CloudError
 from edgewise.sampling import Sampling
 from edgewise.verdict import Verdict
@@ -40,7 +40,7 @@ class _Generated(msgspec.Struct):
     meta_info: _Meta
 
 
-class SglangEngine(Engine):
+class SglangEngine(HttpEngine):
     """Implements `Engine`. Its prefix cache is exact to the token."""
 
     dialect = "SGLang"
@@ -66,16 +66,6 @@ class SglangEngine(Engine):
         reply = decoded(answered, _Generated, self.dialect)
         return _verdict(reply, n)
 
-    async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
-        # It generates one token at least.
-        await self.complete(ids, 1, Sampling(), client)
-
-    async def tokenize(self, text: str) -> list[int] | None:
-        return await tokens_if_told(self, text)
-
-    async def model_name(self) -> str | None:
-        return await name_if_told(self)
-
     async def has_salt(self, ids: Sequence[int]) -> bool:
         body = {
             "input_ids": list(ids),
@@ -92,28 +82,24 @@ class SglangEngine(Engine):
 def _verdict(reply: _Generated, n: int) -> Verdict:
     ids, meta = reply.output_ids[:n], reply.meta_info
     logprobs = [row[0] for row in meta.output_token_logprobs]
-    cached, total = meta.cached_tokens, meta.prompt_tokens
     return Verdict(
         ids=tuple(ids),
-        logprobs=tuple([*logprobs, *[None] * len(ids)][: len(ids)]),
+        logprobs=for_each(ids, logprobs),
         top=tuple(
             candidates([(row[1], row[0]) for row in top or []])
             for top in meta.output_top_logprobs[: len(ids)]
         ),
         stopped=meta.finish_reason is not None and meta.finish_reason.type == "stop",
-        cached=cached,
-        computed=total - cached if total is not None and cached is not None else None,
+        cached=meta.cached_tokens,
+        computed=uncached(meta.prompt_tokens, meta.cached_tokens),
         engine_seconds=meta.e2e_latency,
     )
 
 
 def _sampling_fields(sampling: Sampling, position: int) -> dict[str, Any]:
-    if sampling.greedy:
-        return {"temperature": 0}
-    return {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k or -1,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "sampling_seed": sampling.seed_at(position),
-    }
+    """SGLang's own words for no top-k and for the seed."""
+    fields = sampling_fields(sampling, position)
+    if not sampling.greedy:
+        fields["top_k"] = sampling.top_k or -1
+        fields["sampling_seed"] = fields.pop("seed")
+    return fields

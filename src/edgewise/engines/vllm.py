@@ -4,6 +4,7 @@ The first form needs the server flag `--enable-scale-out`; where it is closed th
 same with a longer reply. The cache meter needs `--enable-prompt-tokens-details`.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,14 +13,15 @@ import msgspec
 from edgewise.engines.base import (
     NOBODY,
     TOP,
+    Abilities,
     Client,
-    Engine,
     Priority,
     candidates,
-    decoded,
-    served_model,
-    tokens_if_told,
+    for_each,
+    sampling_fields,
+    uncached,
 )
+from edgewise.engines.http import HttpEngine, decoded, served_model
 from edgewise.errors import CloudError, CloudProtocolError, CloudRefused, CloudRejected
 from edgewise.sampling import Sampling
 from edgewise.verdict import Verdict
@@ -79,7 +81,7 @@ class _Completion(msgspec.Struct):
     usage: _Usage | None = None
 
 
-class VllmEngine(Engine):
+class VllmEngine(HttpEngine):
     """Implements `Engine`."""
 
     dialect = "vLLM"
@@ -87,25 +89,27 @@ class VllmEngine(Engine):
     def __init__(self, url: str, *, key: str | None = None) -> None:
         super().__init__(url, key=key)
         self._path: str | None = None
-        self._model: str | None = None
+        self._finding = asyncio.Lock()
+
+    async def probe(self) -> Abilities:
+        # It may have been started anew, with other flags.
+        self._path = None
+        return await super().probe()
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
     ) -> Verdict:
         if self._path is None:
-            return await self._first(ids, n, sampling, client)
+            async with self._finding:
+                # Who waited here finds it found.
+                if self._path is None:
+                    return await self._first(ids, n, sampling, client)
         if self._path == GENERATE:
             return await self._generate(ids, n, sampling, client)
         return await self._complete(ids, n, sampling, client)
 
-    async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
-        # It generates one token at least.
-        await self.complete(ids, 1, Sampling(), client)
-
-    async def tokenize(self, text: str) -> list[int] | None:
-        return await tokens_if_told(self, text)
-
-    async def model_name(self) -> str | None:
+    async def model_name(self) -> str:
+        """As `Engine.model_name`; its requests need it."""
         if self._model is None:
             self._model = (await served_model(self)).id
         return self._model
@@ -151,7 +155,7 @@ class VllmEngine(Engine):
         wanted = {"max_tokens": n, "logprobs": TOP, "detokenize": False}
         body = {
             "token_ids": ids,
-            "sampling_params": {**wanted, **_sampling_fields(sampling, len(ids))},
+            "sampling_params": {**wanted, **sampling_fields(sampling, len(ids))},
             **self._of(client),
         }
         answered = await self.post(GENERATE, body, client, ids=len(ids))
@@ -177,7 +181,7 @@ class VllmEngine(Engine):
             "logprobs": TOP,
             "return_tokens_as_token_ids": True,
             "skip_special_tokens": False,
-            **_sampling_fields(sampling, len(ids)),
+            **sampling_fields(sampling, len(ids)),
             **self._of(client),
             **(more or {}),
         }
@@ -204,28 +208,14 @@ def _verdict(
 ) -> Verdict:
     details = usage.prompt_tokens_details if usage else None
     cached = details.cached_tokens if details else None
-    total = usage.prompt_tokens if usage else None
-    padded = [*logprobs, *[None] * len(ids)][: len(ids)]
     return Verdict(
         ids=tuple(ids),
-        logprobs=tuple(padded),
+        logprobs=for_each(ids, logprobs),
         top=tuple(candidates(top) for top in tops[: len(ids)]),
         stopped=finish_reason == "stop",
         cached=cached,
-        computed=total - cached if total is not None and cached is not None else None,
+        computed=uncached(usage.prompt_tokens if usage else None, cached),
     )
-
-
-def _sampling_fields(sampling: Sampling, position: int) -> dict[str, Any]:
-    if sampling.greedy:
-        return {"temperature": 0}
-    return {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "seed": sampling.seed_at(position),
-    }
 
 
 def _one(choices: list[Any]) -> list[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.engines.base import NOBODY, Abilities, Client, Engine
+from edgewise.engines.base import NOBODY, Client, Engine
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.verdict import Verdict
@@ -21,8 +21,7 @@ class BundledEngine(Engine):
     dialect = "bundled"
 
     def __init__(self) -> None:
-        self.url = "bundled"
-        self.abilities = Abilities(engine=self.dialect)
+        super().__init__("bundled")
         self._cloud = LocalCloud(LlamaModel(bundled("cloud"), slots=SLOTS))
         self._sessions = [self._cloud.open(Prompt(())) for _ in range(SLOTS)]
         self._owners = [""] * SLOTS

@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from edgewise.edge.base import PROBES
+import structlog
+
 from edgewise.engines.base import Client, Engine
 from edgewise.errors import CloudError, CloudUnavailable, UsageError
 from edgewise.sampling import Sampling
@@ -16,6 +17,9 @@ from edgewise.wire.protocol import fingerprint
 
 HEALTH_SECONDS = 2.0
 """Between two looks at an engine's health."""
+
+
+log = structlog.get_logger("edgewise.gateway")
 
 
 class Busy(Exception):
@@ -33,9 +37,19 @@ class Replica:
         self.engine = engine
         self.up = False
         self.asked = 0
+        self._problem: str | None = None
         self._turns = asyncio.Semaphore(concurrency)
         self._concurrency = concurrency
         self._seconds = 0.05
+
+    def note(self, problem: Exception | None) -> None:
+        """Whether it is well now; the log is told of changes."""
+        said = None if problem is None else _said(problem)
+        if said is not None and said != self._problem:
+            log.warning("engine not used", engine=self.engine.url, why=said)
+        if said is None and self._problem is not None:
+            log.info("engine used again", engine=self.engine.url)
+        self.up, self._problem = said is None, said
 
     @asynccontextmanager
     async def turn(self, queue: int) -> AsyncGenerator[None]:
@@ -66,7 +80,6 @@ class Fleet:
         self.tokenizer = ""
         self.engine = self.model = ""
         self._queue = queue
-        self._probed: set[Engine] = set()
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -78,8 +91,11 @@ class Fleet:
             return
         try:
             problems = await asyncio.gather(*(self._look(replica) for replica in self.replicas))
+            for problem in problems:
+                if isinstance(problem, UsageError):
+                    raise problem
             if not self.up:
-                raise CloudUnavailable(f"No engine is ready: {problems[0]}")
+                raise CloudUnavailable(f"No engine is ready: {_said(problems[0])}")
         except BaseException:
             await self.close()
             raise
@@ -128,7 +144,7 @@ class Fleet:
                     # It is well, only busy: elsewhere the session's cache would be missing.
                     raise
                 problem = error
-        raise problem or CloudUnavailable("No engine is ready; try again shortly.")
+        raise problem or CloudUnavailable("No engine is ready", hint="try again shortly")
 
     def _ranked(self, session: str) -> list[Replica]:
         def weight(replica: Replica) -> bytes:
@@ -143,30 +159,36 @@ class Fleet:
             await asyncio.sleep(HEALTH_SECONDS)
             await asyncio.gather(*(self._look(replica) for replica in self.replicas))
 
-    async def _look(self, replica: Replica) -> str | None:
-        """Update a replica's health; the first time it is well it is probed."""
-        engine = replica.engine
+    async def _look(self, replica: Replica) -> Exception | None:
+        """Update a replica's health; what keeps it from being used, or None."""
         try:
             async with asyncio.timeout(HEALTH_SECONDS * 5):
-                if replica.up or engine in self._probed:
-                    await engine.ready()
+                if replica.up:
+                    await replica.engine.ready()
                 else:
-                    await self._probe(engine)
-        except (CloudError, TimeoutError) as error:
-            replica.up = False
-            return str(error) or "no answer"
-        replica.up = True
-        return None
+                    # It may be another one than before.
+                    await self._probe(replica.engine)
+            problem = None
+        except (CloudError, UsageError, TimeoutError) as error:
+            problem = error
+        except Exception as error:
+            # The others are looked at all the same.
+            log.exception("engine not looked at", engine=replica.engine.url)
+            problem = error
+        replica.note(problem)
+        return problem
 
     async def _probe(self, engine: Engine) -> None:
         abilities = await engine.probe()
-        found = [await engine.tokenize(text) for text in PROBES]
-        known = fingerprint([ids or [] for ids in found]) if abilities.tokenizer else ""
+        known = fingerprint(engine.vocabulary) if engine.vocabulary else ""
         if self.tokenizer and known != self.tokenizer:
             raise UsageError(
-                f"The engine at {engine.url!r} has another vocabulary than the others; one gateway "
-                "serves one model."
+                f"The engine at {engine.url!r} has another vocabulary than the others",
+                hint="one gateway serves one model",
             )
         self.tokenizer, self.engine = known, abilities.engine
         self.model = abilities.model or ""
-        self._probed.add(engine)
+
+
+def _said(problem: Exception | None) -> str:
+    return str(problem) or "no answer"

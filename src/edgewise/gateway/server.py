@@ -4,33 +4,55 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
 import uvicorn
 
-from edgewise.engines.base import Engine
-from edgewise.engines.detect import ENGINES, EngineName, found_at
+from edgewise.engines.base import Engine, side_by_side
+from edgewise.engines.detect import AUTO, GATEWAY, found_at
+from edgewise.engines.named import ENGINES
 from edgewise.errors import UsageError
 from edgewise.gateway.app import Gateway
 from edgewise.wire.protocol import MAX_FRAME
 
+BUNDLED = "bundled"
 DRAIN_SECONDS = 20
 """How long consults in flight may take to end after SIGTERM."""
 
 
-async def engine_at(address: str, *, key: str | None, engine: EngineName) -> Engine:
-    """The engine behind an address, or the bundled one. Raises a `CloudError` or `UsageError`."""
-    if address == "bundled":
+async def engines_at(
+    addresses: Sequence[str], *, key: str | None, kind: str = AUTO
+) -> list[Engine]:
+    """The engines behind the addresses, or the bundled one; `kind` is a name of `ENGINES` or auto.
+
+    Raises a `CloudError`, or `UsageError` for another name.
+    """
+    if kind != AUTO:
+        ENGINES.load(kind)
+    async with side_by_side() as tasks:
+        found = [tasks.create_task(_kind_at(address, key, kind)) for address in addresses]
+    kinds = [task.result() for task in found]
+    return [_engine(*one, key) for one in zip(addresses, kinds, strict=True)]
+
+
+async def _kind_at(address: str, key: str | None, kind: str) -> str:
+    if address == BUNDLED:
+        return BUNDLED
+    name = await found_at(address, key=key) if kind == AUTO else kind
+    if name == GATEWAY:
+        raise UsageError(f"{address!r} is a gateway itself", hint="name the engine behind it")
+    return name
+
+
+def _engine(address: str, kind: str, key: str | None) -> Engine:
+    if kind == BUNDLED:
         from edgewise.gateway.bundled import BundledEngine
 
         return BundledEngine()
-    name = await found_at(address, key=key) if engine == "auto" else engine
-    if name == "gateway":
-        raise UsageError(f"{address!r} is a gateway itself; name the engine behind it.")
-    return ENGINES[name](address, key=key)
+    return ENGINES.load(kind)(address, key=key)
 
 
 def log_as_json() -> None:
@@ -39,6 +61,7 @@ def log_as_json() -> None:
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),

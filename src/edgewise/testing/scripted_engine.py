@@ -17,8 +17,10 @@ from aiohttp import web
 
 from edgewise.testing.scripted_edge import ByteTokenizer
 
-Misbehaviour = Literal["hang", "reset", "error", "garbage"]
+Misbehaviour = Literal["hang", "reset", "error", "busy", "declined", "garbage"]
 """What to do with a request instead of answering it."""
+
+_STATUS: dict[Misbehaviour, int] = {"error": 500, "busy": 429, "declined": 400}
 
 HANG_SECONDS = 3600.0
 _MAX_BODY = 8 << 20
@@ -43,7 +45,8 @@ class ScriptedEngine:
     """Serves on 127.0.0.1 from a thread of its own. `asked` counts consults, `prefills` the rest.
 
     `fault` is told the number of each consult and may name what to do with it. `running` consults
-    are being answered, `abandoned` ones were given up by who asked.
+    are being answered, `abandoned` ones were given up by who asked. Every reply to a consult has
+    its number as `x-request-id` (`scripted-0`, ...).
     """
 
     def __init__(
@@ -130,16 +133,23 @@ class ScriptedEngine:
         number, self.asked = self.asked, self.asked + 1
         self.running += 1
         try:
-            if fault := self.fault(number):
-                return await self._fail(request, fault)
-            if self.seconds:
-                await asyncio.sleep(self.seconds)
-            return _json(self._written(asked))
+            reply = await self._answer(request, asked, self.fault(number))
+            reply.headers["x-request-id"] = f"scripted-{number}"
+            return reply
         except asyncio.CancelledError:
             self.abandoned += 1
             raise
         finally:
             self.running -= 1
+
+    async def _answer(
+        self, request: web.Request, asked: _Completion, fault: Misbehaviour | None
+    ) -> web.StreamResponse:
+        if fault is not None:
+            return await self._fail(request, fault)
+        if self.seconds:
+            await asyncio.sleep(self.seconds)
+        return _json(self._written(asked))
 
     def _written(self, asked: _Completion) -> dict[str, object]:
         ids = list(asked.prompt)
@@ -168,7 +178,7 @@ class ScriptedEngine:
             request.transport.abort()
         if fault == "garbage":
             return web.Response(body=b'{"tokens": "none", \xff', content_type="application/json")
-        return web.Response(status=500)
+        return web.Response(status=_STATUS[fault], body=b"as the script says")
 
 
 def _json(described: object) -> web.Response:

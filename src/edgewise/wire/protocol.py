@@ -28,6 +28,9 @@ MAX_SPAN = 4096
 
 MAX_TOP = 20
 
+VOCABULARY = "vocabulary"
+"""Why a session is not opened: the device's ids do not mean what the engine's do."""
+
 _PRIME = (1 << 61) - 1
 _BASE = 1_000_003
 
@@ -112,13 +115,15 @@ class NeedFull(msgspec.Struct, frozen=True, array_like=True, tag=18):
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=19):
     """Gateway: `reason` as the device reports it; `retry_after` in milliseconds, where it is set.
 
-    With `ask` None the session is over.
+    With `ask` None the session is over. To `Open`, the reason may also be `VOCABULARY`.
+    `request_id` is the engine's request, where it gave one.
     """
 
     ask: Count | None
     reason: Name
     message: str
     retry_after: Count | None = None
+    request_id: Name | None = None
 
 
 FromDevice = Open | Push | Ask | Cancel | Close

@@ -1,0 +1,27 @@
+"""Cloud models by name: the built-in ones, and what packages add under `edgewise.cloud`."""
+
+from typing import Protocol
+
+from edgewise.cloud.base import CloudModel
+from edgewise.registry import Registry
+
+
+class CloudFactory(Protocol):
+    """Makes the cloud model at `url`, where nothing is sent yet; `key` lets it in.
+
+    Raises `UsageError` for a `url` that is none of its own.
+    """
+
+    def __call__(self, url: str, *, key: str | None = None) -> CloudModel: ...
+
+
+CLOUDS: Registry[CloudFactory] = Registry(
+    "cloud engine",
+    "edgewise.cloud",
+    {
+        "gateway": "edgewise.cloud.gateway:GatewayCloud",
+        "llama-server": "edgewise.cloud.engine:LlamaServer",
+        "sglang": "edgewise.cloud.engine:Sglang",
+        "vllm": "edgewise.cloud.engine:Vllm",
+    },
+)

@@ -1,0 +1,264 @@
+"""Engines behind HTTP: JSON both ways, and a `CloudError` for whatever goes wrong."""
+
+import ssl
+from types import SimpleNamespace
+from typing import ClassVar, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from edgewise.engines.base import NOBODY, Abilities, Client, Engine
+from edgewise.errors import (
+    CloudError,
+    CloudProtocolError,
+    CloudRefused,
+    CloudRejected,
+    CloudUnavailable,
+    UsageError,
+)
+from edgewise.verdict import Sent
+
+MAX_REQUEST_ID = 64
+"""Longest request id that is kept of an engine's, characters."""
+
+_MAX_REPLY = 4 << 20
+_IDLE_SECONDS = 4.0
+_T = TypeVar("_T")
+
+
+class HttpEngine(Engine):
+    """An engine's endpoint; connections are made when they are needed and kept for a while."""
+
+    health: ClassVar[str] = "/health"
+
+    def __init__(self, url: str, *, key: str | None = None) -> None:
+        """Raises `UsageError` for what is no address. `https` is verified; the key is a bearer."""
+        super().__init__(checked_address(url))
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http: aiohttp.ClientSession | None = None
+        self._model: str | None = None
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        """As `Engine.tokenize`, in the form that vLLM and SGLang share."""
+        body = {"model": await self.model_name(), "prompt": text, "add_special_tokens": False}
+        try:
+            return await self.tokens(body)
+        except CloudRejected:
+            return None
+
+    async def tokens(self, body: object) -> list[int]:
+        """Ids by `/tokenize`; raises a `CloudError`."""
+        return decoded(await self.post("/tokenize", body), _Tokens, self.dialect).tokens
+
+    async def probe(self) -> Abilities:
+        self._model = None
+        return await super().probe()
+
+    async def model_name(self) -> str | None:
+        """As `Engine.model_name`, asked anew by each probe; None where it does not tell."""
+        if self._model is None:
+            try:
+                self._model = (await served_model(self)).id
+            except (CloudProtocolError, CloudRejected):
+                return None
+        return self._model
+
+    async def ready(self) -> None:
+        await self.get(self.health)
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+
+    async def post(
+        self, path: str, body: object, client: Client = NOBODY, *, ids: int = 0
+    ) -> bytes:
+        """The reply to a JSON body that holds `ids` token ids; raises a `CloudError`."""
+        data = msgspec.json.encode(body)
+        counting = _Counting(client.sent, ids) if client.sent is not None else None
+        return await self._request("POST", path, data, client.headers, counting)
+
+    async def get(self, path: str) -> bytes:
+        """The reply; raises a `CloudError`."""
+        return await self._request("GET", path, None, {}, None)
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None,
+        headers: dict[str, str],
+        counting: "_Counting | None",
+    ) -> bytes:
+        """Retried once, where a kept connection was closed under us before any reply."""
+        try:
+            try:
+                return await self._once(method, path, data, headers, counting)
+            except (aiohttp.ServerDisconnectedError, ConnectionResetError):
+                return await self._once(method, path, data, headers, counting)
+        except (aiohttp.ClientError, OSError) as error:
+            raise unreachable(self.url, error) from error
+
+    async def _once(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None,
+        headers: dict[str, str],
+        counting: "_Counting | None",
+    ) -> bytes:
+        told = {**headers, "Content-Type": "application/json"} if data else headers
+        async with self._client().request(
+            method,
+            self.url + path,
+            data=data,
+            headers=told,
+            allow_redirects=False,
+            trace_request_ctx=counting,
+        ) as response:
+            body = await response.content.read(_MAX_REPLY + 1)
+            while len(body) <= _MAX_REPLY and not response.content.at_eof():
+                body += await response.content.read(_MAX_REPLY + 1 - len(body))
+            self._raise_for(response, body)
+            return body
+
+    def _raise_for(self, response: aiohttp.ClientResponse, body: bytes) -> None:
+        request_id = response.headers.get("x-request-id")
+        if len(body) > _MAX_REPLY:
+            raise CloudProtocolError(f"{self.url!r} sent a reply of more than {_MAX_REPLY} bytes.")
+        if response.status == 200:
+            return
+        if problem := not_now(self.url, response.status, request_id):
+            raise problem
+        raise CloudRejected(
+            f"{self.url!r} declined the request (HTTP {response.status}: {_excerpt(body)!r})",
+            request_id=_bounded(request_id),
+        )
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            connector = aiohttp.TCPConnector(
+                keepalive_timeout=_IDLE_SECONDS, ssl=ssl.create_default_context(), limit=0
+            )
+            self._http = aiohttp.ClientSession(
+                connector=connector,
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(total=None),
+                trace_configs=[_counted()],
+            )
+        return self._http
+
+
+class _Counting:
+    """A request's `Sent`, told when bytes are handed to a connection: each attempt travels."""
+
+    def __init__(self, sent: Sent, ids: int) -> None:
+        self._sent, self._ids = sent, ids
+
+    def add(self, size: int) -> None:
+        self._sent.add(self._ids, size)
+
+
+def _counted() -> aiohttp.TraceConfig:
+    async def told(
+        _: aiohttp.ClientSession,
+        context: SimpleNamespace,
+        chunk: aiohttp.TraceRequestChunkSentParams,
+    ) -> None:
+        # A body of bytes goes as one chunk.
+        if context.trace_request_ctx is not None:
+            context.trace_request_ctx.add(len(chunk.chunk))
+
+    config = aiohttp.TraceConfig()
+    config.on_request_chunk_sent.append(told)
+    return config
+
+
+def checked_address(url: str) -> str:
+    """Without a trailing slash; raises `UsageError`."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"{url!r} is no http:// or https:// address of a cloud engine.")
+    if parts.username or parts.password:
+        raise UsageError(
+            "A cloud engine's address holds a key",
+            hint="put the key into EDGEWISE_CLOUD_KEY instead",
+        )
+    return url.rstrip("/")
+
+
+def not_now(url: str, status: int, request_id: str | None = None) -> CloudError | None:
+    """What an HTTP status says of the key or of the moment; None for any other."""
+    if status in (401, 403):
+        return CloudRefused(
+            f"{url!r} refused the key",
+            hint="set EDGEWISE_CLOUD_KEY to one it accepts",
+            request_id=_bounded(request_id),
+        )
+    if status in (408, 429) or status >= 500:
+        return CloudUnavailable(
+            f"{url!r} is not ready (HTTP {status})",
+            hint="try again shortly",
+            request_id=_bounded(request_id),
+        )
+    return None
+
+
+def unreachable(url: str, error: Exception) -> CloudUnavailable:
+    """Why no connection could be made or kept."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return CloudUnavailable(
+            f"The certificate of {url!r} is not trusted",
+            hint="for a private authority set SSL_CERT_FILE to its certificate",
+        )
+    return CloudUnavailable(
+        f"The cloud at {url!r} cannot be reached ({type(error).__name__})",
+        hint="check the address and that it runs",
+    )
+
+
+def decoded(body: bytes, kind: type[_T], engine: str) -> _T:
+    """A reply as its dialect promises it; raises `CloudProtocolError`."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CloudProtocolError(
+            f"The cloud engine's reply is not {engine}'s ({error})",
+            hint="check the address, and which engine it is said to be",
+            setting="cloud_engine",
+        ) from error
+
+
+def _excerpt(body: bytes) -> str:
+    return body[:200].decode("utf-8", "replace")
+
+
+def _bounded(request_id: str | None) -> str | None:
+    return request_id[:MAX_REQUEST_ID] if request_id else None
+
+
+class Served(msgspec.Struct, frozen=True):
+    """An entry of `/v1/models`, which all engines have; `owned_by` names the engine."""
+
+    id: str
+    owned_by: str = ""
+
+
+class _Models(msgspec.Struct, frozen=True):
+    data: list[Served]
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+async def served_model(engine: HttpEngine) -> Served:
+    """The first model that an engine serves; raises a `CloudError`."""
+    models = decoded(await engine.get("/v1/models"), _Models, engine.dialect).data
+    if not models:
+        raise CloudUnavailable(
+            f"The engine at {engine.url!r} serves no model", hint="load one there"
+        )
+    return models[0]

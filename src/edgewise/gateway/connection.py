@@ -1,0 +1,262 @@
+"""One device's connection: frames in their order, each answered or refused."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import structlog
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from edgewise.errors import CloudProtocolError
+from edgewise.gateway.consults import Consults
+from edgewise.gateway.fleet import Fleet
+from edgewise.gateway.keys import Key
+from edgewise.gateway.metrics import Metrics
+from edgewise.gateway.sessions import Session, Sessions
+from edgewise.wire.protocol import (
+    MAX_IDS,
+    VERSION,
+    VOCABULARY,
+    Ask,
+    Cancel,
+    Close,
+    Failed,
+    FromDevice,
+    FromGateway,
+    NeedFull,
+    Open,
+    Opened,
+    Push,
+    encode,
+    from_device,
+)
+
+OPEN_SECONDS = 10.0
+"""How long a device may take to say `Open`, and to read what it is sent."""
+
+FRAMES_PER_SECOND = 2000
+"""More than any device writes; a connection that keeps above it is closed."""
+
+PROTOCOL_ERROR, POLICY, GOING_AWAY, TRY_LATER = 1002, 1008, 1001, 1013
+"""Close codes of RFC 6455."""
+
+log = structlog.get_logger("edgewise.gateway")
+
+
+class Shared(Protocol):
+    """What all connections of a gateway share."""
+
+    fleet: Fleet
+    sessions: Sessions
+    consults: Consults
+    metrics: Metrics
+
+
+class DeviceLeft(Exception):
+    """The device does not take what it is sent."""
+
+
+class Connection:
+    """One device, and its session."""
+
+    def __init__(self, shared: Shared, socket: WebSocket, key: Key) -> None:
+        self._shared, self._socket, self._key = shared, socket, key
+        self._session: Session | None = None
+        self._asks: dict[int, asyncio.Task[None]] = {}
+        self._warming: asyncio.Task[None] | None = None
+        self._sending = asyncio.Lock()
+        self._frames, self._begun = 0, time.monotonic()
+
+    async def serve(self) -> None:
+        """Until the device leaves, or breaks the protocol."""
+        await self._socket.accept()
+        try:
+            self._session = await self._open()
+            while session := self._session:
+                data = await self._receive()
+                self._count_frame()
+                await self._take(from_device(data), session)
+        except (WebSocketDisconnect, DeviceLeft):
+            pass
+        except CloudProtocolError as error:
+            await self._end(_Ended(PROTOCOL_ERROR, "protocol", str(error)))
+        except _Ended as end:
+            await self._end(end)
+        finally:
+            self._leave()
+
+    async def drain(self) -> None:
+        """Let consults in flight end, then hang up."""
+        await asyncio.gather(*self._asks.values(), return_exceptions=True)
+        with contextlib.suppress(RuntimeError):
+            await self._socket.close(GOING_AWAY)
+
+    async def _open(self) -> Session:
+        frame = await self._first_frame()
+        self._require_same(frame)
+        session = self._session_for(frame)
+        try:
+            resumed = "resumed" if session.name == frame.session else "new"
+            self._shared.metrics.opens.labels(resumed).inc()
+            log.info(
+                "open",
+                key=self._key.name,
+                session=session.name[:8],
+                how=resumed,
+                peer=_peer(self._socket),
+            )
+            ledger, fleet = session.ledger, self._shared.fleet
+            known, check = len(ledger.ids), ledger.check
+            model = fleet.model[:200]
+            await self._send(Opened(VERSION, session.name, known, check, fleet.engine, model))
+        except BaseException:
+            self._shared.sessions.leave(session)
+            raise
+        return session
+
+    async def _first_frame(self) -> Open:
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                frame = from_device(await self._receive())
+        except TimeoutError as error:
+            raise _Ended(POLICY, "protocol", "No open frame came.") from error
+        if not isinstance(frame, Open):
+            raise CloudProtocolError("The first frame must be open.")
+        return frame
+
+    def _require_same(self, frame: Open) -> None:
+        """Both sides' protocol and vocabulary."""
+        if frame.version != VERSION:
+            told = f"This gateway speaks version {VERSION} of the protocol, not {frame.version}."
+            raise _Ended(POLICY, "rejected", told)
+        known = self._shared.fleet.tokenizer
+        if not known or frame.tokenizer != known:
+            raise _Ended(POLICY, VOCABULARY, "The vocabulary is not that of the gateway's model.")
+
+    def _session_for(self, frame: Open) -> Session:
+        key, sessions = self._key, self._shared.sessions
+        if key.sessions and sessions.attached(key.name) >= key.sessions:
+            told = f"The key has its {key.sessions} sessions open already."
+            raise _Ended(TRY_LATER, "unavailable", told, 1.0)
+        session = sessions.open(frame.session, key.name)
+        if session is None:
+            raise _Ended(TRY_LATER, "unavailable", "The gateway holds no more sessions.", 1.0)
+        return session
+
+    async def _receive(self) -> bytes:
+        """The next binary message; starlette's own method stumbles over a text message."""
+        message = await self._socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code", 1005))
+        data = message.get("bytes")
+        if data is None:
+            raise CloudProtocolError("Frames are binary messages, not text.")
+        return data
+
+    def _count_frame(self) -> None:
+        """A second's frames at most, over the seconds since the connection was made."""
+        self._frames += 1
+        allowed = FRAMES_PER_SECOND * (1 + time.monotonic() - self._begun)
+        if self._frames > allowed:
+            raise _Ended(POLICY, "protocol", "Too many frames in too short a time.", 1.0)
+
+    async def _take(self, frame: FromDevice, session: Session) -> None:
+        if isinstance(frame, Ask):
+            self._begin(frame, session)
+        elif isinstance(frame, Push):
+            if _put(session, frame) is None:
+                self._shared.metrics.pushes.labels("need_full").inc()
+                await self._send(NeedFull())
+            elif not self._asks:
+                self._warm(session)
+        elif isinstance(frame, Cancel):
+            if task := self._asks.get(frame.ask):
+                task.cancel()
+        elif isinstance(frame, Close):
+            self._shared.sessions.forget(session)
+            self._session = None
+        else:
+            raise CloudProtocolError("A session is opened once.")
+
+    def _begin(self, frame: Ask, session: Session) -> None:
+        if frame.ask in self._asks:
+            raise CloudProtocolError(f"Consult {frame.ask} is being answered already.")
+        if self._warming is not None:
+            self._warming.cancel()
+        # The ids are those of this moment: a later frame may replace them.
+        work = self._answer(frame, _put(session, frame), session)
+        task = self._asks[frame.ask] = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._asks.pop(frame.ask, None))
+
+    async def _answer(self, frame: Ask, ids: Sequence[int] | None, session: Session) -> None:
+        begun, outcome = time.monotonic(), "cancelled"
+        consults = self._shared.consults
+        try:
+            others = len(self._asks) - 1
+            answer = await consults.answer(frame, ids, session, self._key, others=others)
+            outcome = "answered"
+            if isinstance(answer, Failed):
+                outcome = answer.reason
+            elif isinstance(answer, NeedFull):
+                outcome = "need_full"
+            await self._send(answer)
+        except DeviceLeft:
+            outcome = "device left"
+        finally:
+            consults.ended(outcome, begun)
+
+    def _warm(self, session: Session) -> None:
+        """Let the engine compute what was pushed while nobody waits; the latest push counts."""
+        if self._warming is not None:
+            self._warming.cancel()
+        work = self._shared.consults.warm(list(session.ledger.ids), session)
+        self._warming = asyncio.create_task(work)
+
+    async def _send(self, frame: FromGateway) -> None:
+        """Raises `DeviceLeft`."""
+        data = encode(frame)
+        try:
+            async with self._sending, asyncio.timeout(OPEN_SECONDS):
+                await self._socket.send_bytes(data)
+        except (WebSocketDisconnect, RuntimeError, TimeoutError) as error:
+            # Starlette's word for a socket that was closed meanwhile is a RuntimeError.
+            raise DeviceLeft from error
+
+    async def _end(self, end: "_Ended") -> None:
+        """Say why, and hang up."""
+        log.info("ended", why=str(end)[:200], key=self._key.name, peer=_peer(self._socket))
+        milliseconds = None if end.retry_after is None else int(1000 * end.retry_after)
+        with contextlib.suppress(DeviceLeft, WebSocketDisconnect, RuntimeError):
+            await self._send(Failed(None, end.reason, str(end)[:500], milliseconds))
+            await self._socket.close(end.code)
+
+    def _leave(self) -> None:
+        for task in [*self._asks.values(), *([self._warming] if self._warming else [])]:
+            task.cancel()
+        if self._session is not None:
+            self._shared.sessions.leave(self._session)
+
+
+class _Ended(Exception):
+    def __init__(
+        self, code: int, reason: str, message: str, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code, self.reason, self.retry_after = code, reason, retry_after
+
+
+def _put(session: Session, frame: Ask | Push) -> list[int] | None:
+    """Take the ids of a frame; all that it means, None where the session does not hold them."""
+    ledger = session.ledger
+    if frame.position + len(frame.ids) > MAX_IDS:
+        raise CloudProtocolError(f"A prefix has at most {MAX_IDS} ids.")
+    if ledger.put(frame.position, frame.ids) and ledger.check == frame.check:
+        return list(ledger.ids)
+    ledger.put(0, [])
+    return None
+
+
+def _peer(socket: WebSocket) -> str:
+    return socket.client.host if socket.client else "?"

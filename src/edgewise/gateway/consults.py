@@ -1,0 +1,141 @@
+"""A device's consults and pushes: from the ids that it means to what it is answered."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import structlog
+
+from edgewise.engines.base import Client
+from edgewise.errors import CloudError, EdgewiseError, UsageError
+from edgewise.gateway.fleet import Busy, Fleet
+from edgewise.gateway.keys import Key, Keys
+from edgewise.gateway.limits import Limits
+from edgewise.gateway.metrics import Metrics
+from edgewise.gateway.sessions import Session
+from edgewise.verdict import Verdict
+from edgewise.wire.protocol import Ask, Failed, NeedFull, Reply, unpacked
+
+WAITING_ASKS = 8
+"""Consults of one session that may wait for their turn."""
+
+Answer = Reply | NeedFull | Failed
+"""What a consult is answered with."""
+
+_SAID = {
+    "timeout": "The engine did not answer in time.",
+    "unavailable": "The engine is not ready.",
+    "refused": "The engine refuses the gateway's key.",
+    "rejected": "The engine declined the request, for instance for its length.",
+    "protocol": "The engine's reply was not what it promises.",
+}
+
+log = structlog.get_logger("edgewise.gateway")
+
+
+class Consults:
+    """Every connection's consults, within the limits of its key. Sends nothing itself."""
+
+    def __init__(self, fleet: Fleet, keys: Keys, metrics: Metrics) -> None:
+        self._fleet, self._keys, self._metrics = fleet, keys, metrics
+        self._limits = Limits()
+
+    async def answer(
+        self, frame: Ask, ids: Sequence[int] | None, session: Session, key: Key, *, others: int
+    ) -> Answer:
+        """What to say to `frame`, which means `ids` (None: the session does not hold them).
+
+        `others` of the session's consults wait beside it. Whatever goes wrong, the device hears it.
+        """
+        try:
+            return await self._verdict(frame, ids, session, key, others)
+        except Exception:
+            log.exception("consult failed on the way to its verdict", session=session.name[:8])
+            message = "The gateway failed; its log says how."
+            return Failed(frame.ask, "unavailable", message)
+
+    def ended(self, outcome: str, begun: float) -> None:
+        """Count a consult that came at `begun` (monotonic seconds)."""
+        self._metrics.asks.labels(outcome).inc()
+        self._metrics.seconds.observe(time.monotonic() - begun)
+
+    async def warm(self, ids: Sequence[int], session: Session) -> None:
+        """Let the engine compute what was pushed. Nobody waits for it."""
+        outcome = "superseded"
+        try:
+            client = Client(session.name, session.salt, urgent=False)
+            async with session.turn:
+                await self._fleet.prefill(ids, client)
+            outcome = "warmed"
+        except (EdgewiseError, Busy) as error:
+            outcome = "failed"
+            log.debug("push not warmed", error=type(error).__name__)
+        except Exception:
+            outcome = "failed"
+            log.exception("push failed on the way to the engine", session=session.name[:8])
+        finally:
+            self._metrics.pushes.labels(outcome).inc()
+
+    async def _verdict(
+        self, frame: Ask, ids: Sequence[int] | None, session: Session, key: Key, others: int
+    ) -> Answer:
+        if ids is None:
+            return NeedFull(frame.ask)
+        if self._keys.find_named(key) is None:
+            return Failed(frame.ask, "refused", "The key was revoked.")
+        if others >= WAITING_ASKS:
+            return _busy(frame, 0.1)
+        if wait := self._limits.wait(key):
+            return _busy(frame, wait)
+        try:
+            sampling = unpacked(frame.sampling)
+            client = Client(session.name, session.salt)
+            async with asyncio.timeout(frame.deadline / 1000), session.turn:
+                verdict = await self._fleet.complete(ids, frame.n, sampling, client)
+        except TimeoutError:
+            return Failed(frame.ask, "timeout", "The engine did not answer before the deadline.")
+        except Busy as busy:
+            return _busy(frame, busy.retry_after)
+        except CloudError as error:
+            return _failed(frame, error, session)
+        except UsageError as error:
+            return Failed(frame.ask, "rejected", str(error))
+        self._count(verdict, key)
+        return _reply(frame, verdict)
+
+    def _count(self, verdict: Verdict, key: Key) -> None:
+        written = len(verdict.ids)
+        self._limits.wrote(key, written)
+        self._metrics.tokens.labels(key.name).inc(written)
+        self._metrics.prompt.labels("hit").inc(verdict.cached or 0)
+        self._metrics.prompt.labels("miss").inc(verdict.computed or 0)
+
+
+def _busy(frame: Ask, wait: float) -> Failed:
+    message = "Too many consults; try again later."
+    return Failed(frame.ask, "unavailable", message, int(1000 * wait) + 1)
+
+
+def _failed(frame: Ask, error: CloudError, session: Session) -> Failed:
+    """What the engine says may hold parts of the prompt; the device gets the kind of it."""
+    log.warning(
+        "consult failed",
+        reason=error.reason,
+        session=session.name[:8],
+        request_id=error.request_id,
+    )
+    return Failed(frame.ask, error.reason, _SAID[error.reason], None, error.request_id)
+
+
+def _reply(frame: Ask, verdict: Verdict) -> Reply:
+    tops = verdict.top if frame.top else ()
+    return Reply(
+        frame.ask,
+        verdict.ids,
+        verdict.logprobs,
+        verdict.stopped,
+        verdict.cached,
+        verdict.computed,
+        verdict.engine_seconds,
+        tuple(tuple((one.id, one.logprob) for one in top[: frame.top]) for top in tops),
+    )

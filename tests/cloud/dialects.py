@@ -1,0 +1,156 @@
+"""Servers that speak vLLM's and SGLang's dialects, with replies written from their sources."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from edgewise.testing.scripted_edge import ByteTokenizer
+from tests.background import Background
+
+Route = tuple[str, str]
+Reply = Callable[[Any], tuple[int, Any]]
+"""From a request's JSON body to a status and what is said (bytes as they are)."""
+
+
+class DialectServer:
+    """Says what `routes` say, on 127.0.0.1 in a thread of its own, each after `seconds`.
+
+    `asked` holds path and body of every request, `spans` when it began and ended (monotonic).
+    """
+
+    def __init__(self, routes: dict[Route, Reply], *, seconds: float = 0.0) -> None:
+        self.routes, self.seconds = routes, seconds
+        self.asked: list[tuple[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.spans: list[tuple[float, float]] = []
+        self._background = Background()
+        self.url: str = self._background.do(self._start())
+
+    @property
+    def rounds(self) -> int:
+        """How many requests were one after the other, where the others overlapped them."""
+        count, end = 0, 0.0
+        for begun, ended in sorted(self.spans):
+            if begun >= end:
+                count += 1
+                end = ended
+            end = min(end, ended)
+        return count
+
+    def bodies(self, path: str) -> list[Any]:
+        """What was asked there."""
+        return [body for asked, body in self.asked if asked == path]
+
+    def close(self) -> None:
+        """Stop."""
+        self._background.close(self._runner.cleanup())
+
+    async def _start(self) -> str:
+        app = web.Application(client_max_size=8 << 20)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.05)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        begun = time.monotonic()
+        data = await request.read()
+        body = msgspec.json.decode(data) if data else None
+        self.asked.append((request.path, body))
+        self.headers.append(dict(request.headers))
+        await asyncio.sleep(self.seconds)
+        route = self.routes.get((request.method, request.path), lambda _: (404, b"no such path"))
+        status, said = route(body)
+        self.spans.append((begun, time.monotonic()))
+        raw = said if isinstance(said, bytes) else msgspec.json.encode(said)
+        return web.Response(status=status, body=raw, content_type="application/json")
+
+
+@contextmanager
+def serving(routes: dict[Route, Reply], *, seconds: float = 0.0) -> Iterator[DialectServer]:
+    """A server until the block ends."""
+    server = DialectServer(routes, seconds=seconds)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def said(reply: Any, status: int = 200) -> Reply:
+    """The same whatever is asked."""
+    return lambda body: (status, reply)
+
+
+def _models(owner: str) -> Reply:
+    return said({"object": "list", "data": [{"id": "qwen", "owned_by": owner}]})
+
+
+def _tokens(body: Any) -> tuple[int, Any]:
+    return 200, {"tokens": ByteTokenizer().encode(body["prompt"]), "max_model_len": 32768}
+
+
+def generation(ids: list[int], *, cached: int | None = None, total: int = 8) -> dict[str, Any]:
+    """What `/inference/v1/generate` says."""
+    content = [
+        {
+            "token": f"token_id:{token}",
+            "logprob": -0.25,
+            "top_logprobs": [
+                {"token": f"token_id:{token}", "logprob": -0.25},
+                {"token": f"token_id:{token + 1}", "logprob": -1.5},
+            ],
+        }
+        for token in ids
+    ]
+    details = None if cached is None else {"cached_tokens": cached}
+    usage = {"prompt_tokens": total, "prompt_tokens_details": details}
+    choice = {"token_ids": ids, "logprobs": {"content": content}, "finish_reason": "length"}
+    return {"choices": [choice], "usage": usage}
+
+
+def completion(ids: list[int], *, finish: str = "length") -> dict[str, Any]:
+    """What `/v1/completions` says, asked for token ids."""
+    names = [f"token_id:{token}" for token in ids]
+    logprobs = {
+        "tokens": names,
+        "token_logprobs": [-0.5] * len(ids),
+        "top_logprobs": [{name: -0.5, "token_id:7": -2.0} for name in names],
+    }
+    choice = {"text": "", "logprobs": logprobs, "finish_reason": finish}
+    return {"choices": [choice], "usage": {"prompt_tokens": 8, "prompt_tokens_details": None}}
+
+
+def vllm_routes(*, generate: bool = True) -> dict[Route, Reply]:
+    """vLLM with its tokenizer; with `generate` the short form is open."""
+    routes: dict[Route, Reply] = {
+        ("GET", "/health"): said({}),
+        ("GET", "/v1/models"): _models("vllm"),
+        ("POST", "/tokenize"): _tokens,
+        ("POST", "/v1/completions"): said(completion([98])),
+    }
+    if generate:
+        routes["POST", "/inference/v1/generate"] = said(generation([97], cached=6))
+    return routes
+
+
+def sglang_routes() -> dict[Route, Reply]:
+    """SGLang with its tokenizer."""
+    meta = {
+        "finish_reason": {"type": "length", "length": 1},
+        "prompt_tokens": 7,
+        "cached_tokens": 5,
+        "output_token_logprobs": [[-0.25, 115, None]],
+        "output_top_logprobs": [[[-0.25, 115, None], [-2.0, 98, None]]],
+    }
+    return {
+        ("GET", "/health"): said({}),
+        ("GET", "/v1/models"): _models("sglang"),
+        ("POST", "/tokenize"): _tokens,
+        ("POST", "/generate"): said({"output_ids": [115], "meta_info": meta}),
+    }

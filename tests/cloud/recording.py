@@ -1,0 +1,121 @@
+"""A proxy that keeps what devices send: bodies of HTTP requests, frames to a gateway."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from edgewise.wire.protocol import PATH, Ask, Push, from_device
+from tests.background import Background
+
+
+class Recorder:
+    """Forwards to `target`, on 127.0.0.1 in a thread of its own; `messages` are what went up."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.messages: list[bytes] = []
+        self._sockets: set[web.WebSocketResponse] = set()
+        self._background = Background()
+        self.url: str = self._background.do(self._start())
+
+    @property
+    def size(self) -> int:
+        """Bytes of all messages."""
+        return sum(map(len, self.messages))
+
+    @property
+    def ids(self) -> int:
+        """Token ids in all messages."""
+        return sum(len(ids_of(message)) for message in self.messages)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.messages.clear()
+
+    def cut(self) -> None:
+        """Close the gateway sessions that go through here."""
+        self._background.do(self._cut())
+
+    def close(self) -> None:
+        """Stop."""
+        self._background.close(self._stop())
+
+    async def _start(self) -> str:
+        self._http = aiohttp.ClientSession()
+        app = web.Application(client_max_size=8 << 20)
+        app.router.add_get(PATH, self._session)
+        app.router.add_route("*", "/{path:.*}", self._request)
+        self._runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05
+        )
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def _stop(self) -> None:
+        await self._cut()
+        await self._runner.cleanup()
+        await self._http.close()
+
+    async def _cut(self) -> None:
+        for socket in list(self._sockets):
+            await socket.close()
+
+    async def _request(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        if body:
+            self.messages.append(body)
+        headers = {k: v for k, v in request.headers.items() if k.lower() != "host"}
+        async with self._http.request(
+            request.method, self.target + request.path, data=body or None, headers=headers
+        ) as far:
+            kind = far.headers.get("content-type", "application/json")
+            return web.Response(
+                status=far.status, body=await far.read(), headers={"Content-Type": kind}
+            )
+
+    async def _session(self, request: web.Request) -> web.WebSocketResponse:
+        near = web.WebSocketResponse()
+        await near.prepare(request)
+        self._sockets.add(near)
+        try:
+            async with self._http.ws_connect(self.target + PATH) as far:
+                down = asyncio.create_task(self._down(far, near))
+                async for message in near:
+                    self.messages.append(message.data)
+                    await far.send_bytes(message.data)
+                await far.close()
+                await down
+        finally:
+            self._sockets.discard(near)
+        return near
+
+    async def _down(
+        self, far: aiohttp.ClientWebSocketResponse, near: web.WebSocketResponse
+    ) -> None:
+        async for message in far:
+            await near.send_bytes(message.data)
+        await near.close()
+
+
+def ids_of(message: bytes) -> list[int]:
+    """The token ids in a request's body or in a frame."""
+    if message[:1] == b"{":
+        body = msgspec.json.decode(message)
+        return body.get("prompt") or body.get("input_ids") or body.get("token_ids") or []
+    frame = from_device(message)
+    return frame.ids if isinstance(frame, Ask | Push) else []
+
+
+@contextmanager
+def recording(target: str) -> Iterator[Recorder]:
+    """A proxy to `target` until the block ends."""
+    recorder = Recorder(target)
+    try:
+        yield recorder
+    finally:
+        recorder.close()

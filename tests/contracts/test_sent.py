@@ -1,0 +1,260 @@
+"""What sessions say of their consults is what really travelled, for every backend."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
+from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.local import LocalCloud
+from edgewise.errors import CloudError, CloudTimeout, CloudUnavailable
+from edgewise.prompts import Prompt
+from edgewise.sampling import Sampling
+from edgewise.testing.scripted_cloud import ID_BYTES, ScriptedCloud
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from edgewise.testing.scripted_engine import ScriptedEngine
+from edgewise.verdict import Sent
+from tests.cloud.dialects import DialectServer, Reply, Route, sglang_routes, vllm_routes
+from tests.cloud.recording import Recorder, recording
+from tests.gateway.running import gateway
+from tests.llama_server_process import free_port
+
+PROMPT = list(b"a prompt of some length: ")
+DEADLINE = 10.0
+
+
+@dataclass
+class Watched:
+    """A cloud model behind a proxy that keeps what it is sent."""
+
+    cloud: CloudModel
+    recorder: Recorder
+
+    def open(self) -> CloudSession:
+        return self.cloud.open(Prompt(tuple(PROMPT)))
+
+
+def consult(session: CloudSession, ids: list[int], *, deadline: float = DEADLINE) -> Sent:
+    sent = Sent()
+    session.ask(ids, 1, Sampling(), deadline, sent).result()
+    return sent
+
+
+def engine_routes(name: str) -> dict[Route, Reply]:
+    if name == "sglang":
+        return sglang_routes()
+    return vllm_routes(generate=name == "vllm_generate")
+
+
+ENGINES: dict[str, Callable[[str], CloudModel]] = {
+    "llama_server": LlamaServer,
+    "vllm_generate": Vllm,
+    "vllm_completions": Vllm,
+    "sglang": Sglang,
+}
+
+
+@pytest.fixture(params=ENGINES)
+def direct(request: pytest.FixtureRequest) -> Iterator[Watched]:
+    name = request.param
+    engine = ScriptedEngine() if name == "llama_server" else DialectServer(engine_routes(name))
+    with recording(engine.url) as recorder:
+        cloud = ENGINES[name](recorder.url)
+        cloud.check(ByteTokenizer())
+        recorder.forget()
+        yield Watched(cloud, recorder)
+        cloud.close()
+    engine.close()
+
+
+@pytest.fixture
+def engine() -> Iterator[ScriptedEngine]:
+    made = ScriptedEngine()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def through(engine: ScriptedEngine) -> Iterator[Watched]:
+    with gateway([engine.url]) as running, recording(running.url) as recorder:
+        cloud = GatewayCloud(recorder.url)
+        cloud.check(ByteTokenizer())
+        recorder.forget()
+        yield Watched(cloud, recorder)
+        cloud.close()
+
+
+def test_an_engine_is_sent_the_whole_prefix(direct: Watched) -> None:
+    session = direct.open()
+    for ids in ([*PROMPT], [*PROMPT, 1, 2, 3], PROMPT[:5]):
+        direct.recorder.forget()
+        sent = consult(session, ids)
+        assert sent.ids == len(ids)
+        assert (sent.ids, sent.bytes) == (direct.recorder.ids, direct.recorder.size)
+    assert session.push([*PROMPT, 1, 2, 3, 4]) == 0
+    session.close()
+    assert len(direct.recorder.messages) == 1
+
+
+def test_a_gateway_is_sent_only_what_it_lacks(through: Watched) -> None:
+    session = through.open()
+    grown = [*PROMPT, *range(10)]
+    back = [*PROMPT, 5, 6]
+    for ids, new in ((PROMPT, len(PROMPT)), (grown, 10), (grown, 0), (back, 2), (PROMPT, 0)):
+        through.recorder.forget()
+        sent = consult(session, ids)
+        assert sent.ids == new
+        assert (sent.ids, sent.bytes) == (through.recorder.ids, through.recorder.size)
+    session.close()
+
+
+def test_pushed_ids_do_not_travel_again(through: Watched) -> None:
+    session = through.open()
+    assert session.push(PROMPT) == len(PROMPT)
+    ids = list(PROMPT)
+    pushed = []
+    for token in range(50):
+        ids.append(token)
+        pushed.append(session.push(ids))
+    assert [fresh for fresh in pushed if fresh] == [16, 16, 16]
+    sent = consult(session, ids)
+    assert sent.ids == 2
+    assert through.recorder.ids == len(ids)
+    session.close()
+
+
+def test_a_rewound_answer_is_pushed_from_where_it_parts(through: Watched) -> None:
+    session = through.open()
+    session.push(PROMPT)
+    session.push([*PROMPT, *range(20)])
+    other = [*PROMPT, *range(100, 130)]
+    assert session.push(other) == 30
+    assert consult(session, other).ids == 0
+    session.close()
+
+
+def test_the_next_answer_sends_what_the_last_did_not(through: Watched) -> None:
+    first = through.open()
+    consult(first, [*PROMPT, 1])
+    first.close()
+    second = through.open()
+    ids = [*PROMPT, 2, 3]
+    deadline = time.monotonic() + 5
+    # The link is given back in the background.
+    while consult(second, ids).ids != 2:
+        assert time.monotonic() < deadline
+        second.close()
+        second = through.open()
+        ids = [*ids[:-2], ids[-2] + 1, 3]
+    second.close()
+
+
+def test_after_a_reconnect_what_the_gateway_kept_does_not_travel(through: Watched) -> None:
+    session = through.open()
+    consult(session, PROMPT)
+    through.recorder.cut()
+    through.recorder.forget()
+    sent = consult(session, [*PROMPT, 1, 2])
+    # The session is resumed with an open frame, whose bytes count.
+    assert sent.ids == 2
+    assert len(through.recorder.messages) == 2
+    assert (sent.ids, sent.bytes) == (through.recorder.ids, through.recorder.size)
+    session.close()
+
+
+def test_a_gateway_that_forgot_is_sent_everything_again(engine: ScriptedEngine) -> None:
+    port = free_port()
+    with recording(f"http://127.0.0.1:{port}") as recorder:
+        cloud = GatewayCloud(recorder.url)
+        with gateway([engine.url], port=port):
+            cloud.check(ByteTokenizer())
+            session = cloud.open(Prompt(tuple(PROMPT)))
+            consult(session, PROMPT)
+        recorder.forget()
+        with gateway([engine.url], port=port):
+            sent = consult(session, [*PROMPT, 1])
+        assert sent.ids == len(PROMPT) + 1
+        assert (sent.ids, sent.bytes) == (recorder.ids, recorder.size)
+        cloud.close()
+
+
+def test_a_gateway_that_asks_for_everything_costs_both_times(engine: ScriptedEngine) -> None:
+    with gateway([engine.url]) as running, recording(running.url) as recorder:
+        cloud = GatewayCloud(recorder.url)
+        cloud.check(ByteTokenizer())
+        session = cloud.open(Prompt(tuple(PROMPT)))
+        consult(session, PROMPT)
+        for held in running.gateway.sessions.all():
+            held.ledger.put(0, [9] * len(PROMPT))
+        recorder.forget()
+        sent = consult(session, [*PROMPT, 1])
+        assert sent.ids == 1 + len(PROMPT) + 1
+        assert (sent.ids, sent.bytes) == (recorder.ids, recorder.size)
+        cloud.close()
+
+
+@pytest.mark.parametrize("how", ["timeout", "error"])
+@pytest.mark.parametrize("kind", ["direct", "gateway"])
+def test_a_consult_that_fails_says_what_it_sent(kind: str, how: str) -> None:
+    engine = ScriptedEngine()
+    with gateway([engine.url]) as running:
+        target = engine.url if kind == "direct" else running.url
+        with recording(target) as recorder:
+            cloud = LlamaServer(recorder.url) if kind == "direct" else GatewayCloud(recorder.url)
+            cloud.check(ByteTokenizer())
+            engine.fault = lambda number: "hang" if how == "timeout" else "error"
+            session = cloud.open(Prompt(tuple(PROMPT)))
+            recorder.forget()
+            sent = Sent()
+            with pytest.raises(CloudTimeout if how == "timeout" else CloudUnavailable):
+                session.ask(PROMPT, 1, Sampling(), 0.3, sent).result()
+            end = time.monotonic() + 5
+            # A gateway is told that the verdict is not wanted any more.
+            while recorder.size != sent.bytes and time.monotonic() < end:
+                time.sleep(0.01)
+            assert sent.ids == len(PROMPT) == recorder.ids
+            assert sent.bytes == recorder.size
+            cloud.close()
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", [LlamaServer, GatewayCloud])
+def test_where_nobody_listens_nothing_travels(kind: type[LlamaServer | GatewayCloud]) -> None:
+    cloud = kind(f"http://127.0.0.1:{free_port()}")
+    sent = Sent()
+    with pytest.raises(CloudError):
+        cloud.open(Prompt(tuple(PROMPT))).ask(PROMPT, 1, Sampling(), 2, sent).result()
+    assert (sent.ids, sent.bytes) == (0, 0)
+    cloud.close()
+
+
+def test_an_engine_asked_again_over_a_new_connection_counts_both(engine: ScriptedEngine) -> None:
+    cloud = LlamaServer(engine.url)
+    session = cloud.open(Prompt(tuple(PROMPT)))
+    alone = consult(session, PROMPT)
+    number = engine.asked
+    engine.fault = lambda asked: "reset" if asked == number else None
+    twice = consult(session, PROMPT)
+    assert (twice.ids, twice.bytes) == (2 * alone.ids, 2 * alone.bytes)
+    cloud.close()
+
+
+def test_a_model_in_this_process_is_sent_nothing() -> None:
+    cloud = LocalCloud(ScriptedEdge(replying("yes", prompt="sky: ")))
+    session = cloud.open(Prompt(tuple(b"sky: ")))
+    assert session.push(list(b"sky: ")) == 0
+    sent = consult(session, list(b"sky: "))
+    assert (sent.ids, sent.bytes) == (0, 0)
+    session.close()
+    cloud.close()
+
+
+def test_the_double_sends_as_little_as_a_gateways_session() -> None:
+    cloud = ScriptedCloud(replying("yes", prompt="sky: "))
+    session = cloud.open(Prompt(tuple(b"sky: ")))
+    told = [consult(session, ids) for ids in ([1, 2, 3], [1, 2, 3, 4], [1, 9])]
+    assert [(sent.ids, sent.bytes) for sent in told] == [(n, n * ID_BYTES) for n in (3, 1, 1)]
+    session.close()
