@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import uvicorn
 
+from edgewise.engines.base import Engine
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.gateway.app import Gateway
 from edgewise.gateway.fleet import Fleet
@@ -28,7 +29,7 @@ class Running(NamedTuple):
 
 @contextmanager
 def gateway(
-    engines: Sequence[str],
+    engines: Sequence[str | Engine],
     *,
     keys: Path | None = None,
     port: int | None = None,
@@ -39,7 +40,7 @@ def gateway(
 ) -> Iterator[Running]:
     """Serve until the block ends, which kills it: connections are cut, sessions are lost."""
     made = Gateway(
-        Fleet([LlamaServerEngine(url) for url in engines], concurrency=concurrency, queue=queue),
+        Fleet([_engine(one) for one in engines], concurrency=concurrency, queue=queue),
         Keys(keys),
         Sessions(most=most, most_ids=1_000_000, idle=idle),
     )
@@ -66,6 +67,10 @@ def gateway(
     finally:
         server.should_exit = True
         thread.join(20)
+
+
+def _engine(one: str | Engine) -> Engine:
+    return LlamaServerEngine(one) if isinstance(one, str) else one
 
 
 async def _serve(server: uvicorn.Server) -> None:

@@ -42,14 +42,14 @@ class Replica:
         self._concurrency = concurrency
         self._seconds = 0.05
 
-    def note(self, problem: Exception | None) -> None:
-        """Whether it is well now; the log is told of changes."""
+    def tell(self, problem: Exception | None) -> None:
+        """Log what changed since the last time."""
         said = None if problem is None else _said(problem)
         if said is not None and said != self._problem:
             log.warning("engine not used", engine=self.engine.url, why=said)
         if said is None and self._problem is not None:
             log.info("engine used again", engine=self.engine.url)
-        self.up, self._problem = said is None, said
+        self._problem = said
 
     @asynccontextmanager
     async def turn(self, queue: int) -> AsyncGenerator[None]:
@@ -90,7 +90,7 @@ class Fleet:
         if self._watch is not None:
             return
         try:
-            problems = await asyncio.gather(*(self._look(replica) for replica in self.replicas))
+            problems = await self._look_at_all()
             for problem in problems:
                 if isinstance(problem, UsageError):
                     raise problem
@@ -99,6 +99,7 @@ class Fleet:
         except BaseException:
             await self.close()
             raise
+        self._tell(problems)
         self._watch = asyncio.create_task(self._keep_looking())
 
     async def close(self) -> None:
@@ -157,7 +158,14 @@ class Fleet:
     async def _keep_looking(self) -> None:
         while True:
             await asyncio.sleep(HEALTH_SECONDS)
-            await asyncio.gather(*(self._look(replica) for replica in self.replicas))
+            self._tell(await self._look_at_all())
+
+    async def _look_at_all(self) -> list[Exception | None]:
+        return await asyncio.gather(*(self._look(replica) for replica in self.replicas))
+
+    def _tell(self, problems: Sequence[Exception | None]) -> None:
+        for replica, problem in zip(self.replicas, problems, strict=True):
+            replica.tell(problem)
 
     async def _look(self, replica: Replica) -> Exception | None:
         """Update a replica's health; what keeps it from being used, or None."""
@@ -175,7 +183,7 @@ class Fleet:
             # The others are looked at all the same.
             log.exception("engine not looked at", engine=replica.engine.url)
             problem = error
-        replica.note(problem)
+        replica.up = problem is None
         return problem
 
     async def _probe(self, engine: Engine) -> None:

@@ -1,0 +1,63 @@
+"""An engine in this process that does as it is told, for what no HTTP engine can be made to do."""
+
+from collections.abc import Callable, Sequence
+
+from edgewise.engines.base import NOBODY, Client, Engine
+from edgewise.sampling import Sampling
+from edgewise.testing.scripted_edge import ByteTokenizer
+from edgewise.verdict import Verdict
+
+Act = Callable[[Sequence[int], int], Verdict]
+"""From a consult's ids and how many tokens it wants to what it is answered; it may raise."""
+
+
+def letters(ids: Sequence[int], n: int) -> Verdict:
+    """As many "a" as are asked for."""
+    return Verdict(ids=(97,) * n, logprobs=(-0.1,) * n, cached=len(ids), computed=0)
+
+
+class PlainEngine(Engine):
+    """Answers as `act` says. `down` is raised by every call, `probes` counts those that passed."""
+
+    dialect = "plain"
+
+    def __init__(self, name: str = "plain", act: Act = letters) -> None:
+        super().__init__(name)
+        self.act = act
+        self.down: Exception | None = None
+        self.tokenizer = ByteTokenizer()
+        self.mark = 0
+        self.looks = self.probes = self.asked = self.prefills = 0
+        self.clients: list[Client] = []
+        self.closed = False
+
+    async def ready(self) -> None:
+        self.looks += 1
+        if self.down is not None:
+            raise self.down
+
+    async def complete(
+        self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
+    ) -> Verdict:
+        if client is NOBODY:
+            self.probes += 1
+            return letters(ids, n)
+        self.asked += 1
+        self.clients.append(client)
+        if self.down is not None:
+            raise self.down
+        return self.act(ids, n)
+
+    async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
+        self.prefills += 1
+        self.act(ids, 1)
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        """Ids of another vocabulary where `mark` is set."""
+        return [token ^ self.mark for token in self.tokenizer.encode(text)]
+
+    async def model_name(self) -> str | None:
+        return "letters"
+
+    async def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,316 @@
+"""Replicas that go down and come back, whose consults move, and how many wait."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from edgewise.engines.base import Client
+from edgewise.errors import CloudRejected, CloudUnavailable, UsageError
+from edgewise.gateway import fleet as fleets
+from edgewise.gateway.fleet import Busy, Fleet
+from edgewise.sampling import Sampling
+from edgewise.verdict import Verdict
+from tests.gateway.doubles import PlainEngine, letters
+
+GONE = CloudUnavailable("gone.")
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleets, "HEALTH_SECONDS", 0.02)
+
+
+@asynccontextmanager
+async def started(
+    engines: Sequence[PlainEngine], *, concurrency: int = 4, queue: int = 4
+) -> AsyncGenerator[Fleet]:
+    fleet = Fleet(engines, concurrency=concurrency, queue=queue)
+    await fleet.start()
+    try:
+        yield fleet
+    finally:
+        await fleet.close()
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not true():
+            await asyncio.sleep(0.005)
+
+
+async def ask(fleet: Fleet, session: str = "s") -> Verdict:
+    return await fleet.complete([1, 2], 1, Sampling(), Client(session))
+
+
+def run(work: Callable[[], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        return await work()
+
+    return asyncio.run(main())
+
+
+def test_a_replica_that_comes_back_is_used_again() -> None:
+    async def work() -> None:
+        engine = PlainEngine()
+        async with started([engine]) as fleet:
+            engine.down = GONE
+            await until(lambda: not fleet.up)
+            with pytest.raises(CloudUnavailable):
+                await ask(fleet)
+            engine.down = None
+            await until(lambda: fleet.up)
+            assert (await ask(fleet)).ids == (97,)
+            # It is probed anew: it may be another engine than the one that went.
+            assert engine.probes == 2
+
+    run(work)
+
+
+def test_one_that_comes_back_with_another_vocabulary_is_not_used() -> None:
+    """And does not keep the gateway from looking at the others."""
+
+    async def work() -> None:
+        engines = [PlainEngine("one"), PlainEngine("two")]
+        with capture_logs() as told:
+            async with started(engines) as fleet:
+                engines[0].down = GONE
+                await until(lambda: fleet.up == 1)
+                engines[0].mark, engines[0].down = 1, None
+                looks = engines[0].looks
+                await until(lambda: engines[0].looks > looks + 3)
+                assert fleet.up == 1
+                engines[1].down = GONE
+                await until(lambda: fleet.up == 0)
+                engines[1].down = None
+                await until(lambda: fleet.up == 1)
+                engines[0].mark = 0
+                await until(lambda: fleet.up == 2)
+        why = [line["why"] for line in told if line["event"] == "engine not used"]
+        assert sum("another vocabulary" in one for one in why) == 1
+        assert [line["engine"] for line in told if line["event"] == "engine used again"] == [
+            "two",
+            "one",
+        ]
+
+    run(work)
+
+
+def test_a_bug_in_looking_is_logged_and_the_others_are_looked_at() -> None:
+    async def work() -> None:
+        engines = [PlainEngine("one"), PlainEngine("two")]
+        with capture_logs() as told:
+            async with started(engines) as fleet:
+                engines[0].down = ZeroDivisionError("a bug")
+                await until(lambda: fleet.up == 1)
+                engines[1].down = GONE
+                await until(lambda: fleet.up == 0)
+                engines[0].down = engines[1].down = None
+                await until(lambda: fleet.up == 2)
+        assert any(line["event"] == "engine not looked at" for line in told)
+
+    run(work)
+
+
+def test_two_vocabularies_are_no_fleet() -> None:
+    async def work() -> None:
+        engines = [PlainEngine("one"), PlainEngine("two")]
+        engines[1].mark = 1
+        with pytest.raises(UsageError, match="another vocabulary") as refused:
+            async with started(engines):
+                pass
+        assert refused.value.hint == "one gateway serves one model"
+        assert all(engine.closed for engine in engines)
+
+    run(work)
+
+
+def test_a_fleet_starts_with_those_that_are_up() -> None:
+    async def work() -> None:
+        engines = [PlainEngine("one"), PlainEngine("two")]
+        engines[0].down = GONE
+        with capture_logs() as told:
+            async with started(engines) as fleet:
+                assert fleet.up == 1
+                assert (fleet.engine, fleet.model) == ("plain", "letters")
+                await fleet.start()  # a second call does nothing
+                assert engines[1].probes == 1
+        assert [line["engine"] for line in told if line["event"] == "engine not used"] == ["one"]
+
+    run(work)
+
+
+def test_without_any_engine_there_is_no_fleet() -> None:
+    async def work() -> None:
+        engine = PlainEngine()
+        engine.down = GONE
+        with pytest.raises(CloudUnavailable, match=r"No engine is ready: gone\."):
+            async with started([engine]):
+                pass
+        assert engine.closed
+
+    run(work)
+
+
+def test_replicas_are_probed_side_by_side() -> None:
+    async def work() -> None:
+        together = asyncio.Barrier(3)
+
+        class Waiting(PlainEngine):
+            async def ready(self) -> None:
+                # Nobody gets on before all three are asked.
+                if not self.looks:
+                    self.looks += 1
+                    await together.wait()
+
+        async with asyncio.timeout(5), started([Waiting(str(i)) for i in range(3)]) as fleet:
+            assert fleet.up == 3
+
+    run(work)
+
+
+def test_a_consult_moves_on_where_its_replica_is_gone() -> None:
+    async def work() -> None:
+        engines = [PlainEngine(str(number)) for number in range(3)]
+        async with started(engines) as fleet:
+            for _ in range(3):
+                await ask(fleet)
+            (home,) = [engine for engine in engines if engine.asked]
+            assert home.asked == 3
+            home.down = GONE
+            assert (await ask(fleet)).ids == (97,)
+            assert sum(engine.asked for engine in engines if engine is not home) == 1
+
+    run(work)
+
+
+def test_a_busy_replica_keeps_its_sessions() -> None:
+    """429 of an engine that is well: elsewhere the session's cache would be missing."""
+
+    async def work() -> None:
+        def busy(ids: Sequence[int], n: int) -> Verdict:
+            raise CloudUnavailable("busy.")
+
+        engines = [PlainEngine(str(number), busy) for number in range(3)]
+        async with started(engines) as fleet:
+            with pytest.raises(CloudUnavailable, match="busy"):
+                await ask(fleet)
+            assert sum(engine.asked for engine in engines) == 1
+            assert fleet.up == 3
+
+    run(work)
+
+
+def test_what_an_engine_declines_is_asked_nowhere_else() -> None:
+    async def work() -> None:
+        def declined(ids: Sequence[int], n: int) -> Verdict:
+            raise CloudRejected("too long.")
+
+        engines = [PlainEngine(str(number), declined) for number in range(3)]
+        async with started(engines) as fleet:
+            with pytest.raises(CloudRejected):
+                await ask(fleet)
+            assert sum(engine.asked for engine in engines) == 1
+
+    run(work)
+
+
+class Slow(PlainEngine):
+    """Answers when `go` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+        self.most = self.now = 0
+
+    async def complete(self, *asked: Any, **more: Any) -> Verdict:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            if self.probes:
+                await self.go.wait()
+            return await super().complete(*asked, **more)
+        finally:
+            self.now -= 1
+
+
+def test_concurrency_and_queue_are_bounds() -> None:
+    async def work() -> None:
+        engine = Slow()
+        async with started([engine], concurrency=2, queue=3) as fleet:
+            flying = [asyncio.create_task(ask(fleet, str(number))) for number in range(5)]
+            await until(lambda: fleet.replicas[0].asked == 5)
+            with pytest.raises(Busy) as busy:
+                await ask(fleet, "late")
+            assert busy.value.retry_after >= 0.05
+            engine.go.set()
+            assert all(verdict.ids == (97,) for verdict in await asyncio.gather(*flying))
+            assert engine.most == 2
+            assert fleet.replicas[0].asked == 0
+
+    run(work)
+
+
+def test_a_cancelled_consult_gives_its_place_back() -> None:
+    async def work() -> None:
+        engine = Slow()
+        async with started([engine], concurrency=1, queue=0) as fleet:
+            flying = asyncio.create_task(ask(fleet))
+            await until(lambda: engine.now)
+            with pytest.raises(Busy):
+                await ask(fleet)
+            flying.cancel()
+            await asyncio.gather(flying, return_exceptions=True)
+            engine.go.set()
+            assert (await ask(fleet)).ids == (97,)
+
+    run(work)
+
+
+def test_warming_waits_for_nobody() -> None:
+    async def work() -> None:
+        engine = Slow()
+        async with started([engine], concurrency=1, queue=4) as fleet:
+            await fleet.prefill([1], Client("s"))
+            assert engine.prefills == 1
+            flying = asyncio.create_task(ask(fleet))
+            await until(lambda: engine.now)
+            with pytest.raises(Busy):
+                await fleet.prefill([1], Client("s"))
+            engine.go.set()
+            await flying
+
+    run(work)
+
+
+@given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=30, unique=True))
+def test_only_the_sessions_of_the_one_that_went_move(sessions: list[str]) -> None:
+    """Rendezvous hashing, whatever the sessions are called."""
+
+    async def homes(fleet: Fleet, engines: Sequence[PlainEngine]) -> dict[str, PlainEngine]:
+        found: dict[str, PlainEngine] = {}
+        for session in sessions:
+            before = [engine.asked for engine in engines]
+            await ask(fleet, session)
+            (found[session],) = [
+                engine for engine, n in zip(engines, before, strict=True) if engine.asked > n
+            ]
+        return found
+
+    async def work() -> None:
+        engines = [PlainEngine(str(number), letters) for number in range(3)]
+        async with started(engines) as fleet:
+            before = await homes(fleet, engines)
+            gone = before[sessions[0]]
+            fleet.replicas[engines.index(gone)].up = False
+            gone.down = GONE
+            after = await homes(fleet, engines)
+        for session in sessions:
+            assert (after[session] is before[session]) == (before[session] is not gone)
+
+    asyncio.run(work())
