@@ -1,0 +1,397 @@
+"""The device's side of a gateway: what its sessions do in the background, and over bad links."""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from edgewise.cloud import gateway as cloud_gateway
+from edgewise.cloud import gateway_link
+from edgewise.cloud.gateway import PUSHED, GatewayCloud
+from edgewise.errors import (
+    CloudError,
+    CloudProtocolError,
+    CloudRefused,
+    CloudRejected,
+    CloudTimeout,
+    CloudUnavailable,
+    VocabularyMismatch,
+)
+from edgewise.prompts import Prompt
+from edgewise.sampling import Sampling
+from edgewise.testing.link import Link
+from edgewise.testing.scripted_edge import ByteTokenizer
+from edgewise.testing.scripted_engine import ScriptedEngine
+from edgewise.wire.protocol import (
+    PATH,
+    VERSION,
+    VOCABULARY,
+    Ask,
+    Cancel,
+    Failed,
+    FromDevice,
+    NeedFull,
+    Opened,
+    Push,
+    Reply,
+    encode,
+    from_device,
+)
+from tests.background import Background
+from tests.gateway.running import gateway
+
+PROMPT = Prompt((1, 2, 3))
+IDS = [1, 2, 3]
+OPENED = Opened(VERSION, "name", 0, 0, "vLLM", "qwen")
+
+Say = Callable[[web.WebSocketResponse, FromDevice], Awaitable[None]]
+
+
+class FakeGateway:
+    """Answers frames as `say` does, from a thread of its own; `heard` are the devices' frames."""
+
+    def __init__(self, say: Say, *, status: int | None = None) -> None:
+        self.say, self.status = say, status
+        self.heard: list[FromDevice] = []
+        self._background = Background()
+        self.url: str = self._background.do(self._start())
+
+    def close(self) -> None:
+        """Stop."""
+        self._background.close(self._runner.cleanup())
+
+    async def _start(self) -> str:
+        app = web.Application()
+        app.router.add_get(PATH, self._session)
+        self._runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05
+        )
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def _session(self, request: web.Request) -> web.StreamResponse:
+        if self.status is not None:
+            return web.Response(status=self.status)
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for message in socket:
+            frame = from_device(message.data)
+            self.heard.append(frame)
+            await self.say(socket, frame)
+        return socket
+
+
+def reply(ask: Ask) -> Reply:
+    return Reply(ask.ask, (97,) * ask.n, (-0.1,) * ask.n)
+
+
+async def politely(socket: web.WebSocketResponse, frame: FromDevice) -> None:
+    """As a gateway does."""
+    if isinstance(frame, Ask):
+        await socket.send_bytes(encode(reply(frame)))
+    elif not isinstance(frame, Push | Cancel):
+        await socket.send_bytes(encode(OPENED))
+
+
+def saying(*frames: Any) -> Say:
+    """Politely, but to asks these, in turn, the last for ever."""
+    left = list(frames)
+
+    async def say(socket: web.WebSocketResponse, frame: FromDevice) -> None:
+        if not isinstance(frame, Ask):
+            return await politely(socket, frame)
+        made = left.pop(0) if len(left) > 1 else left[0]
+        answer = made(frame) if callable(made) else made
+        if answer == "hang up":
+            await socket.close()
+        elif isinstance(answer, str):
+            await socket.send_str(answer)
+        else:
+            await socket.send_bytes(answer if isinstance(answer, bytes) else encode(answer))
+        return None
+
+    return say
+
+
+@pytest.fixture
+def fake() -> Iterator[Callable[..., FakeGateway]]:
+    made: list[FakeGateway] = []
+
+    def start(say: Say = politely, **more: Any) -> FakeGateway:
+        made.append(FakeGateway(say, **more))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def consult(url: str, *, deadline: float = 5.0) -> Any:
+    """The ids of one consult, or how it failed."""
+    cloud = GatewayCloud(url)
+    try:
+        return cloud.open(PROMPT).ask(IDS, 1, Sampling(), deadline).result().ids
+    except CloudError as error:
+        return error
+    finally:
+        cloud.close()
+
+
+def test_a_verdict_comes_back(fake: Callable[..., FakeGateway]) -> None:
+    made = fake()
+    assert consult(made.url) == (97,)
+    _, ask = made.heard[:2]
+    assert isinstance(ask, Ask)
+    assert (ask.position, ask.ids, ask.n, ask.sampling) == (0, IDS, 1, None)
+    assert 0 < ask.deadline <= 5000
+
+
+@pytest.mark.parametrize(
+    ("reason", "error"),
+    [
+        ("unavailable", CloudUnavailable),
+        ("timeout", CloudTimeout),
+        ("refused", CloudRefused),
+        ("rejected", CloudRejected),
+        ("protocol", CloudProtocolError),
+        ("something new", CloudProtocolError),
+    ],
+)
+def test_a_failure_has_its_reason_patience_and_request(
+    fake: Callable[..., FakeGateway], reason: str, error: type[CloudError]
+) -> None:
+    made = fake(saying(lambda ask: Failed(ask.ask, reason, "No.", 250, "req-9")))
+    raised = consult(made.url)
+    assert type(raised) is error
+    assert raised.request_id == "req-9"
+    assert "No; it asks for 250 ms of patience (request req-9)" in str(raised)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"\xc1", "text", OPENED, lambda ask: NeedFull(ask.ask)],
+    ids=["garbage", "text", "opened twice", "never enough"],
+)
+def test_a_gateway_that_breaks_the_protocol_is_a_sentence(
+    fake: Callable[..., FakeGateway], answer: Any
+) -> None:
+    raised = consult(fake(saying(answer)).url)
+    assert type(raised) is CloudProtocolError
+    assert "\n" not in str(raised)
+
+
+def test_a_whole_prefix_is_sent_where_it_is_asked_for(fake: Callable[..., FakeGateway]) -> None:
+    made = fake(saying(lambda ask: NeedFull(ask.ask), reply))
+    assert consult(made.url) == (97,)
+    asks = [frame for frame in made.heard if isinstance(frame, Ask)]
+    assert [(ask.position, ask.ids) for ask in asks] == [(0, IDS), (0, IDS)]
+
+
+def test_a_link_that_breaks_is_made_anew(fake: Callable[..., FakeGateway]) -> None:
+    made = fake(saying("hang up", "hang up", reply))
+    assert consult(made.url) == (97,)
+    openings = [frame for frame in made.heard if not isinstance(frame, Ask | Push | Cancel)]
+    assert [opening.session for opening in openings[:3]] == ["", "name", "name"]
+
+
+def test_a_link_that_always_breaks_ends_at_the_deadline(fake: Callable[..., FakeGateway]) -> None:
+    begun = time.monotonic()
+    assert type(consult(fake(saying("hang up")).url, deadline=0.4)) is CloudTimeout
+    assert time.monotonic() - begun < 2
+
+
+def test_a_session_that_is_over_says_why(fake: Callable[..., FakeGateway]) -> None:
+    raised = consult(fake(saying(Failed(None, "unavailable", "Going away.", 10))).url)
+    assert type(raised) is CloudUnavailable
+    assert "Going away" in str(raised)
+
+
+def test_an_answer_that_comes_too_late_harms_nobody(fake: Callable[..., FakeGateway]) -> None:
+    async def say(socket: web.WebSocketResponse, frame: FromDevice) -> None:
+        if isinstance(frame, Cancel):
+            await socket.send_bytes(encode(Reply(frame.ask, (1,), (None,))))
+        elif isinstance(frame, Ask) and frame.n == 1:
+            return
+        else:
+            await politely(socket, frame)
+
+    made = fake(say)
+    cloud = GatewayCloud(made.url)
+    session = cloud.open(PROMPT)
+    with pytest.raises(CloudTimeout):
+        session.ask(IDS, 1, Sampling(), 0.1).result()
+    assert session.ask(IDS, 2, Sampling(), 5).result().ids == (97, 97)
+    assert any(isinstance(frame, Cancel) for frame in made.heard)
+    cloud.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (401, CloudRefused),
+        (403, CloudRefused),
+        (429, CloudUnavailable),
+        (503, CloudUnavailable),
+        (404, CloudProtocolError),
+        (200, CloudProtocolError),
+    ],
+)
+def test_a_handshake_that_is_refused_says_why(
+    fake: Callable[..., FakeGateway], status: int, error: type[CloudError]
+) -> None:
+    assert type(consult(fake(status=status).url)) is error
+
+
+async def silent(socket: web.WebSocketResponse, frame: FromDevice) -> None:
+    pass
+
+
+async def other_first(socket: web.WebSocketResponse, frame: FromDevice) -> None:
+    await socket.send_bytes(encode(NeedFull(None)))
+
+
+async def hangs_up(socket: web.WebSocketResponse, frame: FromDevice) -> None:
+    await socket.close()
+
+
+@pytest.mark.parametrize(
+    ("say", "error"),
+    [(silent, CloudUnavailable), (other_first, CloudProtocolError), (hangs_up, CloudUnavailable)],
+)
+def test_a_session_that_is_not_opened_says_why(
+    fake: Callable[..., FakeGateway],
+    monkeypatch: pytest.MonkeyPatch,
+    say: Say,
+    error: type[CloudError],
+) -> None:
+    monkeypatch.setattr(gateway_link, "OPEN_SECONDS", 0.2)
+    assert type(consult(fake(say).url)) is error
+
+
+async def another_vocabulary(socket: web.WebSocketResponse, frame: FromDevice) -> None:
+    await socket.send_bytes(encode(Failed(None, VOCABULARY, "Not the same ids.")))
+
+
+def test_another_vocabulary_is_known_by_its_reason(fake: Callable[..., FakeGateway]) -> None:
+    """At the check it ends the program; later, the gateway was replaced, it is a failed consult."""
+    made = fake()
+    cloud = GatewayCloud(made.url)
+    made.say = another_vocabulary
+    with pytest.raises(VocabularyMismatch, match="one family"):
+        cloud.check(ByteTokenizer())
+    assert not cloud.links
+    made.say = politely
+    assert "vLLM engine has the same ids" in cloud.check(ByteTokenizer())
+    assert cloud.identity() == f"{made.url} vLLM qwen"
+    cloud.close()
+    made.say = another_vocabulary
+    assert isinstance(consult(made.url), CloudRejected)
+
+
+def test_what_nobody_waits_for_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A push and a close have no caller that could hear of a bug in them."""
+    caplog.set_level(logging.INFO)
+    engine = ScriptedEngine()
+
+    async def broken(self: object, ids: list[int]) -> None:
+        raise ZeroDivisionError("in a push")
+
+    def not_given(self: object, link: object) -> None:
+        raise ZeroDivisionError("in a close")
+
+    with gateway([engine.url]) as running:
+        cloud = GatewayCloud(running.url)
+        cloud.check(ByteTokenizer())
+        monkeypatch.setattr(gateway_link.Link, "push", broken)
+        monkeypatch.setattr(GatewayCloud, "give", not_given)
+        session = cloud.open(PROMPT)
+        session.push(IDS)
+        session.close()
+        cloud.close()
+    engine.close()
+    raised = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
+    assert raised == ["in a push", "in a close"]
+
+
+def test_a_push_that_takes_too_long_is_no_alarm(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "edgewise")
+    monkeypatch.setattr(cloud_gateway, "CHECK_SECONDS", 0.3)
+    engine = ScriptedEngine()
+    with gateway([engine.url]) as running:
+        link = Link("127.0.0.1", int(running.url.rpartition(":")[2]))
+        cloud = GatewayCloud(link.url)
+        cloud.check(ByteTokenizer())
+        link.cut()
+        link.stall()
+        session = cloud.open(PROMPT)
+        session.push(IDS)
+        end = time.monotonic() + 5
+        while not [r for r in caplog.records if "did not answer" in r.message]:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert {record.levelname for record in caplog.records} == {"INFO"}
+        cloud.close()
+        link.close()
+    engine.close()
+
+
+def test_nothing_is_connected_for_a_session_that_says_nothing() -> None:
+    engine = ScriptedEngine()
+    with gateway([engine.url]) as running:
+        cloud = GatewayCloud(running.url)
+        session = cloud.open(PROMPT)
+        assert session.push([]) == 0
+        session.close()
+        time.sleep(0.05)
+        assert not running.gateway.connections
+        assert not cloud.links
+        cloud.close()
+    engine.close()
+
+
+def test_after_closing_sessions_fail_and_close() -> None:
+    cloud = GatewayCloud("http://127.0.0.1:9")
+    session = cloud.open(PROMPT)
+    cloud.close()
+    cloud.close()
+    with pytest.raises(CloudUnavailable, match="was closed"):
+        session.ask(IDS, 1, Sampling(), 5).result()
+    session.push(list(range(PUSHED)))
+    session.close()
+
+
+def test_consults_in_flight_share_one_link() -> None:
+    engine = ScriptedEngine()
+    with gateway([engine.url]) as running:
+        cloud = GatewayCloud(running.url)
+        cloud.check(ByteTokenizer())
+        session = cloud.open(PROMPT)
+        engine.seconds = 0.05
+        flying = [session.ask([*IDS, n], 1, Sampling(), 10) for n in range(4)]
+        assert all(future.result().ids for future in flying)
+        assert len(cloud.links) == 1
+        assert len(running.gateway.connections) == 1
+        cloud.close()
+    engine.close()
+
+
+def test_a_consult_given_up_before_it_ran_leaves_the_session_whole() -> None:
+    engine = ScriptedEngine()
+    with gateway([engine.url]) as running:
+        cloud = GatewayCloud(running.url)
+        cloud.check(ByteTokenizer())
+        session = cloud.open(PROMPT)
+        for _ in range(20):
+            session.ask(IDS, 1, Sampling(), 10).cancel()
+        assert session.ask(IDS, 1, Sampling(), 10).result().ids
+        assert len(cloud.links) == 1
+        cloud.close()
+    engine.close()

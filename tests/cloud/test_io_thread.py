@@ -1,0 +1,123 @@
+"""The thread that connections live in: deadlines, cancelling, an end that leaves nothing."""
+
+import asyncio
+import threading
+import time
+from concurrent.futures import CancelledError
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgewise.cloud.io_thread import IoThread
+from edgewise.errors import CloudTimeout, CloudUnavailable
+
+
+async def nothing() -> None:
+    pass
+
+
+async def after(seconds: float, value: int = 7) -> int:
+    await asyncio.sleep(seconds)
+    return value
+
+
+def test_a_result_comes_back() -> None:
+    thread = IoThread("far")
+    assert thread.submit(after(0.0), 5).result(5) == 7
+    thread.close(nothing(), nothing())
+
+
+def test_a_deadline_is_a_sentence_with_the_name() -> None:
+    thread = IoThread("http://far")
+    begun = time.monotonic()
+    with pytest.raises(CloudTimeout, match=r"'http://far' did not answer within 0\.05 s"):
+        thread.submit(after(20), 0.05).result(5)
+    assert time.monotonic() - begun < 2
+    thread.close(nothing(), nothing())
+
+
+def test_an_error_comes_back_as_it_is() -> None:
+    async def failing() -> None:
+        raise ZeroDivisionError("a bug")
+
+    thread = IoThread("far")
+    with pytest.raises(ZeroDivisionError):
+        thread.submit(failing(), 5).result(5)
+    thread.close(nothing(), nothing())
+
+
+def test_cancelling_a_future_cancels_the_work() -> None:
+    cancelled = threading.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(20)
+        finally:
+            cancelled.set()
+
+    thread = IoThread("far")
+    future = thread.submit(work(), 30)
+    thread.submit(nothing(), 5).result(5)
+    assert future.cancel()
+    assert cancelled.wait(5)
+    thread.close(nothing(), nothing())
+
+
+def test_closing_runs_both_ends_around_what_is_given_up() -> None:
+    order: list[str] = []
+
+    async def note(what: str) -> None:
+        order.append(what)
+
+    async def long() -> None:
+        try:
+            await asyncio.sleep(20)
+        finally:
+            order.append("given up")
+
+    thread = IoThread("far")
+    flying = thread.submit(long(), 30)
+    thread.submit(nothing(), 5).result(5)
+    thread.close(note("first"), note("last"))
+    assert order == ["first", "given up", "last"]
+    with pytest.raises(CancelledError):
+        flying.result(1)
+    assert not [one for one in threading.enumerate() if one.name == "cloud"]
+
+
+def test_closing_again_does_nothing() -> None:
+    thread = IoThread("far")
+    thread.close(nothing(), nothing())
+    thread.close(nothing(), nothing())
+
+
+def test_after_closing_work_fails_at_once() -> None:
+    thread = IoThread("far")
+    thread.close(nothing(), nothing())
+    with pytest.raises(CloudUnavailable, match="'far' was closed"):
+        thread.submit(after(0.0), 5).result(1)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.floats(0, 0.01), min_size=1, max_size=8), st.floats(0, 0.01))
+def test_whoever_submits_while_it_closes_gets_an_end(pauses: list[float], wait: float) -> None:
+    """No future stays open, whenever it was asked for."""
+    thread = IoThread("far")
+    ends: list[object] = []
+
+    def ask(pause: float) -> None:
+        time.sleep(pause)
+        try:
+            ends.append(thread.submit(after(0.001), 5).result(5))
+        except (CloudUnavailable, CancelledError) as error:
+            ends.append(error)
+
+    askers = [threading.Thread(target=ask, args=(pause,)) for pause in pauses]
+    for asker in askers:
+        asker.start()
+    time.sleep(wait)
+    thread.close(nothing(), nothing())
+    for asker in askers:
+        asker.join(10)
+    assert len(ends) == len(pauses)

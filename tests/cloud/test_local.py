@@ -1,0 +1,241 @@
+"""A cloud model in this process: its one thread, and what sessions leave behind."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+
+import pytest
+
+from edgewise.cloud.local import LocalCloud
+from edgewise.edge.base import Floats
+from edgewise.errors import (
+    CloudError,
+    CloudRejected,
+    CloudTimeout,
+    CloudUnavailable,
+    ModelError,
+    VocabularyMismatch,
+)
+from edgewise.prompts import Prompt
+from edgewise.sampling import Sampling
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from edgewise.verdict import Verdict
+
+IDS = list(b"sky: ")
+PROMPT = Prompt(tuple(IDS))
+SOON = 0.2
+"""Much less than a busy thread takes, seconds."""
+
+
+class Held:
+    """A script that writes "yes" when it is let."""
+
+    def __init__(self) -> None:
+        self.let, self.asked = threading.Event(), threading.Event()
+        self._script = replying("yes", prompt="sky: ")
+
+    def __call__(self, ids: Sequence[int]) -> Floats:
+        self.asked.set()
+        assert self.let.wait(20)
+        return self._script(ids)
+
+
+@pytest.fixture
+def script() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def model(script: Held) -> ScriptedEdge:
+    return ScriptedEdge(script, context=64)
+
+
+@pytest.fixture
+def cloud(model: ScriptedEdge, script: Held) -> Iterator[LocalCloud]:
+    made = LocalCloud(model)
+    yield made
+    script.let.set()
+    made.close()
+
+
+def busy(cloud: LocalCloud, script: Held) -> "Future[Verdict]":
+    """A consult that holds the thread."""
+    flying = cloud.open(PROMPT).ask(IDS, 1, Sampling(), 20)
+    assert script.asked.wait(5)
+    return flying
+
+
+def test_opening_waits_for_nobody(cloud: LocalCloud, script: Held, model: ScriptedEdge) -> None:
+    flying = busy(cloud, script)
+    begun = time.monotonic()
+    sessions = [cloud.open(PROMPT) for _ in range(20)]
+    for session in sessions:
+        assert session.push(IDS) == 0
+        session.close()
+    assert time.monotonic() - begun < SOON
+    assert not flying.done()
+    # One is the consult's own.
+    assert model.sessions == 1
+
+
+def test_a_session_that_never_asks_takes_no_place(cloud: LocalCloud, model: ScriptedEdge) -> None:
+    session = cloud.open(PROMPT)
+    assert session.push(IDS) == 0
+    session.close()
+    session.close()
+    assert model.sessions == 0
+
+
+def test_a_session_that_asked_gives_its_place_back(
+    cloud: LocalCloud, model: ScriptedEdge, script: Held
+) -> None:
+    script.let.set()
+    session = cloud.open(PROMPT)
+    assert session.ask(IDS, 4, Sampling(), 5).result().ids == (*b"yes", 256)
+    assert model.sessions == 1
+    session.close()
+    session.close()
+    until_free(model)
+
+
+def until_free(model: ScriptedEdge, left: int = 0) -> None:
+    end = time.monotonic() + 5
+    while model.sessions != left:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_consult_cancelled_before_it_ran_leaves_nothing(
+    cloud: LocalCloud, model: ScriptedEdge, script: Held
+) -> None:
+    flying = busy(cloud, script)
+    session = cloud.open(PROMPT)
+    waiting = session.ask(IDS, 1, Sampling(), 5)
+    assert waiting.cancel()
+    session.close()
+    script.let.set()
+    assert flying.result().ids == tuple(b"y")
+    after = cloud.open(PROMPT).ask(IDS, 1, Sampling(), 5)
+    assert after.result().ids == tuple(b"y")
+    # The two that were answered; the cancelled one took no place.
+    assert model.sessions == 2
+
+
+def test_a_session_closed_before_its_consult_ran_takes_no_place(
+    cloud: LocalCloud, model: ScriptedEdge, script: Held
+) -> None:
+    flying = busy(cloud, script)
+    session = cloud.open(PROMPT)
+    waiting = session.ask(IDS, 1, Sampling(), 5)
+    session.close()
+    script.let.set()
+    with pytest.raises(CloudTimeout):
+        waiting.result()
+    late = session.ask(IDS, 1, Sampling(), 5)
+    with pytest.raises(CloudTimeout):
+        late.result()
+    assert flying.result().ids
+    assert model.sessions == 1
+
+
+def test_a_consult_that_waited_too_long_does_not_run(cloud: LocalCloud, script: Held) -> None:
+    busy(cloud, script)
+    late = cloud.open(PROMPT).ask(IDS, 1, Sampling(), 0.05)
+    time.sleep(0.1)
+    script.let.set()
+    with pytest.raises(CloudTimeout, match="deadline"):
+        late.result()
+
+
+def test_a_deadline_ends_a_long_answer() -> None:
+    def slow(ids: Sequence[int]) -> Floats:
+        time.sleep(0.03)
+        return replying("x" * 100, prompt="sky: ")(ids)
+
+    cloud = LocalCloud(ScriptedEdge(slow))
+    begun = time.monotonic()
+    with pytest.raises(CloudTimeout):
+        cloud.open(PROMPT).ask(IDS, 100, Sampling(), 0.2).result()
+    assert time.monotonic() - begun < 2
+    cloud.close()
+
+
+def test_after_closing_consults_fail_and_sessions_close(
+    model: ScriptedEdge, script: Held, caplog: pytest.LogCaptureFixture
+) -> None:
+    script.let.set()
+    cloud = LocalCloud(model)
+    session = cloud.open(PROMPT)
+    session.ask(IDS, 1, Sampling(), 5).result()
+    cloud.close()
+    with pytest.raises(CloudUnavailable, match="was closed"):
+        session.ask(IDS, 1, Sampling(), 5).result()
+    session.close()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_too_long_a_prompt_is_declined_and_the_session_goes_on(
+    cloud: LocalCloud, script: Held
+) -> None:
+    script.let.set()
+    session = cloud.open(PROMPT)
+    with pytest.raises(CloudRejected, match="do not fit"):
+        session.ask([1] * 65, 1, Sampling(), 5).result()
+    assert session.ask(IDS, 1, Sampling(), 5).result().ids == tuple(b"y")
+
+
+def test_a_model_that_fails_is_a_cloud_that_failed() -> None:
+    def failing(ids: Sequence[int]) -> Floats:
+        raise ModelError("the weights are gone", hint="load them again")
+
+    cloud = LocalCloud(ScriptedEdge(failing))
+    with pytest.raises(CloudError, match="the weights are gone; load them again"):
+        cloud.open(PROMPT).ask(IDS, 1, Sampling(), 5).result()
+    cloud.close()
+
+
+def test_what_is_computed_ahead_is_not_computed_again(
+    cloud: LocalCloud, model: ScriptedEdge, script: Held
+) -> None:
+    script.let.set()
+    session = cloud.open(PROMPT)
+    session.prefill(IDS)
+    verdict = session.ask([*IDS, 121], 1, Sampling(), 5).result()
+    assert (verdict.cached, verdict.computed) == (len(IDS), 1)
+    assert verdict.ids == tuple(b"e")
+
+
+def test_a_prefill_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def failing(ids: Sequence[int]) -> Floats:
+        raise ZeroDivisionError("a bug")
+
+    cloud = LocalCloud(ScriptedEdge(failing))
+    cloud.open(PROMPT).prefill(IDS)
+    cloud.close()
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert "a bug" in str(record.exc_info[1])
+
+
+def test_a_verdict_has_logprobs_and_candidates(cloud: LocalCloud, script: Held) -> None:
+    script.let.set()
+    verdict = cloud.open(PROMPT).ask(IDS, 8, Sampling(), 5).result()
+    assert bytes(verdict.ids[:3]) == b"yes"
+    assert verdict.stopped
+    assert len(verdict.logprobs) == len(verdict.top) == len(verdict.ids) == 4
+    for token, logprob, top in zip(verdict.ids, verdict.logprobs, verdict.top, strict=True):
+        assert logprob == pytest.approx(0.0, abs=1e-3)
+        assert top[0].id == token
+        assert [one.logprob for one in top] == sorted((one.logprob for one in top), reverse=True)
+    assert verdict.engine_seconds is not None
+
+
+def test_weights_are_said_to_be_here(cloud: LocalCloud, model: ScriptedEdge) -> None:
+    assert cloud.local is model
+    assert cloud.identity() == model.fingerprint()
+    assert cloud.abilities is None
+    assert cloud.check(ByteTokenizer())
+    with pytest.raises(VocabularyMismatch, match="different vocabularies"):
+        cloud.check(ByteTokenizer("other"))

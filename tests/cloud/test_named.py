@@ -1,0 +1,166 @@
+"""The door for clouds: a package adds one under `edgewise.cloud`, and it is consulted by name."""
+
+import asyncio
+import importlib.metadata
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from edgewise import pair
+from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.cloud.connect import connect
+from edgewise.cloud.engine import EngineCloud
+from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.named import CLOUDS
+from edgewise.edge.base import Tokenizer
+from edgewise.engines.named import ENGINES
+from edgewise.errors import UsageError
+from edgewise.gateway.server import engines_at
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
+from edgewise.prompts import Prompt
+from edgewise.routers.constant import Constant
+from edgewise.sampling import Sampling
+from edgewise.settings import Settings
+from edgewise.testing.scripted_edge import ScriptedEdge, replying
+from edgewise.verdict import Sent, Verdict
+
+Add = Callable[..., None]
+
+
+class ShoutingCloud(CloudModel):
+    """A cloud of a third party: it writes exclamation marks."""
+
+    def __init__(self, url: str, *, key: str | None = None) -> None:
+        self.name, self.key = url, key
+
+    def open(self, prompt: Prompt) -> CloudSession:
+        return ShoutingSession()
+
+    def check(self, tokenizer: Tokenizer) -> str:
+        return "it shares every vocabulary"
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class ShoutingSession:
+    def ask(
+        self,
+        ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        deadline: float,
+        sent: Sent | None = None,
+    ) -> Future[Verdict]:
+        future: Future[Verdict] = Future()
+        future.set_result(Verdict(ids=(33,) * n, logprobs=(None,) * n))
+        return future
+
+    def push(self, ids: Sequence[int]) -> int:
+        return 0
+
+    def close(self) -> None:
+        """Nothing to forget."""
+
+
+@pytest.fixture
+def add(monkeypatch: pytest.MonkeyPatch) -> Add:
+    """Install a package that adds entry points (names to targets) to a group."""
+    real = importlib.metadata.entry_points
+
+    def install(group: str = "edgewise.cloud", **targets: str) -> None:
+        points = [EntryPoint(name, target, group) for name, target in targets.items()]
+
+        def found(**wanted: str) -> object:
+            return points if wanted.get("group") == group else real(**wanted)
+
+        monkeypatch.setattr("edgewise.registry.entry_points", found)
+
+    return install
+
+
+def test_a_cloud_of_a_package_is_consulted_by_its_name(add: Add) -> None:
+    add(shouting=f"{__name__}:ShoutingCloud")
+    assert "shouting" in CLOUDS.names()
+    cloud = connect("shout://somewhere", key="sk", engine="shouting")
+    assert isinstance(cloud, ShoutingCloud)
+    assert (cloud.name, cloud.key) == ("shout://somewhere", "sk")
+    edge = ScriptedEdge(replying("so so", prompt="sky: "))
+    decoder = Decoder(edge, router=Constant(1.0), policy=Policy(threshold=0.5), cloud=cloud)
+    answer = decoder.generate(list(b"sky: "), max_tokens=4)
+    assert answer.text == "!!!!"
+    assert {token.source for token in answer.tokens} == {"cloud"}
+
+
+def test_settings_name_it(add: Add) -> None:
+    add(shouting=f"{__name__}:ShoutingCloud")
+    chosen = Settings(cloud="shout://somewhere", cloud_engine="shouting", cloud_key="sk")
+    edge = ScriptedEdge(replying("so so", prompt="sky: "))
+    cloud = pair.open_cloud(chosen, edge)
+    assert isinstance(cloud, ShoutingCloud)
+    assert cloud.identity() == "shout://somewhere"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "dialect"),
+    [
+        ("llama-server", EngineCloud, "llama-server"),
+        ("vllm", EngineCloud, "vLLM"),
+        ("sglang", EngineCloud, "SGLang"),
+        ("gateway", GatewayCloud, ""),
+    ],
+)
+def test_the_built_in_ones_are_there(name: str, kind: type[CloudModel], dialect: str) -> None:
+    assert name in CLOUDS
+    cloud = connect("http://127.0.0.1:9", engine=name)
+    assert isinstance(cloud, kind)
+    if isinstance(cloud, EngineCloud):
+        assert cloud.engine.dialect == dialect
+    cloud.close()
+
+
+@pytest.mark.parametrize("cloud", ["http://127.0.0.1:9", "none", "bundled"])
+def test_an_unknown_name_is_one_sentence_wherever_the_cloud_is(cloud: str) -> None:
+    """Never ignored: not with a file for a cloud, not without any."""
+    with pytest.raises(UsageError) as refused:
+        pair.connect(Settings(cloud=cloud, cloud_engine="vlm"))
+    assert str(refused.value) == (
+        "There is no cloud engine 'vlm'; known are auto, gateway, llama-server, sglang, vllm."
+    )
+    assert refused.value.setting == "cloud_engine"
+
+
+def test_one_that_cannot_be_loaded_is_a_sentence(add: Add) -> None:
+    add(shouting=f"{__name__}:NoSuchCloud")
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        connect("shout://somewhere", engine="shouting")
+
+
+def test_a_built_in_name_is_taken(add: Add) -> None:
+    add(vllm=f"{__name__}:ShoutingCloud")
+    with pytest.raises(UsageError, match="a built-in one"):
+        connect("http://127.0.0.1:9", engine="vllm")
+
+
+def test_engines_have_a_door_as_well(add: Add) -> None:
+    add("edgewise.engine", mine="edgewise.engines.vllm:VllmEngine")
+    assert ENGINES.names() == ["llama-server", "mine", "sglang", "vllm"]
+
+
+async def _kinds(*addresses: str, kind: str) -> list[str]:
+    engines = await engines_at(addresses, key=None, kind=kind)
+    kinds = [engine.dialect for engine in engines]
+    for engine in engines:
+        await engine.close()
+    return kinds
+
+
+def test_a_gateways_engines_are_of_the_kind_that_is_named(add: Add) -> None:
+    add("edgewise.engine", mine="edgewise.engines.sglang:SglangEngine")
+    urls = ("http://127.0.0.1:9", "http://127.0.0.1:10")
+    assert asyncio.run(_kinds(*urls, kind="mine")) == ["SGLang", "SGLang"]
+    with pytest.raises(UsageError, match="There is no engine 'gateway'"):
+        asyncio.run(_kinds(*urls, kind="gateway"))
