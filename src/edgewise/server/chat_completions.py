@@ -10,7 +10,7 @@ from edgewise.edge.base import Tokenizer
 from edgewise.events import Token
 from edgewise.prompts import Message, prompt_ids
 from edgewise.server.answering import Answering, DecodeRequest
-from edgewise.server.asking import question_of
+from edgewise.server.decoding import decode_request
 from edgewise.server.errors import ApiError
 from edgewise.server.replies import ReplyWriter
 from edgewise.server.schemas import ChatCompletion, ChatMessage, ChatRequest
@@ -22,31 +22,31 @@ def routes(answering: Answering) -> APIRouter:
     router = APIRouter()
 
     @router.post("/chat/completions", response_model=ChatCompletion, responses=STREAMED)
-    async def chat_completions(asked: ChatRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """An answer to a conversation, whole or as server-sent events."""
-        question = _question(answering, asked)
-        reply = ChatReply(asked, answering.edge.tokenizer)
-        return await reply_with(reply, question, answering, request, stream=asked.stream)
+        decoding = _decode_request(answering, body)
+        writer = ChatReply(body, answering.edge.tokenizer)
+        return await reply_with(writer, decoding, answering, request, stream=body.stream)
 
     return router
 
 
-def _question(answering: Answering, asked: ChatRequest) -> DecodeRequest:
-    if asked.max_tokens and asked.max_completion_tokens:
+def _decode_request(answering: Answering, body: ChatRequest) -> DecodeRequest:
+    if body.max_tokens and body.max_completion_tokens:
         raise ApiError(400, "Give max_tokens or max_completion_tokens, not both.")
-    if asked.top_logprobs and not asked.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs true.", param="top_logprobs")
-    return question_of(
+    return decode_request(
         answering,
-        asked,
-        prompt_ids(answering.edge.tokenizer, [_message(one) for one in asked.messages]),
-        max_tokens=asked.max_completion_tokens or asked.max_tokens,
-        candidates=bool(asked.top_logprobs),
+        body,
+        prompt_ids(answering.edge.tokenizer, [_message(one) for one in body.messages]),
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        candidates=bool(body.top_logprobs),
     )
 
 
-def _message(asked: ChatMessage) -> Message:
-    return Message("system" if asked.role == "developer" else asked.role, asked.text)
+def _message(turn: ChatMessage) -> Message:
+    return Message("system" if turn.role == "developer" else turn.role, turn.text)
 
 
 class ChatReply(ReplyWriter):
@@ -54,9 +54,9 @@ class ChatReply(ReplyWriter):
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, asked: ChatRequest, tokenizer: Tokenizer) -> None:
-        super().__init__(asked, tokenizer)
-        self._top = (asked.top_logprobs or 0) if asked.logprobs else None
+    def __init__(self, request: ChatRequest, tokenizer: Tokenizer) -> None:
+        super().__init__(request, tokenizer)
+        self._top = (request.top_logprobs or 0) if request.logprobs else None
 
     def opening(self) -> dict[str, Any]:
         return {"delta": {"role": "assistant", "content": ""}}

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from edgewise.edge.base import Tokenizer
 from edgewise.events import Token
 from edgewise.server.answering import Answering, DecodeRequest
-from edgewise.server.asking import question_of
+from edgewise.server.decoding import decode_request
 from edgewise.server.errors import ApiError
 from edgewise.server.replies import ReplyWriter
 from edgewise.server.schemas import Completion, CompletionRequest
@@ -21,27 +21,27 @@ def routes(answering: Answering) -> APIRouter:
     router = APIRouter()
 
     @router.post("/completions", response_model=Completion, responses=STREAMED)
-    async def completions(asked: CompletionRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+    async def completions(body: CompletionRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """The continuation of a prompt, whole or as server-sent events."""
-        question = _question(answering, asked)
-        reply = TextReply(asked, answering.edge.tokenizer)
-        return await reply_with(reply, question, answering, request, stream=asked.stream)
+        decoding = _decode_request(answering, body)
+        writer = TextReply(body, answering.edge.tokenizer)
+        return await reply_with(writer, decoding, answering, request, stream=body.stream)
 
     return router
 
 
-def _question(answering: Answering, asked: CompletionRequest) -> DecodeRequest:
-    return question_of(
+def _decode_request(answering: Answering, body: CompletionRequest) -> DecodeRequest:
+    return decode_request(
         answering,
-        asked,
-        _ids(answering.edge.tokenizer, asked),
-        max_tokens=asked.max_tokens,
-        candidates=bool(asked.logprobs),
+        body,
+        _ids(answering.edge.tokenizer, body),
+        max_tokens=body.max_tokens,
+        candidates=bool(body.logprobs),
     )
 
 
-def _ids(tokenizer: Tokenizer, asked: CompletionRequest) -> list[int]:
-    prompt = asked.prompt
+def _ids(tokenizer: Tokenizer, body: CompletionRequest) -> list[int]:
+    prompt = body.prompt
     only = prompt[0] if isinstance(prompt, list) and not isinstance(prompt[0], int) else prompt
     if isinstance(only, str):
         if not only:
@@ -60,9 +60,9 @@ class TextReply(ReplyWriter):
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, asked: CompletionRequest, tokenizer: Tokenizer) -> None:
-        super().__init__(asked, tokenizer)
-        self._top = asked.logprobs
+    def __init__(self, request: CompletionRequest, tokenizer: Tokenizer) -> None:
+        super().__init__(request, tokenizer)
+        self._top = request.logprobs
         self._offset = 0
 
     def piece(self, text: str, token: Token | None = None) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Errors in OpenAI's form."""
+"""Errors in OpenAI's form.
+
+The library's errors name a setting where one would help. Of those a request has a field for some;
+the others are the operator's, and a client is told that they are the server's.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +13,10 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from edgewise.errors import CloudError, ContextOverflow, EdgewiseError, UsageError
+from edgewise.server.schemas import ChatRequest, CompletionRequest
+
+REQUEST_FIELDS = frozenset(ChatRequest.model_fields) | frozenset(CompletionRequest.model_fields)
+"""What a client can set itself."""
 
 
 class ApiError(Exception):
@@ -34,15 +42,18 @@ class ApiError(Exception):
         return {"error": told}
 
 
-def api_error(error: EdgewiseError) -> ApiError:
-    """What a client is told of an error raised on purpose."""
+def api_error(error: EdgewiseError, *, prompt: str | None = None) -> ApiError:
+    """What a client is told of an error raised on purpose; `prompt` is the field that holds it."""
+    own = error.setting in REQUEST_FIELDS
+    where = f"the server's setting {error.setting}" if error.setting and not own else None
+    told, param = error.told(where), error.setting if own else None
     if isinstance(error, ContextOverflow):
-        return ApiError(400, str(error), code="context_length_exceeded", param="messages")
+        return ApiError(400, told, code="context_length_exceeded", param=param or prompt)
     if isinstance(error, UsageError):
-        return ApiError(400, str(error))
+        return ApiError(400, told, param=param)
     if isinstance(error, CloudError):
-        return ApiError(502, str(error), kind="api_error", code=f"cloud_{error.reason}")
-    return ApiError(500, str(error), kind="api_error")
+        return ApiError(502, told, kind="api_error", code=f"cloud_{error.reason}")
+    return ApiError(500, told, kind="api_error")
 
 
 def unexpected() -> ApiError:
@@ -58,9 +69,10 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, ApiError)
         return JSONResponse(error.body(), error.status, headers=error.headers)
 
-    async def raised(_: Request, error: Exception) -> JSONResponse:
+    async def raised(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, EdgewiseError)
-        told = api_error(error)
+        chat = request.url.path.endswith("/chat/completions")
+        told = api_error(error, prompt="messages" if chat else "prompt")
         return JSONResponse(told.body(), told.status)
 
     async def invalid(_: Request, error: Exception) -> JSONResponse:

@@ -86,13 +86,15 @@ class ReplyWriter(ABC):
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
-    def __init__(self, asked: ChatRequest | CompletionRequest, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer) -> None:
         self.shown = Shown(tokenizer)
-        self._asked = asked
+        self._request = request
+        options = request.stream_options
+        self._with_usage = options is not None and options.include_usage
         self._head = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
-            "model": asked.model,
+            "model": request.model,
         }
 
     @abstractmethod
@@ -114,17 +116,15 @@ class ReplyWriter(ABC):
         text = "".join(token.text for token in tokens) + end.text
         choice = {"index": 0, **self.body(text, tokens), "finish_reason": end.finish_reason}
         reply = {**self._head, "object": self.kind, "choices": [choice], "usage": usage(end.usage)}
-        if self._asked.edgewise.provenance:
+        if self._request.edgewise.provenance:
             shown = [self.shown.provenance(token) for token in tokens]
             reply["edgewise"] = {"tokens": shown, "timing": timing(end)}
         return reply
 
     async def chunks(self, events: AsyncGenerator[Event]) -> AsyncGenerator[dict[str, Any]]:
         """The reply as it comes; closes `events`."""
-        asked = self._asked
-        told = asked.edgewise.provenance
-        options = asked.stream_options
-        with_usage = options is not None and options.include_usage
+        request = self._request
+        told = request.edgewise.provenance
         opening = self.opening()
         if opening is not None:
             yield self._chunk(opening)
@@ -132,7 +132,7 @@ class ReplyWriter(ABC):
             async for event in events:
                 if isinstance(event, Token):
                     own = {"token": self.shown.provenance(event)} if told else None
-                    if event.text or own or asked.logprobs not in (None, False):
+                    if event.text or own or request.logprobs not in (None, False):
                         yield self._chunk(self.piece(event.text, event), own)
                 elif isinstance(event, Pending):
                     guess = {"index": event.index, "text": event.text}
@@ -143,13 +143,12 @@ class ReplyWriter(ABC):
                     own = {"timing": timing(event)} if told else None
                     last = {**self.piece(event.text), "finish_reason": event.finish_reason}
                     yield self._chunk(last, own)
-                    if with_usage:
-                        last = self._chunk({}, None)
-                        yield {**last, "choices": [], "usage": usage(event.usage)}
+                    if self._with_usage:
+                        yield {**self._chunk({}), "choices": [], "usage": usage(event.usage)}
 
     def _chunk(self, choice: dict[str, Any], own: dict[str, Any] | None = None) -> dict[str, Any]:
         made: dict[str, Any] = {**self._head, "object": self.chunk_kind}
-        if self._asked.stream_options and self._asked.stream_options.include_usage:
+        if self._with_usage:
             made["usage"] = None
         made["choices"] = [{"index": 0, "logprobs": None, "finish_reason": None, **choice}]
         return made if own is None else {**made, "edgewise": own}

@@ -67,20 +67,20 @@ async def _encoded(chunks: AsyncGenerator[dict[str, Any]]) -> AsyncIterator[dict
 
 
 async def reply_with(
-    reply: ReplyWriter,
-    question: DecodeRequest,
+    writer: ReplyWriter,
+    decoding: DecodeRequest,
     answering: Answering,
     request: Request,
     *,
     stream: bool,
 ) -> Response:
     """Answer, and end the work where the client leaves. Raises what `Answering.enter` does."""
-    ticket = answering.enter(question)
-    events = answering.events(question, ticket)
+    ticket = answering.enter(decoding)
+    events = answering.events(decoding, ticket)
     if stream:
-        return EventStream(reply.chunks(events), ticket)
+        return EventStream(writer.chunks(events), ticket)
     try:
-        return JSONResponse(reply.whole(await _unless_gone(request, _collected(events))))
+        return JSONResponse(writer.whole(await _unless_gone(request, _collected(events))))
     finally:
         if not ticket.running:
             ticket.leave()

@@ -1,4 +1,4 @@
-"""From a request's fields to a question for the decoder."""
+"""From a request's fields to what is asked of the decoder."""
 
 import secrets
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from edgewise.server.models import policy_for
 from edgewise.server.schemas import ChatRequest, CompletionRequest
 
 
-def question_of(
+def decode_request(
     answering: Answering,
-    asked: ChatRequest | CompletionRequest,
+    body: ChatRequest | CompletionRequest,
     ids: Sequence[int],
     *,
     max_tokens: int | None,
     candidates: bool,
 ) -> DecodeRequest:
     """With the server's own settings where a request says nothing. Raises `ApiError`."""
-    if asked.stream_options and not asked.stream:
+    if body.stream_options and not body.stream:
         raise ApiError(400, "stream_options needs stream true.", param="stream_options")
-    if asked.edgewise.pending and not asked.stream:
+    if body.edgewise.pending and not body.stream:
         raise ApiError(400, "edgewise.pending needs stream true.", param="edgewise.pending")
     own = answering.settings
 
@@ -31,22 +31,22 @@ def question_of(
     cloud = answering.cloud is not None
     return DecodeRequest(
         ids=ids,
-        policy=policy_for(asked.model, own, answering.card, cloud=cloud),
+        policy=policy_for(body.model, own, answering.card, cloud=cloud),
         max_tokens=max_tokens or own.max_tokens,
         sampling=Sampling(
-            temperature=either(asked.temperature, own.temperature),
-            top_k=int(either(asked.top_k, own.top_k)),
-            top_p=either(asked.top_p, own.top_p),
-            min_p=either(asked.min_p, own.min_p),
-            seed=_seed(asked.seed, own.seed),
+            temperature=either(body.temperature, own.temperature),
+            top_k=int(either(body.top_k, own.top_k)),
+            top_p=either(body.top_p, own.top_p),
+            min_p=either(body.min_p, own.min_p),
+            seed=_seed(body.seed, own.seed),
         ),
-        stop=asked.stops,
-        candidates=candidates or asked.edgewise.provenance,
-        pending=asked.edgewise.pending,
+        stop=body.stops,
+        candidates=candidates or body.edgewise.provenance,
+        pending=body.edgewise.pending,
     )
 
 
-def _seed(asked: int | None, own: int | None) -> int:
+def _seed(given: int | None, own: int | None) -> int:
     """OpenAI's seeds may be negative; without any, every answer is another draw."""
-    given = own if asked is None else asked
-    return secrets.randbelow(1 << 63) if given is None else given % (1 << 63)
+    chosen = own if given is None else given
+    return secrets.randbelow(1 << 63) if chosen is None else chosen % (1 << 63)

@@ -1,0 +1,44 @@
+"""The application over scripted models, in this process: for what a real pair never does."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from starlette.testclient import TestClient
+
+from edgewise.cloud.base import CloudModel
+from edgewise.routers.constant import Constant
+from edgewise.server.answering import Answering
+from edgewise.server.app import make_app
+from edgewise.settings import Settings
+from edgewise.testing.scripted_edge import ScriptedEdge, replying
+
+TEXT = "The sky is blue."
+ASK: dict[str, Any] = {"model": "edgewise", "prompt": "sky: ", "max_tokens": 32}
+CHAT: dict[str, Any] = {"model": "edgewise", "messages": [{"role": "user", "content": "sky: "}]}
+
+
+@contextmanager
+def app(
+    cloud: CloudModel | None = None,
+    *,
+    score: float = 1.0,
+    context: int = 4096,
+    api_key: str | None = None,
+    edge: ScriptedEdge | None = None,
+    **settings: Any,
+) -> Iterator[TestClient]:
+    """A client of a server whose edge model writes `TEXT` after "sky: "."""
+    answering = Answering(
+        edge=edge or ScriptedEdge(replying(TEXT, prompt="sky: "), context=context),
+        router=Constant(score),
+        card=None,
+        settings=Settings(**{"threshold": 0.5, "run_ahead": 0, **settings}),
+        cloud=cloud,
+        slots=1,
+        queue=1,
+    )
+    made = make_app(answering, api_key=api_key)
+    with TestClient(made, raise_server_exceptions=False) as client:
+        yield client
+    answering.close()
