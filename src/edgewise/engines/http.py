@@ -1,8 +1,9 @@
 """Engines behind HTTP: JSON both ways, and a `CloudError` for whatever goes wrong."""
 
 import ssl
+from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import ClassVar, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -78,45 +79,31 @@ class HttpEngine(Engine):
         """The reply to a JSON body that holds `ids` token ids; raises a `CloudError`."""
         data = msgspec.json.encode(body)
         counting = _Counting(client.sent, ids) if client.sent is not None else None
-        return await self._request("POST", path, data, client.headers, counting)
+        headers = {**client.headers, "Content-Type": "application/json"}
+        return await self._twice(_Request("POST", path, data, headers, counting))
 
     async def get(self, path: str) -> bytes:
         """The reply; raises a `CloudError`."""
-        return await self._request("GET", path, None, {}, None)
+        return await self._twice(_Request("GET", path))
 
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        data: bytes | None,
-        headers: dict[str, str],
-        counting: "_Counting | None",
-    ) -> bytes:
+    async def _twice(self, request: "_Request") -> bytes:
         """Retried once, where a kept connection was closed under us before any reply."""
         try:
             try:
-                return await self._once(method, path, data, headers, counting)
+                return await self._once(request)
             except (aiohttp.ServerDisconnectedError, ConnectionResetError):
-                return await self._once(method, path, data, headers, counting)
+                return await self._once(request)
         except (aiohttp.ClientError, OSError) as error:
             raise unreachable(self.url, error) from error
 
-    async def _once(
-        self,
-        method: str,
-        path: str,
-        data: bytes | None,
-        headers: dict[str, str],
-        counting: "_Counting | None",
-    ) -> bytes:
-        told = {**headers, "Content-Type": "application/json"} if data else headers
+    async def _once(self, request: "_Request") -> bytes:
         async with self._client().request(
-            method,
-            self.url + path,
-            data=data,
-            headers=told,
+            request.method,
+            self.url + request.path,
+            data=request.data,
+            headers=request.headers,
             allow_redirects=False,
-            trace_request_ctx=counting,
+            trace_request_ctx=request.counting,
         ) as response:
             body = await response.content.read(_MAX_REPLY + 1)
             while len(body) <= _MAX_REPLY and not response.content.at_eof():
@@ -149,6 +136,14 @@ class HttpEngine(Engine):
                 trace_configs=[_counted()],
             )
         return self._http
+
+
+class _Request(NamedTuple):
+    method: str
+    path: str
+    data: bytes | None = None
+    headers: Mapping[str, str] | None = None
+    counting: "_Counting | None" = None
 
 
 class _Counting:

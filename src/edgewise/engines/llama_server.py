@@ -67,7 +67,7 @@ class LlamaServerEngine(HttpEngine):
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
         body = {"prompt": ids, "n_predict": 0, "cache_prompt": True}
-        await self.post("/completion", body, client)
+        await self.post("/completion", body, client, ids=len(ids))
 
     async def tokenize(self, text: str) -> list[int] | None:
         return await self.tokens({"content": text, "add_special": False, "parse_special": False})

@@ -118,7 +118,9 @@ def add_key(
     """Add a key; returns it, which nobody can do later. Raises `UsageError`."""
     keys = read_keys(path)
     if any(key.name == name for key in keys):
-        raise UsageError(f"There is a key {name!r} already; revoke it or choose another name.")
+        raise UsageError(
+            f"There is a key {name!r} already", hint="revoke it or choose another name"
+        )
     if not name.strip() or asks_per_second < 0 or tokens_per_day < 0 or sessions < 0:
         raise UsageError("A key needs a name, and limits of 0 (none) or more.")
     secret = PREFIX + secrets.token_urlsafe(32)

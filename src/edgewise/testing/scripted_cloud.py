@@ -46,7 +46,7 @@ class ScriptedCloud(CloudModel):
 
     def check(self, tokenizer: Tokenizer) -> str:
         if tokenizer.fingerprint() != self.tokenizer.fingerprint():
-            raise VocabularyMismatch("The scripted cloud has another vocabulary; use the same.")
+            raise VocabularyMismatch("The scripted cloud has another vocabulary", hint="share one")
         return "both vocabularies hash alike"
 
     def close(self) -> None:
