@@ -1,0 +1,157 @@
+"""Rows of the link table on scripted models, whose figures are known beforehand."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from edgewise.bench.link import WAYS, Conditions, LinkBench, LinkRow, http_target
+from edgewise.bench.pace import Pace
+from edgewise.cloud.base import CloudModel
+from edgewise.cloud.engine import LlamaServer
+from edgewise.errors import CloudError, CloudUnavailable, UsageError
+from edgewise.evaluation.tasks.base import Question, Task
+from edgewise.routers.uncertainty import MaxProb
+from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, replying
+from edgewise.testing.scripted_engine import ScriptedEngine
+from tests.llama_server_process import free_port
+
+PROMPT, TEXT, OTHER = "q0: ", "the sky is blue.", "the sea is blue."
+UNSURE = (5, 12)
+"""Where the edge asks: at the first the cloud says otherwise, at the second the same."""
+
+STEP, TRIP = 0.02, 0.08
+HALFWAY = Conditions(round_trip=TRIP, share=0.1, threshold=0.3, engine=0.0)
+
+
+def written(ids: Sequence[int]) -> int:
+    """The cloud's text, of the edge's length."""
+    offset = len(ids) - len(PROMPT)
+    return OTHER.encode()[offset] if offset < len(OTHER) else EOS
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[ScriptedEngine]:
+    made = ScriptedEngine(script=written)
+    yield made
+    made.close()
+
+
+def task(questions: int) -> Task:
+    """Whose answers are right where the cloud helped with them."""
+    asked = [
+        Question(id=str(n), family="sky", prompt=f"q{n}: ", answer=r"^the se", check="regex")
+        for n in range(questions)
+    ]
+    return Task("sky", tuple(asked), 32)
+
+
+def connect(url: str) -> CloudModel:
+    cloud = LlamaServer(url)
+    try:
+        cloud.check(ByteTokenizer())
+    except CloudError:
+        cloud.close()
+        raise
+    return cloud
+
+
+def bench(url: str, questions: int = 3) -> LinkBench:
+    edge = ScriptedEdge(replying(TEXT, prompt=PROMPT, unsure=UNSURE))
+    pace = Pace((1,), (STEP,))
+    return LinkBench(edge, MaxProb(), url, connect, pace=pace, task=task(questions))
+
+
+@pytest.fixture(scope="module")
+def row(engine: ScriptedEngine) -> LinkRow:
+    return bench(engine.url).row(HALFWAY)
+
+
+TOKENS = len(TEXT) + 1
+"""Of an answer, its end included."""
+
+
+def test_consults_and_changes_are_those_of_the_script(row: LinkRow) -> None:
+    assert row.questions == 3
+    assert row.consults == pytest.approx(2 / TOKENS)
+    assert row.changed == pytest.approx(1 / 2)
+    assert (row.round_trip, row.share, row.loss) == (TRIP, 0.1, 0.0)
+
+
+def test_the_bound_is_the_formula(row: LinkRow) -> None:
+    expected = 1 + row.consults * row.changed * TRIP / row.step
+    assert row.bound == pytest.approx(expected)
+    assert row.step >= STEP
+
+
+def test_waiting_costs_its_round_trips_and_running_ahead_less(row: LinkRow) -> None:
+    least = 1 + row.consults * TRIP / row.step
+    assert row.waiting.value > 0.9 * least
+    assert 1 < row.ahead.value < row.waiting.value
+    assert row.ahead_over_waiting.value < 1
+    for figure in (row.waiting, row.ahead, row.ahead_over_waiting):
+        assert figure.low <= figure.value <= figure.high
+
+
+def test_gaps_are_those_that_a_user_sees(row: LinkRow) -> None:
+    for gaps in (row.edge_gaps, row.waiting_gaps, row.ahead_gaps):
+        assert 0 <= gaps.p50 <= gaps.p95 <= gaps.p99
+    assert row.waiting_gaps.p99 >= TRIP
+    assert row.edge_gaps.p99 < TRIP
+
+
+def test_the_answers_are_the_same_and_graded(row: LinkRow) -> None:
+    assert (row.identical, row.margins, row.late) == (3, (), 0)
+    assert dict(zip(WAYS, row.right, strict=True)) == {"edge": 0.0, "waiting": 1.0, "ahead": 1.0}
+
+
+def test_guesses_in_vain_are_counted(row: LinkRow) -> None:
+    assert row.decodes_per_token >= 1
+    assert row.thrown_away == pytest.approx(row.decodes_per_token - 1)
+    assert row.wasted >= 0
+    assert row.ttft > 0
+
+
+def test_every_answer_is_told_and_the_order_turns(engine: ScriptedEngine) -> None:
+    told: list[int] = []
+    asked = engine.asked
+    quick = HALFWAY._replace(round_trip=0.0)
+    bench(engine.url, questions=2).row(quick, lambda: told.append(engine.asked - asked))
+    assert len(told) == 2 * len(WAYS)
+    # The first answer is the edge's alone, after the probe; the two others ask twice each.
+    assert told[0] == 1
+    assert told[-1] >= 9
+
+
+def test_a_link_that_goes_dead_is_silent_for_a_deadline(engine: ScriptedEngine) -> None:
+    longest = bench(engine.url, questions=1).silence(HALFWAY._replace(round_trip=0.01), 1)
+    assert len(longest) == 1
+    assert STEP <= longest[0] < 2.5
+
+
+def test_an_engine_that_is_not_there_is_an_error_and_the_link_is_closed() -> None:
+    made = bench(f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(CloudUnavailable):
+        made.row(HALFWAY)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://127.0.0.1:1",
+        "http://",
+        "127.0.0.1:80",
+        "http://127.0.0.1/path",
+        "ftp://x",
+        "http:///x",
+    ],
+)
+def test_only_plain_http_is_forwarded(url: str) -> None:
+    with pytest.raises(UsageError, match="plain HTTP") as refused:
+        http_target(url)
+    assert refused.value.hint == "name an http://host:port without TLS"
+
+
+def test_a_target_has_a_host_and_a_port() -> None:
+    assert http_target("http://localhost:8080") == ("localhost", 8080)
+    assert http_target("http://localhost") == ("localhost", 80)
+    assert http_target("http://[::1]:1/") == ("::1", 1)

@@ -1,0 +1,95 @@
+"""An edge at another's pace: the figures in between, and sessions that are as slow as told."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgewise.bench.pace import HALF_BILLION, UNPACED, Pace, PacedEdge, measured
+from edgewise.edge.base import Needs
+from edgewise.errors import ContextOverflow
+from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
+
+IDS = list(b"sky: ")
+SLACK = 0.2
+
+
+def test_in_between_it_is_linear_and_beyond_in_proportion() -> None:
+    pace = Pace((1, 3, 5), (0.1, 0.3, 0.4))
+    assert pace.of(1) == pytest.approx(0.1)
+    assert pace.of(2) == pytest.approx(0.2)
+    assert pace.of(4) == pytest.approx(0.35)
+    assert pace.of(5) == pytest.approx(0.4)
+    assert pace.of(10) == pytest.approx(0.8)
+
+
+@given(st.integers(1, 4096), st.integers(1, 4096))
+def test_more_ids_never_take_less(one: int, other: int) -> None:
+    less, more = sorted((one, other))
+    assert HALF_BILLION.of(less) <= HALF_BILLION.of(more)
+
+
+def test_no_pace_takes_no_time() -> None:
+    assert UNPACED.of(1) == UNPACED.of(1000) == 0.0
+
+
+def test_a_pass_takes_at_least_as_long_as_its_ids() -> None:
+    pace = Pace((1, 10), (0.02, 0.2))
+    edge = PacedEdge(ScriptedEdge(replying("yes", prompt="sky: ")), pace)
+    session = edge.session(Needs.ENTROPY)
+    taken: list[float] = []
+
+    def step() -> None:
+        begun = time.monotonic()
+        session.step()
+        taken.append(time.monotonic() - begun)
+
+    session.open(IDS)
+    step()  # five ids
+    session.extend(list(b"y"))
+    step()  # one
+    session.rewind(2)
+    session.extend([1, 2, 3])
+    step()  # three
+    session.close()
+    for seconds, ids in zip(taken, (5, 1, 3), strict=True):
+        assert pace.of(ids) <= seconds < pace.of(ids) + SLACK
+    assert edge.decodes == 3
+
+
+def test_a_session_begins_with_nothing_cached() -> None:
+    """A prompt costs what it costs on its own, whatever the model kept of earlier ones."""
+    pace = Pace((1, 5), (0.0, 0.1))
+    edge = PacedEdge(ScriptedEdge(replying("yes", prompt="sky: ")), pace)
+    session = edge.session()
+    for _ in range(2):
+        session.open(IDS)
+        begun = time.monotonic()
+        session.step()
+        assert time.monotonic() - begun >= 0.1
+    session.close()
+
+
+def test_everything_else_is_the_models_own() -> None:
+    model = ScriptedEdge(replying("yes", prompt="sky: "), context=8)
+    edge = PacedEdge(model, UNPACED)
+    assert (edge.name, edge.context, edge.tokenizer) == ("scripted", 8, model.tokenizer)
+    session = edge.session()
+    session.open(IDS)
+    assert session.position == len(IDS)
+    assert session.step().proposed == ord("y")
+    with pytest.raises(ContextOverflow):
+        session.extend([1] * 9)
+    session.close()
+    assert model.sessions == 0
+
+
+def test_a_models_own_pace_is_measured_and_nothing_is_left_open() -> None:
+    model = ScriptedEdge(noise())
+    pace = measured(model, repeats=2)
+    assert pace.ids[0] == 1
+    assert list(pace.ids) == sorted(pace.ids)
+    assert len(pace.seconds) == len(pace.ids)
+    assert all(seconds > 0 for seconds in pace.seconds)
+    assert model.sessions == 0
