@@ -308,7 +308,7 @@ def test_what_nobody_waits_for_is_logged(
     with gateway([engine.url]) as running:
         cloud = GatewayCloud(running.url)
         cloud.check(ByteTokenizer())
-        monkeypatch.setattr(gateway_link.Link, "push", broken)
+        monkeypatch.setattr(gateway_link.GatewayLink, "push", broken)
         monkeypatch.setattr(GatewayCloud, "give", not_given)
         session = cloud.open(PROMPT)
         session.push(IDS)

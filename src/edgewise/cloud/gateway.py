@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from edgewise.cloud.base import CloudModel, log_failure, with_end
-from edgewise.cloud.gateway_link import Link, OtherVocabulary, shared
+from edgewise.cloud.gateway_link import GatewayLink, OtherVocabulary, shared
 from edgewise.cloud.io_thread import IoThread
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.http import checked_address, not_now, unreachable
@@ -41,11 +41,11 @@ class GatewayCloud(CloudModel):
     def __init__(self, url: str, *, key: str | None = None) -> None:
         self.name = checked_address(url)
         self.tokenizer = ""
-        self.links: set[Link] = set()
+        self.links: set[GatewayLink] = set()
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._eos_ids = frozenset([0])
         self._serves = ""
-        self._idle: list[Link] = []
+        self._idle: list[GatewayLink] = []
         self._http: aiohttp.ClientSession | None = None
         self._io = IoThread(self.name)
 
@@ -76,15 +76,15 @@ class GatewayCloud(CloudModel):
         """With the edge's end token where the engine kept its own."""
         return with_end(verdict, n, self._eos_ids, self.name)
 
-    def take(self, ids: Sequence[int]) -> Link:
+    def take(self, ids: Sequence[int]) -> GatewayLink:
         """An idle link that knows the beginning of `ids` best, or a new one. In the I/O thread."""
         best = max(self._idle, key=lambda link: link.shared(ids), default=None)
         if best is None:
-            return Link(self)
+            return GatewayLink(self)
         self._idle.remove(best)
         return best
 
-    def give(self, link: Link) -> None:
+    def give(self, link: GatewayLink) -> None:
         """Keep a link for the next answer. In the I/O thread."""
         self._idle.append(link)
 
@@ -113,7 +113,7 @@ class GatewayCloud(CloudModel):
         self._io.close(self._forget(), self._hang_up())
 
     async def _check(self, tokenizer: Tokenizer) -> str:
-        link = Link(self)
+        link = GatewayLink(self)
         try:
             opened = await link.connect(Sent())
         except BaseException:
@@ -141,7 +141,7 @@ class GatewaySession:
 
     def __init__(self, gateway: GatewayCloud) -> None:
         self._gateway = gateway
-        self._link: Link | None = None
+        self._link: GatewayLink | None = None
         self._told: list[int] = []
         self._closed = False
 
@@ -173,7 +173,7 @@ class GatewaySession:
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         self._gateway.submit(work, CHECK_SECONDS).add_done_callback(log_failure)
 
-    def _linked(self, ids: Sequence[int]) -> Link:
+    def _linked(self, ids: Sequence[int]) -> GatewayLink:
         if self._link is None:
             self._link = self._gateway.take(ids)
         return self._link

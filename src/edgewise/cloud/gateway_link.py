@@ -74,14 +74,14 @@ class Opener(Protocol):
 
     name: str
     tokenizer: str
-    links: "set[Link]"
+    links: "set[GatewayLink]"
 
     async def socket(self) -> aiohttp.ClientWebSocketResponse:
         """A new connection; raises a `CloudError`."""
         ...
 
 
-class Link:
+class GatewayLink:
     """A gateway session over connections that come and go. Lives in the I/O thread's loop."""
 
     def __init__(self, gateway: Opener) -> None:

@@ -16,7 +16,7 @@ from edgewise.gateway.connection import Connection
 from edgewise.gateway.consults import Consults
 from edgewise.gateway.fleet import Fleet
 from edgewise.gateway.keys import Keys
-from edgewise.gateway.metrics import Metrics
+from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Sessions
 from edgewise.wire.protocol import PATH, VERSION
 
@@ -31,7 +31,7 @@ class Gateway:
 
     def __init__(self, fleet: Fleet, keys: Keys, sessions: Sessions) -> None:
         self.fleet, self.keys, self.sessions = fleet, keys, sessions
-        self.metrics = Metrics()
+        self.metrics = GatewayMetrics()
         self.consults = Consults(fleet, keys, self.metrics)
         self.draining = False
         self.connections: set[Connection] = set()

@@ -13,7 +13,7 @@ from edgewise.errors import CloudProtocolError
 from edgewise.gateway.consults import Consults
 from edgewise.gateway.fleet import Fleet
 from edgewise.gateway.keys import Key
-from edgewise.gateway.metrics import Metrics
+from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Session, Sessions
 from edgewise.wire.protocol import (
     MAX_IDS,
@@ -51,7 +51,7 @@ class Shared(Protocol):
     fleet: Fleet
     sessions: Sessions
     consults: Consults
-    metrics: Metrics
+    metrics: GatewayMetrics
 
 
 class DeviceLeft(Exception):

@@ -11,7 +11,7 @@ from edgewise.errors import CloudError, EdgewiseError, UsageError
 from edgewise.gateway.fleet import Busy, Fleet
 from edgewise.gateway.keys import Key, Keys
 from edgewise.gateway.limits import Limits
-from edgewise.gateway.metrics import Metrics
+from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Session
 from edgewise.verdict import Verdict
 from edgewise.wire.protocol import Ask, Failed, NeedFull, Reply, unpacked
@@ -19,7 +19,7 @@ from edgewise.wire.protocol import Ask, Failed, NeedFull, Reply, unpacked
 WAITING_ASKS = 8
 """Consults of one session that may wait for their turn."""
 
-Answer = Reply | NeedFull | Failed
+AskReply = Reply | NeedFull | Failed
 """What a consult is answered with."""
 
 _SAID = {
@@ -36,13 +36,13 @@ log = structlog.get_logger("edgewise.gateway")
 class Consults:
     """Every connection's consults, within the limits of its key. Sends nothing itself."""
 
-    def __init__(self, fleet: Fleet, keys: Keys, metrics: Metrics) -> None:
+    def __init__(self, fleet: Fleet, keys: Keys, metrics: GatewayMetrics) -> None:
         self._fleet, self._keys, self._metrics = fleet, keys, metrics
         self._limits = Limits()
 
     async def answer(
         self, frame: Ask, ids: Sequence[int] | None, session: Session, key: Key, *, others: int
-    ) -> Answer:
+    ) -> AskReply:
         """What to say to `frame`, which means `ids` (None: the session does not hold them).
 
         `others` of the session's consults wait beside it. Whatever goes wrong, the device hears it.
@@ -78,7 +78,7 @@ class Consults:
 
     async def _verdict(
         self, frame: Ask, ids: Sequence[int] | None, session: Session, key: Key, others: int
-    ) -> Answer:
+    ) -> AskReply:
         if ids is None:
             return NeedFull(frame.ask)
         if self._keys.find_named(key) is None:

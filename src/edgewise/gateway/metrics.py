@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
-class Metrics:
+class GatewayMetrics:
     """In a registry of its own, so that several gateways fit in one process."""
 
     def __init__(self) -> None:

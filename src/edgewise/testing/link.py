@@ -17,6 +17,7 @@ _PACKET = 1460
 _LEAST_RTO = 0.2
 
 Spoil = Callable[[bytes], bytes]
+Direction = Literal["up", "down"]
 
 
 class Quality(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,10 +133,10 @@ class Link:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        way: Literal["up", "down"],
+        way: Direction,
     ) -> None:
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-        sending = asyncio.create_task(self._send(queue, writer))
+        sending = asyncio.create_task(self._send(queue, writer, way))
         self._tasks.add(sending)
         sending.add_done_callback(self._tasks.discard)
         free = 0.0
@@ -161,7 +162,10 @@ class Link:
             self._writers.discard(writer)
 
     async def _send(
-        self, queue: "asyncio.Queue[tuple[float, bytes]]", writer: asyncio.StreamWriter
+        self,
+        queue: "asyncio.Queue[tuple[float, bytes]]",
+        writer: asyncio.StreamWriter,
+        way: Direction,
     ) -> None:
         try:
             while True:
@@ -171,7 +175,7 @@ class Link:
                 if not data:
                     writer.close()
                     return
-                if self._truncate and len(data) > 1:
+                if self._truncate and way == "down" and len(data) > 1:
                     self._truncate = False
                     writer.write(data[: len(data) // 2])
                     await writer.drain()

@@ -110,3 +110,71 @@ def test_nothing_gets_through_a_stalled_link_until_it_is_restored(echo: int) -> 
         link.restore()
         assert client.recv(1) == b"x"
     link.close()
+
+
+def test_bytes_are_counted_each_way(echo: int) -> None:
+    link = Link("127.0.0.1", echo)
+    with socket.create_connection(("127.0.0.1", link.port)) as client:
+        round_trip(client, 1000)
+    link.close()
+    assert (link.up, link.down) == (1000, 1000)
+
+
+def test_jitter_delays_and_never_reorders(echo: int) -> None:
+    link = Link("127.0.0.1", echo, Quality(jitter=0.02))
+    sent = bytes(range(200))
+    with socket.create_connection(("127.0.0.1", link.port)) as client:
+        client.settimeout(10)
+        for value in sent:
+            client.sendall(bytes([value]))
+        got = b""
+        while len(got) < len(sent):
+            got += client.recv(1 << 16)
+    link.close()
+    assert got == sent
+
+
+def test_a_link_that_refuses_takes_nobody_until_it_is_restored(echo: int) -> None:
+    link = Link("127.0.0.1", echo)
+    with socket.create_connection(("127.0.0.1", link.port)) as client:
+        round_trip(client)
+        link.refuse()
+        assert ended(client)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", link.port))
+    link.restore()
+    with socket.create_connection(("127.0.0.1", link.port)) as client:
+        round_trip(client)
+    link.close()
+
+
+def test_bytes_are_spoilt_once(echo: int) -> None:
+    link = Link("127.0.0.1", echo)
+    with socket.create_connection(("127.0.0.1", link.port)) as client:
+        link.spoil(lambda data: b"?" * len(data))
+        client.sendall(b"hello")
+        assert client.recv(100) == b"?????"
+        client.sendall(b"hello")
+        assert client.recv(100) == b"hello"
+    link.close()
+
+
+def test_half_of_it_arrives_and_then_the_end(echo: int) -> None:
+    link = Link("127.0.0.1", echo)
+    with socket.create_connection(("127.0.0.1", link.port)) as client:
+        link.truncate()
+        client.sendall(b"12345678")
+        got = b""
+        while data := client.recv(100):
+            got += data
+    link.close()
+    assert got == b"1234"
+
+
+def test_a_target_that_is_not_there_is_a_reset() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    link = Link("127.0.0.1", port)
+    with socket.create_connection(("127.0.0.1", link.port)) as client:
+        assert ended(client)
+    link.close()

@@ -1,0 +1,119 @@
+"""The scripted engine over real HTTP: its script, its faults, its counters."""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from edgewise.testing.scripted_edge import EOS, ByteTokenizer
+from edgewise.testing.scripted_engine import Misbehaviour, ScriptedEngine, reply_to
+
+
+@pytest.fixture
+def engine() -> Iterator[ScriptedEngine]:
+    made = ScriptedEngine()
+    yield made
+    made.close()
+
+
+def ask(engine: ScriptedEngine, prompt: list[int], n: int = 1, timeout: float = 5.0) -> Any:
+    """Status, request id and what was said."""
+    body = json.dumps({"prompt": prompt, "n_predict": n}).encode()
+    request = urllib.request.Request(engine.url + "/completion", body)
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            return response.status, response.headers["x-request-id"], response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers["x-request-id"], error.read()
+
+
+def test_it_writes_what_follows_from_the_whole_prefix(engine: ScriptedEngine) -> None:
+    status, _, said = ask(engine, [1, 2, 3], 3)
+    tokens = json.loads(said)["tokens"]
+    assert status == 200
+    assert tokens[0] == reply_to([1, 2, 3])
+    assert tokens[2] == reply_to([1, 2, 3, *tokens[:2]])
+    assert tokens != json.loads(ask(engine, [1, 2, 4], 3)[2])["tokens"]
+
+
+def test_an_end_token_ends_an_answer() -> None:
+    engine = ScriptedEngine(script=lambda ids: EOS if len(ids) > 2 else 97)
+    reply = json.loads(ask(engine, [1], 10)[2])
+    engine.close()
+    assert reply["tokens"] == [97, 97, EOS]
+    assert reply["stop_type"] == "eos"
+
+
+def test_consults_and_prefills_are_counted_apart(engine: ScriptedEngine) -> None:
+    for n in (1, 0, 2, 0, 0):
+        ask(engine, [1], n)
+    assert (engine.asked, engine.prefills, engine.running, engine.abandoned) == (2, 3, 0, 0)
+
+
+def test_every_consult_has_a_number(engine: ScriptedEngine) -> None:
+    assert [ask(engine, [1])[1] for _ in range(3)] == ["scripted-0", "scripted-1", "scripted-2"]
+
+
+@pytest.mark.parametrize(("fault", "status"), [("error", 500), ("busy", 429), ("declined", 400)])
+def test_faults_with_a_status(fault: Misbehaviour, status: int) -> None:
+    engine = ScriptedEngine(fault=lambda number: fault if number == 1 else None)
+    assert [ask(engine, [1])[:2] for _ in range(3)] == [
+        (200, "scripted-0"),
+        (status, "scripted-1"),
+        (200, "scripted-2"),
+    ]
+    engine.close()
+
+
+def test_garbage_is_no_json() -> None:
+    engine = ScriptedEngine(fault=lambda number: "garbage")
+    status, _, said = ask(engine, [1])
+    engine.close()
+    assert status == 200
+    with pytest.raises(ValueError, match=r"utf-8|Expecting"):
+        json.loads(said)
+
+
+@pytest.mark.parametrize("fault", ["hang", "reset"])
+def test_faults_without_a_reply(fault: Misbehaviour) -> None:
+    engine = ScriptedEngine(fault=lambda number: fault)
+    with pytest.raises(OSError, match=r"timed out|[Rr]eset|closed"):
+        ask(engine, [1], timeout=0.3)
+    end = time.monotonic() + 5
+    while engine.running and time.monotonic() < end:
+        time.sleep(0.01)
+    assert engine.running == 0
+    assert engine.abandoned == (1 if fault == "hang" else engine.abandoned)
+    engine.close()
+
+
+def test_it_tokenises_as_the_byte_tokenizer(engine: ScriptedEngine) -> None:
+    body = json.dumps({"content": "naïve"}).encode()
+    with urllib.request.urlopen(engine.url + "/tokenize", body) as response:
+        assert json.loads(response.read())["tokens"] == ByteTokenizer().encode("naïve")
+
+
+def test_it_stops_and_comes_back_on_its_port(engine: ScriptedEngine) -> None:
+    port = engine.port
+    engine.stop()
+    assert not engine.listening
+    with pytest.raises(OSError, match="refused"):
+        ask(engine, [1])
+    engine.start()
+    assert (engine.listening, engine.port) == (True, port)
+    assert ask(engine, [1])[0] == 200
+
+
+def test_a_consult_takes_as_long_as_told() -> None:
+    engine = ScriptedEngine(seconds=0.1)
+    begun = time.monotonic()
+    ask(engine, [1])
+    assert 0.1 <= time.monotonic() - begun < 2
+    begun = time.monotonic()
+    ask(engine, [1], 0)
+    assert time.monotonic() - begun < 0.1
+    engine.close()
