@@ -1,8 +1,9 @@
 """Replicas that go down and come back, whose consults move, and how many wait."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -10,12 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from edgewise.edge.base import PROBES
 from edgewise.engines.base import Client
 from edgewise.errors import CloudRejected, CloudUnavailable, UsageError
 from edgewise.gateway import fleet as fleets
 from edgewise.gateway.fleet import Busy, Fleet
+from edgewise.gateway.server import engines_at
 from edgewise.sampling import Sampling
 from edgewise.verdict import Verdict
+from tests.cloud.dialects import serving, vllm_routes
 from tests.gateway.doubles import PlainEngine, letters
 
 GONE = CloudUnavailable("gone.")
@@ -172,6 +176,30 @@ def test_replicas_are_probed_side_by_side() -> None:
             assert fleet.up == 3
 
     run(work)
+
+
+def test_a_fleet_of_vllms_starts_in_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding out what answers, then the rounds of a probe: for all addresses at once."""
+    monkeypatch.setattr(fleets, "HEALTH_SECONDS", 2.0)
+    wait = 0.1
+
+    async def work(urls: Sequence[str]) -> float:
+        begun = time.monotonic()
+        engines = await engines_at(urls, key=None)
+        fleet = Fleet(engines, concurrency=4, queue=4)
+        await fleet.start()
+        seconds = time.monotonic() - begun
+        assert (fleet.up, fleet.engine, fleet.model) == (len(urls), "vLLM", "qwen")
+        await fleet.close()
+        return seconds
+
+    with ExitStack() as stack:
+        servers = [stack.enter_context(serving(vllm_routes(), seconds=wait)) for _ in range(3)]
+        seconds = asyncio.run(work([server.url for server in servers]))
+        for server in servers:
+            assert server.rounds == 4
+            assert len(server.bodies("/tokenize")) == len(PROBES)
+    assert seconds < 7 * wait
 
 
 def test_a_consult_moves_on_where_its_replica_is_gone() -> None:

@@ -86,7 +86,7 @@ def test_without_a_cloud_there_is_none_to_ask_for() -> None:
         ask = {"model": "edgewise:cloud", "prompt": "The word"}
         refused = httpx2.post(f"{alone}/v1/completions", json=ask, trust_env=False)
         assert refused.status_code == 404
-        assert "--cloud" in refused.json()["error"]["message"]
+        assert "needs a cloud model" in refused.json()["error"]["message"]
 
 
 def test_a_port_that_is_taken_is_told_in_a_sentence(url: str) -> None:

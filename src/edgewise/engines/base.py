@@ -7,9 +7,9 @@ I/O thread and implements `CloudModel`; the gateway runs many in its event loop.
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -26,6 +26,8 @@ PROBE_SECONDS = 30.0
 
 # Every vocabulary has them.
 _ANY_IDS = (1, 2, 3)
+
+_T = TypeVar("_T")
 
 Priority = Literal["none", "lower first", "higher first"]
 
@@ -123,17 +125,17 @@ class Engine(ABC):
 
         Three rounds of requests, those of a round side by side.
         """
-        async with side_by_side() as tasks:
-            model = tasks.create_task(self.model_name())
-            tasks.create_task(self.ready())
-        async with side_by_side() as tasks:
-            told = [tasks.create_task(self.tokenize(text)) for text in PROBES]
+        async with side_by_side() as requests:
+            requests.begin(self.ready())
+            model = requests.begin(self.model_name())
+        async with side_by_side() as requests:
+            told = [requests.begin(self.tokenize(text)) for text in PROBES]
         self.vocabulary = _all_of([task.result() for task in told])
         ids = self.vocabulary[0] if self.vocabulary else _ANY_IDS
-        async with side_by_side() as tasks:
-            verdict = tasks.create_task(self._first_verdict(ids))
-            priority = tasks.create_task(self.priority(ids))
-            salt = tasks.create_task(self.has_salt(ids))
+        async with side_by_side() as requests:
+            verdict = requests.begin(self._first_verdict(ids))
+            priority = requests.begin(self.priority(ids))
+            salt = requests.begin(self.has_salt(ids))
         first = verdict.result()
         self.abilities = Abilities(
             engine=self.dialect,
@@ -177,15 +179,27 @@ class Engine(ABC):
             ) from error
 
 
+class Round:
+    """What runs side by side, in tasks."""
+
+    def __init__(self) -> None:
+        self.tasks: list[asyncio.Task[Any]] = []
+
+    def begin(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """One more; its result is there when the round is over."""
+        task = asyncio.create_task(work)
+        self.tasks.append(task)
+        return task
+
+
 @asynccontextmanager
-async def side_by_side() -> AsyncGenerator[asyncio.TaskGroup]:
-    """Tasks that run together; the first failure ends the others and is raised as it is."""
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            yield tasks
-    except ExceptionGroup as failures:
-        first = failures.exceptions[0]
-        raise first from first.__cause__
+async def side_by_side() -> AsyncGenerator[Round]:
+    """Ends when every task has; of those that failed, the first begun says how."""
+    started = Round()
+    yield started
+    for outcome in await asyncio.gather(*started.tasks, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 def candidates(found: Sequence[tuple[int, float | None]]) -> tuple[Candidate, ...]:

@@ -32,8 +32,8 @@ async def engines_at(
     """
     if kind != AUTO:
         ENGINES.load(kind)
-    async with side_by_side() as tasks:
-        found = [tasks.create_task(_kind_at(address, key, kind)) for address in addresses]
+    async with side_by_side() as looks:
+        found = [looks.begin(_kind_at(address, key, kind)) for address in addresses]
     kinds = [task.result() for task in found]
     return [_engine(*one, key) for one in zip(addresses, kinds, strict=True)]
 
