@@ -46,14 +46,15 @@ def open_cloud(
 
 def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | None:
     """The cloud model, not yet checked. Raises `UsageError` for a cloud engine of no known name."""
-    from edgewise.cloud.connect import check_name
-    from edgewise.cloud.connect import connect as connect_to
+    from edgewise.cloud.named import check_name
 
     check_name(settings.cloud_engine)
     address = cloud_address(settings)
     if address == "none":
         return None
     if "://" in address and not address.startswith("hf://"):
+        from edgewise.cloud.connect import connect as connect_to
+
         return connect_to(address, key=settings.cloud_key, engine=settings.cloud_engine)
     from edgewise.cloud.local import LocalCloud
 

@@ -122,6 +122,17 @@ def test_every_answer_is_told_and_the_order_turns(engine: ScriptedEngine) -> Non
     assert told[-1] >= 9
 
 
+def test_an_engines_time_delays_as_the_link_does(engine: ScriptedEngine) -> None:
+    """And counts in the bound; a loss is a delay of its own."""
+    slow = Conditions(round_trip=0.0, share=0.1, threshold=0.3, engine=TRIP)
+    row = bench(engine.url, questions=1).row(slow)
+    assert row.bound == pytest.approx(1 + row.consults * row.changed * TRIP / row.step)
+    assert row.waiting_gaps.p99 >= TRIP
+    lossy = bench(engine.url, questions=1).row(slow._replace(engine=0.0, loss=1.0))
+    assert lossy.loss == 1.0
+    assert lossy.waiting_gaps.p99 >= 0.2
+
+
 def test_a_link_that_goes_dead_is_silent_for_a_deadline(engine: ScriptedEngine) -> None:
     longest = bench(engine.url, questions=1).silence(HALFWAY._replace(round_trip=0.01), 1)
     assert len(longest) == 1

@@ -3,7 +3,11 @@
 from typing import Protocol
 
 from edgewise.cloud.base import CloudModel
+from edgewise.errors import UsageError
 from edgewise.registry import Registry
+
+AUTO = "auto"
+"""Stands for whatever is found at the URL."""
 
 
 class CloudFactory(Protocol):
@@ -25,3 +29,13 @@ CLOUDS: Registry[CloudFactory] = Registry(
         "vllm": "edgewise.cloud.engine:Vllm",
     },
 )
+
+
+def check_name(engine: str) -> None:
+    """Raises `UsageError` for what is neither "auto" nor a name of `CLOUDS`."""
+    if engine != AUTO and engine not in CLOUDS:
+        raise UsageError(
+            f"There is no cloud engine {engine!r}",
+            hint=f"known are {', '.join([AUTO, *CLOUDS.names()])}",
+            setting="cloud_engine",
+        )

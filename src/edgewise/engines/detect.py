@@ -7,9 +7,6 @@ from edgewise.engines.http import served_model
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout
 
-AUTO = "auto"
-"""Stands for whatever is found."""
-
 GATEWAY = "gateway"
 
 OWNERS = {

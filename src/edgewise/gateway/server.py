@@ -11,8 +11,9 @@ from pathlib import Path
 import structlog
 import uvicorn
 
+from edgewise.cloud.named import AUTO
 from edgewise.engines.base import Engine, side_by_side
-from edgewise.engines.detect import AUTO, GATEWAY, found_at
+from edgewise.engines.detect import GATEWAY, found_at
 from edgewise.engines.named import ENGINES
 from edgewise.errors import UsageError
 from edgewise.gateway.app import Gateway
