@@ -5,7 +5,6 @@ What it computes and asks on the way is kept and used if the answer comes to the
 does not, it is dropped. Guesses are decided on by the answer's own rules, so they change nothing.
 """
 
-import math
 import time
 from typing import NamedTuple
 
@@ -54,7 +53,12 @@ class Reader:
         step = self._edge.step()
         score = self._router.score(step)
         if not 0.0 <= score <= 1.0:
-            raise UsageError(_no_score(self._router, score))
+            raise UsageError(
+                f"The router {type(self._router).__name__!r} gave the score {score}, which is not "
+                "a number from 0 to 1",
+                hint="mend its score()",
+                setting="router",
+            )
         token = self._sampling.choose(step)
         read = Read(score, step.proposed, token, step.logprob(token), step)
         return read.detailed() if self._candidates else read
@@ -145,9 +149,3 @@ class RunAhead:
 
     def _drop_consults(self, start: int = 0, end: int | None = None) -> int:
         return 0 if self._consults is None else self._consults.drop(start, end)
-
-
-def _no_score(router: Router, score: float) -> str:
-    name = type(router).__name__
-    what = "no finite number" if not math.isfinite(score) else "not between 0 and 1"
-    return f"The router {name!r} gave the score {score}, which is {what}; mend its score()."
