@@ -1,4 +1,4 @@
-"""The house keeps its shape: imports go down, files and functions stay short, names mean one thing."""
+"""The house keeps its shape: imports go down, functions are short, a name says one thing."""
 
 import ast
 from collections import defaultdict
