@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgewise.errors import CloudTimeout, CloudUnavailable, UsageError
-from edgewise.events import Consult, Finished, Pending, Token
+from edgewise.events import Candidate, Consult, Finished, Pending, Token
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Budget, Policy
@@ -18,6 +18,7 @@ from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
 from edgewise.testing import ScriptedCloud, ScriptedEdge, noise, replying
 from edgewise.testing.scripted_cloud import ScriptedCloudSession
+from edgewise.testing.scripted_edge import SIZE
 from edgewise.verdict import Sent, Verdict
 
 PROMPT = "Q: sky? A:"
@@ -306,3 +307,37 @@ def test_a_finished_answer_counts_every_consult_once() -> None:
     assert finished.usage.cloud_calls == len(cloud.asks)
     asked = sum(n for _, n in cloud.asks)
     assert finished.usage.cloud_tokens + finished.usage.wasted_tokens == asked
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        Verdict(ids=(), logprobs=()),
+        Verdict(ids=(), logprobs=(), stopped=True),
+        Verdict(ids=(98,), logprobs=()),
+        Verdict(ids=(98, 99), logprobs=(None,)),
+        Verdict(ids=(98,), logprobs=(None,), top=((), ())),
+        Verdict(ids=(SIZE,), logprobs=(None,)),
+        Verdict(ids=(-1,), logprobs=(None,)),
+        Verdict(ids=(98, 2**64), logprobs=(None, None)),
+        Verdict(ids=(98,), logprobs=(None,), top=((Candidate(SIZE, -1.0),),)),
+    ],
+)
+def test_a_verdict_that_is_none_is_a_fault_and_the_answer_goes_on(verdict: Verdict) -> None:
+    class Lying(Watched):
+        def open(self, prompt: Prompt) -> WatchedSession:
+            return LyingSession(self)
+
+    class LyingSession(WatchedSession):
+        def ask(self, *args: object, **more: object) -> "Future[Verdict]":
+            future: Future[Verdict] = Future()
+            future.set_result(verdict)
+            return future
+
+    policy = Policy(threshold=0.5, span=2)
+    decoder = Decoder(
+        edge_saying("blue"), router=Constant(1.0), policy=policy, cloud=Lying(noise())
+    )
+    answer = decoder.generate(IDS)
+    assert answer.text == "blue"
+    assert answer.tokens[0].reason == "protocol"

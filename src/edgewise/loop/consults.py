@@ -50,10 +50,12 @@ class Consults:
         *,
         policy: Policy,
         sampling: Sampling,
+        size: int,
         breaker: Breaker,
         latency: Latency,
     ) -> None:
-        """`session` is closed with the consults."""
+        """`session` is closed with the consults; a vocabulary of `size` ids is shared with it."""
+        self._size = size
         self._session = session
         self._policy, self._sampling = policy, sampling
         self._breaker, self._latency = breaker, latency
@@ -188,8 +190,10 @@ class Consults:
     def _result(self, flight: Flight) -> Verdict:
         left = max(0.0, flight.begun + flight.deadline - time.monotonic())
         try:
-            return flight.future.result(timeout=left + _GRACE)
+            verdict = flight.future.result(timeout=left + _GRACE)
         except TimeoutError as error:
             flight.future.cancel()
             self._latency.timed_out(flight.deadline, first=flight.first)
             raise CloudTimeout(f"No answer within {flight.deadline:.3g} s.") from error
+        verdict.check(self._size)
+        return verdict

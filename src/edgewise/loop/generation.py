@@ -90,6 +90,7 @@ class Generation(Iterator[Event]):
                     parts.cloud.open(prompt),
                     policy=rules.policy,
                     sampling=sampling,
+                    size=rules.tokenizer.size,
                     breaker=parts.breaker,
                     latency=parts.latency,
                 )
