@@ -4,8 +4,8 @@ from pathlib import Path
 
 from edgewise.addresses import bundled, checkpoint, resolve
 from edgewise.cloud.base import CloudModel
-from edgewise.edge.base import EdgeModel
-from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.base import EdgeModel, EdgeOptions
+from edgewise.edge.named import EDGES
 from edgewise.loop.policy import Policy
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard, read_card
@@ -13,11 +13,13 @@ from edgewise.routers.named import is_router, router_named
 from edgewise.settings import Settings
 
 FALLBACK_ROUTER, DEFAULT_SHARE = "entropy", 0.05
+_GGUF = "llamacpp"
 
 
-def open_edge(settings: Settings, *, keep_prefixes: bool = False) -> LlamaModel:
-    """Load the edge model that the settings name; see `LlamaModel` for `keep_prefixes`."""
-    return _load(settings, resolve(settings.edge, "edge"), keep_prefixes)
+def open_edge(settings: Settings, *, keep_prefixes: bool = False) -> EdgeModel:
+    """Load the edge model that the settings name; see `EdgeOptions` for `keep_prefixes`."""
+    engine = _GGUF if settings.edge_engine == "auto" else settings.edge_engine
+    return _load(settings, engine, settings.edge, keep_prefixes)
 
 
 def cloud_address(settings: Settings) -> str:
@@ -55,7 +57,7 @@ def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | 
         return connect_to(address, key=settings.cloud_key, engine=settings.cloud_engine)
     from edgewise.cloud.local import LocalCloud
 
-    return LocalCloud(_load(settings, resolve(address, "cloud"), keep_prefixes))
+    return LocalCloud(_load(settings, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
 
 
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
@@ -108,12 +110,12 @@ def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
     )
 
 
-def _load(settings: Settings, path: Path, keep_prefixes: bool) -> LlamaModel:
-    return LlamaModel(
-        path,
+def _load(settings: Settings, engine: str, address: str, keep_prefixes: bool) -> EdgeModel:
+    options = EdgeOptions(
         context=settings.ctx,
         threads=settings.threads,
         gpu_layers=settings.gpu_layers,
         slots=settings.slots or 1,
         keep_prefixes=keep_prefixes,
     )
+    return EDGES.load(engine)(address, options)

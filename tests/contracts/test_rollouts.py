@@ -13,7 +13,7 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudUnavailable, ContextOverflow
 from edgewise.rollouts.base import Continuation, OneByOne, Prefix, Rollouts
 from edgewise.rollouts.cloud import CloudRollouts
-from edgewise.rollouts.llamacpp import LlamaRollouts
+from edgewise.rollouts.open import edge_rollouts
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
@@ -40,7 +40,7 @@ def made(request: pytest.FixtureRequest, bpe_path: Path) -> Iterator[Made]:
             with closing(LocalCloud(LlamaModel(bpe_path, context=64, threads=1, slots=4))) as cloud:
                 yield Made(CloudRollouts(cloud, width=3), model)
             return
-        with closing(LlamaRollouts(model, 2 if request.param == "narrow" else 8)) as rollouts:
+        with closing(edge_rollouts(model, 2 if request.param == "narrow" else 8)) as rollouts:
             yield Made(rollouts, model)
 
 
@@ -83,7 +83,7 @@ def test_draws_follow_the_seed(bpe_path: Path, seed: int) -> None:
     drawn = Sampling(temperature=1.0, seed=seed)
     asked = [Prefix(p.ids, p.n, drawn) for p in prefixes()]
     with LlamaModel(bpe_path, context=64, threads=1, gpu_layers=0, slots=2) as model:
-        with closing(LlamaRollouts(model)) as rollouts:
+        with closing(edge_rollouts(model)) as rollouts:
             found = rollouts.run(asked)
         assert [c.ids for c in found] == [c.ids for c in OneByOne(model).run(asked)]
         assert [c.ids for c in found] != [by_steps(model, p).ids for p in asked]
@@ -92,8 +92,8 @@ def test_draws_follow_the_seed(bpe_path: Path, seed: int) -> None:
 def test_a_prefix_without_room(bpe_path: Path) -> None:
     with (
         LlamaModel(bpe_path, context=16, threads=1, gpu_layers=0) as model,
-        closing(LlamaRollouts(model)) as rollouts,
-        pytest.raises(ContextOverflow, match="--ctx"),
+        closing(edge_rollouts(model)) as rollouts,
+        pytest.raises(ContextOverflow, match="raise the context"),
     ):
         rollouts.run([Prefix((1, 2, 3), 14)])
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from edgewise.edge.base import Needs
-from edgewise.edge.llamacpp import TURN, LlamaModel
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.llamacpp_slots import TURN
 
 A = [(7 * index) % 250 for index in range(40)]
 B = [(11 * index + 3) % 250 for index in range(40)]

@@ -14,7 +14,6 @@ from edgewise.routers.card import Input, RouterCard
 from edgewise.routers.mlp import TABLE, Mlp
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from edgewise.training.collect import COLUMNS, KEPT, Columns, Sample
-from edgewise.training.embedding import embeddings
 from edgewise.training.fit import Data, Recipe, data_of, fit
 from edgewise.training.publish import isotonic, save_weights
 
@@ -159,9 +158,9 @@ def test_isotonic_probabilities_ascend_and_fit() -> None:
 
 def test_embeddings_are_those_of_the_file() -> None:
     with LlamaModel(bundled("edge"), threads=1) as edge:
-        found = embeddings(edge)
+        found = edge.embeddings()
         assert found.shape == (edge.tokenizer.size, edge.hidden_size)
         assert np.isfinite(found).all()
         assert found.std() > 0
-    with pytest.raises(UsageError, match="GGUF"):
-        embeddings(ScriptedEdge(noise()))
+    with pytest.raises(UsageError, match="token_embedding"):
+        ScriptedEdge(noise()).embeddings()

@@ -49,6 +49,7 @@ class LogitsStep:
         "_top",
         "position",
         "proposed",
+        "size",
     )
 
     def __init__(
@@ -64,6 +65,7 @@ class LogitsStep:
     ) -> None:
         """`buffer` float32[vocabulary] is scratch space, shared by the steps of one session."""
         self.position = position
+        self.size = len(logits)
         self.proposed = int(logits.argmax())
         self._is_fresh = is_fresh
         self._buffer = buffer
@@ -90,7 +92,8 @@ class LogitsStep:
         if need not in self._owned and not self._is_fresh():
             raise StaleStepError(
                 f"The {need.name} of position {self.position} was read after the engine's next "
-                "decode; name it in the session's `needs`."
+                "decode",
+                hint="name it in the session's `needs`",
             )
 
     def _normalise(self) -> None:

@@ -1,133 +1,101 @@
-"""Rollouts on llama.cpp: one sequence each, one decode for all of them."""
+"""Rollouts over sequences that are decoded together: one each, and one that ends makes room."""
 
 from collections import deque
 from collections.abc import Sequence
 
-import numpy as np
-
-from edgewise.edge.binding import llama_cpp
+from edgewise.edge.base import Chunk, EdgeModel, Sequences, Step
 from edgewise.edge.kv import common_prefix
-from edgewise.edge.llamacpp import BATCH, LlamaModel
-from edgewise.edge.step import LogitsStep
-from edgewise.errors import ContextOverflow, ModelError
+from edgewise.errors import ContextOverflow
 from edgewise.rollouts.base import Continuation, Done, Prefix, ignore
 
-WIDTH = 32
-"""Sequences that are decoded together."""
 
-_CELLS = 1 << 15
-"""Bound on the KV cache of all sequences together, ids."""
+class Together:
+    """Implements `Rollouts` over a model's `Sequences`, which `close` frees.
 
-
-class LlamaRollouts:
-    """Implements `Rollouts` in a context of its own; a sequence that ends makes room for the next.
-
-    Neighbouring prefixes that begin alike run one after the other in one slot, which computes only
-    what it does not hold yet. Logits of a row depend a little on what else is in its batch, so a
-    near tie may come out otherwise than in a session.
+    Neighbouring prefixes that begin alike run one after the other in one sequence, which computes
+    only what it does not hold yet.
     """
 
-    def __init__(self, model: LlamaModel, width: int = WIDTH) -> None:
-        self._model = model
-        # llama.cpp wants room for an id of each sequence in one decode.
-        self._width = max(1, min(width, _CELLS // model.context, model.context))
-        self._context = model.new_context(self._width)
-        self._memory = llama_cpp.llama_get_memory(self._context)
-        llama_cpp.llama_set_embeddings(self._context, False)
-        self._room = min(BATCH, model.context)
-        self._batch = llama_cpp.llama_batch_init(self._room, 0, 1)
-        self._held: list[list[int]] = [[] for _ in range(self._width)]
-        self._buffer = np.empty(model.tokenizer.size, np.float32)
+    def __init__(self, model: EdgeModel, sequences: Sequences) -> None:
+        self._context, self._eos_ids = model.context, model.tokenizer.eos_ids
+        self._sequences = sequences
+        self._held: list[list[int]] = [[] for _ in range(sequences.width)]
 
     def close(self) -> None:
-        llama_cpp.llama_batch_free(self._batch)
-        llama_cpp.llama_free(self._context)
+        self._sequences.close()
 
     def run(self, prefixes: Sequence[Prefix], done: Done = ignore) -> list[Continuation]:
         """Raises `ContextOverflow` for a prefix that leaves no room."""
         for prefix in prefixes:
             self._check(prefix)
         waiting = self._shared_out(prefixes)
-        running: dict[int, _Sequence] = {}
+        running: dict[int, _Rollout] = {}
         written: dict[int, Continuation] = {}
         while len(written) < len(prefixes):
-            for slot, queue in enumerate(waiting):
-                if slot not in running and (queue or (queue := max(waiting, key=len))):
-                    running[slot] = self._begin(slot, *queue.popleft())
-            for slot in self._decode(running):
-                ended = running.pop(slot)
+            for at, queue in enumerate(waiting):
+                if at not in running and (queue or (queue := max(waiting, key=len))):
+                    running[at] = self._begin(at, *queue.popleft())
+            for at in self._decode(running):
+                ended = running.pop(at)
                 written[ended.index] = ended.continuation
                 done(ended.index, ended.continuation)
         return [written[index] for index in range(len(prefixes))]
 
     def _check(self, prefix: Prefix) -> None:
-        if len(prefix.ids) + prefix.n > self._model.context:
+        if len(prefix.ids) + prefix.n > self._context:
             raise ContextOverflow(
                 f"{len(prefix.ids)} tokens leave no room for {prefix.n} more in the context of "
-                f"{self._model.context}; raise --ctx."
+                f"{self._context}",
+                hint="raise the context",
+                setting="ctx",
             )
 
     def _shared_out(self, prefixes: Sequence[Prefix]) -> list[deque[tuple[int, Prefix]]]:
-        """A queue of neighbours for each slot; one that runs out takes from the longest."""
-        queues: list[deque[tuple[int, Prefix]]] = [deque() for _ in range(self._width)]
+        """A queue of neighbours for each sequence; one that runs out takes from the longest."""
+        width = self._sequences.width
+        queues: list[deque[tuple[int, Prefix]]] = [deque() for _ in range(width)]
         for index, prefix in enumerate(prefixes):
-            queues[index * self._width // len(prefixes)].append((index, prefix))
+            queues[index * width // len(prefixes)].append((index, prefix))
         return queues
 
-    def _begin(self, slot: int, index: int, prefix: Prefix) -> "_Sequence":
-        held = self._held[slot]
+    def _begin(self, at: int, index: int, prefix: Prefix) -> "_Rollout":
+        held = self._held[at]
         # The last id is computed anew: its logits are wanted.
         shared = min(common_prefix(held, prefix.ids), len(prefix.ids) - 1)
-        if not llama_cpp.llama_memory_seq_rm(self._memory, slot, shared, -1):
-            # A recurrent model cannot forget its last ids only.
-            shared = 0
-            llama_cpp.llama_memory_seq_rm(self._memory, slot, -1, -1)
-        self._held[slot] = held[:shared]
-        return _Sequence(index, prefix, shared)
+        if shared < len(held):
+            shared = self._sequences.forget(at, shared)
+            del held[shared:]
+        return _Rollout(index, prefix, shared)
 
-    def _decode(self, running: "dict[int, _Sequence]") -> list[int]:
-        """One decode of what is due; returns the slots that have ended."""
-        batch, row = self._batch, 0
-        asked: list[tuple[int, int]] = []
-        for slot, sequence in running.items():
-            due = sequence.due[: self._room - row]
-            for token in due:
-                batch.token[row], batch.pos[row] = token, sequence.computed
-                batch.n_seq_id[row], batch.seq_id[row][0] = 1, slot
-                batch.logits[row] = False
-                sequence.computed += 1
-                row += 1
-            self._held[slot] += due
-            if due and sequence.computed == len(sequence.ids):
-                batch.logits[row - 1] = True
-                asked.append((slot, row - 1))
-        batch.n_tokens = row
-        if code := llama_cpp.llama_decode(self._context, batch):
-            raise ModelError(
-                f"llama.cpp could not decode {row} tokens of {len(running)} sequences together "
-                f"(code {code}); lower --ctx if memory is short."
-            )
-        return [slot for slot, at in asked if self._write(running[slot], at)]
+    def _decode(self, running: "dict[int, _Rollout]") -> list[int]:
+        """One pass over what is due; returns the sequences that have ended."""
+        room = self._sequences.room
+        chunks: list[Chunk] = []
+        for at, rollout in running.items():
+            due = rollout.ids[rollout.computed :][:room]
+            if due:
+                end = rollout.computed + len(due)
+                chunks.append(Chunk(at, rollout.computed, due, end == len(rollout.ids)))
+                room -= len(due)
+        steps = iter(self._sequences.run(chunks))
+        ended: list[int] = []
+        for at, _, ids, output in chunks:
+            self._held[at] += ids
+            running[at].computed += len(ids)
+            if output and self._write(running[at], next(steps)):
+                ended.append(at)
+        return ended
 
-    def _write(self, sequence: "_Sequence", row: int) -> bool:
-        """Choose the next id from a row's logits; whether the sequence has ended."""
-        model = self._model
-        logits = llama_cpp.llama_get_logits_ith(self._context, row)
-        step = LogitsStep(
-            len(sequence.ids),
-            np.ctypeslib.as_array(logits, (model.tokenizer.size,)),
-            None,
-            is_fresh=lambda: True,
-            buffer=self._buffer,
-        )
-        token = sequence.prefix.sampling.choose(step)
-        sequence.ids.append(token)
-        sequence.logprobs.append(step.logprob(token))
-        full = len(sequence.logprobs) == sequence.prefix.n
-        return full or token in model.tokenizer.eos_ids
+    def _write(self, rollout: "_Rollout", step: Step) -> bool:
+        """Choose the next id; whether the rollout has ended."""
+        token = rollout.prefix.sampling.choose(step)
+        rollout.ids.append(token)
+        rollout.logprobs.append(step.logprob(token))
+        full = len(rollout.logprobs) == rollout.prefix.n
+        return full or token in self._eos_ids
 
 
-class _Sequence:
+class _Rollout:
     """A prefix, and what has been computed and written of it."""
 
     def __init__(self, index: int, prefix: Prefix, computed: int) -> None:
@@ -136,11 +104,6 @@ class _Sequence:
         self.ids = list(prefix.ids)
         self.logprobs: list[float] = []
         self.computed = computed
-
-    @property
-    def due(self) -> list[int]:
-        """Ids not yet computed."""
-        return self.ids[self.computed :]
 
     @property
     def continuation(self) -> Continuation:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
+from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import UsageError
 from edgewise.evaluation.calibration import thresholds_for
 from edgewise.evaluation.systems import CloudAlone, edge_alone, paired
@@ -25,7 +26,6 @@ from edgewise.training.collect import (
     collect_features,
     references,
 )
-from edgewise.training.embedding import embeddings
 from edgewise.training.fit import Fitted, Recipe, data_of, fit
 from edgewise.training.label import (
     Case,
@@ -127,13 +127,13 @@ class Training:
             answers,
             inputs=self.inputs,
             top_k=self.top_k,
-            embeddings=embeddings(self.edge) if "token_embedding" in self.inputs else None,
+            embeddings=self.edge.embeddings() if "token_embedding" in self.inputs else None,
         )
         fitted = fit(data, self.recipe, self._progress.done)
         card = RouterCard(
             kind="mlp",
             edge_fingerprint=self.edge.fingerprint(),
-            tokenizer_fingerprint=self.edge.tokenizer.fingerprint(),
+            tokenizer_fingerprint=fingerprint(self.edge.tokenizer),
             hidden_size=self.edge.hidden_size,
             inputs=self.inputs,
             top_k=self.top_k if "top_logprobs" in self.inputs else 0,
