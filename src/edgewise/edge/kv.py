@@ -58,7 +58,7 @@ class KvCache(Protocol):
     ) -> Sequence[Row]:
         """Compute `ids`, the first at position `start`: a row for the last, for all, or none.
 
-        Raises `ModelError`; the cache is then as it was.
+        Raises `ModelError`; `forget` follows.
         """
         ...
 
@@ -203,7 +203,12 @@ class KvSession:
         start, cache = self._computed, self._cache
         hidden = self._hidden and outputs != "none"
         with cache.lock:
-            rows = cache.run(self._ids[start:end], start, outputs, hidden=hidden)
+            try:
+                rows = cache.run(self._ids[start:end], start, outputs, hidden=hidden)
+            except BaseException:
+                # An interrupted run may have computed some of them.
+                self._computed = cache.forget(start)
+                raise
             self._computed = end
             decode = cache.decodes
             return [

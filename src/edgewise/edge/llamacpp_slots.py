@@ -6,7 +6,7 @@ from edgewise.edge.fair_lock import FairLock
 from edgewise.edge.kv import KvCache, Outputs, Row, common_prefix
 from edgewise.edge.llamacpp_context import LlamaBatch, LlamaContext
 from edgewise.edge.llamacpp_load import BATCH
-from edgewise.errors import ModelError, UsageError
+from edgewise.errors import UsageError
 
 TURN = 64
 """Prompt ids that are computed before another session may decode."""
@@ -32,6 +32,8 @@ class LlamaSlots:
     def reserve(self) -> "LlamaSlot":
         """A slot for a session, whose sequence is chosen once its ids are known."""
         with self.lock:
+            if self.closed:
+                raise UsageError(f"{self._name!r} is closed", hint="load it again")
             if self._reserved == len(self._free):
                 raise UsageError(
                     f"All slots of {self._name!r} are in use",
@@ -98,11 +100,7 @@ class LlamaSlot(KvCache):
         every = outputs == "all"
         self._ids.clear()
         last = self._ids.put(ids, start, every=every, last=outputs == "last")
-        try:
-            self._context.decode(self._ids, hidden=hidden)
-        except ModelError:
-            self.forget(start)
-            raise
+        self._context.decode(self._ids, hidden=hidden)
         if outputs == "none":
             return ()
         first = 0 if every else last
