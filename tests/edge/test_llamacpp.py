@@ -17,6 +17,7 @@ from edgewise.edge.binding import llama_cpp
 from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp_load import BATCH, default_threads
+from edgewise.edge.llamacpp_slots import TURN
 from edgewise.edge.llamacpp_vocab import LlamaTokenizer
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ModelError, UsageError
@@ -108,6 +109,68 @@ class TestSteps:
                 step = session.step()
             np.testing.assert_allclose(step.logits, whole, atol=5 * ATOL)
 
+    def test_a_prompt_leaves_turns_to_others(
+        self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With more than one slot a long prompt is read in small pieces, the lock free between."""
+        sizes: list[int] = []
+        decode = llama_cpp.llama_decode
+
+        def counted(context: object, batch: llama_cpp.llama_batch) -> int:
+            sizes.append(batch.n_tokens)
+            return decode(context, batch)
+
+        monkeypatch.setattr(llama_cpp, "llama_decode", counted)
+        with load(bpe_path, context=256, slots=2) as model:
+            session = model.session()
+            session.open(LONG[: 2 * TURN + 10])
+            session.step()
+        assert sizes == [TURN, TURN, 9, 1]
+
+    @pytest.mark.parametrize("failing", [1, 2])
+    def test_a_decode_that_fails_is_one_sentence_and_can_be_repeated(
+        self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+    ) -> None:
+        decode, calls = llama_cpp.llama_decode, iter(range(1, 100))
+
+        def fails_once(context: object, batch: llama_cpp.llama_batch) -> int:
+            code = decode(context, batch)
+            return 1 if next(calls) == failing else code
+
+        with load(bpe_path) as model, load(bpe_path) as other:
+            session, wanted = model.session(Needs.LOGITS), other.session(Needs.LOGITS)
+            wanted.open(SHORT)
+            expected = wanted.step().logits
+            monkeypatch.setattr(llama_cpp, "llama_decode", fails_once)
+            session.open(SHORT)
+            with pytest.raises(ModelError) as caught:
+                session.step()
+            assert caught.value.setting == "ctx"
+            assert "code 1); lower the context or the number of slots" in str(caught.value)
+            assert session.position == len(SHORT)
+            np.testing.assert_allclose(session.step().logits, expected, atol=ATOL)
+
+    def test_an_engine_that_cannot_forget_a_part_begins_anew(
+        self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As llama.cpp does for a state that has no positions."""
+        remove = llama_cpp.llama_memory_seq_rm
+
+        def all_or_nothing(memory: object, sequence: int, start: int, end: int) -> bool:
+            return start <= 0 and remove(memory, sequence, start, end)
+
+        with load(bpe_path) as model, load(bpe_path) as other:
+            wanted = other.session(Needs.LOGITS)
+            wanted.open(SHORT[:9])
+            expected = wanted.step().logits
+            monkeypatch.setattr(llama_cpp, "llama_memory_seq_rm", all_or_nothing)
+            session = model.session(Needs.LOGITS)
+            session.open(SHORT)
+            session.step()
+            session.rewind(9)
+            np.testing.assert_allclose(session.step().logits, expected, atol=ATOL)
+            assert session.position == 9
+
     def test_a_batch_has_a_size(self, bpe_path: Path) -> None:
         with load(bpe_path, context=2048) as model:
             session = model.session()
@@ -187,6 +250,9 @@ class TestFiles:
         message = message_of(bpe_path, gpu_layers=5)
         assert message.startswith("5 layers on a GPU need")
         assert_one_sentence(message)
+        with pytest.raises(UsageError) as caught:
+            LlamaModel(bpe_path, threads=1, gpu_layers=5)
+        assert caught.value.setting == "gpu_layers"
 
     def test_a_name_with_any_letters(self, tmp_path: Path, bpe_path: Path) -> None:
         path = tmp_path / "modèle 模型.gguf"
@@ -207,6 +273,24 @@ class TestFiles:
         session.close()
         model.close()
         assert model.closed
+        with pytest.raises(UsageError, match="closed; load it again"):
+            model.session()
+
+    def test_a_context_that_memory_does_not_hold(
+        self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        freed: list[object] = []
+        free = llama_cpp.llama_model_free
+        monkeypatch.setattr(llama_cpp, "llama_init_from_model", lambda *_: None)
+        monkeypatch.setattr(
+            llama_cpp, "llama_model_free", lambda model: (freed.append(model), free(model))
+        )
+        with pytest.raises(ModelError) as caught:
+            load(bpe_path, context=64, slots=3)
+        assert_one_sentence(str(caught.value))
+        assert "does not fit in memory with a context of 64 ids and 3 slots" in str(caught.value)
+        assert (caught.value.hint, caught.value.setting) == ("lower the context", "ctx")
+        assert len(freed) == 1, "the weights are given back"
 
     @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (8, 7)])
     def test_one_core_is_left(
@@ -347,6 +431,25 @@ def test_a_closed_session_is_refused(bpe_path: Path) -> None:
         left.open([1])
     with pytest.raises(UsageError, match="closed"):
         left.step()
+
+
+def test_embeddings_are_those_of_the_file(bpe: LlamaModel, bpe_path: Path) -> None:
+    (wanted,) = (
+        np.array(tensor.data, np.float32)
+        for tensor in gguf.GGUFReader(bpe_path).tensors
+        if tensor.name == "token_embd.weight"
+    )
+    assert np.array_equal(bpe.embeddings(), wanted)
+
+
+def test_a_file_without_them_is_refused(tmp_path: Path, bpe_path: Path) -> None:
+    path = tmp_path / "renamed.gguf"
+    path.write_bytes(bpe_path.read_bytes())
+    with load(path) as model:
+        path.write_bytes(bpe_path.read_bytes().replace(b"token_embd.weight", b"token_xxxx.weight"))
+        with pytest.raises(UsageError, match=r"no tensor token_embd\.weight; leave") as caught:
+            model.embeddings()
+    assert caught.value.setting == "inputs"
 
 
 def test_ids_outside_the_vocabulary_are_refused(bpe_path: Path) -> None:

@@ -53,6 +53,24 @@ def test_without_it_nothing_is_kept(bpe_path: Path) -> None:
         assert read(model, A)[0] == 0
 
 
+def test_a_session_chooses_when_it_is_opened(bpe_path: Path) -> None:
+    """So that it finds what others leave until then."""
+    with load(bpe_path, slots=2, keep=True) as model:
+        waiting = model.session()
+        read(model, A)
+        assert waiting.open([*A, 9]) == len(A)
+        assert read(model, B)[0] == 0
+
+
+def test_sessions_that_are_never_opened_take_nothing(bpe_path: Path) -> None:
+    with load(bpe_path, slots=2, keep=True) as model:
+        read(model, A)
+        for _ in range(3):
+            model.session().close()
+        first, second = model.session(), model.session()
+        assert (first.open(B), second.open(A)) == (0, len(A))
+
+
 @pytest.mark.parametrize("keep", [False, True])
 def test_sessions_in_threads_do_not_disturb_each_other(bpe_path: Path, keep: bool) -> None:
     prompts = [[(number * 13 + index) % 250 for index in range(TURN + 20)] for number in range(4)]
