@@ -66,7 +66,7 @@ class LlamaBatch:
         self._tokens: Ids = as_array(self.struct.token, (BATCH,))
         self._positions: Ids = as_array(self.struct.pos, (BATCH,))
         self._wanted: NDArray[np.int8] = as_array(self.struct.logits, (BATCH,))
-        self.struct.n_tokens = 0
+        self._count = 0
 
     def belong_to(self, sequence: int) -> None:
         """Every id put from now on is of one sequence."""
@@ -75,26 +75,25 @@ class LlamaBatch:
 
     def clear(self) -> None:
         """Begin anew."""
-        self.struct.n_tokens = 0
+        self._count = 0
 
     def put(self, ids: Sequence[int], start: int, *, every: bool, last: bool) -> int:
         """Add ids from position `start` on, with outputs of `every` one, or of the `last`.
 
         Returns the index of the last.
         """
-        at = self.struct.n_tokens
-        end = at + len(ids)
+        at, count = self._count, len(ids)
+        end = self._count = self.struct.n_tokens = at + count
         self._tokens[at:end] = ids
-        self._positions[at:end] = np.arange(start, start + len(ids))
+        self._positions[at:end] = np.arange(start, start + count)
         self._wanted[at:end] = every
-        self._wanted[end - 1] = every or last
-        self.struct.n_tokens = end
+        if last:
+            self._wanted[end - 1] = True
         return end - 1
 
     def put_of(self, sequence: int, ids: Sequence[int], start: int, *, last: bool) -> int:
         """As `put`, for a batch of several sequences."""
-        at = self.struct.n_tokens
-        for index in range(at, at + len(ids)):
+        for index in range(self._count, self._count + len(ids)):
             self.struct.seq_id[index][0] = sequence
         return self.put(ids, start, every=False, last=last)
 

@@ -82,8 +82,8 @@ class LogitsStep:
             self._normalise()
         if Needs.TOP in needs:
             self.top(top)
-        if Needs.HIDDEN in needs:
-            self._hidden = self.hidden.copy()
+        if self._hidden is not None and Needs.HIDDEN in needs:
+            self._hidden = self._hidden.copy()
         if Needs.LOGITS in needs:
             self._logits = self._logits.copy()
         self._owned = needs
