@@ -21,7 +21,7 @@ ENGINE = '''
 """An edge engine as a package would bring it: what it has, and no more."""
 
 from edgewise.edge.base import EdgeAbilities, EdgeModel
-from edgewise.edge.kv import KvCache, KvSession, Row
+from edgewise.edge.kv import KvCache, KvSession, KvRow
 from edgewise.edge.fair_lock import FairLock
 from edgewise.testing.scripted_edge import ByteTokenizer, replying
 
@@ -37,7 +37,7 @@ class Cells(KvCache):
         del self.ids[start:]
         self.ids += ids
         self.decodes += 1
-        return [] if outputs == "none" else [Row(self.script(self.ids))]
+        return [] if outputs == "none" else [KvRow(self.script(self.ids))]
 
     def forget(self, position):
         return position

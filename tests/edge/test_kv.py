@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from edgewise.edge.base import EdgeAbilities, Needs
-from edgewise.edge.kv import KvCache, KvSession, Outputs, Row, common_prefix
+from edgewise.edge.kv import KvCache, KvRow, KvSession, Outputs, common_prefix
 from edgewise.errors import ContextOverflow, ModelError, StaleStepError, UsageError
 from edgewise.testing.scripted_edge import MARK, ScriptedEdge, noise
 
@@ -72,7 +72,7 @@ class Cells(KvCache):
 
     def run(
         self, ids: Sequence[int], start: int, outputs: Outputs, *, hidden: bool
-    ) -> Sequence[Row]:
+    ) -> Sequence[KvRow]:
         assert self.held.now
         assert start == len(self.ids), "a hole, or ids that stand there already"
         assert 0 < len(ids) <= self.batch
@@ -84,10 +84,10 @@ class Cells(KvCache):
         count = {"none": 0, "last": 1, "all": len(ids)}[outputs]
         self._memory[:] = np.nan
         self.hidden_rows += count * hidden
-        rows: list[Row] = []
+        rows: list[KvRow] = []
         for row, end in enumerate(range(len(self.ids) - count + 1, len(self.ids) + 1)):
             self._memory[row] = SCRIPT(self.ids[:end])
-            rows.append(Row(self._memory[row], np.full(4, end, np.float32) if hidden else None))
+            rows.append(KvRow(self._memory[row], np.full(4, end, np.float32) if hidden else None))
         return rows
 
     def forget(self, position: int) -> int:

@@ -26,7 +26,7 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     return min(len(left), len(right))
 
 
-class Row(NamedTuple):
+class KvRow(NamedTuple):
     """What the engine says after an id: views into its memory, valid until its next decode.
 
     `logits` float32[vocabulary]; `hidden` float32[d], None where nobody asked.
@@ -55,7 +55,7 @@ class KvCache(Protocol):
 
     def run(
         self, ids: Sequence[int], start: int, outputs: Outputs, *, hidden: bool
-    ) -> Sequence[Row]:
+    ) -> Sequence[KvRow]:
         """Compute `ids`, the first at position `start`: a row for the last, for all, or none.
 
         Raises `ModelError`; `forget` follows.

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from edgewise.edge.base import Ids
 from edgewise.edge.binding import llama_cpp
-from edgewise.edge.kv import Row
+from edgewise.edge.kv import KvRow
 from edgewise.edge.llamacpp_load import BATCH
 from edgewise.errors import ModelError
 
@@ -34,14 +34,14 @@ class LlamaContext:
                 setting="ctx",
             )
 
-    def row(self, index: int, *, hidden: bool) -> Row:
+    def row(self, index: int, *, hidden: bool) -> KvRow:
         """What the last decode says after the batch's id `index`."""
         logits = llama_cpp.llama_get_logits_ith(self.handle, index)
         row = np.ctypeslib.as_array(logits, (self._vocabulary,))
         if not hidden:
-            return Row(row)
+            return KvRow(row)
         pointer = llama_cpp.llama_get_embeddings_ith(self.handle, index)
-        return Row(row, np.ctypeslib.as_array(pointer, (self._hidden_size,)))
+        return KvRow(row, np.ctypeslib.as_array(pointer, (self._hidden_size,)))
 
     def forget(self, sequence: int, position: int) -> int:
         """Drop a sequence's ids from `position` on, or all of them; returns how many are left."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from edgewise.edge.fair_lock import FairLock
-from edgewise.edge.kv import KvCache, Outputs, Row, common_prefix
+from edgewise.edge.kv import KvCache, KvRow, Outputs, common_prefix
 from edgewise.edge.llamacpp_context import LlamaBatch, LlamaContext
 from edgewise.edge.llamacpp_load import BATCH
 from edgewise.errors import UsageError
@@ -96,7 +96,7 @@ class LlamaSlot(KvCache):
 
     def run(
         self, ids: Sequence[int], start: int, outputs: Outputs, *, hidden: bool
-    ) -> Sequence[Row]:
+    ) -> Sequence[KvRow]:
         every = outputs == "all"
         self._ids.clear()
         last = self._ids.put(ids, start, every=every, last=outputs == "last")

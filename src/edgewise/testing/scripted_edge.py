@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import numpy as np
 
 from edgewise.edge.base import EdgeAbilities, EdgeModel, Floats, Needs
-from edgewise.edge.kv import KvCache, KvSession, Outputs, Row
+from edgewise.edge.kv import KvCache, KvRow, KvSession, Outputs
 from edgewise.errors import UsageError
 
 EOS, EOT = 256, 257
@@ -158,7 +158,7 @@ class _ScriptedCache(KvCache):
 
     def run(
         self, ids: Sequence[int], start: int, outputs: Outputs, *, hidden: bool
-    ) -> Sequence[Row]:
+    ) -> Sequence[KvRow]:
         assert start == len(self._ids), "ids are run where the cache ends"
         self._ids += ids
         self._decodes += 1
@@ -177,8 +177,8 @@ class _ScriptedCache(KvCache):
     def release(self, held: Sequence[int]) -> None:
         self._model.sessions -= 1
 
-    def _row(self, ids: Sequence[int]) -> Row:
+    def _row(self, ids: Sequence[int]) -> KvRow:
         logits = self._model.script(ids)
         if not self._model.abilities.hidden:
-            return Row(logits)
-        return Row(logits, np.array([len(ids), ids[-1], len(ids) % 7, 1], np.float32))
+            return KvRow(logits)
+        return KvRow(logits, np.array([len(ids), ids[-1], len(ids) % 7, 1], np.float32))
