@@ -71,8 +71,9 @@ def resolve(address: str, role: Literal["edge", "cloud"]) -> Path:
     parsed = _parse(address)
     if parsed is None:
         raise AddressError(
-            f"There is no file {address!r}; name a path, a hub repository (owner/repo) or "
-            "'bundled'."
+            f"There is no file {address!r}",
+            hint="name a path, a hub repository (owner/repo) or 'bundled'",
+            setting=role,
         )
     return _download(parsed)
 
