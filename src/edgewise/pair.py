@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import TypedDict, Unpack
 
 from msgspec.structs import asdict, replace
@@ -266,12 +265,7 @@ class Pair:
     def __enter__(self) -> "Pair":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -299,12 +293,7 @@ class AnswerStream(Iterator[Event]):
     def __enter__(self) -> "AnswerStream":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -350,8 +339,12 @@ def _is_open(part: object) -> bool:
 
 def _address(part: object) -> str:
     """As settings name a part; one that is open already has no address, only a name."""
-    if isinstance(part, str | Path):
-        return str(part)
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Path):
+        path = part.expanduser()
+        # Else it could be taken for a hub repository.
+        return str(path) if path.is_absolute() else f"./{path}"
     return f"<{getattr(part, 'name', type(part).__name__)}>"
 
 

@@ -111,8 +111,10 @@ def _reached(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | Non
     setting = error.setting
     if setting is None or error.message.startswith(settings.spelled(setting)):
         return None
-    flags = {one.name: one.opts[0] for one in parameters if one.opts[0].startswith("--")}
-    where = flags.get(setting) or (settings.variable(setting) if setting in NAMES else None)
+    where = settings.variable(setting) if setting in NAMES else None
+    for one in parameters:
+        if one.name == setting:
+            where = one.opts[0] if one.opts[0].startswith("--") else None
     return None if where is None or where in str(error) else where
 
 
