@@ -153,7 +153,7 @@ def test_what_a_reader_cannot_honour_is_refused_with_its_place(tmp_path: Path) -
         "it cannot honour span in edgewise.toml, top-k in edgewise.toml and EDGEWISE_SYSTEM in the "
         "environment; take them out there."
     )
-    assert refusing(tmp_path, toml, "seed", "system").span == 2
+    assert refusing(tmp_path, toml, "system").span == 2
 
 
 def test_what_a_higher_source_replaces_is_not_refused(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_settings_given_in_python() -> None:
         settings_of({"thread": 1})
     with pytest.raises(UsageError, match=r"not both \(in the arguments\)"):
         settings_of(BOTH)
-    with pytest.raises(UsageError, match="^max-tokens in the arguments is not valid") as caught:
+    with pytest.raises(UsageError, match=r"^max-tokens in the arguments is not valid") as caught:
         settings_of({"max_tokens": None})
     assert caught.value.setting == "max_tokens"
 
