@@ -49,7 +49,7 @@ def test_a_whole_report(edgewise: Edgewise, tmp_path: Path) -> None:
         (("pocketqa", "--calibration", "0"), "--calibration must be 1 or more"),
         (("pocketqa", "--cloud-share", "0"), "between 0 and 1"),
         (("pocketqa", "--cloud-share", "nan"), "between 0 and 1"),
-        (("pocketqa", "--cloud", "none"), "name one with --cloud"),
+        (("pocketqa", "--cloud", "none"), "name one (--cloud)"),
         (("pocketqa", "--router", "nope"), "There is no router 'nope'"),
         (("pocketqa", "--router", "./entropy", "--router", "entropy"), "no router './entropy'"),
         (("mine.jsonl", "--calibration", "5"), "leave none beside"),

@@ -16,6 +16,7 @@ import pytest
 import trustme
 
 from edgewise.cloud.gateway import GatewayCloud
+from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.testing.scripted_engine import ScriptedEngine, reply_to
@@ -89,7 +90,7 @@ def test_a_graceful_end_lets_consults_end() -> None:
             cloud = GatewayCloud(f"http://127.0.0.1:{port}")
             cloud.check(ByteTokenizer())
             engine.seconds = 1.0
-            flying = cloud.open([1]).ask(0, [1], 1, Sampling(), 10)
+            flying = cloud.open(Prompt((1,))).ask([1], 1, Sampling(), 10)
             while not engine.running:
                 time.sleep(0.01)
             started.send_signal(signal.SIGTERM)
@@ -126,7 +127,9 @@ def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
                     assert started.poll() is None
                     assert time.monotonic() < end
                     time.sleep(0.1)
-            assert cloud.open([1]).ask(0, [1], 1, Sampling(), 5).result().ids == (reply_to([1]),)
+            assert cloud.open(Prompt((1,))).ask([1], 1, Sampling(), 5).result().ids == (
+                reply_to([1]),
+            )
             cloud.close()
             monkeypatch.delenv("SSL_CERT_FILE")
             stranger = GatewayCloud(url)

@@ -29,7 +29,7 @@ FEW = ("--limit", "40", "--calibration", "6")
         (("--label", "mismatch", "--rollouts", "2"), "--rollouts belongs to the label value"),
         (("--rounds", "1"), "--rounds belongs to the label citer"),
         (("--label", "magic"), "magic"),
-        (("--cloud", "none"), "name one with --cloud"),
+        (("--cloud", "none"), "name one (--cloud)"),
         (("--stage", "label"), "run --stage collect first"),
         (("--stage", "fit"), "run --stage collect first"),
         (("--stage", "calibrate"), "There is no router"),
