@@ -12,8 +12,13 @@ from edgewise.evaluation.tasks.base import Question
 from edgewise.rollouts.base import Continuation, Done, OneByOne, Prefix, ignore
 from edgewise.testing.scripted_edge import EOS, SIZE, ScriptedEdge, replying
 from edgewise.training.collect import Sample
-from edgewise.training.label import Case, Citer, CoLlm, Label, Mismatch, Value, Writer, label_all
-from edgewise.training.router import labels_named
+from edgewise.training.labels.base import Case, Label, Writer
+from edgewise.training.labels.citer import Citer
+from edgewise.training.labels.co_llm import CoLlm
+from edgewise.training.labels.labelling import label_all
+from edgewise.training.labels.mismatch import Mismatch
+from edgewise.training.labels.named import labels_named
+from edgewise.training.labels.value import Value
 
 PROMPT = "How many?"
 QUESTION = Question("q", "sums", PROMPT, "7", "number")
@@ -131,9 +136,9 @@ def test_citer_rolls_out_where_both_differ_from_the_reference(tmp_path: Path) ->
 def test_the_second_round_asks_the_pair() -> None:
     names = [label.name for label in labels_named("citer")]
     assert names == ["citer-edge", "citer-pair"]
-    with pytest.raises(UsageError, match="--rounds"):
+    with pytest.raises(UsageError, match="rounds must be 1 or 2"):
         labels_named("citer", rounds=3)
-    with pytest.raises(UsageError, match="--rollouts"):
+    with pytest.raises(UsageError, match="rollouts must be 1 or more"):
         labels_named("value", rollouts=0)
 
 

@@ -16,9 +16,9 @@ from edgewise.evaluation.plan import manifest
 from edgewise.evaluation.tasks.base import Grading
 from edgewise.evaluation.tasks.named import with_calibration
 from edgewise.routers.card import Input
-from edgewise.training.fit import Fitted, Recipe, import_torch
-from edgewise.training.label import LabelName
-from edgewise.training.router import Progress, Stage, Training, labels_named
+from edgewise.training.kinds import Fitted, Recipe, fit_of
+from edgewise.training.labels.named import labels_named
+from edgewise.training.router import Progress, Stage, Training
 
 INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars", "token_embedding")
 DEFAULT_INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
@@ -35,8 +35,11 @@ def train(
         Stage | None, typer.Option(help="Only this stage; default all, in this order.")
     ] = None,
     label: Annotated[
-        LabelName, typer.Option(help="What a consult is worth; docs/routers.md has the costs.")
+        str, typer.Option(help="What a consult is worth; docs/routers.md has the costs.")
     ] = "value",
+    kind: Annotated[
+        str, typer.Option(help="What to train: mlp, a registered kind, or ./file.py:Class.")
+    ] = "mlp",
     rollouts: Annotated[
         int | None, typer.Option(help="value: rollouts of each branch; default 1.")
     ] = None,
@@ -61,7 +64,9 @@ def train(
         list[str] | None,
         typer.Option(help=f"{', '.join(INPUTS)}; may be repeated; default the first three."),
     ] = None,
-    top_k: Annotated[int, typer.Option(help="How many log-probs top_logprobs are.")] = 10,
+    top_k: Annotated[
+        int | None, typer.Option(help="How many log-probs top_logprobs are; default 10.")
+    ] = None,
     hidden: Annotated[
         int | None,
         typer.Option(help="Width of the router's hidden layer; 0 is none. Default 64, co-llm 0."),
@@ -78,24 +83,18 @@ def train(
         {**flags, "gpu_layers": gpu_layers, "cloud_engine": cloud_engine, "seed": seed}
     )
     wanted = _inputs(inputs)
-    width = hidden if hidden is not None else (0 if label == "co-llm" else 64)
-    if top_k < 1 or epochs < 1 or width < 0:
-        raise UsageError("--top-k and --epochs must be 1 or more, --hidden 0 or more.")
+    labels = labels_named(label, rounds=rounds, rollouts=rollouts)
+    width = labels[0].hidden if hidden is None else hidden
+    if epochs < 1 or width < 0:
+        raise UsageError("--epochs must be 1 or more, --hidden 0 or more.")
     recipe = Recipe(
         hidden=(width,) if width else (),
         epochs=epochs,
         seed=chosen.seed or 0,
-        objective="marginal-likelihood" if label == "co-llm" else "cross-entropy",
-    )
-    if rollouts is not None and label != "value":
-        raise UsageError(f"--rollouts belongs to the label value, not {label}; drop it.")
-    if rounds is not None and label != "citer":
-        raise UsageError(f"--rounds belongs to the label citer, not {label}; drop it.")
-    labels = labels_named(
-        label, rounds=2 if rounds is None else rounds, rollouts=1 if rollouts is None else rollouts
+        objective=labels[0].objective,
     )
     if stage in (None, "fit"):
-        import_torch()
+        fit_of(kind)
     questions, held_out = with_calibration(
         task, "train", data=data, check=check, limit=limit, calibration=calibration
     )
@@ -115,6 +114,7 @@ def train(
                 inputs=wanted,
                 top_k=top_k,
                 recipe=recipe,
+                kind=kind,
                 progress=_Shown(progress),
             )
             fitted = training.run() if stage is None else _only(training, stage)
