@@ -118,9 +118,8 @@ class Registry(Generic[_T]):
         found: dict[str, EntryPoint] = {}
         for point in entry_points(group=self.group):
             if point.name in self._built_in or point.name in found:
-                other = (
-                    "a built-in one" if point.name in self._built_in else found[point.name].value
-                )
+                built_in = point.name in self._built_in
+                other = "a built-in one" if built_in else repr(found[point.name].value)
                 raise UsageError(
                     f"The {self.concept} {point.name!r} of {point.value!r} has the name of {other}",
                     hint="rename or remove the package that adds it",
