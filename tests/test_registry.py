@@ -282,11 +282,10 @@ def test_what_a_router_is(site: Site) -> None:
     before = identity_named(name)
     assert identity_named(name) == before
     assert len({identity_named(one) for one in ("entropy", "margin", name, "constant:0.5")}) == 4
-    trained = router_identity(
-        Settings(router=str(checkpoint(site.folder / "a", "../mine.py:Half")))
+    trained, copied, other = (
+        router_identity(Settings(router=str(checkpoint(site.folder / place, kind))))
+        for place, kind in (("a", "../mine.py:Half"), ("b", "../mine.py:Half"), ("c", "entropy"))
     )
-    copied = router_identity(Settings(router=str(checkpoint(site.folder / "b", "../mine.py:Half"))))
-    other = router_identity(Settings(router=str(checkpoint(site.folder / "c", "entropy"))))
     assert trained == copied != other
     (site.folder / "b" / "model.safetensors").write_bytes(b"weights")
     assert router_identity(Settings(router=str(site.folder / "b"))) != trained
