@@ -6,7 +6,7 @@ in columns: one file per few answers, written whole or not at all.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -166,14 +166,12 @@ def _columns(session: EdgeSession, samples: Sequence[Sample], done: Callable[[],
     )
 
 
-def _steps(session: EdgeSession, sample: Sample) -> list[Step]:
-    """The step before each id; the steps of one prefill are read before the next one."""
+def _steps(session: EdgeSession, sample: Sample) -> Iterator[Step]:
+    """The step before each id, to be read before the next one: logits outlive no prefill."""
     session.open(sample.prompt[:-1])
     read = [sample.prompt[-1], *sample.ids[:-1]]
-    found: list[Step] = []
     for start in range(0, len(read), _PREFILL):
-        found += session.steps(read[start : start + _PREFILL])
-    return found
+        yield from session.steps(read[start : start + _PREFILL])
 
 
 def _write(path: Path, shard: Columns) -> None:
