@@ -355,6 +355,36 @@ def test_two_rounds_of_citer(tmp_path: Path) -> None:
     one.fit()  # and again, though the card of the round before is gone
 
 
+def test_a_second_round_is_labelled_by_the_router_of_its_own_first(tmp_path: Path) -> None:
+    """Another router in the same folder has values of its own; the same one's are kept."""
+
+    def rounds(inputs: tuple[Input, ...]) -> int:
+        """How often the cloud was asked for the labels of the second round."""
+        cloud = ScriptedCloud(replying("Ah it is 7.", prompt=PROMPT.format(0)))
+        first, second = (
+            training(
+                tmp_path / "router", label, reference="Oh it is 7.", cloud=cloud, inputs=inputs
+            )
+            for label in labels_named("citer")
+        )
+        first.run()
+        before = len(cloud.asks)
+        second.label()
+        asked = len(cloud.asks) - before
+        second.fit()
+        return asked
+
+    journal = tmp_path / "router" / "data" / "labels-citer-pair.jsonl"
+    assert rounds(("hidden",)) > 0
+    held = journal.read_bytes()
+    assert rounds(("hidden",)) == 0
+    assert journal.read_bytes() == held
+    assert rounds(("scalars",)) > 0
+    assert rounds(("hidden",)) == 0
+    # Kept, and the last ones again.
+    assert journal.read_bytes().endswith(held)
+
+
 def test_references_must_come_with_the_task(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="sums has none; choose a label that reads") as caught:
         training(tmp_path / "router", "citer").collect()

@@ -18,7 +18,7 @@ from edgewise.rollouts.base import Rollouts
 from edgewise.rollouts.open import cloud_rollouts, edge_rollouts
 from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, Input, RouterCard, read_card
-from edgewise.routers.named import is_trained, kind_recorded, router_of
+from edgewise.routers.named import identity_of, is_trained, kind_recorded, router_of
 from edgewise.training.collect import (
     KEPT,
     Columns,
@@ -108,8 +108,14 @@ class Training:
         with ExitStack() as stack:
             writers = self._label.writers
             rollouts: dict[Writer, Rollouts] = {w: self._rollouts(w, stack) for w in writers}
-            cases = self._cases(samples, columns)
-            label_all(self._label, cases, rollouts, self._data, self._progress.done)
+            label_all(
+                self._label,
+                self._cases(samples, columns),
+                rollouts,
+                self._data,
+                self._progress.done,
+                router=self._identity() if "pair" in writers else "",
+            )
 
     def fit(self) -> Fitted:
         """Weights, and a card without thresholds."""
@@ -240,6 +246,9 @@ class Training:
                 "The first round is not calibrated", hint="run its stage calibrate", setting="stage"
             )
         return PairRollouts(paired(self.edge, router_of(card, self.folder), threshold, self.cloud))
+
+    def _identity(self) -> str:
+        return identity_of(read_card(self.folder), self.folder)
 
     def _lacking(self, stage: Stage) -> UsageError:
         return UsageError(

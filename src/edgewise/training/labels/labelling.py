@@ -19,10 +19,11 @@ Values = dict[str, tuple[float, ...]]
 
 
 class Labelled(msgspec.Struct, frozen=True):
-    """The values of one text."""
+    """The values of one text; `router` tells that of the pair that wrote its rollouts."""
 
     question: str
     values: tuple[float, ...]
+    router: str = ""
 
 
 def label_all(
@@ -31,24 +32,41 @@ def label_all(
     rollouts: Mapping[Writer, Rollouts],
     folder: Path,
     done: Callable[[], None] = lambda: None,
+    *,
+    router: str = "",
 ) -> Values:
-    """The values of every case; those that `folder` holds are not made again."""
-    known = kept_values(label, folder)
+    """The values of every case; those that `folder` holds are not made again.
+
+    Where a pair writes, `router` is the digest of its router: another one's values are not taken.
+    """
+    path = _path(label, folder)
+    known = _known(path, router)
     for _ in range(len(known)):
         done()
     fresh = iter([case for case in cases if case.question.id not in known])
     while batch := list(islice(fresh, TOGETHER)):
         for case, values in zip(batch, _together(label, batch, rollouts), strict=True):
-            line = Labelled(case.question.id, tuple(_checked(label, case, values)))
-            append(_path(label, folder), line)
+            line = Labelled(case.question.id, tuple(_checked(label, case, values)), router)
+            append(path, line)
             known[line.question] = line.values
             done()
     return known
 
 
 def kept_values(label: Label, folder: Path) -> Values:
-    """The values that `folder` holds."""
+    """The values that `folder` holds, the last ones made."""
     return {line.question: line.values for line in read(_path(label, folder), Labelled)}
+
+
+def _known(path: Path, router: str) -> Values:
+    """Those made with `router`, which are the last ones from now on."""
+    lines = read(path, Labelled)
+    last = {line.question: line for line in lines}
+    known = {line.question: line for line in lines if line.router == router}
+    for question, line in known.items():
+        if last[question].router != router:
+            append(path, line)
+    return {question: line.values for question, line in known.items()}
 
 
 def _path(label: Label, folder: Path) -> Path:
