@@ -1,7 +1,6 @@
 """Collect, label, fit, calibrate: in this order, alone or all at once, cut anywhere and gone on."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,9 @@ import numpy as np
 import pytest
 
 from edgewise.errors import CloudUnavailable, RouterMismatch, UsageError
-from edgewise.evaluation.tasks.base import Question, Task
 from edgewise.pair import open_router
 from edgewise.routers.card import (
     CONFIG,
-    TRAINED_ON,
     WEIGHTS,
     Input,
     RouterCard,
@@ -23,84 +20,24 @@ from edgewise.routers.card import (
     trained_digests,
 )
 from edgewise.settings import Settings
-from edgewise.testing.scripted_cloud import Failing, ScriptedCloud
+from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from edgewise.training.kinds import Recipe
-from edgewise.training.labels.base import Label
-from edgewise.training.labels.named import labels_named
 from edgewise.training.publish import README
-from edgewise.training.router import SHARES, Progress, Stage, Training
+from edgewise.training.router import SHARES, Stage
 from tests.training.linear import KIND, Linear
-
-PROMPT = "How many {:02d}?"
-EDGE, CLOUD = "So it is 3.", "Oh it is 7."
-STAGES: tuple[Stage, ...] = ("collect", "label", "fit", "calibrate")
-INPUTS: tuple[Input, ...] = ("hidden", "scalars")
-
-
-def sums(start: int, count: int, reference: str = "") -> Task:
-    questions = [
-        Question(f"{i}", "sums", PROMPT.format(i), "7", "number", reference=reference)
-        for i in range(start, start + count)
-    ]
-    return Task("sums", tuple(questions), max_tokens=30)
-
-
-def scripted(text: str) -> ScriptedEdge:
-    return ScriptedEdge(replying(text, prompt=PROMPT.format(0), unsure=range(len(text))))
-
-
-class Told(Progress):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.stages: list[tuple[str, int | None]] = []
-        self.counts: list[int] = []
-
-    def stage(self, name: str, total: int | None) -> None:
-        self.stages.append((name, total))
-        self.counts.append(0)
-
-    def done(self) -> None:
-        self.counts[-1] += 1
-
-
-def training(
-    folder: Path,
-    label: str | Label = "mismatch",
-    *,
-    fault: Failing = lambda ask: None,
-    cloud: ScriptedCloud | None = None,
-    reference: str = "",
-    **more: Any,
-) -> Training:
-    return Training(
-        sums(0, 20, reference),
-        sums(50, 3),
-        folder,
-        edge=more.pop("edge", None) or scripted(EDGE),
-        cloud=cloud or ScriptedCloud(replying(CLOUD, prompt=PROMPT.format(0)), fault=fault),
-        label=labels_named(label)[0] if isinstance(label, str) else label,
-        inputs=more.pop("inputs", INPUTS),
-        recipe=more.pop("recipe", Recipe(epochs=2)),
-        kind=more.pop("kind", KIND),
-        **more,
-    )
-
-
-def only(one: Training, stage: Stage) -> None:
-    steps: dict[Stage, Callable[[], object]] = {
-        "collect": one.collect,
-        "label": one.label,
-        "fit": one.fit,
-        "calibrate": one.calibrate,
-    }
-    steps[stage]()
-
-
-def made(folder: Path) -> dict[str, bytes]:
-    """A checkpoint's files."""
-    return {name: (folder / name).read_bytes() for name in (CONFIG, WEIGHTS, TRAINED_ON, README)}
+from tests.training.scripted_training import (
+    CLOUD,
+    EDGE,
+    INPUTS,
+    PROMPT,
+    STAGES,
+    Told,
+    made,
+    only,
+    scripted,
+    training,
+)
 
 
 @pytest.fixture(scope="module")
@@ -296,110 +233,6 @@ class Late:
 
     def score(self, step: Any) -> float:
         return min(1.0, step.position / 64)
-
-
-@pytest.mark.parametrize(
-    ("label", "objective", "described"),
-    [
-        ("value", "cross-entropy", "value of a consult, 1 rollout(s)"),
-        ("mismatch", "cross-entropy", "the edge's token differs"),
-        ("co-llm", "marginal-likelihood", "marginal likelihood"),
-    ],
-)
-def test_a_label_says_what_it_is_fitted_by(
-    tmp_path: Path, label: str, objective: str, described: str
-) -> None:
-    (one,) = labels_named(label)
-    assert one.objective == objective
-    recipe = Recipe(epochs=1, objective=one.objective)
-    training(tmp_path / "router", one, recipe=recipe).run()
-    assert Linear.recipes[-1].objective == objective
-    assert read_card(tmp_path / "router").label.startswith(described)
-
-
-def test_value_is_positive_at_the_number_alone(tmp_path: Path) -> None:
-    one = training(tmp_path / "router", "value")
-    one.collect()
-    one.label()
-    lines = (tmp_path / "router" / "data" / "labels-value.jsonl").read_bytes().splitlines()
-    values = [msgspec.json.decode(line)["values"] for line in lines]
-    assert len(values) == 20
-    assert all([at for at, value in enumerate(one) if value] == [9] for one in values)
-
-
-def test_two_rounds_of_citer(tmp_path: Path) -> None:
-    """The second round's branches are written by the pair under the first one's router."""
-    folder = tmp_path / "router"
-    first, second = labels_named("citer")
-    reference = "Oh it is 7."
-    # Both differ from the reference here and there, so that branches are rolled out.
-    cloud = ScriptedCloud(replying("Ah it is 7.", prompt=PROMPT.format(0)))
-    one = training(folder, second, reference=reference, cloud=cloud)
-    one.collect()
-    with pytest.raises(UsageError, match="There is no router"):
-        one.label()
-    begun = training(folder, first, reference=reference, cloud=cloud)
-    begun.label()
-    begun.fit()
-    with pytest.raises(UsageError, match="The first round is not calibrated"):
-        one.label()
-    begun.calibrate()
-    one.run()
-    assert "rolled out by the pair" in read_card(folder).label
-    data = folder / "data"
-    assert {path.name for path in data.iterdir()} == {
-        "reference-00000.safetensors",
-        "labels-citer-edge.jsonl",
-        "labels-citer-pair.jsonl",
-    }
-    one.fit()  # and again, though the card of the round before is gone
-
-
-def test_a_second_round_is_labelled_by_the_router_of_its_own_first(tmp_path: Path) -> None:
-    """Another router in the same folder has values of its own; the same one's are kept."""
-
-    def rounds(inputs: tuple[Input, ...]) -> int:
-        """How often the cloud was asked for the labels of the second round."""
-        cloud = ScriptedCloud(replying("Ah it is 7.", prompt=PROMPT.format(0)))
-        first, second = (
-            training(
-                tmp_path / "router", label, reference="Oh it is 7.", cloud=cloud, inputs=inputs
-            )
-            for label in labels_named("citer")
-        )
-        first.run()
-        before = len(cloud.asks)
-        second.label()
-        asked = len(cloud.asks) - before
-        second.fit()
-        return asked
-
-    journal = tmp_path / "router" / "data" / "labels-citer-pair.jsonl"
-    assert rounds(("hidden",)) > 0
-    held = journal.read_bytes()
-    assert rounds(("hidden",)) == 0
-    assert journal.read_bytes() == held
-    assert rounds(("scalars",)) > 0
-    assert rounds(("hidden",)) == 0
-    # Kept, and the last ones again.
-    assert journal.read_bytes().endswith(held)
-
-
-def test_references_must_come_with_the_task(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="sums has none; choose a label that reads") as caught:
-        training(tmp_path / "router", "citer").collect()
-    assert caught.value.setting == "label"
-
-
-def test_only_who_writes_for_a_label_is_asked(tmp_path: Path) -> None:
-    cloud = ScriptedCloud(replying(CLOUD, prompt=PROMPT.format(0)))
-    edge = scripted(EDGE)
-    one = training(tmp_path / "router", cloud=cloud, edge=edge)
-    one.collect()
-    opened = cloud.opened
-    assert opened == 20
-    one.label()
-    assert (cloud.opened, edge.sessions) == (opened, 0)
 
 
 def test_progress_names_every_stage(tmp_path: Path) -> None:
