@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import UsageError
 from edgewise.pair import open_router, router_identity
 from edgewise.registry import Registry, code_file, is_code
@@ -15,7 +16,7 @@ from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, RouterCard
 from edgewise.routers.named import ROUTERS, identity_named, is_router, router_named
 from edgewise.settings import Settings
-from edgewise.testing.scripted_edge import HIDDEN, ScriptedEdge, noise
+from edgewise.testing.scripted_edge import HIDDEN, ByteTokenizer, ScriptedEdge, noise
 
 GOOD = """
 from edgewise.edge.base import Needs
@@ -240,7 +241,10 @@ def test_a_registry_without_code_takes_names_only() -> None:
 
 
 CARD = RouterCard(
-    kind="half", edge_fingerprint="scripted", tokenizer_fingerprint="bytes", hidden_size=HIDDEN
+    kind="half",
+    edge_fingerprint="scripted",
+    tokenizer_fingerprint=fingerprint(ByteTokenizer()),
+    hidden_size=HIDDEN,
 )
 
 
@@ -273,6 +277,8 @@ def test_a_download_does_not_say_what_code_to_run(
         checkpoint(downloaded, kind)
         with pytest.raises(UsageError, match="a download may not say what code to run"):
             opened("owner/router")
+        with pytest.raises(UsageError, match="a download may not say what code to run"):
+            router_identity(Settings(router="owner/router"))
 
 
 def test_what_a_router_is(site: Site) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from edgewise.addresses import bundled, checkpoint, resolve
 from edgewise.cloud.base import CloudModel
-from edgewise.edge.base import EdgeModel
-from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.base import EdgeModel, EdgeOptions
+from edgewise.edge.named import EDGES
 from edgewise.errors import UsageError
 from edgewise.loop.policy import Policy
 from edgewise.registry import is_code
@@ -21,11 +21,13 @@ from edgewise.routers.named import (
 from edgewise.settings import Settings
 
 FALLBACK_ROUTER, DEFAULT_SHARE = "entropy", 0.05
+_GGUF = "llamacpp"
 
 
-def open_edge(settings: Settings, *, keep_prefixes: bool = False) -> LlamaModel:
-    """Load the edge model that the settings name; see `LlamaModel` for `keep_prefixes`."""
-    return _load(settings, resolve(settings.edge, "edge"), keep_prefixes)
+def open_edge(settings: Settings, *, keep_prefixes: bool = False) -> EdgeModel:
+    """Load the edge model that the settings name; see `EdgeOptions` for `keep_prefixes`."""
+    engine = _GGUF if settings.edge_engine == "auto" else settings.edge_engine
+    return _load(settings, engine, settings.edge, keep_prefixes)
 
 
 def cloud_address(settings: Settings) -> str:
@@ -63,7 +65,7 @@ def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | 
         return connect_to(address, key=settings.cloud_key, engine=settings.cloud_engine)
     from edgewise.cloud.local import LocalCloud
 
-    return LocalCloud(_load(settings, resolve(address, "cloud"), keep_prefixes))
+    return LocalCloud(_load(settings, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
 
 
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
@@ -72,15 +74,8 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
     if folder is None:
         name = settings.router or FALLBACK_ROUTER
         return router_named(name), None
-    card = read_card(folder)
+    card = _card(settings, folder)
     card.check(edge, folder)
-    if is_code(card.kind) and not _is_here(settings.router):
-        raise UsageError(
-            f"The router {settings.router!r} is of the kind {card.kind!r}: a download may not say "
-            "what code to run",
-            hint="install a package that registers its kind, or name a folder of your own",
-            setting="router",
-        )
     return router_of(card, folder), card
 
 
@@ -94,7 +89,7 @@ def router_identity(settings: Settings) -> str:
     folder = router_folder(settings)
     if folder is None:
         return identity_named(settings.router or FALLBACK_ROUTER)
-    return identity_of(read_card(folder), folder)
+    return identity_of(_card(settings, folder), folder)
 
 
 def router_folder(settings: Settings) -> Path | None:
@@ -107,6 +102,19 @@ def router_folder(settings: Settings) -> Path | None:
     if is_router(name):
         return None
     return checkpoint(name)
+
+
+def _card(settings: Settings, folder: Path) -> RouterCard:
+    """A checkpoint's card. Raises `UsageError` where a download says what code to run."""
+    card = read_card(folder)
+    if is_code(card.kind) and not _is_here(settings.router):
+        raise UsageError(
+            f"The router {settings.router!r} is of the kind {card.kind!r}: a download may not say "
+            "what code to run",
+            hint="install a package that registers its kind, or name a folder of your own",
+            setting="router",
+        )
+    return card
 
 
 def _is_here(router: str | None) -> bool:
@@ -132,12 +140,12 @@ def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
     )
 
 
-def _load(settings: Settings, path: Path, keep_prefixes: bool) -> LlamaModel:
-    return LlamaModel(
-        path,
+def _load(settings: Settings, engine: str, address: str, keep_prefixes: bool) -> EdgeModel:
+    options = EdgeOptions(
         context=settings.ctx,
         threads=settings.threads,
         gpu_layers=settings.gpu_layers,
         slots=settings.slots or 1,
         keep_prefixes=keep_prefixes,
     )
+    return EDGES.load(engine)(address, options)

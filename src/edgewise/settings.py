@@ -33,6 +33,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cloud: str | None = None
     cloud_key: str | None = None
     cloud_engine: Literal["auto", "llama-server", "vllm", "sglang", "gateway"] = "auto"
+    edge_engine: str = "auto"
     router: str | None = None
     cloud_share: float | None = None
     threshold: float | None = None

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from edgewise.edge.base import Floats, Needs, Step
+from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import RouterMismatch, UsageError
 from edgewise.pair import open_router
 from edgewise.routers.card import CONFIG, WEIGHTS, Input, RouterCard, read_card
@@ -26,7 +27,7 @@ Tensors = dict[str, NDArray[Any]]
 CARD = RouterCard(
     kind="mlp",
     edge_fingerprint="scripted",
-    tokenizer_fingerprint="bytes",
+    tokenizer_fingerprint=fingerprint(ByteTokenizer()),
     hidden_size=HIDDEN,
     inputs=("hidden", "top_logprobs", "scalars"),
     top_k=5,

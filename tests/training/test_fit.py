@@ -14,7 +14,6 @@ from edgewise.routers.card import Input, RouterCard
 from edgewise.routers.mlp import TABLE, Mlp
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from edgewise.training.data import Data
-from edgewise.training.embedding import embeddings
 from edgewise.training.fit import fit
 from edgewise.training.kinds import Recipe
 from edgewise.training.publish import save_weights
@@ -111,9 +110,9 @@ def test_too_few_answers() -> None:
 
 def test_embeddings_are_those_of_the_file() -> None:
     with LlamaModel(bundled("edge"), threads=1) as edge:
-        found = embeddings(edge)
+        found = edge.embeddings()
         assert found.shape == (edge.tokenizer.size, edge.hidden_size)
         assert np.isfinite(found).all()
         assert found.std() > 0
-    with pytest.raises(UsageError, match="GGUF"):
-        embeddings(ScriptedEdge(noise()))
+    with pytest.raises(UsageError, match="token_embedding"):
+        ScriptedEdge(noise()).embeddings()

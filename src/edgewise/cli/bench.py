@@ -18,7 +18,7 @@ from edgewise.bench.speed import measure
 from edgewise.cli import options, render
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.connect import connect as connect_to
-from edgewise.edge.base import Tokenizer
+from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import UsageError
 from edgewise.evaluation.calibration import thresholds_for
@@ -249,7 +249,7 @@ def _thresholds(
     shares: list[float],
     held_out: Task,
     chosen: Settings,
-    model: LlamaModel,
+    model: EdgeModel,
     url: str,
 ) -> dict[float, float]:
     """The router's own, and what those lack set on other questions."""

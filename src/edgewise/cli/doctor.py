@@ -13,8 +13,9 @@ from edgewise import pair, settings
 from edgewise.cli import options, render
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import EngineCloud
+from edgewise.edge.base import EdgeModel
 from edgewise.edge.binding import llama_cpp
-from edgewise.edge.llamacpp import LlamaModel, default_threads
+from edgewise.edge.llamacpp import default_threads
 from edgewise.errors import EdgewiseError
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.prompts import Prompt
@@ -65,7 +66,7 @@ def _checks(chosen: Settings, stack: ExitStack) -> Iterator[Check]:
     yield Check("python", "ok", platform.python_version())
     yield _engine()
     yield _threads(chosen)
-    models: list[LlamaModel] = []
+    models: list[EdgeModel] = []
     yield _guarded("edge model", lambda: _edge(chosen, stack, models))
     if models:
         yield _round_trip(models[0])
@@ -98,18 +99,15 @@ def _threads(chosen: Settings) -> Check:
     return Check("threads", "ok", f"{used}")
 
 
-def _edge(chosen: Settings, stack: ExitStack, models: list[LlamaModel]) -> Check:
+def _edge(chosen: Settings, stack: ExitStack, models: list[EdgeModel]) -> Check:
     model = pair.open_edge(chosen)
     stack.callback(model.close)
     models.append(model)
-    return Check(
-        "edge model",
-        "ok",
-        f"{model.name}, {model.parameters / 1e6:.1f} M parameters, context {model.context}",
-    )
+    size = f"{model.parameters / 1e6:.1f} M parameters, " if model.parameters else ""
+    return Check("edge model", "ok", f"{model.name}, {size}context {model.context}")
 
 
-def _round_trip(model: LlamaModel) -> Check:
+def _round_trip(model: EdgeModel) -> Check:
     ids = model.tokenizer.encode(_SAMPLE)
     text = b"".join(model.tokenizer.piece(i) for i in ids).decode("utf-8", "replace")
     if text.strip() == _SAMPLE:
@@ -122,7 +120,7 @@ def _round_trip(model: LlamaModel) -> Check:
     )
 
 
-def _router(chosen: Settings, model: LlamaModel) -> Check:
+def _router(chosen: Settings, model: EdgeModel) -> Check:
     _, card = pair.open_router(chosen, model)
     if card is None:
         name = chosen.router or pair.FALLBACK_ROUTER
@@ -136,7 +134,7 @@ def _router(chosen: Settings, model: LlamaModel) -> Check:
     return Check("router", "ok", f"{card.kind}, fits the edge model, calibrated at {shares}")
 
 
-def _cloud(chosen: Settings, model: LlamaModel, stack: ExitStack) -> Iterator[Check]:
+def _cloud(chosen: Settings, model: EdgeModel, stack: ExitStack) -> Iterator[Check]:
     address = pair.cloud_address(chosen)
     if address == "none":
         yield Check("cloud model", "ok", "none: no connection is opened")
@@ -158,7 +156,7 @@ def _cloud(chosen: Settings, model: LlamaModel, stack: ExitStack) -> Iterator[Ch
         yield _guarded("consult", lambda: _consult(opened[0], model, chosen))
 
 
-def _vocabulary(cloud: CloudModel, model: LlamaModel) -> Check:
+def _vocabulary(cloud: CloudModel, model: EdgeModel) -> Check:
     return Check("vocabulary", "ok", f"proven: {cloud.check(model.tokenizer)}")
 
 
@@ -172,7 +170,7 @@ def _abilities(cloud: EngineCloud) -> Check:
     return Check("cloud engine", "ok", "; ".join(found))
 
 
-def _consult(cloud: CloudModel, model: LlamaModel, chosen: Settings) -> Check:
+def _consult(cloud: CloudModel, model: EdgeModel, chosen: Settings) -> Check:
     ids = model.tokenizer.encode(_SAMPLE)
     deadline = LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline
     session = cloud.open(Prompt(tuple(ids)))

@@ -6,12 +6,12 @@ from msgspec.structs import replace
 
 from edgewise import pair
 from edgewise.cloud.base import CloudModel
-from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.settings import Settings
 
 
-def open_pair(chosen: Settings, stack: ExitStack) -> tuple[LlamaModel, CloudModel]:
+def open_pair(chosen: Settings, stack: ExitStack) -> tuple[EdgeModel, CloudModel]:
     """Both models, with a slot more than a decoder needs: the oracle reads beside it."""
     roomy = replace(chosen, slots=max(2, chosen.slots or 1))
     edge = pair.open_edge(roomy)

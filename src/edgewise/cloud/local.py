@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Tokenizer
+from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import (
     CloudError,
     CloudRejected,
@@ -49,7 +50,7 @@ class LocalCloud(CloudModel):
         return LocalSession(self.model, self._thread)
 
     def check(self, tokenizer: Tokenizer) -> str:
-        if tokenizer.fingerprint() != self.model.tokenizer.fingerprint():
+        if fingerprint(tokenizer) != fingerprint(self.model.tokenizer):
             raise VocabularyMismatch(
                 f"The edge model and the cloud model {self.name!r} have different vocabularies; "
                 "choose two models of one family."

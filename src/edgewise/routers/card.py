@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from edgewise.edge.base import EdgeModel
+from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import RouterMismatch, UsageError
 
 CONFIG, WEIGHTS, TRAINED_ON = "config.json", "model.safetensors", "trained_on.txt"
@@ -46,7 +47,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         problem = None
         if self.hidden_size != edge.hidden_size:
             problem = f"hidden size {self.hidden_size}, not {edge.hidden_size}"
-        elif self.tokenizer_fingerprint != edge.tokenizer.fingerprint():
+        elif self.tokenizer_fingerprint != fingerprint(edge.tokenizer):
             problem = "another tokenizer"
         elif self.edge_fingerprint != edge.fingerprint():
             problem = "another file (training or quantisation)"

@@ -1,8 +1,8 @@
 """From a request's fields to a question for the decoder."""
 
 import secrets
-from collections.abc import Sequence
 
+from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.server.answering import Answering, DecodeRequest
 from edgewise.server.errors import ApiError
@@ -13,7 +13,7 @@ from edgewise.server.schemas import ChatRequest, CompletionRequest
 def question_of(
     answering: Answering,
     asked: ChatRequest | CompletionRequest,
-    ids: Sequence[int],
+    prompt: Prompt,
     *,
     max_tokens: int | None,
     candidates: bool,
@@ -30,7 +30,7 @@ def question_of(
 
     cloud = answering.cloud is not None
     return DecodeRequest(
-        ids=ids,
+        prompt=prompt,
         policy=policy_for(asked.model, own, answering.card, cloud=cloud),
         max_tokens=max_tokens or own.max_tokens,
         sampling=Sampling(

@@ -8,7 +8,7 @@ from fastapi.responses import Response
 
 from edgewise.edge.base import Tokenizer
 from edgewise.events import Token
-from edgewise.prompts import Message, prompt_ids
+from edgewise.prompts import Message, prompt_of
 from edgewise.server.answering import Answering, DecodeRequest
 from edgewise.server.asking import question_of
 from edgewise.server.errors import ApiError
@@ -39,7 +39,7 @@ def _question(answering: Answering, asked: ChatRequest) -> DecodeRequest:
     return question_of(
         answering,
         asked,
-        prompt_ids(answering.edge.tokenizer, [_message(one) for one in asked.messages]),
+        prompt_of(answering.edge.tokenizer, [_message(one) for one in asked.messages]),
         max_tokens=asked.max_completion_tokens or asked.max_tokens,
         candidates=bool(asked.top_logprobs),
     )

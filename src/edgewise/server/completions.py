@@ -8,6 +8,7 @@ from fastapi.responses import Response
 
 from edgewise.edge.base import Tokenizer
 from edgewise.events import Token
+from edgewise.prompts import Prompt
 from edgewise.server.answering import Answering, DecodeRequest
 from edgewise.server.asking import question_of
 from edgewise.server.errors import ApiError
@@ -34,7 +35,7 @@ def _question(answering: Answering, asked: CompletionRequest) -> DecodeRequest:
     return question_of(
         answering,
         asked,
-        _ids(answering.edge.tokenizer, asked),
+        Prompt(tuple(_ids(answering.edge.tokenizer, asked))),
         max_tokens=asked.max_tokens,
         candidates=bool(asked.logprobs),
     )

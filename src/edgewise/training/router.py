@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
+from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import UsageError
 from edgewise.evaluation.calibration import thresholds_for
 from edgewise.evaluation.systems import CloudAlone, edge_alone, paired
@@ -28,7 +29,6 @@ from edgewise.training.collect import (
     references,
 )
 from edgewise.training.data import data_of
-from edgewise.training.embedding import embeddings
 from edgewise.training.kinds import Fitted, Recipe, fitted
 from edgewise.training.labels.base import Case, Label, Writer
 from edgewise.training.labels.labelling import kept_values, label_all
@@ -130,7 +130,7 @@ class Training:
             samples,
             inputs=self.inputs,
             top_k=self.top_k,
-            embeddings=embeddings(self.edge) if "token_embedding" in self.inputs else None,
+            embeddings=self.edge.embeddings() if "token_embedding" in self.inputs else None,
         )
         found = fitted(self.kind, data, self.recipe, self._progress.done)
         card = replace(
@@ -180,7 +180,7 @@ class Training:
         return RouterCard(
             kind=kind_recorded(self.kind, self.folder),
             edge_fingerprint=self.edge.fingerprint(),
-            tokenizer_fingerprint=self.edge.tokenizer.fingerprint(),
+            tokenizer_fingerprint=fingerprint(self.edge.tokenizer),
             hidden_size=self.edge.hidden_size,
         )
 
