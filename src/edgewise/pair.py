@@ -18,9 +18,16 @@ from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.generation import Generation
 from edgewise.loop.policy import Budget, Policy
 from edgewise.prompts import Prompt, Prompted, prompt_from, require_text
+from edgewise.registry import is_code
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard, read_card
-from edgewise.routers.named import is_router, router_named
+from edgewise.routers.named import (
+    identity_named,
+    identity_of,
+    is_router,
+    router_named,
+    router_of,
+)
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings, settings_of, spelled
 
@@ -78,18 +85,22 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
     if folder is None:
         name = settings.router or FALLBACK_ROUTER
         return router_named(name), None
-    card = read_card(folder)
+    card = _card(settings, folder)
     card.check(edge, folder)
-    if card.kind == "mlp":
-        from edgewise.routers.mlp import Mlp
-
-        return Mlp(card, folder), card
-    return router_named(card.kind), card
+    return router_of(card, folder), card
 
 
 def default_router(settings: Settings) -> str:
     """What to call the router that is used where the settings name none."""
     return "bundled" if settings.edge == "bundled" else FALLBACK_ROUTER
+
+
+def router_identity(settings: Settings) -> str:
+    """A digest that tells the router that the settings name from any other."""
+    folder = router_folder(settings)
+    if folder is None:
+        return identity_named(settings.router or FALLBACK_ROUTER)
+    return identity_of(_card(settings, folder), folder)
 
 
 def router_folder(settings: Settings) -> Path | None:
@@ -102,6 +113,24 @@ def router_folder(settings: Settings) -> Path | None:
     if is_router(name):
         return None
     return checkpoint(name)
+
+
+def _card(settings: Settings, folder: Path) -> RouterCard:
+    """A checkpoint's card. Raises `UsageError` where a download says what code to run."""
+    card = read_card(folder)
+    if is_code(card.kind) and not _is_here(settings.router):
+        raise UsageError(
+            f"The router {settings.router!r} is of the kind {card.kind!r}: a download may not say "
+            "what code to run",
+            hint="install a package that registers its kind, or name a folder of your own",
+            setting="router",
+        )
+    return card
+
+
+def _is_here(router: str | None) -> bool:
+    """Whether a checkpoint was not downloaded."""
+    return router in (None, "bundled") or Path(str(router)).expanduser().is_dir()
 
 
 def make_policy(settings: Settings, card: RouterCard | None) -> Policy:

@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from edgewise.edge.base import EdgeAbilities, Rewinds
 from edgewise.errors import CloudTimeout, CloudUnavailable
 from edgewise.events import Consult, Pending, Rewound, Token
 from edgewise.loop.breaker import Breaker
@@ -14,6 +15,7 @@ from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.policy import Budget, Policy
 from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant, Random
+from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud, ScriptedCloudSession
 from edgewise.testing.scripted_edge import EOS, SIZE, ScriptedEdge, noise, replying
@@ -213,8 +215,6 @@ def pair(
 ) -> tuple[Decoder, Slow]:
     large = Slow(replying(cloud, prompt=PROMPT), patience)
     small = ScriptedEdge(replying(edge, prompt=PROMPT, unsure=unsure))
-    from edgewise.routers.uncertainty import MaxProb
-
     policy = Policy(threshold=0.3, run_ahead=ahead, deadline=60)
     return Decoder(small, router=MaxProb(), policy=policy, cloud=large), large
 
@@ -254,8 +254,6 @@ def test_nothing_unconfirmed_is_told_as_a_token() -> None:
 
 def test_consults_on_the_way_overlap() -> None:
     """Three consults of 50 ms each, sent on the way, take little more than one."""
-    from edgewise.routers.uncertainty import MaxProb
-
     text = "blue sky today"
     large = ScriptedCloud(replying(text, prompt=PROMPT), delay=0.1)
     small = ScriptedEdge(replying(text, prompt=PROMPT, unsure=(2, 4, 6)))
@@ -310,8 +308,6 @@ def test_a_deadline_ends_the_wait_and_keeps_the_guesses() -> None:
     text = "blue sky today"
     large = ScriptedCloud(replying("gray", prompt=PROMPT), delay=30.0)
     small = ScriptedEdge(replying(text, prompt=PROMPT, unsure=(2,)))
-    from edgewise.routers.uncertainty import MaxProb
-
     policy = Policy(threshold=0.3, run_ahead=16, deadline=0.2)
     decoder = Decoder(small, router=MaxProb(), policy=policy, cloud=large)
     with decoder.stream(IDS) as events:
@@ -334,3 +330,16 @@ def test_consults_are_reported_when_they_are_over() -> None:
 def test_the_run_ahead_is_a_number_of_tokens(value: int) -> None:
     with pytest.raises(Exception, match="run-ahead"):
         Policy(run_ahead=value)
+
+
+@pytest.mark.parametrize("rewinds", ["anywhere", "marks", "no"])
+def test_an_edge_that_cannot_go_back_does_not_run_ahead(rewinds: Rewinds) -> None:
+    large = Slow(replying("gray sky", prompt=PROMPT), [4])
+    script = replying("grey sky", prompt=PROMPT, unsure=(2, 4))
+    small = ScriptedEdge(script, abilities=EdgeAbilities(rewinds=rewinds))
+    policy = Policy(threshold=0.3, run_ahead=8, deadline=60)
+    decoder = Decoder(small, router=MaxProb(), policy=policy, cloud=large)
+    with decoder.stream(IDS, pending=True) as events:
+        seen = list(events)
+    assert [e.id for e in seen if isinstance(e, Token)] == [*b"gray sky", EOS]
+    assert any(isinstance(e, Pending) for e in seen) == (rewinds != "no")

@@ -152,7 +152,7 @@ def _contenders(
         shown = Path(name).name if name else pair.default_router(named)
         if shown in found:
             raise UsageError(f"Two routers would be shown as {shown!r}; rename one's folder.")
-        found[shown] = Contender(shown, router, card)
+        found[shown] = Contender(shown, router, card, pair.router_identity(named))
     return list(found.values())
 
 

@@ -1,5 +1,7 @@
 """`edgewise train`: a router for a pair of models."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,9 +18,10 @@ from edgewise.evaluation.tasks.named import with_calibration
 from edgewise.pair import open_models
 from edgewise.routers.card import Input
 from edgewise.settings import Settings
-from edgewise.training.fit import Fitted, Recipe, import_torch
-from edgewise.training.label import Label, LabelName
-from edgewise.training.router import Progress, Stage, Training, labels_named
+from edgewise.training.kinds import Fitted, Recipe, fit_of
+from edgewise.training.labels.base import Label
+from edgewise.training.labels.named import labels_named
+from edgewise.training.router import Progress, Stage, Training
 
 INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars", "token_embedding")
 DEFAULT_INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
@@ -43,8 +46,11 @@ def train(
         Stage | None, typer.Option(help="Only this stage; default all, in this order.")
     ] = None,
     label: Annotated[
-        LabelName, typer.Option(help="What a consult is worth; docs/routers.md has the costs.")
+        str, typer.Option(help="What a consult is worth; docs/routers.md has the costs.")
     ] = "value",
+    kind: Annotated[
+        str, typer.Option(help="What to train: mlp, a registered kind, or ./file.py:Class.")
+    ] = "mlp",
     rollouts: Annotated[
         int | None, typer.Option(help="value: rollouts of each branch; default 1.")
     ] = None,
@@ -63,7 +69,9 @@ def train(
         list[str] | None,
         typer.Option(help=f"{', '.join(INPUTS)}; may be repeated; default the first three."),
     ] = None,
-    top_k: Annotated[int, typer.Option(help="How many log-probs top_logprobs are.")] = 10,
+    top_k: Annotated[
+        int | None, typer.Option(help="How many log-probs top_logprobs are; default 10.")
+    ] = None,
     hidden: Annotated[
         int | None,
         typer.Option(help="Width of the router's hidden layer; 0 is none. Default 64, co-llm 0."),
@@ -72,15 +80,15 @@ def train(
 ) -> None:
     """Train a router for a pair: collect, label, fit, calibrate. Interrupted, it goes on."""
     wanted = _inputs(inputs)
-    recipe = _recipe(label, hidden=hidden, epochs=epochs, top_k=top_k, seed=chosen.seed or 0)
-    labels = _labels(label, rounds=rounds, rollouts=rollouts)
+    labels = labels_named(label, rounds=rounds, rollouts=rollouts)
+    recipe = _recipe(labels[0], hidden=hidden, epochs=epochs, seed=chosen.seed or 0)
     if stage in (None, "fit"):
-        import_torch()
+        fit_of(kind)
     asked = with_calibration(
         task, "train", data=data, check=check, limit=limit, calibration=calibration
     )
-    every = labels if stage is None else labels[-1:]
-    _told(_trained(chosen, asked, out, every, wanted, top_k, recipe, stage))
+    training = partial(Training, *asked, out, inputs=wanted, top_k=top_k, recipe=recipe, kind=kind)
+    _told(_trained(chosen, asked, out, training, labels, stage))
     if stage in (None, "calibrate"):
         use = f"Use it with --router {out}; edgewise router show {out} says what it is."
         render.out.print(use, markup=False)
@@ -90,32 +98,18 @@ def _trained(
     chosen: Settings,
     tasks: tuple[Task, Task],
     out: Path,
+    training: Callable[..., Training],
     labels: list[Label],
-    inputs: tuple[Input, ...],
-    top_k: int,
-    recipe: Recipe,
     stage: Stage | None,
 ) -> Fitted | None:
-    """Every round, or one stage of it; what was fitted last."""
+    """Every round, or one stage of the last; what was fitted last."""
     fitted: Fitted | None = None
-    questions, held_out = tasks
     with open_models(chosen) as models, render.progress() as progress:
         edge, cloud = models.both()
-        claim(out, manifest(questions, held_out, edge, cloud))
-        for one in labels:
-            training = Training(
-                questions,
-                held_out,
-                out,
-                edge=edge,
-                cloud=cloud,
-                label=one,
-                inputs=inputs,
-                top_k=top_k,
-                recipe=recipe,
-                progress=_Shown(progress),
-            )
-            fitted = training.run() if stage is None else _only(training, stage)
+        claim(out, manifest(*tasks, edge, cloud))
+        for label in labels if stage is None else labels[-1:]:
+            one = training(edge=edge, cloud=cloud, label=label, progress=_Shown(progress))
+            fitted = one.run() if stage is None else _only(one, stage)
     return fitted
 
 
@@ -137,26 +131,15 @@ def _told(fitted: Fitted | None) -> None:
         )
 
 
-def _recipe(label: LabelName, *, hidden: int | None, epochs: int, top_k: int, seed: int) -> Recipe:
-    width = hidden if hidden is not None else (0 if label == "co-llm" else 64)
-    if top_k < 1 or epochs < 1 or width < 0:
-        raise UsageError("--top-k and --epochs must be 1 or more, --hidden 0 or more.")
+def _recipe(label: Label, *, hidden: int | None, epochs: int, seed: int) -> Recipe:
+    width = label.hidden if hidden is None else hidden
+    if epochs < 1 or width < 0:
+        raise UsageError("--epochs must be 1 or more, --hidden 0 or more.")
     return Recipe(
         hidden=(width,) if width else (),
         epochs=epochs,
         seed=seed,
-        objective="marginal-likelihood" if label == "co-llm" else "cross-entropy",
-    )
-
-
-def _labels(label: LabelName, *, rounds: int | None, rollouts: int | None) -> list[Label]:
-    """The labels of every round."""
-    if rollouts is not None and label != "value":
-        raise UsageError(f"--rollouts belongs to the label value, not {label}; drop it.")
-    if rounds is not None and label != "citer":
-        raise UsageError(f"--rounds belongs to the label citer, not {label}; drop it.")
-    return labels_named(
-        label, rounds=2 if rounds is None else rounds, rollouts=1 if rollouts is None else rollouts
+        objective=label.objective,
     )
 
 

@@ -162,6 +162,9 @@ class EdgeSession(Protocol):
         ...
 
 
+Rewinds = Literal["anywhere", "marks", "no"]
+
+
 class EdgeAbilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a model's engine can do.
 
@@ -172,7 +175,7 @@ class EdgeAbilities(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     hidden: bool = True
-    rewinds: Literal["anywhere", "marks", "no"] = "anywhere"
+    rewinds: Rewinds = "anywhere"
     batch_logits: bool = True
     slots: int = 1
 

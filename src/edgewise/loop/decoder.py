@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
@@ -74,8 +75,12 @@ class Decoder:
             raise UsageError(f"max-tokens must be 1 or more, not {max_tokens}.")
         if any(not text for text in stop):
             raise UsageError("A stop string is empty; leave it out.")
+        policy = self.policy
+        if self.edge.abilities.rewinds == "no":
+            # A guess that does not stand would cost reading everything again.
+            policy = replace(policy, run_ahead=0)
         rules = Rules(
-            policy=self.policy,
+            policy=policy,
             tokenizer=self.edge.tokenizer,
             stop=tuple(stop),
             max_tokens=max_tokens,
