@@ -15,8 +15,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from benchmarks import random_qwen
-from edgewise.bench.speed import Speed, bare_loop, measure
+from edgewise.bench.speed import Speed, measure
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.vocabulary import fingerprint
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard
@@ -62,7 +63,7 @@ def write_router(folder: Path, model: LlamaModel) -> None:
     card = RouterCard(
         kind="mlp",
         edge_fingerprint=model.fingerprint(),
-        tokenizer_fingerprint=model.tokenizer.fingerprint(),
+        tokenizer_fingerprint=fingerprint(model.tokenizer),
         hidden_size=width,
         inputs=("hidden",),
     )
@@ -97,7 +98,7 @@ def run_only(kind: str, folder: Path, options: argparse.Namespace) -> float:
     prompt = [1000 + 7 * index for index in range(context)]
     with load(folder, context=context + options.tokens + 2, threads=options.threads) as model:
         if kind == "bare":
-            bare_loop(model, prompt, options.tokens)
+            model.bare_loop(prompt, options.tokens)
         else:
             decoder_for(model, folder).generate(prompt, max_tokens=options.tokens + 1)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -20,13 +20,12 @@ from rich.progress import Progress
 from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.plan import Contender, Evaluation
+from edgewise.evaluation.plan import Evaluation, contender_named
 from edgewise.evaluation.report import CLOUD, EDGE, Figures, Row, as_csv, rows
 from edgewise.evaluation.sweep import Cell, Store
 from edgewise.evaluation.systems import Outcome
 from edgewise.evaluation.tasks.base import Split, Task
 from edgewise.evaluation.tasks.pocketqa import pocketqa
-from edgewise.routers.named import router_named
 
 ROUTERS = ("random", "max-prob", "margin", "entropy", "logtoku")
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10)
@@ -58,7 +57,7 @@ def outcomes(part: str, shares: Sequence[float], each: int, calibration: int) ->
             return evaluation.alone()
         if part == BOUNDS:
             return evaluation.bounds()
-        return evaluation.pairs(Contender(part, router_named(part)), shares)
+        return evaluation.pairs(contender_named(part), shares)
 
 
 def run(shares: Sequence[float], each: int, calibration: int) -> list[Row]:

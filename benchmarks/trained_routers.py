@@ -28,7 +28,7 @@ from benchmarks.share_drift import of_families
 from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.plan import Contender, Evaluation, manifest
+from edgewise.evaluation.plan import Contender, Evaluation, contender_named, manifest
 from edgewise.evaluation.report import CLOUD, EDGE
 from edgewise.evaluation.statistics import Seeds, pooled_difference, pooled_gap
 from edgewise.evaluation.sweep import Cell, Store
@@ -37,12 +37,12 @@ from edgewise.evaluation.tasks.base import Task
 from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.routers.card import Input, read_card
 from edgewise.routers.mlp import Mlp
-from edgewise.routers.named import router_named
-from edgewise.training.fit import Recipe
-from edgewise.training.label import LabelName
-from edgewise.training.router import Training, labels_named
+from edgewise.routers.named import identity_of
+from edgewise.training.kinds import Recipe
+from edgewise.training.labels.named import labels_named
+from edgewise.training.router import Training
 
-LABELS: tuple[LabelName, ...] = ("mismatch", "co-llm", "citer", "value")
+LABELS = ("mismatch", "co-llm", "citer", "value")
 DEFAULT: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
 INPUTS: tuple[tuple[Input, ...], ...] = (
     ("scalars",),
@@ -61,7 +61,7 @@ Outcomes = dict[Cell, list[Outcome]]
 class Variant(NamedTuple):
     """One training."""
 
-    label: LabelName
+    label: str
     inputs: tuple[Input, ...]
     seed: int
 
@@ -100,11 +100,11 @@ def opened(stack: ExitStack) -> tuple[LlamaModel, LocalCloud]:
 
 def trainings(variant: Variant, plan: Plan, edge: LlamaModel, cloud: LocalCloud) -> list[Training]:
     """One a round."""
-    linear = variant.label == "co-llm"
+    rounds = labels_named(variant.label)[:1]
     recipe = Recipe(
-        hidden=() if linear else (64,),
+        hidden=(rounds[0].hidden,) if rounds[0].hidden else (),
         seed=variant.seed,
-        objective="marginal-likelihood" if linear else "cross-entropy",
+        objective=rounds[0].objective,
     )
     return [
         Training(
@@ -115,15 +115,14 @@ def trainings(variant: Variant, plan: Plan, edge: LlamaModel, cloud: LocalCloud)
             cloud=cloud,
             label=label,
             inputs=variant.inputs,
-            top_k=10,
             recipe=recipe,
             data=plan.work / "data",
         )
-        for label in labels_named(variant.label, rounds=1)
+        for label in rounds
     ]
 
 
-def prepare(labels: Sequence[LabelName], plan: Plan) -> None:
+def prepare(labels: Sequence[str], plan: Plan) -> None:
     """Answers, features and labels, once for all trainings."""
     with ExitStack() as stack:
         edge, cloud = opened(stack)
@@ -150,7 +149,7 @@ def outcomes(system: Variant | str, plan: Plan) -> Outcomes:
         if system == EDGE.system:
             return evaluation.alone()
         if isinstance(system, str):
-            return evaluation.pairs(Contender(system, router_named(system)), plan.shares)
+            return evaluation.pairs(contender_named(system), plan.shares)
         folder = plan.work / name
         if not (folder / "README.md").exists() or not read_card(folder).thresholds:
             for training in trainings(system, plan, edge, cloud):
@@ -158,7 +157,8 @@ def outcomes(system: Variant | str, plan: Plan) -> Outcomes:
                 training.calibrate(plan.shares)
         card = read_card(folder)
         calibrated = card if plan.family is None else None
-        return evaluation.pairs(Contender(name, Mlp(card, folder), calibrated), plan.shares)
+        contender = Contender(name, Mlp(card, folder), calibrated, identity_of(card, folder))
+        return evaluation.pairs(contender, plan.shares)
 
 
 def run(systems: Sequence[Variant | str], plan: Plan) -> Outcomes:
@@ -239,7 +239,7 @@ def smallest_share(found: Outcomes, cells: Sequence[str], plan: Plan, wanted: fl
     return f"{np.interp(wanted, gaps[pair], shares[pair]):.1%}"
 
 
-def compare(label: LabelName, inputs: tuple[Input, ...], seeds: int, plan: Plan) -> list[str]:
+def compare(label: str, inputs: tuple[Input, ...], seeds: int, plan: Plan) -> list[str]:
     prepare([label], plan)
     variants = [Variant(label, inputs, seed) for seed in range(seeds)]
     found = run([EDGE.system, *variants, *RIVALS], plan)
@@ -252,7 +252,7 @@ def compare(label: LabelName, inputs: tuple[Input, ...], seeds: int, plan: Plan)
     return lines
 
 
-def each_family(label: LabelName, inputs: tuple[Input, ...], seeds: int, plan: Plan) -> list[str]:
+def each_family(label: str, inputs: tuple[Input, ...], seeds: int, plan: Plan) -> list[str]:
     """Every router at its own best: thresholds of the family, so that all spend alike there."""
     prepare([label], plan)
     variants = [Variant(label, inputs, seed) for seed in range(seeds)]

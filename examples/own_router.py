@@ -6,10 +6,7 @@ python examples/own_router.py "Tell me about copper."
 import math
 import sys
 
-from edgewise import Decoder, LlamaModel, LocalCloud, Policy, Token
-from edgewise.addresses import bundled
-from edgewise.edge.base import Needs, Step
-from edgewise.prompts import Message, prompt_ids
+from edgewise import Needs, Pair, Step, Token
 
 
 class Surprise:
@@ -24,16 +21,12 @@ class Surprise:
 
 def main(prompt: str) -> None:
     """Print the answer, the cloud's tokens in brackets."""
-    edge, cloud = LlamaModel(bundled("edge")), LocalCloud(LlamaModel(bundled("cloud")))
-    decoder = Decoder(edge, router=Surprise(), policy=Policy(threshold=0.5), cloud=cloud)
-    with decoder.stream(prompt_ids(edge.tokenizer, [Message("user", prompt)])) as events:
+    with Pair(router=Surprise(), threshold=0.5) as pair, pair.stream(prompt) as events:
         for event in events:
             if isinstance(event, Token):
                 written = f"[{event.text}]" if event.source == "cloud" else event.text
                 print(written, end="", flush=True)
     print()
-    cloud.close()
-    edge.close()
 
 
 if __name__ == "__main__":

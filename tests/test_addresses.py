@@ -255,9 +255,13 @@ def test_a_failing_hub_is_named_or_replaced_by_the_cache(
     "address",
     ["./none.gguf", "none.gguf", "/none/at/all", "~nobody-at-all/m.gguf", "", "x" * 5000, "a\0b"],
 )
-def test_a_path_that_does_not_exist_is_a_sentence(address: str) -> None:
-    with pytest.raises(AddressError, match=r"^There is no file .*; name a path, a hub repository"):
-        resolve(address, "edge")
+@pytest.mark.parametrize("role", ["edge", "cloud"])
+def test_a_path_that_does_not_exist_is_a_sentence_with_its_setting(address: str, role: str) -> None:
+    begins = r"^There is no file .*; name a path, a hub repository"
+    with pytest.raises(AddressError, match=begins) as caught:
+        resolve(address, role)  # type: ignore[arg-type]
+    assert caught.value.setting == role
+    assert caught.value.hint is not None
 
 
 def test_a_path_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ def python_blocks(document: str) -> list[str]:
 
 
 def test_a_router_in_ten_lines() -> None:
-    (block,) = python_blocks("docs/routers.md")
+    block, *_ = python_blocks("docs/routers.md")
     names: dict[str, Any] = {}
     exec(block, names)
     assert len(names["Surprise"].__dict__) > 0

@@ -33,9 +33,34 @@ def test_the_readme_is_short_and_names_only_files_that_exist() -> None:
     assert all((ROOT / link).exists() for link in links)
 
 
+def loaded_with(module: str) -> set[str]:
+    """The packages that are imported with it."""
+    code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
 def test_importing_edgewise_does_not_import_torch() -> None:
-    code = "import sys, edgewise, edgewise.cli.main; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert "torch" not in loaded_with("edgewise.cli.main")
+
+
+def test_the_root_is_light() -> None:
+    """Nothing of the command line, of servers, of plots or of training comes with the library."""
+    heavy = {"torch", "scipy", "matplotlib", "pyarrow", "huggingface_hub", "typer", "rich"}
+    heavy |= {"fastapi", "starlette", "uvicorn", "prometheus_client", "structlog", "websockets"}
+    found = loaded_with("edgewise")
+    assert "edgewise" in found
+    assert not heavy & found
+
+
+def test_the_root_exports_what_a_user_of_the_library_needs() -> None:
+    assert {"Pair", "Message", "Prompt", "Step", "Needs", "Decoder", "Answer", "Token"} <= set(
+        edgewise.__all__
+    )
+
+
+def test_the_package_is_typed() -> None:
+    assert (Path(edgewise.__file__).parent / "py.typed").is_file()
 
 
 def test_the_router_of_the_docs_runs_as_written() -> None:

@@ -68,6 +68,7 @@ def test_a_draw_depends_on_seed_and_position_alone(seed: int, position: int) -> 
         {"seed": -1},
     ],
 )
-def test_bad_values_are_one_sentence(bad: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match="must be"):
+def test_bad_values_are_one_sentence_with_their_setting(bad: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="must be") as caught:
         Sampling(**bad)  # type: ignore[arg-type]
+    assert [caught.value.setting] == list(bad)

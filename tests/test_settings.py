@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgewise.errors import UsageError
-from edgewise.settings import Settings, load
+from edgewise.settings import NAMES, Settings, load, settings_of, spelled, variable
 
 
 def loaded(folder: Path, toml: str = "", *, flags: object = None, **environment: str) -> Settings:
@@ -135,3 +137,55 @@ def test_of_two_sources_the_higher_decides_which(tmp_path: Path) -> None:
     assert (found.threshold, found.cloud_share) == (0.7, None)
     found = loaded(tmp_path, "cloud-share = 0.2", flags=None, EDGEWISE_THRESHOLD="0.5")
     assert (found.threshold, found.cloud_share) == (0.5, None)
+
+
+def refusing(folder: Path, toml: str, *refused: str, **environment: str) -> Settings:
+    """Settings for a command that cannot honour `refused`."""
+    (folder / "edgewise.toml").write_text(toml)
+    return load({"seed": 3}, refused=refused, reader="it", environment=environment, folder=folder)
+
+
+def test_what_a_reader_cannot_honour_is_refused_with_its_place(tmp_path: Path) -> None:
+    toml = "span = 2\nmax-tokens = 5\ntop_k = 3\n"
+    with pytest.raises(UsageError) as caught:
+        refusing(tmp_path, toml, "span", "system", "top_k", EDGEWISE_SYSTEM="Be brief.")
+    assert str(caught.value) == (
+        "it cannot honour span in edgewise.toml, top-k in edgewise.toml and EDGEWISE_SYSTEM in the "
+        "environment; take them out there."
+    )
+    assert refusing(tmp_path, toml, "system").span == 2
+
+
+def test_what_a_higher_source_replaces_is_not_refused(tmp_path: Path) -> None:
+    found = refusing(tmp_path, "threshold = 0.5\n", "threshold", EDGEWISE_CLOUD_SHARE="0.1")
+    assert (found.threshold, found.cloud_share) == (None, 0.1)
+    with pytest.raises(UsageError, match=r"^it cannot honour EDGEWISE_THRESHOLD in the env"):
+        refusing(tmp_path, "cloud-share = 0.1\n", "threshold", EDGEWISE_THRESHOLD="0.5")
+
+
+@given(name=st.sampled_from(NAMES))
+def test_a_default_is_honoured_by_everybody(name: str) -> None:
+    value = getattr(Settings(), name)
+    text = {} if value is None else {variable(name): str(value)}
+    nowhere = Path("/nowhere/at/all")
+    assert load({}, refused=NAMES, environment=text, folder=nowhere) == Settings()
+
+
+def test_settings_given_in_python() -> None:
+    assert settings_of({}) == Settings()
+    assert settings_of({"span": 2, "cloud": None, "gpu_layers": 3}).gpu_layers == 3
+    with pytest.raises(UsageError, match="did you mean 'threads'"):
+        settings_of({"thread": 1})
+    with pytest.raises(UsageError, match=r"not both \(in the arguments\)"):
+        settings_of(BOTH)
+    with pytest.raises(UsageError, match=r"^max-tokens in the arguments is not valid") as caught:
+        settings_of({"max_tokens": None})
+    assert caught.value.setting == "max_tokens"
+
+
+def test_an_error_names_its_setting(tmp_path: Path) -> None:
+    for toml, setting in (("threads = 0", "threads"), ("top-p = 'x'", "top_p")):
+        with pytest.raises(UsageError) as caught:
+            loaded(tmp_path, toml)
+        assert caught.value.setting == setting
+        assert str(caught.value).startswith(spelled(setting))

@@ -71,8 +71,9 @@ def resolve(address: str, role: Literal["edge", "cloud"]) -> Path:
     parsed = _parse(address)
     if parsed is None:
         raise AddressError(
-            f"There is no file {address!r}; name a path, a hub repository (owner/repo) or "
-            "'bundled'."
+            f"There is no file {address!r}",
+            hint="name a path, a hub repository (owner/repo) or 'bundled'",
+            setting=role,
         )
     return _download(parsed)
 
@@ -94,13 +95,13 @@ def checkpoint(name: str) -> Path | None:
     if address is None or address.quant or address.file:
         return None
     with _explained(address):
-        names, _ = _ask_hub(address)
+        _, problem = _ask_hub(address)
         return Path(
             hub.snapshot_download(
                 address.repo,
                 revision=address.revision,
                 allow_patterns=list(CHECKPOINT),
-                local_files_only=names is None,
+                local_files_only=problem is not None,
             )
         )
 
@@ -115,8 +116,8 @@ def upload(folder: Path, repo: str, *, private: bool) -> str:
     with _explained(_Address(repo, None, None, None)):
         if hub.get_token() is None:
             raise AddressError(
-                "The hub needs to know who publishes; set HF_TOKEN to a token that may write, or "
-                "run hf auth login."
+                "The hub needs to know who publishes",
+                hint="set HF_TOKEN to a token that may write, or run hf auth login",
             )
         url = hub.create_repo(repo, private=private, exist_ok=True)
         hub.upload_folder(
@@ -196,13 +197,13 @@ def _explained(address: _Address) -> Generator[None]:
         ) from error
     except LocalEntryNotFoundError as error:
         if isinstance(error.__cause__, HfHubHTTPError):
-            raise AddressError(_explain(address, error.__cause__)) from error
-        raise AddressError(_unreachable(address)) from error
+            raise _explained_answer(address, error.__cause__) from error
+        raise _unreachable(address) from error
     except HfHubHTTPError as error:
-        raise AddressError(_explain(address, error)) from error
+        raise _explained_answer(address, error) from error
     except (OSError, TransportError) as error:
         raise AddressError(
-            f"The download of {_named(address)!r} failed ({_first_line(error)}); try again."
+            f"The download of {_named(address)!r} failed ({_first_line(error)})", hint="try again"
         ) from error
 
 
@@ -214,41 +215,47 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0].rstrip(".")
 
 
-def _unreachable(address: _Address) -> str:
+def _unreachable(address: _Address) -> AddressError:
     from huggingface_hub import constants
 
-    return (
+    return AddressError(
         f"The hub at {constants.ENDPOINT} cannot be reached and {_named(address)!r} is not in the "
-        "local cache; connect once, or name a file on this disk."
+        "local cache",
+        hint="connect once, or name a file on this disk",
     )
 
 
-def _explain(address: _Address, error: Exception) -> str:
+def _explained_answer(address: _Address, error: Exception) -> AddressError:
     from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
 
     assert isinstance(error, HfHubHTTPError)
     status = error.response.status_code
     if status in (401, 403):
-        return (
+        return AddressError(
             f"The hub refuses {_named(address)!r} (HTTP {status}): it does not exist or needs "
-            "access; check the spelling, or set HF_TOKEN to a token that may read it."
+            "access",
+            hint="check the spelling, or set HF_TOKEN to a token that may read it",
         )
     if isinstance(error, RevisionNotFoundError):
-        return f"{address.repo!r} has no revision {address.revision!r} on the hub; check it."
+        return AddressError(
+            f"{address.repo!r} has no revision {address.revision!r} on the hub", hint="check it"
+        )
     if status == 404:
-        return f"The hub has no {_named(address)!r}; check the spelling."
-    return f"The hub answered HTTP {status} for {_named(address)!r}; try again later."
+        return AddressError(f"The hub has no {_named(address)!r}", hint="check the spelling")
+    return AddressError(
+        f"The hub answered HTTP {status} for {_named(address)!r}", hint="try again later"
+    )
 
 
 def _list(address: _Address) -> _Listing:
     names, problem = _ask_hub(address)
-    if names is None:
+    if problem is not None:
         return _Listing(_cached(address, problem), online=False)
     return _Listing([name for name in names if name.endswith(".gguf")], online=True)
 
 
-def _ask_hub(address: _Address) -> tuple[list[str] | None, str]:
-    """The names of a repository's files, or None and why there is no telling.
+def _ask_hub(address: _Address) -> tuple[list[str], AddressError | None]:
+    """The names of a repository's files, or why there is no telling.
 
     The hub is asked once, so that a machine without a network does not wait through retries.
     """
@@ -260,20 +267,20 @@ def _ask_hub(address: _Address) -> tuple[list[str] | None, str]:
         model = hub.HfApi().model_info(
             address.repo, revision=address.revision, timeout=LISTING_SECONDS
         )
-        return [file.rfilename for file in model.siblings or []], ""
+        return [file.rfilename for file in model.siblings or []], None
     except HFValidationError:
         raise
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status != 429 and status < 500:
             raise
-        return None, _explain(address, error)
+        return [], _explained_answer(address, error)
     except (OSError, TransportError, LookupError, TypeError, ValueError):
         # Off line, out of reach, or something in between that answers in the hub's place.
-        return None, _unreachable(address)
+        return [], _unreachable(address)
 
 
-def _cached(address: _Address, problem: str) -> list[str]:
+def _cached(address: _Address, problem: AddressError) -> list[str]:
     import huggingface_hub as hub
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -282,10 +289,10 @@ def _cached(address: _Address, problem: str) -> list[str]:
             hub.snapshot_download(address.repo, revision=address.revision, local_files_only=True)
         )
     except LocalEntryNotFoundError as error:
-        raise AddressError(problem) from error
+        raise problem from error
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
     if not names or (address.file is not None and address.file not in names):
-        raise AddressError(problem)
+        raise problem
     return names
 
 
@@ -294,7 +301,7 @@ def _choose(address: _Address, listing: _Listing) -> str:
     names = sorted(name for name in listing.names if not _NO_MODEL.search(name))
     firsts = [name for name in names if (part := _PART.search(name)) is None or int(part[1]) == 1]
     if not firsts:
-        raise AddressError(f"{address.repo!r} holds no GGUF file; name a GGUF repository.")
+        raise AddressError(f"{address.repo!r} holds no GGUF file", hint="name a GGUF repository")
     for quant in [address.quant] if address.quant else _PREFERRED:
         for name in firsts:
             if re.search(rf"(?i)(?:^|[.\-_/]){re.escape(quant)}(?:[.\-/]|$)", name):
@@ -302,7 +309,8 @@ def _choose(address: _Address, listing: _Listing) -> str:
     if address.quant:
         where = "" if listing.online else " in the local cache, and the hub cannot be reached"
         raise AddressError(
-            f"{address.repo!r} has no {address.quant!r}{where}; it has {', '.join(firsts)}."
+            f"{address.repo!r} has no {address.quant!r}{where}",
+            hint=f"it has {', '.join(firsts)}",
         )
     return firsts[0]
 

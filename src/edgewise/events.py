@@ -61,15 +61,17 @@ class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
     """One consult of the cloud model, said when it is over.
 
     `index` is the answer's token it asked for, `asked` how many tokens it asked for, `answered`
-    how many came back. `new_ids` travelled with it; `cached` and `computed` are prompt tokens by
-    the engine's own meter (None where it has none), `engine_seconds` its own time.
+    how many came back. `sent_ids` token ids travelled for it, in messages of `sent_bytes` bytes
+    (bodies alone); nothing does to a model in this process. `cached` and `computed` are prompt
+    tokens by the engine's own meter (None where it has none), `engine_seconds` its own time.
     """
 
     index: int
     outcome: Literal["answered"] | Fault
     asked: int
     answered: int
-    new_ids: int
+    sent_ids: int
+    sent_bytes: int
     seconds: float
     cached: int | None = None
     computed: int | None = None
@@ -104,8 +106,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     `cached_tokens` of the prompt were in the edge's KV cache already.
     `edge_tokens + cloud_tokens` is the number of `Token`s. `wasted_tokens` were returned by the
-    cloud and dropped; `changing_tokens` are first tokens of consults that differ from what the
-    edge would have written. `cloud_share = (cloud_tokens + wasted_tokens) / output tokens`.
+    cloud and dropped, or asked for in vain; `changing_tokens` are first tokens of consults that
+    differ from what the edge would have written. `cloud_share` is (cloud tokens + wasted tokens) /
+    output tokens, at most 1.
     """
 
     prompt_tokens: int

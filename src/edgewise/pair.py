@@ -1,23 +1,44 @@
-"""From settings to the parts of a pair."""
+"""From settings to a pair: the one place where edge, cloud, router and policy come together."""
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TypedDict, Unpack
+
+from msgspec.structs import asdict, replace
 
 from edgewise.addresses import bundled, checkpoint, resolve
 from edgewise.cloud.base import CloudModel
-from edgewise.edge.base import EdgeModel
-from edgewise.edge.llamacpp import LlamaModel
-from edgewise.loop.policy import Policy
+from edgewise.edge.base import EdgeModel, EdgeOptions
+from edgewise.edge.named import EDGES
+from edgewise.errors import UsageError
+from edgewise.events import Event
+from edgewise.loop.account import Account
+from edgewise.loop.decoder import Answer, Decoder, collect
+from edgewise.loop.generation import Generation
+from edgewise.loop.policy import Budget, Policy
+from edgewise.prompts import Prompt, Prompted, prompt_from, require_text
+from edgewise.registry import is_code
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard, read_card
-from edgewise.routers.named import is_router, router_named
-from edgewise.settings import Settings
+from edgewise.routers.named import (
+    identity_named,
+    identity_of,
+    is_router,
+    router_named,
+    router_of,
+)
+from edgewise.sampling import Sampling
+from edgewise.settings import Settings, settings_of, spelled
 
 FALLBACK_ROUTER, DEFAULT_SHARE = "entropy", 0.05
+_GGUF = "llamacpp"
 
 
-def open_edge(settings: Settings, *, keep_prefixes: bool = False) -> LlamaModel:
-    """Load the edge model that the settings name; see `LlamaModel` for `keep_prefixes`."""
-    return _load(settings, resolve(settings.edge, "edge"), keep_prefixes)
+def open_edge(settings: Settings, *, keep_prefixes: bool = False) -> EdgeModel:
+    """Load the edge model that the settings name; see `EdgeOptions` for `keep_prefixes`."""
+    engine = _GGUF if settings.edge_engine == "auto" else settings.edge_engine
+    return _load(settings, engine, settings.edge, keep_prefixes)
 
 
 def cloud_address(settings: Settings) -> str:
@@ -58,7 +79,7 @@ def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | 
         return connect_to(address, key=settings.cloud_key, engine=settings.cloud_engine)
     from edgewise.cloud.local import LocalCloud
 
-    return LocalCloud(_load(settings, resolve(address, "cloud"), keep_prefixes))
+    return LocalCloud(_load(settings, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
 
 
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
@@ -67,18 +88,22 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
     if folder is None:
         name = settings.router or FALLBACK_ROUTER
         return router_named(name), None
-    card = read_card(folder)
+    card = _card(settings, folder)
     card.check(edge, folder)
-    if card.kind == "mlp":
-        from edgewise.routers.mlp import Mlp
-
-        return Mlp(card, folder), card
-    return router_named(card.kind), card
+    return router_of(card, folder), card
 
 
 def default_router(settings: Settings) -> str:
     """What to call the router that is used where the settings name none."""
     return "bundled" if settings.edge == "bundled" else FALLBACK_ROUTER
+
+
+def router_identity(settings: Settings) -> str:
+    """A digest that tells the router that the settings name from any other."""
+    folder = router_folder(settings)
+    if folder is None:
+        return identity_named(settings.router or FALLBACK_ROUTER)
+    return identity_of(_card(settings, folder), folder)
 
 
 def router_folder(settings: Settings) -> Path | None:
@@ -91,6 +116,24 @@ def router_folder(settings: Settings) -> Path | None:
     if is_router(name):
         return None
     return checkpoint(name)
+
+
+def _card(settings: Settings, folder: Path) -> RouterCard:
+    """A checkpoint's card. Raises `UsageError` where a download says what code to run."""
+    card = read_card(folder)
+    if is_code(card.kind) and not _is_here(settings.router):
+        raise UsageError(
+            f"The router {settings.router!r} is of the kind {card.kind!r}: a download may not say "
+            "what code to run",
+            hint="install a package that registers its kind, or name a folder of your own",
+            setting="router",
+        )
+    return card
+
+
+def _is_here(router: str | None) -> bool:
+    """Whether a checkpoint was not downloaded."""
+    return router in (None, "bundled") or Path(str(router)).expanduser().is_dir()
 
 
 def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
@@ -111,12 +154,250 @@ def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
     )
 
 
-def _load(settings: Settings, path: Path, keep_prefixes: bool) -> LlamaModel:
-    return LlamaModel(
-        path,
+def _load(settings: Settings, engine: str, address: str, keep_prefixes: bool) -> EdgeModel:
+    options = EdgeOptions(
         context=settings.ctx,
         threads=settings.threads,
         gpu_layers=settings.gpu_layers,
         slots=settings.slots or 1,
         keep_prefixes=keep_prefixes,
     )
+    return EDGES.load(engine)(address, options)
+
+
+def sampling_of(settings: Settings) -> Sampling:
+    """The sampling that the settings name. Raises `UsageError`."""
+    return Sampling(
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        min_p=settings.min_p,
+        seed=settings.seed or 0,
+    )
+
+
+class Wishes(TypedDict, total=False):
+    """What one answer may have otherwise than its pair's settings say."""
+
+    max_tokens: int
+    stop: str | Sequence[str]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+
+
+class Pair:
+    """A small model here, a large one where it counts, and how they answer.
+
+        with Pair("small.gguf", cloud="https://host:8080", cloud_share=0.05) as pair:
+            print(pair.ask("Why is the sky blue?").text)
+
+    All answers have one budget, so that the cloud share holds over all of them; `policy` may be set
+    between two answers. Several threads may ask at a time where there are as
+    many `slots`.
+    """
+
+    def __init__(
+        self,
+        edge: str | Path | EdgeModel = "bundled",
+        *,
+        cloud: str | Path | CloudModel | None = None,
+        router: str | Path | Router | None = None,
+        keep_prefixes: bool = False,
+        **settings: object,
+    ) -> None:
+        """Open what is named by an address; a model that is open already stays its owner's.
+
+        `settings` are fields of `Settings`; neither environment nor file is read. With
+        `keep_prefixes` a conversation's next turn finds the last one in the KV cache; without, no
+        answer's text depends on an earlier one by rounding. Raises `UsageError`, or a `CloudError`
+        where the cloud model is not reached.
+        """
+        parts = {"edge": edge, "cloud": cloud, "router": router}
+        self.settings = _chosen(parts, settings)
+        require_text("The system message", self.settings.system or "")
+        sampling_of(self.settings)
+        with ExitStack() as opened:
+            if isinstance(edge, str | Path):
+                self.edge: EdgeModel = open_edge(self.settings, keep_prefixes=keep_prefixes)
+                opened.callback(self.edge.close)
+            else:
+                self.edge = edge
+            self.router, self.card = _router(router, self.settings, self.edge)
+            policy = make_policy(self.settings, self.card)
+            if cloud is None or isinstance(cloud, str | Path):
+                self.cloud = open_cloud(self.settings, self.edge, keep_prefixes=keep_prefixes)
+                if self.cloud is not None:
+                    opened.callback(self.cloud.close)
+            else:
+                cloud.check(self.edge.tokenizer)
+                self.cloud = cloud
+            self.decoder = Decoder(self.edge, router=self.router, policy=policy, cloud=self.cloud)
+            self._opened = opened.pop_all()
+        self._account = Account()
+
+    @property
+    def policy(self) -> Policy:
+        """When the cloud is asked."""
+        return self.decoder.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self.decoder.policy = policy
+
+    def forget(self) -> None:
+        """Begin a new budget, as for a new conversation."""
+        self._account = Account()
+
+    def both(self) -> tuple[EdgeModel, CloudModel]:
+        """Both models. Raises `UsageError` where there is no cloud model."""
+        if self.cloud is None:
+            raise UsageError("This needs a cloud model", hint="name one", setting="cloud")
+        return self.edge, self.cloud
+
+    def prompt(self, asked: Prompted) -> Prompt:
+        """What the edge model is given for `asked`. Raises `UsageError`.
+
+        Text and messages go through the model's chat template, behind the settings' system
+        message where they bring none; ids go as they are.
+        """
+        return prompt_from(self.edge.tokenizer, asked, system=self.settings.system)
+
+    def ask(self, prompt: Prompted, **wishes: Unpack[Wishes]) -> Answer:
+        """The whole answer; raises as `stream`."""
+        with self.stream(prompt, **wishes) as events:
+            return collect(events)
+
+    def stream(
+        self,
+        prompt: Prompted,
+        *,
+        pending: bool = False,
+        candidates: bool = False,
+        **wishes: Unpack[Wishes],
+    ) -> "AnswerStream":
+        """The answer event by event; see `Decoder.stream` for `pending` and `candidates`.
+
+        Raises `UsageError`; and a `CloudError` on the way where `on_cloud_error` says so.
+        """
+        stop = wishes.pop("stop", ())
+        for name in wishes:
+            if name not in Wishes.__annotations__:
+                raise UsageError(f"One answer cannot have another {spelled(name)} than its pair.")
+        own = settings_of({**asdict(self.settings), **wishes})
+        account = self._account
+        taken = account.take()
+        try:
+            generation = self.decoder.stream(
+                self.prompt(prompt),
+                max_tokens=own.max_tokens,
+                sampling=sampling_of(own),
+                stop=(stop,) if isinstance(stop, str) else stop,
+                budget=taken,
+                pending=pending,
+                candidates=candidates,
+            )
+        except BaseException:
+            account.settle(taken, taken)
+            raise
+        return AnswerStream(generation, lambda left: account.settle(taken, left))
+
+    def close(self) -> None:
+        """Close what this pair opened, and nothing else."""
+        self._opened.close()
+
+    def __enter__(self) -> "Pair":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AnswerStream(Iterator[Event]):
+    """An answer in the making. Closed when exhausted; use `with` where it may be abandoned."""
+
+    def __init__(self, generation: Generation, settle: Callable[[Budget], None]) -> None:
+        """`settle` is told the budget that the answer leaves, once."""
+        self._generation, self._settle = generation, settle
+        self._over = False
+
+    def __next__(self) -> Event:
+        try:
+            return next(self._generation)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give the sessions back and the credit that is left; no further events come."""
+        if not self._over:
+            self._over = True
+            self._generation.close()
+            self._settle(self._generation.budget)
+
+    def __enter__(self) -> "AnswerStream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_pair(settings: Settings, *, slots: int = 1, keep_prefixes: bool = False) -> Pair:
+    """The pair that the settings name, `slots` answers at a time. Raises as `Pair`."""
+    # The key guards a server, which asks for it itself.
+    own = replace(settings, slots=slots, api_key=None)
+    return Pair(**asdict(own), keep_prefixes=keep_prefixes)
+
+
+def open_models(settings: Settings) -> Pair:
+    """The pair for those who bring routers of their own, its own router asking nothing.
+
+    A session more than a decoder needs may be open: the oracle reads beside it.
+    """
+    return open_pair(replace(settings, router=_NEVER), slots=2)
+
+
+_NEVER = "constant:0"
+_DEFAULTS = Settings()
+_OF_LOADING = ("edge_engine", "ctx", "threads", "gpu_layers", "slots")
+_OF_CONNECTING = ("cloud_key", "cloud_engine")
+
+
+def _chosen(parts: Mapping[str, object], settings: Mapping[str, object]) -> Settings:
+    """The settings of a pair, parts of which may be open already."""
+    named = {name: _address(part) for name, part in parts.items() if part is not None}
+    chosen = settings_of({**settings, **named})
+    fixed = ["api_key"]
+    if _is_open(parts["cloud"]):
+        fixed += _OF_CONNECTING
+    if _is_open(parts["edge"]) and (_is_open(parts["cloud"]) or cloud_address(chosen) == "none"):
+        fixed += _OF_LOADING
+    for name in fixed:
+        if getattr(chosen, name) != getattr(_DEFAULTS, name):
+            raise UsageError(f"This pair cannot honour {spelled(name)}", hint="leave it out")
+    return chosen
+
+
+def _is_open(part: object) -> bool:
+    return part is not None and not isinstance(part, str | Path)
+
+
+def _address(part: object) -> str:
+    """As settings name a part; one that is open already has no address, only a name."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Path):
+        path = part.expanduser()
+        # Else it could be taken for a hub repository.
+        return str(path) if path.is_absolute() else f"./{path}"
+    return f"<{getattr(part, 'name', type(part).__name__)}>"
+
+
+def _router(
+    router: str | Path | Router | None, settings: Settings, edge: EdgeModel
+) -> tuple[Router, RouterCard | None]:
+    if router is None or isinstance(router, str | Path):
+        return open_router(settings, edge)
+    return router, None

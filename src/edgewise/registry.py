@@ -1,59 +1,125 @@
 """Doors for third parties: what a name stands for, loaded when it is first asked for.
 
 Each concept has one registry in its own room: a table of the built-in names, and an entry point
-group through which a package adds others.
+group through which a package adds others. Where a registry says so, a name may also be code by
+itself: `module:Class`, or `./file.py:Class`.
 """
 
-from collections.abc import Mapping
+import hashlib
+import re
+import sys
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
 from edgewise.errors import UsageError
 
 _T = TypeVar("_T")
 
+_MODULE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
+_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)", re.DOTALL)
+
 
 class Registry(Generic[_T]):
     """What the names of one concept stand for."""
 
-    def __init__(self, concept: str, group: str, built_in: Mapping[str, str]) -> None:
-        """`built_in` maps names to `module:attribute`, `group` is the entry points' group."""
+    def __init__(
+        self,
+        concept: str,
+        group: str,
+        built_in: Mapping[str, str],
+        *,
+        wanted: Sequence[str] = (),
+        code: bool = False,
+    ) -> None:
+        """`built_in` maps names to `module:attribute`, `group` is the entry points' group.
+
+        What is added must be a class with the attributes `wanted`, where there are any; with
+        `code`, a name may be code by itself.
+        """
         self.concept, self.group = concept, group
-        self._built_in = built_in
+        self._built_in, self._wanted, self._code = built_in, wanted, code
 
     def names(self) -> list[str]:
         """Every name, sorted. Raises `UsageError` for two of one name."""
         return sorted({*self._built_in, *self._added()})
 
     def __contains__(self, name: object) -> bool:
-        return name in self._built_in or name in self._added()
+        if name in self._built_in or name in self._added():
+            return True
+        return self._code and isinstance(name, str) and is_code(name)
 
     def load(self, name: str) -> _T:
         """What `name` stands for. Raises `UsageError` where that is nothing or cannot be loaded."""
         added = self._added()
         if name in self._built_in:
             return cast(_T, attribute(self._built_in[name]))
-        if name not in added:
-            raise UsageError(
-                f"There is no {self.concept} {name!r}", hint=f"known are {', '.join(self.names())}"
-            )
-        target = added[name].value
+        if name in added:
+            return self._checked(name, self._of_package(name, added[name]))
+        if self._code and is_code(name):
+            return self._checked(name, self._of_code(name))
+        raise UsageError(
+            f"There is no {self.concept} {name!r}", hint=f"known are {', '.join(self.names())}"
+        )
+
+    def source(self, name: str) -> str:
+        """A digest of the file that an added name's code lies in; empty for a built-in one.
+
+        So what was made with code that has changed since can be told from what is made with it now.
+        """
+        if name in self._built_in:
+            return ""
+        module = sys.modules[cast(Any, self.load(name)).__module__]
+        return hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
+
+    def _of_package(self, name: str, point: EntryPoint) -> object:
         try:
-            return cast(_T, added[name].load())
-        except (ImportError, AttributeError) as error:
+            return point.load()
+        except Exception as error:
             raise UsageError(
-                f"The {self.concept} {name!r} cannot be loaded from {target!r} ({error})",
+                f"The {self.concept} {name!r} cannot be loaded from {point.value!r} "
+                f"({_reason(error)})",
                 hint="repair or remove the package that adds it",
             ) from error
+
+    def _of_code(self, target: str) -> object:
+        file = _FILE.fullmatch(target)
+        where, name = (file["file"], file["name"]) if file else target.split(":")
+        try:
+            module = _executed(Path(where)) if file else import_module(where)
+        except Exception as error:
+            raise UsageError(
+                f"The {self.concept} {target!r} cannot be loaded ({_reason(error)})",
+                hint="repair the code" if file else "repair the code, or install its package",
+            ) from error
+        try:
+            return getattr(module, name)
+        except AttributeError as error:
+            raise UsageError(
+                f"The {self.concept} {target!r} cannot be loaded: {where!r} has no {name}",
+                hint="name a class that is defined there",
+            ) from error
+
+    def _checked(self, name: str, found: object) -> _T:
+        lacking = [one for one in self._wanted if not hasattr(found, one)]
+        if lacking or (self._wanted and not isinstance(found, type)):
+            lacks = f"it lacks {', '.join(lacking)}" if lacking else "it is no class"
+            raise UsageError(
+                f"{name!r} is no {self.concept}: {lacks}",
+                hint=f"a {self.concept} is a class with {', '.join(self._wanted)}",
+            )
+        return cast(_T, found)
 
     def _added(self) -> dict[str, EntryPoint]:
         found: dict[str, EntryPoint] = {}
         for point in entry_points(group=self.group):
             if point.name in self._built_in or point.name in found:
-                other = (
-                    "a built-in one" if point.name in self._built_in else found[point.name].value
-                )
+                built_in = point.name in self._built_in
+                other = "a built-in one" if built_in else repr(found[point.name].value)
                 raise UsageError(
                     f"The {self.concept} {point.name!r} of {point.value!r} has the name of {other}",
                     hint="rename or remove the package that adds it",
@@ -66,3 +132,42 @@ def attribute(target: str) -> Any:
     """What `module:name` names. Raises what importing it raises."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)
+
+
+def is_code(name: str) -> bool:
+    """Whether `name` is of the form `module:Class` or `file.py:Class`."""
+    return code_file(name) is not None or _MODULE.fullmatch(name) is not None
+
+
+def code_file(name: str) -> str | None:
+    """The file of `file.py:Class`; None for any other name."""
+    found = _FILE.fullmatch(name)
+    return found["file"] if found else None
+
+
+def _executed(path: Path) -> ModuleType:
+    """The module that a file makes; run once for as long as it stays as it is."""
+    path = path.expanduser().resolve()
+    key = hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()
+    name = f"edgewise_{path.stem}_{key[:16]}"
+    if name not in sys.modules:
+        spec = spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = module_from_spec(spec)
+        # Before it runs: dataclasses and pickles look their module up.
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def _reason(error: Exception) -> str:
+    """Of an exception that need not say anything, on one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    told = " ".join(str(error).split())
+    return f"{type(error).__name__}: {told}" if told else type(error).__name__

@@ -71,4 +71,4 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 def _require(holds: bool, name: str, bound: str, value: float) -> None:
     if not holds:
-        raise UsageError(f"{name} must be {bound}, not {value}.")
+        raise UsageError(f"{name} must be {bound}, not {value}.", setting=name.replace("-", "_"))

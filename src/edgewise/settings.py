@@ -3,16 +3,19 @@
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from edgewise.errors import UsageError
 
 FILE = "edgewise.toml"
 PREFIX = "EDGEWISE_"
+
+_FLAGS, _ENVIRONMENT = "the flags", "the environment"
 
 # Upper bounds keep numbers that its C structs would cut short away from llama.cpp.
 _BOUNDS = {
@@ -27,68 +30,152 @@ _BOUNDS = {
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that may stand in `edgewise.toml`; the flags have the same names."""
+    """Everything that may stand in `edgewise.toml`; flags and `Pair`'s keywords are these."""
 
-    edge: str = "bundled"
-    cloud: str | None = None
-    cloud_key: str | None = None
-    cloud_engine: str = "auto"
-    router: str | None = None
-    cloud_share: float | None = None
-    threshold: float | None = None
-    max_cloud_tokens: int | None = None
-    span: int = 1
-    run_ahead: int = 16
-    deadline: float | None = None
-    on_cloud_error: Literal["edge", "raise"] = "edge"
-    max_tokens: int = 256
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    system: str | None = None
-    ctx: int | None = None
-    threads: int | None = None
-    gpu_layers: int | Literal["auto"] = "auto"
-    slots: int | None = None
-    api_key: str | None = None
+    edge: Annotated[
+        str,
+        Meta(description="Edge model: a GGUF file, owner/repo[:QUANT], hf://..., or bundled."),
+    ] = "bundled"
+    cloud: Annotated[
+        str | None,
+        Meta(description="Cloud model: an engine's URL, a GGUF as for the edge, bundled or none."),
+    ] = None
+    cloud_key: Annotated[
+        str | None, Meta(description="Key for the cloud's URL; it travels as a bearer token.")
+    ] = None
+    cloud_engine: Annotated[
+        str,
+        Meta(
+            description="What answers at the cloud's URL: llama-server, vllm, sglang, gateway, or "
+            "one that a package adds; auto finds out."
+        ),
+    ] = "auto"
+    edge_engine: Annotated[
+        str, Meta(description="What runs the edge model: auto, llamacpp or a registered engine.")
+    ] = "auto"
+    router: Annotated[
+        str | None,
+        Meta(
+            description="bundled, max-prob, margin, entropy, logtoku, random, constant:VALUE, or "
+            "a checkpoint's folder or hub repository."
+        ),
+    ] = None
+    cloud_share: Annotated[
+        float | None, Meta(description="Fraction of the tokens the cloud may write, 0 to 1.")
+    ] = None
+    threshold: Annotated[
+        float | None, Meta(description="Ask the cloud from this score on, instead of a share.")
+    ] = None
+    max_cloud_tokens: Annotated[
+        int | None, Meta(description="Absolute cap on cloud tokens per answer.")
+    ] = None
+    span: Annotated[int, Meta(description="Tokens per consult.")] = 1
+    run_ahead: Annotated[
+        int, Meta(description="Tokens the edge may guess ahead while a consult flies; 0 waits.")
+    ] = 16
+    deadline: Annotated[
+        float | None,
+        Meta(description="Seconds a consult may take; default: as the latency is, 0.5 to 5."),
+    ] = None
+    on_cloud_error: Annotated[
+        Literal["edge", "raise"],
+        Meta(description="When a consult fails: go on with the edge's token, or stop."),
+    ] = "edge"
+    max_tokens: Annotated[int, Meta(description="Longest answer, tokens.")] = 256
+    temperature: Annotated[float, Meta(description="0 is greedy.")] = 0.0
+    top_k: Annotated[int, Meta(description="Keep the K likeliest; 0 is off.")] = 0
+    top_p: Annotated[float, Meta(description="Keep the likeliest up to this mass; 1 is off.")] = 1.0
+    min_p: Annotated[float, Meta(description="Drop below this fraction of the best; 0 is off.")] = (
+        0.0
+    )
+    seed: Annotated[int | None, Meta(description="Seed of the draws.")] = None
+    system: Annotated[str | None, Meta(description="System message.")] = None
+    ctx: Annotated[int | None, Meta(description="Context, tokens.")] = None
+    threads: Annotated[int | None, Meta(description="CPU threads; default: all cores but one.")] = (
+        None
+    )
+    gpu_layers: Annotated[
+        int | Literal["auto"], Meta(description="Layers on the GPU: auto or a number.")
+    ] = "auto"
+    slots: Annotated[int | None, Meta(description="Answers written at once; default 4.")] = None
+    api_key: Annotated[
+        str | None, Meta(description="Key that clients need; better in EDGEWISE_API_KEY.")
+    ] = None
 
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():
             value = getattr(self, name)
             if isinstance(value, int) and not least <= value <= most:
-                flag = name.replace("_", "-")
-                raise UsageError(f"{flag} must be from {least} to {most}, not {value}.")
+                raise UsageError(
+                    f"{spelled(name)} must be from {least} to {most}, not {value}.", setting=name
+                )
+
+
+NAMES = Settings.__struct_fields__
+_DEFAULTS = Settings()
 
 
 def load(
     flags: Mapping[str, object],
     *,
+    refused: Collection[str] = (),
+    reader: str = "edgewise",
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Settings:
     """Merge the three sources; flags that are None were not given. Raises `UsageError`.
 
     A source that names one half of an either-or pair (threshold and cloud share) drops the other
-    half of the sources below it.
+    half of the sources below it. What of the result is in `refused` and no default is more than
+    `reader`, a command, can honour.
     """
     merged: dict[str, object] = {}
-    sources: list[Mapping[str, object]] = [
-        _from_file((folder or Path()) / FILE),
-        _from_environment(os.environ if environment is None else environment),
-        {name: value for name, value in flags.items() if value is not None},
+    places: dict[str, str] = {}
+    sources: list[tuple[Mapping[str, object], str]] = [
+        (_from_file((folder or Path()) / FILE), FILE),
+        (_from_environment(os.environ if environment is None else environment), _ENVIRONMENT),
+        ({name: value for name, value in flags.items() if value is not None}, _FLAGS),
     ]
-    for source, where in zip(sources, (FILE, "the environment", "the flags"), strict=True):
-        _converted(source, where)
-        if "threshold" in source and "cloud_share" in source:
-            raise UsageError(f"Give a threshold or a cloud share, not both (in {where}).")
+    for source, where in sources:
+        _checked(source, where)
         if "threshold" in source:
             merged.pop("cloud_share", None)
         if "cloud_share" in source:
             merged.pop("threshold", None)
         merged.update(source)
-    return _converted(merged, "the settings")
+        places |= dict.fromkeys(source, where)
+    found = _checked(merged, "the settings")
+    _require_honoured(found, {n: places[n] for n in merged if n in refused}, reader)
+    return found
+
+
+def settings_of(values: Mapping[str, object]) -> Settings:
+    """Settings given in Python: neither file nor environment is read. Raises `UsageError`."""
+    for name in values:
+        _require_known(name, f"There is no setting {name!r}")
+    return _checked(values, "the arguments")
+
+
+def spelled(name: str) -> str:
+    """A setting's name as the file and the flags spell it."""
+    return name.replace("_", "-")
+
+
+def variable(name: str) -> str:
+    """The environment's name for a setting."""
+    return PREFIX + name.upper()
+
+
+def _require_honoured(found: Settings, refused: Mapping[str, str], reader: str) -> None:
+    told = [
+        f"{variable(name) if where == _ENVIRONMENT else spelled(name)} in {where}"
+        for name, where in refused.items()
+        if getattr(found, name) != getattr(_DEFAULTS, name)
+    ]
+    if told:
+        which = " and ".join(", ".join(told).rsplit(", ", 1))
+        them = "it" if len(told) == 1 else "them"
+        raise UsageError(f"{reader} cannot honour {which}", hint=f"take {them} out there")
 
 
 def _from_file(path: Path) -> dict[str, object]:
@@ -108,28 +195,31 @@ def _from_file(path: Path) -> dict[str, object]:
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
     found: dict[str, object] = {}
-    for variable, value in environment.items():
-        if variable.startswith(PREFIX):
-            name = variable.removeprefix(PREFIX).lower()
-            _require_known(name, f"The environment has the unknown variable {variable!r}")
+    for key, value in environment.items():
+        if key.startswith(PREFIX):
+            name = key.removeprefix(PREFIX).lower()
+            _require_known(name, f"The environment has the unknown variable {key!r}")
             found[name] = value
     return found
 
 
 def _require_known(name: str, problem: str) -> None:
-    known = Settings.__struct_fields__
-    if name not in known:
-        close = difflib.get_close_matches(name, known, 1)
-        advice = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}."
+    if name not in NAMES:
+        close = difflib.get_close_matches(name, NAMES, 1)
+        advice = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(NAMES)}."
         raise UsageError(f"{problem}; {advice}")
 
 
-def _converted(values: Mapping[str, object], where: str) -> Settings:
+def _checked(values: Mapping[str, object], where: str) -> Settings:
     try:
-        return msgspec.convert(dict(values), Settings, strict=False)
+        found = msgspec.convert(dict(values), Settings, strict=False)
     except msgspec.ValidationError as error:
         name = re.search(r"\$\.(\w+)", str(error))
-        which = name[1].replace("_", "-") if name else "A setting"
+        which = spelled(name[1]) if name else "A setting"
         raise UsageError(
-            f"{which} in {where} is not valid: {str(error).split(' - ')[0]}."
+            f"{which} in {where} is not valid: {str(error).split(' - ')[0]}.",
+            setting=name[1] if name else None,
         ) from error
+    if found.threshold is not None and found.cloud_share is not None:
+        raise UsageError(f"Give a threshold or a cloud share, not both (in {where}).")
+    return found

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from edgewise.errors import CloudProtocolError
 from edgewise.events import Candidate
 
 
@@ -36,3 +37,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     cached: int | None = None
     computed: int | None = None
     engine_seconds: float | None = None
+
+    def check(self, size: int) -> None:
+        """Raise `CloudProtocolError` unless this is an answer in a vocabulary of `size` ids."""
+        listed = [*self.ids, *(candidate.id for top in self.top for candidate in top)]
+        if not self.ids:
+            raise CloudProtocolError("The cloud answered a consult without any token.")
+        if len(self.logprobs) != len(self.ids) or len(self.top) not in (0, len(self.ids)):
+            raise CloudProtocolError("The cloud's logprobs do not go with its tokens.")
+        if not all(0 <= token < size for token in listed):
+            raise CloudProtocolError(f"The cloud answered with ids outside 0 to {size - 1}.")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.routers.card import read_card
+from tests import models
 from tests.cli.conftest import Edgewise, Result, Run
 from tests.hub import Hub, Repository, serving
 
@@ -140,6 +142,19 @@ def test_a_prompt_that_cannot_be_answered(
     assert_one_sentence(edgewise("run", *prompt, stdin=stdin), words)
 
 
+def test_a_template_that_refuses_names_the_flag_where_there_is_one(
+    edgewise: Edgewise, tmp_path: Path
+) -> None:
+    stubborn = replace(models.byte_level(), template="{{ raise_exception('No!') }}")
+    models.write_transformer(tmp_path / "stubborn.gguf", stubborn)
+    own = ("--edge", "stubborn.gguf", "--max-tokens", "2")
+    refused = edgewise("run", "Hello", *own)
+    assert_one_sentence(refused, "(No!); send the text as it is (--no-template).")
+    assert edgewise("run", "Hello", *own, "--no-template").code == 0
+    chatted = edgewise("chat", *own, stdin=b"Hello\n")
+    assert "(No!); send the text as it is.\n" in chatted.err
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -210,9 +225,9 @@ def engine() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        (None, "refused the key; set EDGEWISE_CLOUD_KEY"),
-        ("wrong", "refused the key; set EDGEWISE_CLOUD_KEY"),
-        ("right", "choose two models of one family"),
+        (None, ("refused the key; set ", "EDGEWISE_CLOUD_KEY")),
+        ("wrong", ("refused the key; set ", "EDGEWISE_CLOUD_KEY")),
+        ("right", ("choose two models of one family",)),
     ],
 )
 def test_an_engine_with_another_key_or_vocabulary(
@@ -220,12 +235,12 @@ def test_an_engine_with_another_key_or_vocabulary(
     engine: str,
     monkeypatch: pytest.MonkeyPatch,
     key: str | None,
-    words: str,
+    words: tuple[str, ...],
 ) -> None:
     if key:
         monkeypatch.setenv("EDGEWISE_CLOUD_KEY", key)
     result = edgewise("run", "Hello", "--cloud", engine, "--cloud-engine", "llama-server")
-    assert_one_sentence(result, words)
+    assert_one_sentence(result, *words)
     assert "Bearer" not in result.err
     assert key is None or key not in result.err
 
@@ -285,3 +300,4 @@ def test_doctor_reports_what_run_refuses(edgewise: Edgewise) -> None:
     assert [check["name"] for check in failed] == ["edge model"]
     assert "none.gguf" in failed[0]["detail"]
     assert failed[0]["fix"].startswith("name a path")
+    assert failed[0]["fix"].endswith("(--edge)")

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise.cli.render import printable
+from edgewise.cli.render import counted, printable
+from edgewise.events import Timing, Usage
 from tests.cli.conftest import Edgewise
 
 PROMPT = "Spell the word cat."
@@ -85,7 +86,32 @@ def test_plain_output_is_the_text_and_a_summary(edgewise: Edgewise) -> None:
     text = answer(edgewise, PROMPT)["text"]
     result = edgewise("run", PROMPT)
     assert (result.code, result.out) == (0, text + "\n")
-    assert re.fullmatch(r"\d+ tokens, \d+ by the cloud .* tokens/s\n", result.err)
+    assert re.fullmatch(r"\d+ tokens, \d+ by the cloud.* tokens/s\n", result.err)
+
+
+def test_wasted_tokens_are_told_where_there_are_some(edgewise: Edgewise) -> None:
+    told = edgewise("run", PROMPT, "--threshold", "0.5", "--run-ahead", "0").err
+    assert "by the cloud (" in told
+    assert "wasted" not in told
+    usage = Usage(
+        prompt_tokens=9,
+        edge_tokens=22,
+        cloud_tokens=12,
+        wasted_tokens=3,
+        changing_tokens=4,
+        cloud_share=15 / 34,
+        cloud_calls=15,
+        failed_calls=1,
+        cloud_prompt_cached=0,
+        cloud_prompt_computed=0,
+    )
+    timing = Timing(ttft=0.1, total=2.0, wait=0.0)
+    assert counted(usage, timing) == (
+        "34 tokens, 12 by the cloud, 3 wasted (44.1%), 15 calls, 1 failed, 17.0 tokens/s"
+    )
+    assert counted(usage, timing, calls=False) == (
+        "34 tokens, 12 by the cloud, 3 wasted (44.1%), 17.0 tokens/s"
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -8,12 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Needs
+from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeSession, Floats, Needs, Step
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ContextOverflow, StaleStepError, UsageError
-from edgewise.testing.scripted_edge import ScriptedEdge, noise
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
+from edgewise.routers.uncertainty import MaxProb
+from edgewise.testing.scripted_edge import MARK, ScriptedEdge, noise
 
 CONTEXT = 64
 PROMPT = [72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100, 33]
@@ -27,7 +32,6 @@ class Backend:
     """How to make a model, and the ids that its sessions have run through it so far."""
 
     make: Callable[[int, int], EdgeModel]
-    limits_sessions: bool
     open_models: list[EdgeModel] = field(default_factory=list)
     runs: list[int] = field(default_factory=list)
 
@@ -49,14 +53,17 @@ def backend(
     request: pytest.FixtureRequest, bpe_path: Path, spm_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Backend]:
     if request.param == "scripted":
-        made = Backend(lambda context, slots: ScriptedEdge(noise(), context=context), False)
+        made = Backend(
+            lambda context, slots: ScriptedEdge(
+                noise(), context=context, abilities=EdgeAbilities(slots=slots)
+            )
+        )
     else:
         path = bpe_path if request.param == "bpe" else spm_path
         made = Backend(
             lambda context, slots: LlamaModel(
                 path, context=context, threads=1, gpu_layers=0, slots=slots
-            ),
-            True,
+            )
         )
         decode = llama_cpp.llama_decode
 
@@ -89,6 +96,7 @@ class TestEdge:
         step = session.step()
         assert step.position == len(PROMPT)
         assert step.proposed == int(np.argmax(step.logits))
+        assert step.size == len(step.logits) == backend.open_models[0].tokenizer.size
 
     def test_extend_one_by_one_equals_opening_the_whole(self, backend: Backend) -> None:
         session = backend.session()
@@ -267,12 +275,12 @@ class TestEdge:
         assert_close(second.step().logits, fresh_logits(backend, PROMPT))
 
     def test_slots_run_out_and_come_back(self, backend: Backend) -> None:
-        if not backend.limits_sessions:
-            pytest.skip("this backend has no slots")
         model = backend.model(slots=2)
+        assert model.abilities.slots == 2
         first, _second = model.session(), model.session()
-        with pytest.raises(UsageError, match="slots"):
+        with pytest.raises(UsageError, match="slots") as caught:
             model.session()
+        assert caught.value.setting == "slots"
         first.close()
         first.close()
         model.session()
@@ -284,8 +292,9 @@ class TestEdge:
         full = [index % 200 + 10 for index in range(CONTEXT)]
         session.open(full[:-1])
         session.step()
-        with pytest.raises(ContextOverflow, match=str(CONTEXT)):
+        with pytest.raises(ContextOverflow, match=str(CONTEXT)) as caught:
             session.extend([1, 2])
+        assert caught.value.setting == "ctx"
         assert session.position == CONTEXT - 1
         session.extend(full[-1:])
         assert session.step().position == CONTEXT
@@ -304,7 +313,117 @@ class TestEdge:
         assert all(0 <= token < tokenizer.size for token in tokenizer.eos_ids)
         assert {tokenizer.piece(token) for token in tokenizer.eos_ids} == {b""}
 
+    def test_special_tokens_have_text_and_write_nothing(self, backend: Backend) -> None:
+        tokenizer = backend.model().tokenizer
+        assert tokenizer.eos_ids <= set(tokenizer.special)
+        assert all(tokenizer.special.values())
+        assert {tokenizer.piece(token) for token in tokenizer.special} == {b""}
+
+    def test_what_is_optional_is_there_or_refused_in_one_sentence(self, backend: Backend) -> None:
+        model = backend.model()
+        if isinstance(model, LlamaModel):
+            assert model.embeddings().shape == (model.tokenizer.size, model.hidden_size)
+            assert model.bare_loop(PROMPT, 4) > 0
+            assert model.parameters > 0
+        else:
+            assert model.parameters is None
+            assert model.sequences(4) is None
+            for refused in (model.embeddings, lambda: model.bare_loop(PROMPT, 4)):
+                with pytest.raises(UsageError, match=r"^The engine of 'scripted' .+; \w+ .+\.$"):
+                    refused()
+
+    def test_the_bare_loop_leaves_nothing_behind(self, backend: Backend) -> None:
+        model = backend.model()
+        if isinstance(model, ScriptedEdge):
+            pytest.skip("this backend has no bare loop")
+        model.bare_loop(PROMPT[::-1], 8)
+        session = model.session(Needs.LOGITS)
+        assert session.open(PROMPT) == 0
+        assert_close(session.step().logits, fresh_logits(backend, PROMPT))
+
     def test_fingerprints_are_stable(self, backend: Backend) -> None:
         left, right = backend.model(), backend.model()
         assert left.fingerprint() == right.fingerprint()
-        assert left.tokenizer.fingerprint() == right.tokenizer.fingerprint()
+        assert fingerprint(left.tokenizer) == fingerprint(right.tokenizer)
+
+
+ABLE = EdgeAbilities(slots=8)
+LACKING = {
+    "rewinds to marks": replace(ABLE, rewinds="marks"),
+    "no rewinds": replace(ABLE, rewinds="no"),
+    "no batches": replace(ABLE, batch_logits=False),
+    "nothing": EdgeAbilities(hidden=False, rewinds="no", batch_logits=False),
+}
+
+
+@pytest.mark.parametrize("lacking", LACKING.values(), ids=LACKING.keys())
+class TestLacking:
+    """An engine that can do less gives the same answers; it computes more."""
+
+    def edge(self, lacking: EdgeAbilities) -> ScriptedEdge:
+        return ScriptedEdge(noise(), context=CONTEXT, abilities=lacking)
+
+    def test_it_says_so(self, lacking: EdgeAbilities) -> None:
+        assert self.edge(lacking).abilities == lacking
+
+    def test_a_walk_back_and_forth(self, lacking: EdgeAbilities) -> None:
+        script, session = noise(), self.edge(lacking).session(Needs.LOGITS)
+        session.open(PROMPT)
+        for step in (session.step(), *session.steps(MORE)):
+            assert np.array_equal(step.logits, script((PROMPT + MORE)[: step.position]))
+        session.rewind(len(PROMPT) + 2)
+        assert np.array_equal(session.step().logits, script(PROMPT + MORE[:2]))
+        turned = [*PROMPT[:3], 7, 8, 9]
+        assert session.open(turned) <= 3
+        assert np.array_equal(session.step().logits, script(turned))
+        assert session.position == len(turned)
+
+    def test_steps_may_all_be_read_after_the_last(self, lacking: EdgeAbilities) -> None:
+        session = self.edge(lacking).session()
+        session.open(PROMPT)
+        rows = [step.logits for step in session.steps(MORE)]
+        script = noise()
+        for index, row in enumerate(rows):
+            assert np.array_equal(row, script(PROMPT + MORE[: index + 1]))
+
+    def test_hidden_states(self, lacking: EdgeAbilities) -> None:
+        edge = self.edge(lacking)
+        if lacking.hidden:
+            edge.session(Needs.HIDDEN).close()
+        else:
+            with pytest.raises(UsageError, match="hands out no hidden states; choose a router"):
+                edge.session(Needs.HIDDEN | Needs.ENTROPY)
+        assert edge.sessions == 0, "a refused session takes no slot"
+
+    def test_a_whole_answer_is_the_same(self, lacking: EdgeAbilities) -> None:
+        wanted = Decoder(self.edge(ABLE), router=MaxProb(), policy=Policy(threshold=1.0))
+        decoder = Decoder(self.edge(lacking), router=MaxProb(), policy=Policy(threshold=1.0))
+        answers = [d.generate(PROMPT, max_tokens=20).text for d in (wanted, decoder)]
+        assert answers[0] == answers[1]
+
+
+def test_what_is_computed_again_where_an_engine_cannot_go_back() -> None:
+    computed: dict[str, int] = {}
+    for name in ("rewinds to marks", "no rewinds"):
+        edge = ScriptedEdge(noise(), context=CONTEXT, abilities=LACKING[name])
+        session = edge.session()
+        session.open(PROMPT)
+        session.step()
+        session.rewind(MARK + 2)
+        session.step()
+        computed[name] = session.computed_ids - len(PROMPT)
+    assert computed == {"rewinds to marks": 2, "no rewinds": MARK + 2}
+
+
+def test_a_router_that_reads_hidden_states_is_refused_by_the_loop_too() -> None:
+    class Reads:
+        needs, top = Needs.HIDDEN, 0
+
+        def score(self, step: Step) -> float:
+            return float(step.hidden[0])
+
+    edge = ScriptedEdge(noise(), abilities=EdgeAbilities(hidden=False))
+    decoder = Decoder(edge, router=Reads(), policy=Policy(threshold=0.5))
+    with pytest.raises(UsageError) as caught:
+        decoder.generate(PROMPT)
+    assert caught.value.setting == "router"

@@ -1,4 +1,4 @@
-"""What is llama.cpp's own: files that load or do not, states, fingerprints, tokenizers."""
+"""What is llama.cpp's own: files that load or do not, fingerprints, tokenizers."""
 
 import ctypes
 import os
@@ -14,8 +14,12 @@ from hypothesis import given, settings
 
 from edgewise.edge.base import PROBES, Floats, Needs
 from edgewise.edge.binding import llama_cpp
-from edgewise.edge.llamacpp import BATCH, LlamaModel, LlamaSession, default_threads
+from edgewise.edge.kv import KvSession
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.llamacpp_load import BATCH, default_threads
+from edgewise.edge.llamacpp_slots import TURN
 from edgewise.edge.llamacpp_vocab import LlamaTokenizer
+from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ModelError, UsageError
 from tests import models
 
@@ -47,7 +51,7 @@ def other(other_path: Path) -> Iterator[LlamaModel]:
 
 
 @pytest.fixture
-def session(bpe: LlamaModel) -> Iterator[LlamaSession]:
+def session(bpe: LlamaModel) -> Iterator[KvSession]:
     made = bpe.session(Needs.LOGITS | Needs.HIDDEN)
     yield made
     made.close()
@@ -74,7 +78,7 @@ def assert_one_sentence(message: str) -> None:
 
 class TestSteps:
     def test_the_head_makes_the_logits_of_the_hidden_state(
-        self, session: LlamaSession, bpe_path: Path
+        self, session: KvSession, bpe_path: Path
     ) -> None:
         session.open(SHORT)
         steps = [session.step(), *session.steps(LONG[20:25])]
@@ -104,6 +108,68 @@ class TestSteps:
                 session.extend(LONG[at : at + 50])
                 step = session.step()
             np.testing.assert_allclose(step.logits, whole, atol=5 * ATOL)
+
+    def test_a_prompt_leaves_turns_to_others(
+        self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With more than one slot a long prompt is read in small pieces, the lock free between."""
+        sizes: list[int] = []
+        decode = llama_cpp.llama_decode
+
+        def counted(context: object, batch: llama_cpp.llama_batch) -> int:
+            sizes.append(batch.n_tokens)
+            return decode(context, batch)
+
+        monkeypatch.setattr(llama_cpp, "llama_decode", counted)
+        with load(bpe_path, context=256, slots=2) as model:
+            session = model.session()
+            session.open(LONG[: 2 * TURN + 10])
+            session.step()
+        assert sizes == [TURN, TURN, 9, 1]
+
+    @pytest.mark.parametrize("failing", [1, 2])
+    def test_a_decode_that_fails_is_one_sentence_and_can_be_repeated(
+        self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+    ) -> None:
+        decode, calls = llama_cpp.llama_decode, iter(range(1, 100))
+
+        def fails_once(context: object, batch: llama_cpp.llama_batch) -> int:
+            code = decode(context, batch)
+            return 1 if next(calls) == failing else code
+
+        with load(bpe_path) as model, load(bpe_path) as other:
+            session, wanted = model.session(Needs.LOGITS), other.session(Needs.LOGITS)
+            wanted.open(SHORT)
+            expected = wanted.step().logits
+            monkeypatch.setattr(llama_cpp, "llama_decode", fails_once)
+            session.open(SHORT)
+            with pytest.raises(ModelError) as caught:
+                session.step()
+            assert caught.value.setting == "ctx"
+            assert "code 1); lower the context or the number of slots" in str(caught.value)
+            assert session.position == len(SHORT)
+            np.testing.assert_allclose(session.step().logits, expected, atol=ATOL)
+
+    def test_an_engine_that_cannot_forget_a_part_begins_anew(
+        self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As llama.cpp does for a state that has no positions."""
+        remove = llama_cpp.llama_memory_seq_rm
+
+        def all_or_nothing(memory: object, sequence: int, start: int, end: int) -> bool:
+            return start <= 0 and remove(memory, sequence, start, end)
+
+        with load(bpe_path) as model, load(bpe_path) as other:
+            wanted = other.session(Needs.LOGITS)
+            wanted.open(SHORT[:9])
+            expected = wanted.step().logits
+            monkeypatch.setattr(llama_cpp, "llama_memory_seq_rm", all_or_nothing)
+            session = model.session(Needs.LOGITS)
+            session.open(SHORT)
+            session.step()
+            session.rewind(9)
+            np.testing.assert_allclose(session.step().logits, expected, atol=ATOL)
+            assert session.position == 9
 
     def test_a_batch_has_a_size(self, bpe_path: Path) -> None:
         with load(bpe_path, context=2048) as model:
@@ -135,40 +201,6 @@ class TestSteps:
             rows.append(np.concatenate([step.logits, step.hidden]))
             session.close()
         assert np.array_equal(*rows)
-
-
-class TestStates:
-    def test_a_restored_prefix_goes_on_as_the_saved_one(self, bpe: LlamaModel) -> None:
-        first, second = bpe.session(Needs.LOGITS), bpe.session(Needs.LOGITS)
-        first.open(SHORT)
-        first.step()
-        state = first.save()
-        first.extend([3])
-        expected = first.step().logits
-        second.open(LONG[30:60])
-        second.step()
-        second.restore(state)
-        assert second.position == len(SHORT)
-        assert second.open([*SHORT, 3]) == len(SHORT)
-        assert np.array_equal(second.step().logits, expected)
-        first.close()
-        second.close()
-
-    def test_a_step_right_after_restoring(self, bpe: LlamaModel) -> None:
-        session = bpe.session(Needs.LOGITS)
-        session.open(SHORT)
-        expected = session.step().logits
-        state = session.save()
-        session.open(LONG[30:60])
-        session.step()
-        session.restore(state)
-        np.testing.assert_allclose(session.step().logits, expected, atol=ATOL)
-        session.close()
-
-    def test_queued_ids_cannot_be_saved(self, session: LlamaSession) -> None:
-        session.open(SHORT)
-        with pytest.raises(UsageError, match="step"):
-            session.save()
 
 
 class TestFiles:
@@ -216,8 +248,11 @@ class TestFiles:
     ) -> None:
         monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: False)
         message = message_of(bpe_path, gpu_layers=5)
-        assert "--gpu-layers 5" in message
+        assert message.startswith("5 layers on a GPU need")
         assert_one_sentence(message)
+        with pytest.raises(UsageError) as caught:
+            LlamaModel(bpe_path, threads=1, gpu_layers=5)
+        assert caught.value.setting == "gpu_layers"
 
     def test_a_name_with_any_letters(self, tmp_path: Path, bpe_path: Path) -> None:
         path = tmp_path / "modèle 模型.gguf"
@@ -238,6 +273,24 @@ class TestFiles:
         session.close()
         model.close()
         assert model.closed
+        with pytest.raises(UsageError, match="closed; load it again"):
+            model.session()
+
+    def test_a_context_that_memory_does_not_hold(
+        self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        freed: list[object] = []
+        free = llama_cpp.llama_model_free
+        monkeypatch.setattr(llama_cpp, "llama_init_from_model", lambda *_: None)
+        monkeypatch.setattr(
+            llama_cpp, "llama_model_free", lambda model: (freed.append(model), free(model))
+        )
+        with pytest.raises(ModelError) as caught:
+            load(bpe_path, context=64, slots=3)
+        assert_one_sentence(str(caught.value))
+        assert "does not fit in memory with a context of 64 ids and 3 slots" in str(caught.value)
+        assert (caught.value.hint, caught.value.setting) == ("lower the context", "ctx")
+        assert len(freed) == 1, "the weights are given back"
 
     @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (8, 7)])
     def test_one_core_is_left(
@@ -272,7 +325,7 @@ class TestFingerprints:
             assert left.fingerprint() == right.fingerprint()
 
     def test_vocabularies_differ(self, bpe: LlamaModel, spm: LlamaModel, other: LlamaModel) -> None:
-        prints = {model.tokenizer.fingerprint() for model in (bpe, spm, other)}
+        prints = {fingerprint(model.tokenizer) for model in (bpe, spm, other)}
         assert len(prints) == 3
 
     def test_the_order_of_merges_counts(self, tmp_path: Path) -> None:
@@ -283,7 +336,7 @@ class TestFingerprints:
         for name, vocabulary in (("plain", plain), ("turned", turned)):
             path = models.write_transformer(tmp_path / f"{name}.gguf", vocabulary)
             with load(path) as model:
-                prints.add(model.tokenizer.fingerprint())
+                prints.add(fingerprint(model.tokenizer))
         assert len(prints) == 2
 
     def test_padding_does_not_count(self, tmp_path: Path, bpe: LlamaModel) -> None:
@@ -295,14 +348,14 @@ class TestFingerprints:
         )
         with load(models.write_transformer(tmp_path / "padded.gguf", padded)) as model:
             assert model.tokenizer.size == bpe.tokenizer.size + 2
-            assert model.tokenizer.fingerprint() == bpe.tokenizer.fingerprint()
+            assert fingerprint(model.tokenizer) == fingerprint(bpe.tokenizer)
 
 
 def assert_kin(left_path: Path, right_path: Path) -> None:
     """Two models with one tokenizer."""
     with load(left_path) as left, load(right_path) as right:
         assert left.fingerprint() != right.fingerprint()
-        assert left.tokenizer.fingerprint() == right.tokenizer.fingerprint()
+        assert fingerprint(left.tokenizer) == fingerprint(right.tokenizer)
 
 
 def text_of(tokenizer: LlamaTokenizer, ids: list[int]) -> str:
@@ -378,6 +431,25 @@ def test_a_closed_session_is_refused(bpe_path: Path) -> None:
         left.open([1])
     with pytest.raises(UsageError, match="closed"):
         left.step()
+
+
+def test_embeddings_are_those_of_the_file(bpe: LlamaModel, bpe_path: Path) -> None:
+    (wanted,) = (
+        np.array(tensor.data, np.float32)
+        for tensor in gguf.GGUFReader(bpe_path).tensors
+        if tensor.name == "token_embd.weight"
+    )
+    assert np.array_equal(bpe.embeddings(), wanted)
+
+
+def test_a_file_without_them_is_refused(tmp_path: Path, bpe_path: Path) -> None:
+    path = tmp_path / "renamed.gguf"
+    path.write_bytes(bpe_path.read_bytes())
+    with load(path) as model:
+        path.write_bytes(bpe_path.read_bytes().replace(b"token_embd.weight", b"token_xxxx.weight"))
+        with pytest.raises(UsageError, match=r"no tensor token_embd\.weight; leave") as caught:
+            model.embeddings()
+    assert caught.value.setting == "inputs"
 
 
 def test_ids_outside_the_vocabulary_are_refused(bpe_path: Path) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from edgewise.edge.base import Needs
-from edgewise.edge.llamacpp import TURN, LlamaModel
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.llamacpp_slots import TURN
 
 A = [(7 * index) % 250 for index in range(40)]
 B = [(11 * index + 3) % 250 for index in range(40)]
@@ -50,6 +51,24 @@ def test_without_it_nothing_is_kept(bpe_path: Path) -> None:
     with load(bpe_path, slots=2, keep=False) as model:
         read(model, A)
         assert read(model, A)[0] == 0
+
+
+def test_a_session_chooses_when_it_is_opened(bpe_path: Path) -> None:
+    """So that it finds what others leave until then."""
+    with load(bpe_path, slots=2, keep=True) as model:
+        waiting = model.session()
+        read(model, A)
+        assert waiting.open([*A, 9]) == len(A)
+        assert read(model, B)[0] == 0
+
+
+def test_sessions_that_are_never_opened_take_nothing(bpe_path: Path) -> None:
+    with load(bpe_path, slots=2, keep=True) as model:
+        read(model, A)
+        for _ in range(3):
+            model.session().close()
+        first, second = model.session(), model.session()
+        assert (first.open(B), second.open(A)) == (0, len(A))
 
 
 @pytest.mark.parametrize("keep", [False, True])

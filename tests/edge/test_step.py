@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from edgewise.edge.base import Floats, Needs
 from edgewise.edge.step import LogitsStep, top_ids
 from edgewise.errors import StaleStepError
+from edgewise.routers.uncertainty import Entropy
 
 VOCABULARIES = [2, 127, 128, 1024, 5000, 151_936]
 EVERY = Needs.ENTROPY | Needs.TOP | Needs.LOGITS | Needs.HIDDEN
@@ -177,3 +178,21 @@ class TestKeeping:
     def test_without_hidden_states(self) -> None:
         with pytest.raises(StaleStepError, match="hidden"):
             _ = Engine().step(drawn(10)).hidden
+
+    @pytest.mark.parametrize("size", [2, 500])
+    def test_the_number_of_logits_is_known_without_them(self, size: int) -> None:
+        engine = Engine()
+        step = engine.step(drawn(size))
+        engine.decodes += 1
+        assert step.size == size
+
+    def test_the_entropy_router_reads_no_logits(self) -> None:
+        engine, router = Engine(), Entropy()
+        logits = drawn(500)
+        step = engine.step(logits, needs=router.needs, top=router.top)
+        wanted = reference_entropy(logits) / np.log(500)
+        engine.decodes += 1
+        logits[:] = 0.0
+        assert router.score(step) == pytest.approx(wanted, abs=1e-4)
+        with pytest.raises(StaleStepError):
+            _ = step.logits

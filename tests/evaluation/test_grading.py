@@ -1,9 +1,19 @@
 """Grading: in the order of the paper, and strictly."""
 
-import pytest
+import string
 
-from edgewise.evaluation.tasks.base import Question
-from edgewise.evaluation.tasks.grading import extract_choice, is_right, is_strictly_right
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgewise.errors import UsageError
+from edgewise.evaluation.tasks.base import Grading, Question
+from edgewise.evaluation.tasks.grading import (
+    extract_choice,
+    extract_number,
+    is_right,
+    is_strictly_right,
+)
 
 CHOICES = ("bank", "garments", "river bank", "tree")
 
@@ -49,3 +59,104 @@ NUMBER = Question("q", "f", "", "1,250", "number")
 )
 def test_two_readings(question: Question, text: str, right: bool, strict: bool) -> None:
     assert (is_right(question, text), is_strictly_right(question, text)) == (right, strict)
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        ("Therefore, C++ it is.", "C++"),
+        ("Therefore, C it is.", "C"),
+        ("Therefore: .net", ".net"),
+        ("(c)", ".net"),
+        ("Therefore, the answer is a CC or an internet.", None),
+    ],
+)
+def test_choices_that_end_in_signs(text: str, choice: str | None) -> None:
+    assert extract_choice(text, ("C", "C++", ".net")) == choice
+
+
+def test_the_order_of_the_places() -> None:
+    """After "Therefore" a text, then a letter; then "(x)" anywhere; then the beginning."""
+    choices = ("cat", "dog", "emu")
+    assert extract_choice("emu. (b) Therefore, A, that is cat", choices) == "cat"
+    assert extract_choice("emu. (b) Therefore, A.", choices) == "cat"
+    assert extract_choice("emu. (b) Therefore, who knows", choices) == "dog"
+    assert extract_choice("emu. Therefore, who knows", choices) == "emu"
+    assert extract_choice(f"emu. Therefore, {'.' * 60} cat", choices) == "emu"
+    assert extract_choice("so I think it must be a cat", choices) is None
+
+
+def test_a_letter_that_stands_for_no_choice() -> None:
+    assert extract_choice("Therefore, the answer is D.", ("cat", "dog")) is None
+    assert extract_choice("(c)", ("cat", "dog")) is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 11, 26])
+def test_as_many_choices_as_there_are_letters(count: int) -> None:
+    choices = tuple(f"thing{i}" for i in range(count))
+    question = Question("q", "f", "", choices[-1], "choice", choices=choices)
+    letter = string.ascii_lowercase[count - 1]
+    assert is_strictly_right(question, f"Therefore, the answer is {choices[-1]} ({letter}).")
+    assert not is_strictly_right(question, f"Therefore, the answer is {choices[-1]} (z ).")
+    assert is_right(question, f"I say ({letter}), of course")
+
+
+@pytest.mark.parametrize(
+    ("answer", "check", "choices", "problem"),
+    [
+        ("emu", "choice", ("cat", "dog"), "none of its choices; add it"),
+        ("emu", "choice", None, "none of its choices"),
+        ("emu", "choice", (), "none of its choices"),
+        ("c0", "choice", tuple(f"c{i}" for i in range(27)), "has 27 choices; give at most 26"),
+        ("(", "regex", None, "is no regular expression"),
+    ],
+)
+def test_a_question_that_cannot_be_graded(
+    answer: str, check: Grading, choices: tuple[str, ...] | None, problem: str
+) -> None:
+    with pytest.raises(UsageError, match=problem):
+        Question("q", "f", "", answer, check, choices=choices)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("the answer is $1,250.50, not 3", "1,250.50"),
+        ("3 and 4 make 7", "7"),
+        ("-3", "-3"),
+        ("from 2 to 5.", "5"),
+        ("none", None),
+        ("", None),
+    ],
+)
+def test_the_number_that_an_answer_names(text: str, number: str | None) -> None:
+    assert extract_number(text) == number
+
+
+@given(st.integers(-(10**9), 10**9))
+def test_a_number_is_itself_however_it_is_written(number: int) -> None:
+    question = Question("q", "f", "", str(number), "number")
+    for written in (f"{number}", f"{number:,}", f"{number}.00"):
+        said = f"Therefore, the answer is {written}."
+        assert is_right(question, said)
+        assert is_strictly_right(question, said)
+        assert not is_right(question, f"Therefore, the answer is {number + 1:,}.")
+
+
+@given(st.text(max_size=60))
+def test_whatever_is_strictly_right_is_right(text: str) -> None:
+    for question in (CHOICE, NUMBER):
+        assert is_strictly_right(question, text) <= is_right(question, text)
+
+
+@given(st.text(max_size=60))
+def test_a_choice_is_one_of_them(text: str) -> None:
+    assert extract_choice(text, CHOICES) in (*CHOICES, None)
+    assert extract_choice(f"Therefore, {text} tree", CHOICES) in (*CHOICES, None)
+
+
+def test_two_conclusions_are_none() -> None:
+    line = "Therefore, the answer is garments (b)."
+    assert is_strictly_right(CHOICE, line)
+    assert not is_strictly_right(CHOICE, f"{line}\n{line}")
+    assert not is_strictly_right(CHOICE, "Therefore, the answer is garments.")

@@ -2,12 +2,16 @@
 
 import math
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edgewise.evaluation.statistics import (
     Seeds,
     difference_interval,
     gap_recovered,
+    mean_interval,
     pooled_difference,
     pooled_gap,
 )
@@ -88,3 +92,74 @@ def test_a_rival_that_is_as_good_leaves_no_difference() -> None:
     right = [True, False] * 50
     mean, (low, high) = pooled_difference([Seeds([False] * 100, [right], [True] * 100, right)])
     assert (mean, low, high) == pytest.approx((0.0, 0.0, 0.0))
+
+
+answers = st.lists(st.booleans(), min_size=1, max_size=30)
+paired_answers = st.lists(
+    st.tuples(st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=30
+)
+
+
+def columns(rows: list[tuple[bool, bool, bool]]) -> list[list[bool]]:
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+@given(answers)
+@settings(max_examples=20)
+def test_the_interval_of_a_mean_holds_it(right: list[bool]) -> None:
+    low, high = mean_interval(right)
+    mean = sum(right) / len(right)
+    assert 0 <= low <= mean <= high <= 1
+    assert (low == high) == (len(set(right)) == 1)
+    assert mean_interval(right) == (low, high)  # from a seed
+
+
+@given(paired_answers)
+@settings(max_examples=20)
+def test_a_difference_turns_round(rows: list[tuple[bool, bool, bool]]) -> None:
+    one, other, _ = columns(rows)
+    low, high = difference_interval(one, other)
+    mean = (sum(one) - sum(other)) / len(one)
+    assert low <= mean + 1e-9
+    assert mean - 1e-9 <= high
+    back_low, back_high = difference_interval(other, one)
+    assert (back_low, back_high) == pytest.approx((-high, -low), abs=2 / len(one))
+
+
+@given(paired_answers)
+@settings(max_examples=20)
+def test_the_gap_is_a_fraction_of_its_ends(rows: list[tuple[bool, bool, bool]]) -> None:
+    edge, pair, cloud = columns(rows)
+    found = gap_recovered([(edge, pair, cloud)])
+    if sum(cloud) <= sum(edge):
+        assert found is None
+        return
+    assert found is not None
+    value, (low, high) = found
+    assert value == pytest.approx((sum(pair) - sum(edge)) / (sum(cloud) - sum(edge)))
+    assert low <= value <= high
+
+
+def test_more_questions_narrow_an_interval() -> None:
+    widths = [
+        high - low for low, high in (mean_interval(rights(n // 2, n)) for n in (20, 200, 2000))
+    ]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] / widths[2] == pytest.approx(10, rel=0.2)  # as the root of their number
+
+
+def test_an_interval_covers_as_often_as_it_says() -> None:
+    """Of many samples of a coin about 95 % hold its mean."""
+    rng = np.random.default_rng(0)
+    held = 0
+    for sample in rng.random((200, 60)) < 0.7:
+        low, high = mean_interval(sample.tolist())
+        held += low <= 0.7 <= high
+    assert 0.89 <= held / 200 <= 0.99
+
+
+def test_pooled_families_weigh_alike_whatever_their_size() -> None:
+    small = Seeds([False] * 10, [[True] * 10], [True] * 10, [False] * 10)
+    large = Seeds([False] * 500, [[False] * 500], [True] * 500, [False] * 500)
+    assert pooled_gap([small, large])[0] == pytest.approx(0.5)
+    assert pooled_difference([small, large])[0] == pytest.approx(0.5)

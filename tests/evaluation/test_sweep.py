@@ -6,12 +6,11 @@ import pytest
 
 from edgewise.errors import CloudUnavailable, UsageError
 from edgewise.evaluation.baselines import CommitPoint, query_level
-from edgewise.evaluation.plan import Contender, Evaluation
+from edgewise.evaluation.plan import Evaluation, contender_named
 from edgewise.evaluation.report import CLOUD, EDGE, as_csv, rows, summary
 from edgewise.evaluation.sweep import OUTCOMES, Cell, Store
 from edgewise.evaluation.systems import Outcome
 from edgewise.evaluation.tasks.base import Question, Task
-from edgewise.routers.named import router_named
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
 
@@ -25,7 +24,7 @@ TASK = Task(
     ),
     80,
 )
-MAX_PROB = Contender("max-prob", router_named("max-prob"))
+MAX_PROB = contender_named("max-prob")
 
 
 def evaluation(store: Store, *, cloud: ScriptedCloud | None = None) -> Evaluation:

@@ -13,8 +13,9 @@ import pyarrow.parquet as parquet
 import pytest
 
 from edgewise.errors import EdgewiseError
+from edgewise.evaluation.tasks.base import Question, Split, Task, TaskSource
 from edgewise.evaluation.tasks.grading import is_right
-from edgewise.evaluation.tasks.named import open_task
+from edgewise.evaluation.tasks.named import TASKS, open_task, with_calibration
 from tests.hub import Hub, Repository, serving
 
 CHOICES = ["bank", "library", "department store", "mall", "new york"]
@@ -91,7 +92,7 @@ def test_commonsenseqa_is_asked_as_in_the_paper(tmp_path: Path) -> None:
     task = open_task("commonsenseqa", data=write(tmp_path / "dev.jsonl", csqa_line()))
     (question,) = task.questions
     assert question.prompt == PROMPT
-    assert (question.answer, question.label) == ("department store", "c")
+    assert question.answer == "department store"
     assert is_right(question, "Therefore, the answer is department store (c).")
     assert not is_right(question, "Therefore, the answer is mall (d).")
 
@@ -198,3 +199,168 @@ def test_unknown_names_and_useless_flags_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(EdgewiseError):
             open_task(**arguments)  # type: ignore[arg-type]
+
+
+def numbered(path: Path, count: int, prompt: str = "Say {}.") -> Path:
+    return write(path, *({"prompt": prompt.format(i), "answer": f"{i}"} for i in range(count)))
+
+
+def prepared(name: object, use: str = "test", **more: object) -> tuple[list[str], list[str]]:
+    """Prompts to use, and prompts to calibrate on."""
+    given = {"data": None, "check": None, "limit": None, "calibration": 3, **more}
+    both = with_calibration(str(name), use, **given)  # type: ignore[arg-type]
+    used, held_out = ([question.prompt for question in task.questions] for task in both)
+    return used, held_out
+
+
+def test_a_file_is_calibrated_on_its_own_end(tmp_path: Path) -> None:
+    used, held_out = prepared(numbered(tmp_path / "mine.jsonl", 10), limit=4)
+    assert used == [f"Say {i}." for i in range(4)]
+    assert held_out == ["Say 7.", "Say 8.", "Say 9."]
+    used, _ = prepared(tmp_path / "mine.jsonl")
+    assert len(used) == 7
+
+
+def test_another_file_is_calibrated_on_by_its_end(tmp_path: Path) -> None:
+    mine = numbered(tmp_path / "mine.jsonl", 4)
+    other = numbered(tmp_path / "other.jsonl", 9, "Write {}.")
+    used, held_out = prepared(mine, calibration_data=other)
+    assert used == [f"Say {i}." for i in range(4)]
+    assert held_out == ["Write 6.", "Write 7.", "Write 8."]
+
+
+def test_the_bundled_task_has_a_split_for_it() -> None:
+    for use in ("test", "train"):
+        used, held_out = prepared("pocketqa", use, limit=5)
+        assert (len(used), len(held_out)) == (5, 3)
+        assert (
+            held_out
+            == [q.prompt for q in TASKS.load("pocketqa")().open("calibration").questions][:3]
+        )
+
+
+def test_a_local_copy_is_all_there_is(tmp_path: Path) -> None:
+    lines = [{"question": f"{i}?", "answer": f"#### {i}"} for i in range(6)]
+    data = write(tmp_path / "test.jsonl", *lines)
+    used, held_out = prepared("gsm8k", data=data)
+    assert [text.split()[1] for text in (*used, *held_out)] == [f"{i}?" for i in range(6)]
+    used, held_out = prepared("gsm8k", data=data, calibration_data=data, calibration=6)
+    assert used == held_out
+
+
+def test_the_train_split_ends_with_what_thresholds_are_set_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Split3(TaskSource):
+        name = "three"
+        splits = ("train", "test")
+
+        def open(self, split: Split, data: Path | None = None) -> Task:
+            questions = [Question(f"{i}", "f", f"{split} {i}", "", "exact") for i in range(8)]
+            return Task("three", tuple(questions), 8)
+
+    monkeypatch.setattr(TASKS, "load", lambda name: Split3)
+    monkeypatch.setattr(type(TASKS), "__contains__", lambda self, name: name == "three")
+    assert prepared("three") == ([f"test {i}" for i in range(8)], [f"train {i}" for i in (5, 6, 7)])
+    trained, held_out = prepared("three", "train")
+    assert (trained, held_out) == (
+        [f"train {i}" for i in range(5)],
+        [f"train {i}" for i in (5, 6, 7)],
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "problem", "setting"),
+    [
+        ({"limit": 0}, "The limit must be 1 or more, not 0.", "limit"),
+        ({"limit": -3}, "The limit must be 1 or more, not -3.", "limit"),
+        ({"calibration": 0}, "The calibration must be 1 or more", "calibration"),
+        ({"calibration": 4}, "4 questions leave none beside 4 to calibrate on", "calibration"),
+        ({"calibration": 400}, "4 questions leave none beside 400", "calibration"),
+    ],
+)
+def test_counts_that_leave_nothing(
+    tmp_path: Path, given: dict[str, int], problem: str, setting: str
+) -> None:
+    with pytest.raises(EdgewiseError, match=problem) as caught:
+        prepared(numbered(tmp_path / "mine.jsonl", 4), **given)
+    assert caught.value.setting == setting
+
+
+def test_one_prompt_stands_on_one_side(tmp_path: Path) -> None:
+    lines = [{"prompt": f"Say {i % 4}.", "answer": f"{i % 4}"} for i in range(8)]
+    used, held_out = prepared(write(tmp_path / "mine.jsonl", *lines), calibration=2)
+    assert (used, held_out) == (["Say 0.", "Say 1."] * 2, ["Say 2.", "Say 3."])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem", "setting"),
+    [
+        ({"name": "pocketqa", "data": "x"}, "pocketqa has its own .*; drop the data", "data"),
+        ({"name": "pocketqa", "check": "exact"}, "drop the check", "check"),
+        ({"name": "gsm8k", "check": "number"}, "drop the check", "check"),
+        ({"name": "mine.jsonl", "data": "x"}, "is a file of its own", "data"),
+        ({"name": "no.jsonl"}, "name commonsenseqa, gsm8k, pocketqa or a JSON Lines", None),
+        ({"name": "."}, "There is no task '.'", None),
+    ],
+)
+def test_what_a_task_does_not_take(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: dict[str, str],
+    problem: str,
+    setting: str | None,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    numbered(tmp_path / "mine.jsonl", 2)
+    with pytest.raises(EdgewiseError, match=problem) as caught:
+        open_task(**arguments)  # type: ignore[arg-type]
+    assert caught.value.setting == setting
+
+
+def test_a_split_that_a_task_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tested(TaskSource):
+        name = "tested"
+        splits = ("test",)
+
+        def open(self, split: Split, data: Path | None = None) -> Task:
+            assert split == "test"
+            return Task("tested", (Question("1", "f", "a", "b", "exact"),) * 2, 8)
+
+    monkeypatch.setattr(TASKS, "load", lambda name: Tested)
+    monkeypatch.setattr(type(TASKS), "__contains__", lambda self, name: name == "tested")
+    with pytest.raises(EdgewiseError, match="The task tested has no train split"):
+        open_task("tested", use="train")
+    with pytest.raises(EdgewiseError, match="Two questions of 'tested' have the same id"):
+        open_task("tested")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = numbered(tmp_path / "mine.jsonl", 2)
+    path.write_bytes(b'{"prompt": "\xff", "answer": ""}\n')
+    with pytest.raises(EdgewiseError, match=r"Line 1 of .* is not valid"):
+        open_task(str(path))
+    monkeypatch.setattr("edgewise.evaluation.tasks.records.MAX_FILE", 1)
+    with pytest.raises(EdgewiseError, match="larger than 0 MB; split it"):
+        open_task(str(path))
+    with pytest.raises(EdgewiseError, match="cannot be read: No such file"):
+        open_task("gsm8k", data=tmp_path / "gone.jsonl")
+
+
+def test_the_name_of_a_line_is_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "a", "answer": "b"}\n\n{"prompt": "c", "answer": "d"}\n')
+    task = open_task(str(path))
+    assert [question.id for question in task.questions] == ["1", "3"]
+    assert task.families == ("mine",)
+    assert task.first(1).questions == task.questions[:1]
+    assert task.first(None) == task
+
+
+@pytest.mark.parametrize("split", ["train", "calibration", "test"])
+def test_the_bundled_questions_can_all_be_graded(split: Split) -> None:
+    task = TASKS.load("pocketqa")().open(split)
+    assert task.families == ("facts", "two-hop", "steps")
+    assert [question.family for question in task.questions[:3]] == list(task.families)
+    assert len({question.id for question in task.questions}) == len(task.questions)
+    assert all(is_right(question, question.reference) for question in task.questions)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from edgewise.edge.base import Floats, Needs, Step
+from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import RouterMismatch, UsageError
 from edgewise.pair import open_router
 from edgewise.routers.card import CONFIG, WEIGHTS, Input, RouterCard, read_card
@@ -26,7 +27,7 @@ Tensors = dict[str, NDArray[Any]]
 CARD = RouterCard(
     kind="mlp",
     edge_fingerprint="scripted",
-    tokenizer_fingerprint="bytes",
+    tokenizer_fingerprint=fingerprint(ByteTokenizer()),
     hidden_size=HIDDEN,
     inputs=("hidden", "top_logprobs", "scalars"),
     top_k=5,
@@ -211,7 +212,10 @@ def test_a_checkpoint_opens_by_its_folder(tmp_path: Path) -> None:
         b"\xff\xfe",
         b"[]",
         b"{}",
-        msgspec.json.encode(CARD).replace(b'"mlp"', b'"magic"'),
+        msgspec.json.encode(CARD).replace(b'"mlp"', b"7"),
+        msgspec.json.encode(CARD).replace(b'"top_k":5', b'"top_k":0'),
+        msgspec.json.encode(CARD).replace(b'"top_k":5', b'"top_k":-5'),
+        msgspec.json.encode(CARD).replace(b'"top_logprobs",', b""),
         msgspec.json.encode(CARD).replace(b'"top_k":5', b'"top_k":5,"more":1'),
         msgspec.json.encode(CARD).replace(b'"format":1', b'"format":2'),
         b" " * (2 << 20),
@@ -222,6 +226,12 @@ def test_a_bad_card(tmp_path: Path, config: bytes) -> None:
     with pytest.raises(UsageError) as caught:
         read_card(tmp_path)
     assert_one_sentence(str(caught.value))
+
+
+def test_a_card_of_an_unknown_kind(tmp_path: Path) -> None:
+    folder = write(tmp_path, weights(WIDTH, 1), msgspec.structs.replace(CARD, kind="magic"))
+    with pytest.raises(UsageError, match="no router 'magic'"):
+        open_router(Settings(router=str(folder)), ScriptedEdge(noise()))
 
 
 def test_no_card(tmp_path: Path) -> None:

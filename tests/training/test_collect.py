@@ -101,7 +101,7 @@ def test_features_go_on_where_they_stopped(tmp_path: Path) -> None:
     again = collect_features(answers(tmp_path), "answer", model("So it is 3."), tmp_path)
     assert again.questions == whole.questions
     assert all(np.array_equal(again.inputs[name], whole.inputs[name]) for name in COLUMNS)
-    assert np.array_equal(again.answer, whole.answer)
+    assert np.array_equal(again.sample, whole.sample)
     assert [path.stat().st_mtime_ns for path in shards[:2]] == before
 
 
@@ -122,5 +122,64 @@ def test_no_answers_at_all(tmp_path: Path) -> None:
 def test_references_come_with_the_task() -> None:
     found = references(task(2, "It is 7."), model("").tokenizer)
     assert [bytes(answer.ids).decode() for answer in found] == ["It is 7."] * 2
-    with pytest.raises(UsageError, match="label value"):
+    with pytest.raises(UsageError, match="reads the cloud"):
         references(task(2), model("").tokenizer)
+
+
+@pytest.mark.parametrize("damage", [b"", b"junk", b"\x08" + b"\0" * 7 + b"{}      "])
+def test_a_shard_that_is_damaged_is_named(tmp_path: Path, damage: bytes) -> None:
+    collect_features(answers(tmp_path, 2), "answer", model("So it is 3."), tmp_path)
+    path = tmp_path / "answer-00000.safetensors"
+    path.write_bytes(damage)
+    with pytest.raises(UsageError, match=r"answer-00000\.safetensors' is damaged .*; remove it\."):
+        collect_features(answers(tmp_path, 2), "answer", model("So it is 3."), tmp_path)
+
+
+def test_answers_and_references_have_shards_of_their_own(tmp_path: Path) -> None:
+    edge = model("So it is 3.")
+    one = collect_features(answers(tmp_path, 2), "answer", edge, tmp_path)
+    other = collect_features(
+        references(task(3, "It is 7."), edge.tokenizer), "reference", edge, tmp_path
+    )
+    assert (len(one.questions), len(other.questions)) == (2, 3)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2
+
+
+def test_progress_counts_what_is_there_already(tmp_path: Path) -> None:
+    edge = model("So it is 3.")
+    counted: list[None] = []
+    for _ in range(2):
+        counted.clear()
+        cloud = OneByOne(model(ANSWERED))
+        found = collect_answers(
+            task(7), edge.tokenizer, cloud, tmp_path, lambda: counted.append(None)
+        )
+        assert len(counted) == 7
+        counted.clear()
+        collect_features(found, "answer", edge, tmp_path, lambda: counted.append(None))
+        assert len(counted) == 7
+
+
+def test_a_text_longer_than_one_prefill(tmp_path: Path) -> None:
+    """Read in parts, it comes out as in one."""
+    text = "ab " * 200
+    prompt = tuple(PROMPT.encode())
+    sample = Sample("long", prompt, tuple(text.encode()), (), True)
+    edge = ScriptedEdge(noise())
+    found = collect_features([sample], "reference", edge, tmp_path)
+    assert len(found.written) == len(text)
+    session = edge.session(needs_of(COLUMNS), top=top_of(COLUMNS, KEPT))
+    for at in (0, 255, 256, 257, len(text) - 1):
+        session.open([*prompt, *sample.ids[:at]])
+        assert found.proposed[at] == session.step().proposed
+    session.close()
+    assert edge.sessions == 0
+
+
+def test_an_answer_without_ids_is_left_out(tmp_path: Path) -> None:
+    """There is nothing to read, and no row to learn from."""
+    kept = answers(tmp_path, 2)
+    empty = Sample("empty", kept[0].prompt, (), (), False)
+    found = collect_features([*kept, empty], "answer", model("So it is 3."), tmp_path)
+    assert found.questions == ("0", "1")
+    assert set(found.sample.tolist()) == {0, 1}

@@ -13,10 +13,10 @@ from edgewise.errors import UsageError
 from edgewise.routers.card import Input, RouterCard
 from edgewise.routers.mlp import TABLE, Mlp
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
-from edgewise.training.collect import COLUMNS, KEPT, Columns, Sample
-from edgewise.training.embedding import embeddings
-from edgewise.training.fit import Data, Recipe, data_of, fit
-from edgewise.training.publish import isotonic, save_weights
+from edgewise.training.data import Data
+from edgewise.training.fit import fit
+from edgewise.training.kinds import Recipe
+from edgewise.training.publish import save_weights
 
 INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
 RECIPE = Recipe(hidden=(8,), epochs=20, batch=128, rate=1e-2)
@@ -102,66 +102,17 @@ def test_without_logprobs_there_is_no_marginal_likelihood() -> None:
         fit(planted(), Recipe(objective="marginal-likelihood"))
 
 
-def columns(answers: int = 4, tokens: int = 5) -> Columns:
-    rng = np.random.default_rng(0)
-    n = answers * tokens
-    widths = {"hidden": 4, "top_logprobs": KEPT, "scalars": 4}
-    return Columns(
-        tuple(str(i) for i in range(answers)),
-        np.repeat(np.arange(answers, dtype=np.int32), tokens),
-        np.arange(n, dtype=np.int32),
-        np.arange(n, dtype=np.int32),
-        np.zeros(n, np.float32),
-        {name: rng.standard_normal((n, widths[name])).astype(np.float32) for name in COLUMNS},
-    )
-
-
-def answered(count: int = 4) -> list[Sample]:
-    return [Sample(str(i), (1,), (0,) * 5, (-0.5,) * 5, True) for i in range(count)]
-
-
-def test_rows_hold_the_inputs_asked_for() -> None:
-    marked = {str(i): [0.0, 0.0, 1.0, 0.0, 0.0] for i in range(4)}
-    inputs: tuple[Input, ...] = ("scalars", "top_logprobs")
-    data = data_of(columns(), marked, answered(), inputs=inputs, top_k=3, embeddings=None)
-    assert data.inputs.shape == (20, 7)
-    assert np.array_equal(data.inputs[:, :4], columns().inputs["scalars"])
-    assert list(np.flatnonzero(data.labels)) == [2, 7, 12, 17]
-    assert data.cloud_logprob is not None
-
-
-@pytest.mark.parametrize(("value", "problem"), [(0.0, "at no token"), (1.0, "at every token")])
-def test_labels_of_one_class(value: float, problem: str) -> None:
-    marked = {str(i): [value] * 5 for i in range(4)}
-    with pytest.raises(UsageError, match=problem):
-        data_of(columns(), marked, answered(), inputs=INPUTS, top_k=3, embeddings=None)
-
-
-def test_more_logprobs_than_are_kept() -> None:
-    with pytest.raises(UsageError, match="at most 64"):
-        data_of(columns(), {}, [], inputs=INPUTS, top_k=65, embeddings=None)
-
-
 def test_too_few_answers() -> None:
     data = planted()
     with pytest.raises(UsageError, match="too few answers"):
         fit(Data(data.inputs, np.zeros_like(data.labels), data.groups, data.proposed), Recipe())
 
 
-def test_isotonic_probabilities_ascend_and_fit() -> None:
-    rng = np.random.default_rng(0)
-    scores = rng.random(5000).astype(np.float32)
-    labels = (rng.random(5000) < scores**2).astype(np.float32)
-    card = msgspec.structs.replace(CARD, probability=isotonic(scores, labels))
-    for score in (0.2, 0.5, 0.9):
-        assert card.probability_at(score) == pytest.approx(score**2, abs=0.06)
-
-
 def test_embeddings_are_those_of_the_file() -> None:
     with LlamaModel(bundled("edge"), threads=1) as edge:
-        found = embeddings(edge)
+        found = edge.embeddings()
         assert found.shape == (edge.tokenizer.size, edge.hidden_size)
         assert np.isfinite(found).all()
         assert found.std() > 0
-    with pytest.raises(UsageError, match="GGUF"):
-        embeddings(ScriptedEdge(noise()))
+    with pytest.raises(UsageError, match="token_embedding"):
+        ScriptedEdge(noise()).embeddings()

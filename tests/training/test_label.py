@@ -8,12 +8,21 @@ import pytest
 
 from edgewise.edge.base import Floats
 from edgewise.errors import UsageError
+from edgewise.evaluation.systems import paired
 from edgewise.evaluation.tasks.base import Question
 from edgewise.rollouts.base import Continuation, Done, OneByOne, Prefix, ignore
+from edgewise.routers.constant import Constant
+from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, SIZE, ScriptedEdge, replying
 from edgewise.training.collect import Sample
-from edgewise.training.label import Case, Citer, CoLlm, Label, Mismatch, Value, Writer, label_all
-from edgewise.training.router import labels_named
+from edgewise.training.labels.base import Case, Label, Labelling, Rollout, Writer
+from edgewise.training.labels.citer import Citer
+from edgewise.training.labels.co_llm import CoLlm
+from edgewise.training.labels.labelling import kept_values, label_all
+from edgewise.training.labels.mismatch import Mismatch
+from edgewise.training.labels.named import LABELS, labels_named
+from edgewise.training.labels.value import Value
+from edgewise.training.mixed import PairRollouts
 
 PROMPT = "How many?"
 QUESTION = Question("q", "sums", PROMPT, "7", "number")
@@ -131,9 +140,9 @@ def test_citer_rolls_out_where_both_differ_from_the_reference(tmp_path: Path) ->
 def test_the_second_round_asks_the_pair() -> None:
     names = [label.name for label in labels_named("citer")]
     assert names == ["citer-edge", "citer-pair"]
-    with pytest.raises(UsageError, match="--rounds"):
+    with pytest.raises(UsageError, match="rounds must be 1 or 2"):
         labels_named("citer", rounds=3)
-    with pytest.raises(UsageError, match="--rollouts"):
+    with pytest.raises(UsageError, match="rollouts must be 1 or more"):
         labels_named("value", rollouts=0)
 
 
@@ -150,3 +159,116 @@ def test_rollouts_of_many_answers_go_together_and_are_kept(tmp_path: Path) -> No
     found = label_all(Value(), cases, {"cloud": cloud}, tmp_path)
     assert sizes == [60]
     assert label_all(Value(), cases, {}, tmp_path) == found
+
+
+@pytest.mark.parametrize("name", LABELS.names())
+def test_a_label_says_all_that_a_training_asks_for(name: str) -> None:
+    for label in labels_named(name):
+        assert label.name.startswith(name)
+        assert label.described
+        assert label.text in ("answer", "reference")
+        assert label.writers <= {"edge", "cloud", "pair"}
+        assert label.objective in ("cross-entropy", "marginal-likelihood")
+        assert label.hidden >= 0
+    assert len({label.name for label in labels_named(name)}) == len(labels_named(name))
+
+
+def test_options_are_those_of_the_label() -> None:
+    assert [label.name for label in labels_named("value", rollouts=3, rounds=None)] == ["value-3"]
+    assert [label.name for label in labels_named("citer", rounds=1)] == ["citer-edge"]
+    for name, option, takes in (
+        ("value", "rounds", "it takes rollouts"),
+        ("citer", "rollouts", "it takes rounds"),
+        ("mismatch", "rollouts", "it takes no options"),
+        ("co-llm", "rounds", "it takes no options"),
+    ):
+        with pytest.raises(UsageError, match=f"takes no {option}; drop it: {takes}") as caught:
+            labels_named(name, **{option: 1})
+        assert caught.value.setting == option
+
+
+def test_the_deferral_head_is_linear() -> None:
+    assert (CoLlm().hidden, CoLlm().objective) == (0, "marginal-likelihood")
+    assert (Mismatch().hidden, Mismatch().objective) == (64, "cross-entropy")
+
+
+class Own(Label):
+    """Gives what it is told to, after rollouts by whom it is told."""
+
+    name = "own"
+    described = "as told"
+
+    def __init__(self, gives: Sequence[float] = (), asks: Writer | None = None) -> None:
+        self._gives, self._asks = list(gives), asks
+
+    def of(self, case: Case) -> Labelling:
+        if self._asks:
+            yield [Rollout(self._asks, Prefix(case.sample.prompt, 1))]
+        else:
+            yield from ()
+        return self._gives
+
+
+@pytest.mark.parametrize(
+    "gives", [[], [0.5] * 3, [0.5] * 13, [1.5] * 12, [-0.1] * 12, [float("nan")] * 12]
+)
+def test_values_that_are_none(tmp_path: Path, gives: list[float]) -> None:
+    with pytest.raises(UsageError, match=r"The label 'own' gave .* for the 12 tokens of question"):
+        label_all(Own(gives), [case("So it is 3.", "Oh it is 7.")], {}, tmp_path)
+    assert kept_values(Own(), tmp_path) == {}
+
+
+def test_a_writer_that_was_not_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="rollouts by the edge; name it in its writers"):
+        label_all(Own([0.5] * 12, "edge"), [case("So it is 3.", "Oh it is 7.")], {}, tmp_path)
+
+
+def test_what_is_kept_is_what_was_made(tmp_path: Path) -> None:
+    values = [i / 11 for i in range(12)]
+    made = label_all(Own(values), [case("So it is 3.", "Oh it is 7.")], {}, tmp_path)
+    assert kept_values(Own(), tmp_path) == made == {"q": tuple(values)}
+    assert kept_values(Mismatch(), tmp_path) == {}
+
+
+def test_labels_that_take_turns_get_their_own_continuations(tmp_path: Path) -> None:
+    """Cases that ask for one, two and no rollouts side by side."""
+
+    class Turns(Label):
+        name = "turns"
+        described = "how long the first continuation of each turn is"
+
+        def of(self, case: Case) -> Labelling:
+            values = [0.0] * len(case.proposed)
+            for turn in range(int(case.question.id)):
+                written = yield [
+                    Rollout("cloud", Prefix((*case.sample.prompt, *case.sample.ids[:at]), 20))
+                    for at in range(turn + 1)
+                ]
+                assert [len(one.ids) for one in written] == [12 - at for at in range(turn + 1)]
+                values[turn] = len(written[-1].ids) / 12
+            return values
+
+    cases = [case("So it is 3.", "Oh it is 7.", name=f"{count}") for count in (2, 0, 3, 1)]
+    cloud = OneByOne(model("Oh it is 7."))
+    found = label_all(Turns(), cases, {"cloud": cloud}, tmp_path)
+    assert [positive(found[name]) for name in ("0", "1", "2", "3")] == [
+        {at: (12 - at) / 12 for at in range(count)} for count in range(4)
+    ]
+
+
+def test_a_pair_writes_rollouts() -> None:
+    edge, cloud = model("So it is 3."), ScriptedCloud(replying("Oh it is 7.", prompt=PROMPT))
+    prompt = tuple(PROMPT.encode())
+    told: list[tuple[int, Continuation]] = []
+    for score, text in ((0.0, "So it is 3."), (1.0, "Oh it is 7.")):
+        told.clear()
+        pair = PairRollouts(paired(edge, Constant(score), 0.5, cloud))
+        written = pair.run(
+            [Prefix(prompt, 40), Prefix((*prompt, *b"So it"), 3)],
+            lambda index, one: told.append((index, one)),
+        )
+        pair.close()
+        assert bytes(written[0].ids[:-1]).decode() == text
+        assert bytes(written[1].ids).decode() == text[5:8]
+        assert told == list(enumerate(written))
+        assert all(len(one.ids) == len(one.logprobs) for one in written)

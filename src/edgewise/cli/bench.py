@@ -1,33 +1,34 @@
 """`edgewise bench`: speeds on this machine."""
 
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
 from typing import Annotated
 
 import msgspec
 import typer
+from msgspec.structs import replace
 from rich.box import SIMPLE_HEAD
+from rich.progress import Progress
 from rich.table import Table
 
-from edgewise import pair, settings
 from edgewise.bench.link import Conditions, LinkBench, LinkRow
 from edgewise.bench.pace import HALF_BILLION, UNPACED, Pace, measured
 from edgewise.bench.paper_method import Comparison, compare
 from edgewise.bench.speed import measure
 from edgewise.cli import options, render
+from edgewise.cli.options import DRAWS, MODELS, POLICY, SERVING, takes
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.connect import connect as connect_to
-from edgewise.edge.base import Tokenizer
-from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.evaluation.calibration import thresholds_for
 from edgewise.evaluation.plan import Contender
 from edgewise.evaluation.tasks.base import Task
 from edgewise.evaluation.tasks.named import with_calibration
-from edgewise.loop.decoder import Decoder
-from edgewise.loop.policy import Policy
+from edgewise.pair import DEFAULT_SHARE, cloud_address, open_cloud, open_edge, open_pair
 from edgewise.settings import Settings
+
+PAPER_SHARE = 0.07
+"""Cloud share of the paper's demo."""
 
 app = typer.Typer(help="Measure speeds on this machine.", no_args_is_help=True)
 
@@ -36,34 +37,34 @@ EngineTime = Annotated[
 ]
 
 
+# No cloud is asked, and the context is as long as what is measured.
 @app.command()
+@takes(
+    *("edge", "edge_engine", "router", "threads", "gpu_layers"),
+    unaffected=[
+        *("cloud", "cloud_engine", "cloud_key", *POLICY, "on_cloud_error"),
+        *("max_tokens", *DRAWS, "system", "ctx", *SERVING),
+    ],
+)
 def edge(
-    edge: options.Edge = None,
-    router: options.Router = None,
+    chosen: Settings,
     context: Annotated[int, typer.Option(help="Tokens before the first measured one.")] = 128,
     tokens: Annotated[int, typer.Option(help="Tokens per block.")] = 64,
     blocks: Annotated[int, typer.Option(help="Interleaved blocks; at least 5.")] = 5,
-    threads: options.Threads = None,
-    gpu_layers: options.GpuLayers = None,
     json: options.Json = False,
 ) -> None:
     """Decoding speed with the router, against the bare engine in the same process."""
     if blocks < 5 or tokens < 1 or context < 1:
         raise UsageError("Give at least 5 blocks of 1 token after a context of 1 token.")
-    flags = {"edge": edge, "router": router, "threads": threads, "gpu_layers": gpu_layers}
-    chosen = settings.load({**flags, "ctx": context + tokens + 8})
-    model = pair.open_edge(chosen)
-    try:
-        scorer, _ = pair.open_router(chosen, model)
-        decoder = Decoder(model, router=scorer, policy=Policy(threshold=1.0))
-        speed = measure(decoder, context=context, tokens=tokens, blocks=blocks)
-    finally:
-        model.close()
+    alone = replace(_without_cloud(chosen), ctx=context + tokens + 8)
+    with open_pair(replace(alone, threshold=1.0, cloud_share=None)) as pair:
+        speed = measure(pair.decoder, context=context, tokens=tokens, blocks=blocks)
+        name = pair.edge.name
     if json:
         print(msgspec.json.encode(speed).decode())
     else:
         render.out.print(
-            f"{model.name}, context {context}, {blocks} blocks of {tokens} tokens: bare engine "
+            f"{name}, context {context}, {blocks} blocks of {tokens} tokens: bare engine "
             f"{speed.native_tokens_per_second:.1f} tokens/s, Edgewise "
             f"{speed.edgewise_tokens_per_second:.1f} tokens/s, ratio {speed.ratio:.3f} "
             f"({speed.ratio_low:.3f} to {speed.ratio_high:.3f})"
@@ -71,15 +72,16 @@ def edge(
 
 
 @app.command()
+@takes(
+    *(*MODELS, "router", "run_ahead", "ctx", "threads"),
+    reads=["cloud_key", "cloud_share", "gpu_layers"],
+    unaffected=[*DRAWS, *SERVING],
+)
 def link(
     task: Annotated[str, typer.Argument(help="A task, as for eval.")] = "pocketqa",
-    data: Annotated[
-        Path | None, typer.Option(help="Local copy of the task's published file.")
-    ] = None,
-    edge: options.Edge = None,
-    cloud: options.Cloud = None,
-    cloud_engine: options.CloudEngine = None,
-    router: options.Router = None,
+    *,
+    data: options.Data = None,
+    chosen: Settings,
     cloud_share: Annotated[
         list[float] | None, typer.Option(help="Cloud share; may be repeated. Default 0.05.")
     ] = None,
@@ -88,7 +90,6 @@ def link(
         typer.Option(help="Round trip, ms; may be repeated. Default 0, 50, 100, 200."),
     ] = None,
     loss: Annotated[float, typer.Option(min=0, max=0.5, help="Part of packets that is lost.")] = 0,
-    run_ahead: options.RunAhead = None,
     engine_time: EngineTime = 25.0,
     pace: Annotated[
         str | None,
@@ -96,72 +97,45 @@ def link(
     ] = None,
     questions: Annotated[int, typer.Option(min=2, help="Questions per line.")] = 12,
     calibration: Annotated[int, typer.Option(help="Others, where a threshold is missing.")] = 60,
-    ctx: options.Ctx = None,
-    threads: options.Threads = None,
     json: options.Json = False,
 ) -> None:
     """Time per token over an emulated link: edge alone, waiting for consults, running ahead.
 
     The bundled pair answers through a gateway that is started for it, its edge as slow as a 0.5B.
     """
-    flags = {"edge": edge, "cloud": cloud, "cloud_engine": cloud_engine, "router": router}
-    chosen = settings.load({**flags, "run_ahead": run_ahead, "ctx": ctx, "threads": threads})
-    shares = cloud_share or [pair.DEFAULT_SHARE]
+    share = DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
+    shares = cloud_share or [share]
     trips = [0.0, 50.0, 100.0, 200.0] if round_trip is None else round_trip
-    if not all(0 < share < 1 for share in shares):
-        raise UsageError("A cloud share must lie between 0 and 1, such as 0.05.")
-    if not all(0 <= trip <= 10_000 for trip in trips):
-        raise UsageError("A round trip must be from 0 to 10000 ms.")
-    asked, held_out = with_calibration(
+    _require_link(shares, trips)
+    tasks = with_calibration(
         task, "test", data=data, check=None, limit=questions, calibration=calibration
     )
-    with ExitStack() as stack:
-        speed = _pace(pace, chosen)
-        model = pair.open_edge(chosen)
-        stack.callback(model.close)
-        scorer, card = pair.open_router(chosen, model)
-        url = stack.enter_context(_served(chosen))
-        contender = Contender("pair", scorer, card)
-        thresholds = _thresholds(contender, shares, held_out, chosen, model, url)
-        bench = LinkBench(
-            model,
-            scorer,
-            url,
-            lambda at: _connected(chosen, at, model.tokenizer),
-            pace=speed,
-            task=asked,
-        )
-        progress = stack.enter_context(render.progress(hidden=json))
-        total = 3 * len(shares) * len(trips) * len(asked.questions)
-        bar = progress.add_task("answers", total=total)
-        rows = [
-            bench.row(
-                Conditions(
-                    round_trip=trip / 1000,
-                    share=share,
-                    threshold=thresholds[share],
-                    loss=loss,
-                    engine=engine_time / 1000,
-                    run_ahead=chosen.run_ahead,
-                ),
-                lambda: progress.advance(bar),
-            )
-            for share in shares
-            for trip in trips
-        ]
+    first = Conditions(0.0, 0.0, 0.0, loss, engine_time / 1000, chosen.run_ahead)
+    with render.progress(hidden=json) as progress:
+        rows = _measured(chosen, tasks, _pace(pace, chosen), shares, trips, first, progress)
     if json:
         print(msgspec.json.encode(rows).decode())
     else:
         render.out.print(_link_table(rows))
 
 
+# Both methods ask at a fixed rhythm and not at a score, for one token at a time.
 @app.command()
+@takes(
+    *("edge", "edge_engine", "cloud", "threads", "gpu_layers"),
+    reads=["cloud_key", "cloud_share"],
+    unaffected=[
+        *("router", "max_tokens", *DRAWS, "system", "ctx", *SERVING),
+    ],
+)
 def paper(
-    edge: options.Edge = None,
-    cloud: options.Cloud = None,
+    chosen: Settings,
     cloud_share: Annotated[
-        float, typer.Option(min=0.001, max=1, help="Part of the tokens that is consulted for.")
-    ] = 0.07,
+        float | None,
+        typer.Option(
+            min=0.001, max=1, help="Part of the tokens that is consulted for; default 0.07."
+        ),
+    ] = None,
     round_trip: Annotated[
         float, typer.Option(min=0, max=10_000, help="Round trip of the emulated link, ms.")
     ] = 100.0,
@@ -169,29 +143,26 @@ def paper(
     context: Annotated[int, typer.Option(min=1, help="Random ids before the answer.")] = 128,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 28,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 5,
-    threads: options.Threads = None,
-    gpu_layers: options.GpuLayers = None,
     json: options.Json = False,
 ) -> None:
     """Against the method of the paper's demo: no KV cache, whole text resent, new connections.
 
     --cloud must be an engine's URL; both methods ask it over the same emulated link.
     """
-    flags = {"edge": edge, "cloud": cloud, "threads": threads, "gpu_layers": gpu_layers}
-    chosen = settings.load({**flags, "ctx": context + tokens + 8})
-    url = pair.cloud_address(chosen)
+    url = cloud_address(chosen)
     if not url.startswith("http"):
         raise UsageError("The paper's method asks an engine; give --cloud http://host:port.")
-    with ExitStack() as stack:
-        model = pair.open_edge(chosen)
-        stack.callback(model.close)
-        progress = stack.enter_context(render.progress(hidden=json))
+    share = PAPER_SHARE if chosen.cloud_share is None else chosen.cloud_share
+    if not 0.001 <= share <= 1:
+        raise UsageError("The paper's method needs a cloud share from 0.001 to 1, such as 0.07.")
+    alone = replace(_without_cloud(chosen), ctx=context + tokens + 8, router="constant:0")
+    with open_pair(alone) as pair, render.progress(hidden=json) as progress:
         bar = progress.add_task("rounds", total=rounds + 1)
         found = compare(
-            model,
+            pair.edge,
             url,
             key=chosen.cloud_key,
-            share=cloud_share,
+            share=share,
             round_trip=round_trip / 1000,
             engine_seconds=engine_time / 1000,
             context=context,
@@ -199,10 +170,49 @@ def paper(
             rounds=rounds,
             done=lambda: progress.advance(bar),
         )
-    if json:
-        print(msgspec.json.encode(found).decode())
-    else:
-        render.out.print(_told(found, model.name))
+        name = pair.edge.name
+    print(msgspec.json.encode(found).decode()) if json else render.out.print(_told(found, name))
+
+
+def _without_cloud(chosen: Settings) -> Settings:
+    return replace(chosen, cloud="none")
+
+
+def _require_link(shares: list[float], trips: list[float]) -> None:
+    if not all(0 < share < 1 for share in shares):
+        raise UsageError("A cloud share must lie between 0 and 1, such as 0.05.")
+    if not all(0 <= trip <= 10_000 for trip in trips):
+        raise UsageError("A round trip must be from 0 to 10000 ms.")
+
+
+def _measured(
+    chosen: Settings,
+    tasks: tuple[Task, Task],
+    pace: Pace,
+    shares: list[float],
+    trips: list[float],
+    like: Conditions,
+    progress: Progress,
+) -> list[LinkRow]:
+    """A row for every share and round trip; all else is as in `like`."""
+    asked, held_out = tasks
+    bar = progress.add_task("answers", total=3 * len(shares) * len(trips) * len(asked.questions))
+    with open_pair(_without_cloud(chosen)) as pair, _served(chosen) as url:
+
+        def connected(at: str) -> CloudModel:
+            return _connected(replace(chosen, cloud=at), pair.edge)
+
+        contender = Contender("pair", pair.router, pair.card)
+        thresholds = _thresholds(contender, shares, held_out, pair.edge, lambda: connected(url))
+        bench = LinkBench(pair.edge, pair.router, url, connected, pace=pace, task=asked)
+        return [
+            bench.row(
+                like._replace(round_trip=trip / 1000, share=share, threshold=thresholds[share]),
+                lambda: progress.advance(bar),
+            )
+            for share in shares
+            for trip in trips
+        ]
 
 
 def _pace(name: str | None, chosen: Settings) -> Pace:
@@ -212,14 +222,14 @@ def _pace(name: str | None, chosen: Settings) -> Pace:
         return HALF_BILLION
     if name == "none":
         return UNPACED
-    with LlamaModel(Path(name), context=512, threads=chosen.threads) as model:
+    with closing(open_edge(Settings(edge=name, ctx=512, threads=chosen.threads))) as model:
         return measured(model)
 
 
 @contextmanager
 def _served(chosen: Settings) -> Generator[str]:
     """The URL of the cloud model; the bundled one gets a gateway of its own."""
-    address = pair.cloud_address(chosen)
+    address = cloud_address(chosen)
     if address == "bundled":
         from edgewise.gateway.process import gateway_process
 
@@ -234,13 +244,10 @@ def _served(chosen: Settings) -> Generator[str]:
         )
 
 
-def _connected(chosen: Settings, url: str, tokenizer: Tokenizer) -> CloudModel:
-    cloud = connect_to(url, key=chosen.cloud_key, engine=chosen.cloud_engine)
-    try:
-        cloud.check(tokenizer)
-    except BaseException:
-        cloud.close()
-        raise
+def _connected(settings: Settings, edge: EdgeModel) -> CloudModel:
+    """The cloud model that the settings name, its vocabulary proven."""
+    cloud = open_cloud(settings, edge)
+    assert cloud is not None
     return cloud
 
 
@@ -248,20 +255,16 @@ def _thresholds(
     contender: Contender,
     shares: list[float],
     held_out: Task,
-    chosen: Settings,
-    model: LlamaModel,
-    url: str,
+    edge: EdgeModel,
+    connect: Callable[[], CloudModel],
 ) -> dict[float, float]:
     """The router's own, and what those lack set on other questions."""
     known = {share: contender.calibrated(share) for share in shares}
     missing = [share for share, threshold in known.items() if threshold is None]
     found = {share: threshold for share, threshold in known.items() if threshold is not None}
     if missing:
-        cloud = _connected(chosen, url, model.tokenizer)
-        try:
-            fresh = thresholds_for(missing, contender.router, held_out, edge=model, cloud=cloud)
-        finally:
-            cloud.close()
+        with closing(connect()) as cloud:
+            fresh = thresholds_for(missing, contender.router, held_out, edge=edge, cloud=cloud)
         found |= {share: point.threshold for share, point in fresh.items()}
     return found
 

@@ -3,24 +3,22 @@
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 import msgspec
+import typer
 from msgspec.structs import replace
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from edgewise import pair, settings
-from edgewise.cli import options, render
-from edgewise.cli.run import MAX_PROMPT, open_decoder, require_unicode, sampling_of
+from edgewise.cli import render
+from edgewise.cli.options import MACHINE, MODELS, ROUTING, SAMPLING, SERVING, takes, told
 from edgewise.errors import UsageError
 from edgewise.events import Candidate, Event, Finished, Token
-from edgewise.loop.decoder import Decoder
-from edgewise.loop.policy import Budget
-from edgewise.prompts import Message, prompt_ids
-from edgewise.routers.card import RouterCard
+from edgewise.pair import Pair, make_policy, open_pair, sampling_of
+from edgewise.prompts import MAX_PROMPT, Message, require_text
 from edgewise.settings import Settings
 
 HELP = """\
@@ -34,45 +32,21 @@ HELP = """\
 _SHOWN = 3
 
 
-def chat(
-    edge: options.Edge = None,
-    cloud: options.Cloud = None,
-    cloud_engine: options.CloudEngine = None,
-    router: options.Router = None,
-    cloud_share: options.CloudShare = None,
-    threshold: options.Threshold = None,
-    max_cloud_tokens: options.MaxCloudTokens = None,
-    span: options.Span = None,
-    run_ahead: options.RunAhead = None,
-    deadline: options.Deadline = None,
-    on_cloud_error: options.OnCloudError = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    seed: options.Seed = None,
-    system: options.System = None,
-    ctx: options.Ctx = None,
-    threads: options.Threads = None,
-    gpu_layers: options.GpuLayers = None,
-) -> None:
+@takes(*(*MODELS, *ROUTING, *SAMPLING, "system", *MACHINE), reads=["cloud_key"], unaffected=SERVING)
+def chat(context: typer.Context, chosen: Settings) -> None:
     """Talk to the pair; the cloud's tokens are red. /help lists the commands."""
-    flags = {name: value for name, value in locals().items() if name in Settings.__struct_fields__}
-    chosen = settings.load(flags)
-    require_unicode("The system message", chosen.system or "")
-    sampling_of(chosen)  # refused now and not at every question
-    with ExitStack() as stack:
-        decoder, card = open_decoder(chosen, stack, keep_prefixes=True)
-        conversation = Conversation(decoder, card, chosen)
+    require_text("The system message", chosen.system or "")
+    sampling_of(chosen)  # refused now and not once the models are loaded
+    with open_pair(chosen, keep_prefixes=True) as pair:
+        conversation = Conversation(pair)
         if sys.stdin.isatty():
-            render.note(f"{decoder.edge.name}; /help lists the commands")
+            render.note(f"{pair.edge.name}; /help lists the commands")
         for line in _lines():
             try:
                 if not conversation.take(line):
                     break
             except UsageError as error:
-                render.note(str(error))
+                render.note(told(error, context.command.params))
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -87,11 +61,10 @@ class Turn(msgspec.Struct, frozen=True):
 class Conversation:
     """Turns so far, and the dial."""
 
-    def __init__(self, decoder: Decoder, card: RouterCard | None, chosen: Settings) -> None:
+    def __init__(self, pair: Pair) -> None:
         self.turns: list[Turn] = []
-        self._decoder, self._card, self._chosen = decoder, card, chosen
-        self._pair = decoder.policy
-        self._budget = Budget()
+        self._pair = pair
+        self._paired = pair.policy
         self._commands: dict[str, Callable[[str], None]] = {
             "/share": self._share,
             "/mode": self._mode,
@@ -118,26 +91,17 @@ class Conversation:
     @property
     def messages(self) -> list[Message]:
         """The conversation as the chat template takes it."""
-        found = [Message("system", self._chosen.system)] if self._chosen.system else []
+        system = self._pair.settings.system
+        found = [Message("system", system)] if system else []
         for turn in self.turns:
             found += [Message("user", turn.question), Message("assistant", turn.answer)]
         return found
 
     def _answer(self, question: str) -> None:
-        require_unicode("The question", question)
-        if len(question) > MAX_PROMPT:
-            raise UsageError(f"The question has more than {MAX_PROMPT} characters; shorten it.")
-        ids = prompt_ids(self._decoder.edge.tokenizer, [*self.messages, Message("user", question)])
-        generation = self._decoder.stream(
-            ids,
-            max_tokens=self._chosen.max_tokens,
-            sampling=sampling_of(self._chosen),
-            budget=self._budget,
-            pending=True,
-        )
-        with generation, _interruptible() as interrupted:
-            said = list(_until(interrupted, render.painted(generation)))
-            self._budget = generation.budget
+        require_text("The question", question)
+        stream = self._pair.stream([*self.messages, Message("user", question)], pending=True)
+        with stream as events, _interruptible() as interrupted:
+            said = list(_until(interrupted, render.painted(events)))
         tokens = tuple(event for event in said if isinstance(event, Token))
         ends = [event for event in said if isinstance(event, Finished)]
         text = "".join(event.text for event in [*tokens, *ends])
@@ -147,33 +111,29 @@ class Conversation:
             render.out.print()
             render.note("interrupted; what was said is kept")
             return
-        usage = ends[0].usage
-        render.note(
-            f"{len(tokens)} tokens, {usage.cloud_tokens} by the cloud ({usage.cloud_share:.1%}), "
-            f"{len(tokens) / ends[0].timing.total:.1f} tokens/s"
-        )
+        render.note(render.counted(ends[0].usage, ends[0].timing, calls=False))
 
     def _share(self, text: str) -> None:
         try:
             share = float(text)
         except ValueError:
             raise UsageError("/share needs a number from 0 to 1, such as /share 0.05.") from None
-        wanted = replace(self._chosen, cloud_share=share, threshold=None)
-        self._pair = self._decoder.policy = pair.make_policy(wanted, self._card)
-        self._budget = Budget()
+        wanted = replace(self._pair.settings, cloud_share=share, threshold=None)
+        self._paired = self._pair.policy = make_policy(wanted, self._pair.card)
+        self._pair.forget()
         render.note(f"the cloud may write {share:.1%} of the tokens")
 
     def _mode(self, text: str) -> None:
         modes = {
-            "pair": self._pair,
-            "edge": self._pair.edge_alone(),
-            "cloud": self._pair.cloud_alone(),
+            "pair": self._paired,
+            "edge": self._paired.edge_alone(),
+            "cloud": self._paired.cloud_alone(),
         }
         if text not in modes:
             raise UsageError("/mode needs pair, edge or cloud.")
-        if text != "edge" and self._decoder.cloud is None:
+        if text != "edge" and self._pair.cloud is None:
             raise UsageError(f"/mode {text} needs a cloud model; start with --cloud.")
-        self._decoder.policy = modes[text]
+        self._pair.policy = modes[text]
         render.note(f"{text} writes from now on")
 
     def _why(self, _: str) -> None:
@@ -215,11 +175,11 @@ class Conversation:
 
     def _new(self, _: str) -> None:
         self.turns.clear()
-        self._budget = Budget()
+        self._pair.forget()
         render.note("a new conversation")
 
     def _text(self, token: int) -> str:
-        piece = self._decoder.edge.tokenizer.piece(token).decode("utf-8", "replace")
+        piece = self._pair.edge.tokenizer.piece(token).decode("utf-8", "replace")
         return repr(render.printable(piece))
 
     def _candidates(self, found: tuple[Candidate, ...]) -> str:

@@ -1,33 +1,40 @@
 """`edgewise demo`: the bundled pair on held-out questions."""
 
-from contextlib import ExitStack
 from typing import Annotated
 
 import msgspec
 import typer
+from msgspec.structs import replace
+from rich.progress import Progress
 
-from edgewise.addresses import bundled
 from edgewise.cli import options, render
-from edgewise.cloud.local import LocalCloud
-from edgewise.edge.llamacpp import LlamaModel
+from edgewise.cli.options import DRAWS, MACHINE, SERVING, takes
 from edgewise.errors import UsageError
 from edgewise.evaluation.plan import Contender, Evaluation
-from edgewise.evaluation.report import Summary, rows, summary
+from edgewise.evaluation.report import Row, Summary, rows, summary
 from edgewise.evaluation.sweep import Store
 from edgewise.evaluation.systems import paired, question_ids
 from edgewise.evaluation.tasks.base import Task
 from edgewise.evaluation.tasks.grading import is_right
 from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.loop.decoder import Decoder
-from edgewise.pair import open_router
+from edgewise.loop.policy import LONGEST_DEADLINE
+from edgewise.pair import DEFAULT_SHARE, Pair, open_pair
 from edgewise.settings import Settings
 
 
+# The bundled pair answers, greedily and without a connection.
+@takes(
+    reads=["cloud_share", "deadline", *MACHINE],
+    unaffected=["cloud_key", "cloud_engine", *DRAWS, "run_ahead", "on_cloud_error", *SERVING],
+)
 def demo(
+    chosen: Settings,
     questions: Annotated[int, typer.Option(help="How many held-out questions.")] = 100,
     cloud_share: Annotated[
-        float, typer.Option(help="Cloud share whose calibrated threshold is used.")
-    ] = 0.05,
+        float | None,
+        typer.Option(help="Cloud share whose calibrated threshold is used; default 0.05."),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Stream an answer of each family, then compare edge, pair and cloud."""
@@ -35,37 +42,50 @@ def demo(
     if not 1 <= questions <= len(held_out.questions):
         most = len(held_out.questions)
         raise UsageError(f"--questions must be from 1 to {most}, not {questions}.")
-    with ExitStack() as stack:
-        edge = LlamaModel(bundled("edge"))
-        stack.callback(edge.close)
-        cloud = LocalCloud(LlamaModel(bundled("cloud")))
-        stack.callback(cloud.close)
-        router, card = open_router(Settings(), edge)
-        threshold = card.threshold(cloud_share) if card else None
-        if card is None or threshold is None:
-            known = ", ".join(sorted(card.thresholds)) if card else "none"
-            raise UsageError(f"No threshold is calibrated for {cloud_share}; known: {known}.")
+    share = DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
+    deadline = LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline
+    with open_pair(replace(chosen, cloud_share=None)) as pair:
+        threshold = _threshold(pair, share)
         if not json:
-            pair = paired(edge, router, threshold, cloud)
-            _show(pair, held_out.first(len(held_out.families)))
-        progress = stack.enter_context(render.progress(hidden=json))
-        bar = progress.add_task("answers", total=3 * questions)
-        evaluation = Evaluation(
-            held_out.first(questions),
-            pocketqa("calibration"),
-            edge=edge,
-            cloud=cloud,
-            store=Store(None, {}),
-            done=lambda: progress.advance(bar),
-        )
-        contender = Contender("pair", router, card)
-        table = rows(evaluation.run([contender], [cloud_share], baselines=False))
-    result = summary("pocketqa", contender.name, table)
+            edge, cloud = pair.both()
+            decoder = paired(edge, pair.router, threshold, cloud, deadline=deadline)
+            _show(decoder, held_out.first(len(held_out.families)))
+        with render.progress(hidden=json) as progress:
+            table = _compared(pair, held_out.first(questions), share, deadline, progress)
+    result = summary("pocketqa", "pair", table)
     if json:
         print(msgspec.json.encode(result).decode())
     else:
         render.out.print(render.figures_table(f"{questions} held-out questions", table))
         _conclude(result)
+
+
+def _threshold(pair: Pair, share: float) -> float:
+    """That of the bundled router's card."""
+    threshold = pair.card.threshold(share) if pair.card else None
+    if threshold is None:
+        known = ", ".join(sorted(pair.card.thresholds)) if pair.card else "none"
+        raise UsageError(f"No threshold is calibrated for {share}; known: {known}.")
+    return threshold
+
+
+def _compared(
+    pair: Pair, questions: Task, share: float, deadline: float, progress: Progress
+) -> list[Row]:
+    """The figures of edge, pair and cloud."""
+    edge, cloud = pair.both()
+    bar = progress.add_task("answers", total=3 * len(questions.questions))
+    evaluation = Evaluation(
+        questions,
+        pocketqa("calibration"),
+        edge=edge,
+        cloud=cloud,
+        store=Store(None, {}),
+        deadline=deadline,
+        done=lambda: progress.advance(bar),
+    )
+    contender = Contender("pair", pair.router, pair.card)
+    return rows(evaluation.run([contender], [share], baselines=False))
 
 
 def _show(decoder: Decoder, task: Task) -> None:

@@ -2,19 +2,21 @@
 
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Literal
 
 import msgspec
 import typer
 
-from edgewise import pair, settings
+from edgewise import pair
 from edgewise.cli import options, render
+from edgewise.cli.options import MODELS, SAMPLING, takes
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.engine import EngineCloud
+from edgewise.edge.base import EdgeModel
 from edgewise.edge.binding import llama_cpp
-from edgewise.edge.llamacpp import LlamaModel, default_threads
+from edgewise.edge.llamacpp import default_threads
+from edgewise.engines.base import Abilities
 from edgewise.errors import EdgewiseError
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.prompts import Prompt
@@ -34,53 +36,89 @@ class Check(msgspec.Struct, frozen=True):
     fix: str | None = None
 
 
-def doctor(
-    edge: options.Edge = None,
-    cloud: options.Cloud = None,
-    cloud_engine: options.CloudEngine = None,
-    router: options.Router = None,
-    threads: options.Threads = None,
-    gpu_layers: options.GpuLayers = None,
-    json: options.Json = False,
-) -> None:
+# It writes no answer but one consult's.
+@takes(
+    *(*MODELS, "router", "threads", "gpu_layers"),
+    reads=["cloud_key", "deadline", "ctx", "slots"],
+    unaffected=[
+        *("cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "on_cloud_error"),
+        *(*SAMPLING, "system", "api_key"),
+    ],
+)
+def doctor(context: typer.Context, chosen: Settings, json: options.Json = False) -> None:
     """Check Python, engine, models, router, cloud and vocabulary; exit code 1 if one fails."""
-    flags = {name: value for name, value in locals().items() if name in Settings.__struct_fields__}
-    chosen = settings.load(flags)
     with ExitStack() as stack:
-        checks = list(_checks(chosen, stack))
+        checks = list(_Doctor(chosen, stack, context.command.params).checks())
     if json:
         print(msgspec.json.encode({"checks": checks}).decode())
     else:
         for check in checks:
-            colour = _COLOURS[check.status]
-            render.out.print(f"[{colour}]{check.status:4}[/] ", end="", markup=True)
-            render.out.print(render.printable(f"{check.name}: {check.detail}"), markup=False)
-            if check.fix:
-                render.out.print(render.printable(f"     fix: {check.fix}"), markup=False)
+            _show(check)
     if any(check.status == "fail" for check in checks):
         raise typer.Exit(1)
 
 
-def _checks(chosen: Settings, stack: ExitStack) -> Iterator[Check]:
-    yield Check("python", "ok", platform.python_version())
-    yield _engine()
-    yield _threads(chosen)
-    models: list[LlamaModel] = []
-    yield _guarded("edge model", lambda: _edge(chosen, stack, models))
-    if models:
-        yield _round_trip(models[0])
-        yield _guarded("router", lambda: _router(chosen, models[0]))
-        yield from _cloud(chosen, models[0], stack)
-    yield _leaves(chosen)
+def _show(check: Check) -> None:
+    render.out.print(f"[{_COLOURS[check.status]}]{check.status:4}[/] ", end="", markup=True)
+    render.out.print(render.printable(f"{check.name}: {check.detail}"), markup=False)
+    if check.fix:
+        render.out.print(render.printable(f"     fix: {check.fix}"), markup=False)
 
 
-def _guarded(name: str, check: Callable[[], Check]) -> Check:
-    try:
-        return check()
-    except EdgewiseError as error:
-        message = str(error)
-        problem, _, fix = message.partition("; ")
-        return Check(name, "fail", problem.rstrip("."), fix or message)
+class _Doctor:
+    """Examines a pair part by part; what it opens is closed with `stack`."""
+
+    def __init__(
+        self, chosen: Settings, stack: ExitStack, parameters: Sequence[options.Parameter]
+    ) -> None:
+        """`parameters` are the command's, to say how a setting is reached."""
+        self._chosen, self._stack, self._parameters = chosen, stack, parameters
+
+    def checks(self) -> Iterator[Check]:
+        """One after the other; what needs a part that is missing is left out."""
+        yield Check("python", "ok", platform.python_version())
+        yield _engine()
+        yield _threads(self._chosen)
+        models: list[EdgeModel] = []
+        yield self._guarded("edge model", lambda: self._edge(models))
+        for model in models:
+            yield _round_trip(model)
+            yield self._guarded("router", lambda model=model: _router(self._chosen, model))
+            yield from self._cloud(model)
+        yield _leaves(self._chosen)
+
+    def _guarded(self, name: str, check: Callable[[], Check]) -> Check:
+        try:
+            return check()
+        except EdgewiseError as error:
+            fix = options.fix(error, self._parameters)
+            return Check(name, "fail", error.message.rstrip("."), fix or str(error))
+
+    def _edge(self, models: list[EdgeModel]) -> Check:
+        model = pair.open_edge(self._chosen)
+        self._stack.callback(model.close)
+        models.append(model)
+        size = f"{model.parameters / 1e6:.1f} M parameters, " if model.parameters else ""
+        return Check("edge model", "ok", f"{model.name}, {size}context {model.context}")
+
+    def _cloud(self, model: EdgeModel) -> Iterator[Check]:
+        if pair.cloud_address(self._chosen) == "none":
+            yield Check("cloud model", "ok", "none: no connection is opened")
+            return
+        opened: list[CloudModel] = []
+        yield self._guarded("cloud model", lambda: self._connect(opened))
+        for cloud in opened:
+            yield self._guarded("vocabulary", lambda cloud=cloud: _vocabulary(cloud, model))
+            if cloud.abilities is not None:
+                yield _abilities(cloud.abilities)
+            yield self._guarded("consult", lambda cloud=cloud: _consult(cloud, model, self._chosen))
+
+    def _connect(self, opened: list[CloudModel]) -> Check:
+        cloud = pair.connect(self._chosen)
+        assert cloud is not None
+        self._stack.callback(cloud.close)
+        opened.append(cloud)
+        return Check("cloud model", "ok", cloud.name)
 
 
 def _engine() -> Check:
@@ -98,18 +136,7 @@ def _threads(chosen: Settings) -> Check:
     return Check("threads", "ok", f"{used}")
 
 
-def _edge(chosen: Settings, stack: ExitStack, models: list[LlamaModel]) -> Check:
-    model = pair.open_edge(chosen)
-    stack.callback(model.close)
-    models.append(model)
-    return Check(
-        "edge model",
-        "ok",
-        f"{model.name}, {model.parameters / 1e6:.1f} M parameters, context {model.context}",
-    )
-
-
-def _round_trip(model: LlamaModel) -> Check:
+def _round_trip(model: EdgeModel) -> Check:
     ids = model.tokenizer.encode(_SAMPLE)
     text = b"".join(model.tokenizer.piece(i) for i in ids).decode("utf-8", "replace")
     if text.strip() == _SAMPLE:
@@ -122,7 +149,7 @@ def _round_trip(model: LlamaModel) -> Check:
     )
 
 
-def _router(chosen: Settings, model: LlamaModel) -> Check:
+def _router(chosen: Settings, model: EdgeModel) -> Check:
     _, card = pair.open_router(chosen, model)
     if card is None:
         name = chosen.router or pair.FALLBACK_ROUTER
@@ -136,34 +163,11 @@ def _router(chosen: Settings, model: LlamaModel) -> Check:
     return Check("router", "ok", f"{card.kind}, fits the edge model, calibrated at {shares}")
 
 
-def _cloud(chosen: Settings, model: LlamaModel, stack: ExitStack) -> Iterator[Check]:
-    address = pair.cloud_address(chosen)
-    if address == "none":
-        yield Check("cloud model", "ok", "none: no connection is opened")
-        return
-    opened: list[CloudModel] = []
-
-    def connect() -> Check:
-        cloud = pair.connect(chosen)
-        assert cloud is not None
-        stack.callback(cloud.close)
-        opened.append(cloud)
-        return Check("cloud model", "ok", cloud.name)
-
-    yield _guarded("cloud model", connect)
-    if opened:
-        yield _guarded("vocabulary", lambda: _vocabulary(opened[0], model))
-        if isinstance(opened[0], EngineCloud):
-            yield _abilities(opened[0])
-        yield _guarded("consult", lambda: _consult(opened[0], model, chosen))
-
-
-def _vocabulary(cloud: CloudModel, model: LlamaModel) -> Check:
+def _vocabulary(cloud: CloudModel, model: EdgeModel) -> Check:
     return Check("vocabulary", "ok", f"proven: {cloud.check(model.tokenizer)}")
 
 
-def _abilities(cloud: EngineCloud) -> Check:
-    able = cloud.engine.abilities
+def _abilities(able: Abilities) -> Check:
     found = [f"{able.engine}, model {able.model or 'unnamed'}", "token ids in and out"]
     found.append(f"{able.top} candidates a token" if able.top else "no candidates")
     found.append("a cache meter" if able.meter else "no cache meter")
@@ -172,7 +176,7 @@ def _abilities(cloud: EngineCloud) -> Check:
     return Check("cloud engine", "ok", "; ".join(found))
 
 
-def _consult(cloud: CloudModel, model: LlamaModel, chosen: Settings) -> Check:
+def _consult(cloud: CloudModel, model: EdgeModel, chosen: Settings) -> Check:
     ids = model.tokenizer.encode(_SAMPLE)
     deadline = LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline
     session = cloud.open(Prompt(tuple(ids)))

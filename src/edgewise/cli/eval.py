@@ -1,7 +1,6 @@
 """`edgewise eval`: what a router buys on a task."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,47 +8,45 @@ import msgspec
 import typer
 from msgspec.structs import replace
 
-from edgewise import pair, settings
+from edgewise import pair
 from edgewise.cli import options, render
-from edgewise.cli.models import open_pair
+from edgewise.cli.options import DRAWS, MACHINE, MODELS, SERVING, takes
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.evaluation.plan import Contender, Evaluation, manifest
 from edgewise.evaluation.plot import plot
-from edgewise.evaluation.report import as_csv, rows, summary
+from edgewise.evaluation.report import Row, as_csv, rows, summary
 from edgewise.evaluation.sweep import Store
-from edgewise.evaluation.tasks.base import Grading, Task
+from edgewise.evaluation.tasks.base import Task
 from edgewise.evaluation.tasks.named import with_calibration
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.routers.card import digest, trained_digests
 from edgewise.settings import Settings
 
 
+# Answers are greedy, so there are no draws; running ahead changes none; a cloud that fails ends it.
+@takes(
+    *(*MODELS, "deadline", *MACHINE),
+    reads=["cloud_key", "router", "cloud_share"],
+    unaffected=[*DRAWS, "run_ahead", "on_cloud_error", *SERVING],
+)
 def evaluate(
-    task: Annotated[
-        str, typer.Argument(help="pocketqa, commonsenseqa, gsm8k or a JSON Lines file.")
-    ],
-    data: Annotated[
-        Path | None, typer.Option(help="Local copy of the task's published file.")
-    ] = None,
-    check: Annotated[
-        Grading | None, typer.Option(help="How a JSON Lines file is graded; default exact.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first N questions.")] = None,
+    task: options.TaskName,
+    *,
+    data: options.Data = None,
+    check: options.Check = None,
+    limit: options.Limit = None,
     calibration: Annotated[
         int, typer.Option(help="Questions that thresholds are set on; never those evaluated.")
     ] = 100,
     calibration_data: Annotated[
         Path | None, typer.Option(help="File that these come from, like --data or TASK.")
     ] = None,
-    edge: options.Edge = None,
-    cloud: options.Cloud = None,
-    cloud_engine: options.CloudEngine = None,
+    chosen: Settings,
     router: Annotated[list[str] | None, typer.Option(help="As for run; may be repeated.")] = None,
     cloud_share: Annotated[
         list[float] | None, typer.Option(help="Cloud share asked for; may be repeated.")
     ] = None,
-    deadline: options.Deadline = None,
     baselines: Annotated[
         bool, typer.Option(help="Random, untrained routers, commit point, query level, oracle.")
     ] = True,
@@ -59,9 +56,6 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="Folder of outcomes; a run that was interrupted goes on.")
     ] = None,
-    ctx: options.Ctx = None,
-    threads: options.Threads = None,
-    gpu_layers: options.GpuLayers = None,
     json: options.Json = False,
     csv: Annotated[Path | None, typer.Option(help="Write every figure as CSV to FILE.")] = None,
     figure: Annotated[
@@ -69,17 +63,11 @@ def evaluate(
     ] = None,
 ) -> None:
     """Edge alone, pair and cloud alone on TASK, with the baselines a router must beat."""
-    if metric == "log-likelihood":
-        raise UsageError(
-            "The log-likelihood of a routed stream is undefined, since two models wrote it; "
-            "measure accuracy."
-        )
-    flags = {"edge": edge, "cloud": cloud, "deadline": deadline, "ctx": ctx, "threads": threads}
-    chosen = settings.load({**flags, "gpu_layers": gpu_layers, "cloud_engine": cloud_engine})
+    _require_accuracy(metric)
     shares = _shares(cloud_share, chosen)
     for path in (csv, figure):
         _require_folder(path)
-    questions, held_out = with_calibration(
+    asked = with_calibration(
         task,
         "test",
         data=data,
@@ -88,37 +76,64 @@ def evaluate(
         calibration=calibration,
         calibration_data=calibration_data,
     )
-    with ExitStack() as stack:
-        edge_model, cloud_model = open_pair(chosen, stack)
-        contenders = _contenders(router or [chosen.router], chosen, edge_model, questions)
-        store = Store(out, manifest(questions, held_out, edge_model, cloud_model))
-        progress = stack.enter_context(render.progress(hidden=json))
+    named = router or [chosen.router]
+    names, table = _compared(chosen, asked, named, shares, out, baselines=baselines, hidden=json)
+    _report(asked[0], names[0], table, json=json, csv=csv, figure=figure)
+
+
+def _compared(
+    chosen: Settings,
+    tasks: tuple[Task, Task],
+    routers: Sequence[str | None],
+    shares: Sequence[float],
+    out: Path | None,
+    *,
+    baselines: bool,
+    hidden: bool,
+) -> tuple[list[str], list[Row]]:
+    """The routers' names, and every system's figures."""
+    questions, held_out = tasks
+    with pair.open_models(chosen) as models, render.progress(hidden=hidden) as progress:
+        edge, cloud = models.both()
+        contenders = _contenders(routers, chosen, edge, questions)
         bar = progress.add_task("answers", total=None)
         evaluation = Evaluation(
             questions,
             held_out,
-            edge=edge_model,
-            cloud=cloud_model,
-            store=store,
+            edge=edge,
+            cloud=cloud,
+            store=Store(out, manifest(questions, held_out, edge, cloud)),
             deadline=LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline,
             done=lambda: progress.advance(bar),
         )
-        table = rows(evaluation.run(contenders, shares, baselines=baselines))
-    title = f"{questions.name}, {len(questions.questions)} questions"
+        found = evaluation.run(contenders, shares, baselines=baselines)
+        return [contender.name for contender in contenders], rows(found)
+
+
+def _report(
+    task: Task, router: str, table: list[Row], *, json: bool, csv: Path | None, figure: Path | None
+) -> None:
+    title = f"{task.name}, {len(task.questions)} questions"
     if csv:
         _write(csv, as_csv(table))
     if figure:
         plot([row.overall for row in table], title, figure)
     if json:
-        print(msgspec.json.encode(summary(questions.name, contenders[0].name, table)).decode())
+        print(msgspec.json.encode(summary(task.name, router, table)).decode())
     else:
         render.out.print(render.figures_table(title, table))
         render.out.print(render.cost_table(table))
 
 
+def _require_accuracy(metric: str) -> None:
+    if metric == "log-likelihood":
+        raise UsageError(
+            "The log-likelihood of a routed stream is undefined, since two models wrote it; "
+            "measure accuracy."
+        )
+
+
 def _shares(given: list[float] | None, chosen: Settings) -> list[float]:
-    if chosen.threshold is not None:
-        raise UsageError("An evaluation compares at cloud shares; drop the threshold.")
     default = pair.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
     shares = given or [default]
     if not all(0 < share < 1 for share in shares):
@@ -137,7 +152,7 @@ def _contenders(
         shown = Path(name).name if name else pair.default_router(named)
         if shown in found:
             raise UsageError(f"Two routers would be shown as {shown!r}; rename one's folder.")
-        found[shown] = Contender(shown, router, card)
+        found[shown] = Contender(shown, router, card, pair.router_identity(named))
     return list(found.values())
 
 

@@ -2,16 +2,18 @@
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
+import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from edgewise import settings
 from edgewise.cli import render
+from edgewise.cli.options import everything_but, takes
 from edgewise.errors import UsageError
 from edgewise.gateway.keys import Keys, add_key, read_keys, revoke_key
+from edgewise.settings import Settings
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -26,9 +28,12 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 File = Annotated[Path, typer.Option("--keys", help="File of keys.")]
 
 
+# A device's settings are none of its: clients are named by keys, engines by addresses.
 @app.callback()
+@takes(reads=["cloud_key"], unaffected=everything_but("cloud_key"))
 def gateway(
     context: typer.Context,
+    chosen: Settings,
     engine: Annotated[
         list[str] | None,
         typer.Option(help="An engine's URL, or bundled; repeat it for replicas of one model."),
@@ -58,6 +63,76 @@ def gateway(
         return
     if not engine:
         raise UsageError("A gateway needs an engine; name one with --engine URL, or bundled.")
+    _require_guarded(host, keys, certificate, private_key)
+    _require_extra()
+    plan = _Plan(
+        engines=engine,
+        kind=engine_kind,
+        key=chosen.cloud_key,
+        keys=keys,
+        host=host,
+        port=port,
+        certificate=certificate,
+        private_key=private_key,
+    )
+    asyncio.run(_served(plan, _Limits(sessions, session_ids, idle, concurrency, queue)))
+
+
+class _Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is served, where and to whom."""
+
+    engines: list[str]
+    kind: str
+    key: str | None
+    keys: Path | None
+    host: str
+    port: int
+    certificate: Path | None
+    private_key: Path | None
+
+    @property
+    def told(self) -> str:
+        """One line."""
+        scheme = "https" if self.certificate else "http"
+        return f"gateway for {', '.join(self.engines)} at {scheme}://{self.host}:{self.port}"
+
+
+class _Limits(NamedTuple):
+    """As the flags of these names."""
+
+    sessions: int
+    session_ids: int
+    idle: float
+    concurrency: int
+    queue: int
+
+
+async def _served(plan: _Plan, limits: _Limits) -> None:
+    """Until a signal ends it."""
+    from edgewise.gateway.app import Gateway
+    from edgewise.gateway.fleet import Fleet
+    from edgewise.gateway.server import engines_at, log_as_json, serve
+    from edgewise.gateway.sessions import Sessions
+
+    log_as_json()
+    engines = await engines_at(plan.engines, key=plan.key, kind=plan.kind)
+    fleet = Fleet(engines, concurrency=limits.concurrency, queue=limits.queue)
+    # Here, so that a problem is a sentence and not a failed start of the server.
+    await fleet.start()
+    held = Sessions(most=limits.sessions, most_ids=limits.session_ids, idle=limits.idle)
+    render.note(plan.told)
+    await serve(
+        Gateway(fleet, Keys(plan.keys), held),
+        host=plan.host,
+        port=plan.port,
+        certificate=plan.certificate,
+        private_key=plan.private_key,
+    )
+
+
+def _require_guarded(
+    host: str, keys: Path | None, certificate: Path | None, private_key: Path | None
+) -> None:
     if keys is None and host not in LOOPBACK:
         raise UsageError(
             f"Without keys anybody who reaches {host} could use the engine; give --keys FILE."
@@ -71,33 +146,6 @@ def gateway(
         raise UsageError(
             f"There is no file {str(keys)!r}; make one with edgewise gateway keys add."
         )
-    _require_extra()
-    from edgewise.gateway.app import Gateway
-    from edgewise.gateway.fleet import Fleet
-    from edgewise.gateway.server import engines_at, log_as_json, serve
-    from edgewise.gateway.sessions import Sessions
-
-    chosen = settings.load({})
-    named = Keys(keys)
-
-    async def run() -> None:
-        engines = await engines_at(engine, key=chosen.cloud_key, kind=engine_kind)
-        fleet = Fleet(engines, concurrency=concurrency, queue=queue)
-        # Here, so that a problem is a sentence and not a failed start of the server.
-        await fleet.start()
-        held = Sessions(most=sessions, most_ids=session_ids, idle=idle)
-        scheme = "https" if certificate else "http"
-        render.note(f"gateway for {', '.join(engine)} at {scheme}://{host}:{port}")
-        await serve(
-            Gateway(fleet, named, held),
-            host=host,
-            port=port,
-            certificate=certificate,
-            private_key=private_key,
-        )
-
-    log_as_json()
-    asyncio.run(run())
 
 
 @keys_app.command("add")

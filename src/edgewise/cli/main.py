@@ -2,12 +2,15 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
-from edgewise.cli import bench, gateway, render, router, trace
+from edgewise.cli import bench, gateway, options, render, router, trace
 from edgewise.cli.chat import chat
 from edgewise.cli.demo import demo
 from edgewise.cli.doctor import doctor
@@ -70,7 +73,7 @@ def main() -> None:
             _complain(message)
         code = 2
     except EdgewiseError as error:
-        _complain(str(error))
+        _complain(options.told(error, _parameters(sys.argv[1:])))
         code = 2
     except KeyboardInterrupt:
         render.err.print()
@@ -81,6 +84,15 @@ def main() -> None:
         _complain(f"Reading or writing failed: {error.strerror or error}.")
         code = _silenced()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _parameters(arguments: Sequence[str]) -> Sequence[options.Parameter]:
+    """Those of the command that these arguments name."""
+    command = get_command(app)
+    for name in arguments:
+        if isinstance(command, TyperGroup) and name in command.commands:
+            command = command.commands[name]
+    return command.params
 
 
 def _complain(message: str) -> None:

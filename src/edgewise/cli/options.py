@@ -1,61 +1,145 @@
-"""The flags that commands share. None means: not given, ask the environment and the file."""
+"""The commands' options that stand for settings, and which command honours which setting."""
 
-from typing import Annotated, Literal
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Protocol, Union, get_args, get_origin
 
+import msgspec
 import typer
 
-Edge = Annotated[
-    str | None,
-    typer.Option(help="Edge model: a GGUF file, owner/repo[:QUANT], hf://..., or bundled."),
-]
-Cloud = Annotated[
-    str | None,
-    typer.Option(help="Cloud model: an engine's URL, a GGUF as for --edge, bundled or none."),
-]
-CloudEngine = Annotated[
-    str | None,
-    typer.Option(
-        help="What answers at the cloud's URL: llama-server, vllm, sglang, gateway, or one that a "
-        "package adds; auto finds out."
-    ),
-]
-Router = Annotated[
-    str | None,
-    typer.Option(
-        help="bundled, max-prob, margin, entropy, logtoku, random, constant:VALUE, or a "
-        "checkpoint's folder or hub repository."
-    ),
-]
-CloudShare = Annotated[
-    float | None, typer.Option(help="Fraction of the tokens the cloud may write, 0 to 1.")
-]
-Threshold = Annotated[
-    float | None, typer.Option(help="Ask the cloud from this score on, instead of a share.")
-]
-MaxCloudTokens = Annotated[
-    int | None, typer.Option(help="Absolute cap on cloud tokens per answer.")
-]
-Span = Annotated[int | None, typer.Option(help="Tokens per consult.")]
-RunAhead = Annotated[
-    int | None,
-    typer.Option(help="Tokens the edge may guess ahead while a consult flies; 0 waits."),
-]
-Deadline = Annotated[
-    float | None,
-    typer.Option(help="Seconds a consult may take; default: as the latency is, 0.5 to 5."),
-]
-OnCloudError = Annotated[
-    Literal["edge", "raise"] | None,
-    typer.Option(help="When a consult fails: go on with the edge's token, or stop."),
-]
-MaxTokens = Annotated[int | None, typer.Option(help="Longest answer, tokens.")]
-Temperature = Annotated[float | None, typer.Option(help="0 is greedy.")]
-TopK = Annotated[int | None, typer.Option(help="Keep the K likeliest; 0 is off.")]
-TopP = Annotated[float | None, typer.Option(help="Keep the likeliest up to this mass; 1 is off.")]
-MinP = Annotated[float | None, typer.Option(help="Drop below this fraction of the best; 0 is off.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of the draws.")]
-System = Annotated[str | None, typer.Option(help="System message.")]
-Ctx = Annotated[int | None, typer.Option(help="Context, tokens.")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads; default: all cores but one.")]
-GpuLayers = Annotated[str | None, typer.Option(help="Layers on the GPU: auto or a number.")]
+from edgewise import settings
+from edgewise.errors import EdgewiseError
+from edgewise.evaluation.tasks.base import Grading
+from edgewise.settings import NAMES, Settings
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+
+TaskName = Annotated[
+    str, typer.Argument(help="pocketqa, commonsenseqa, gsm8k or a JSON Lines file.")
+]
+Data = Annotated[Path | None, typer.Option(help="Local copy of the task's published file.")]
+Check = Annotated[
+    Grading | None, typer.Option(help="How a JSON Lines file is graded; default exact.")
+]
+Limit = Annotated[int | None, typer.Option(help="Only the first N questions.")]
+
+Names = tuple[str, ...]
+Command = Callable[..., None]
+
+MODELS: Names = ("edge", "edge_engine", "cloud", "cloud_engine")
+POLICY: Names = ("cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "deadline")
+ROUTING: Names = ("router", *POLICY, "on_cloud_error")
+DRAWS: Names = ("top_k", "top_p", "min_p", "seed")
+"""Without a temperature there are none."""
+SAMPLING: Names = ("max_tokens", "temperature", *DRAWS)
+MACHINE: Names = ("ctx", "threads", "gpu_layers")
+SERVING: Names = ("slots", "api_key")
+
+_CHOSEN, _CONTEXT = "chosen", "_context"
+_FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
+
+
+def takes(
+    *options: str, reads: Sequence[str] = (), unaffected: Sequence[str] = ()
+) -> Callable[[Command], Command]:
+    """Give a command these settings as options, where its parameter `chosen: Settings` stands.
+
+    It is handed the settings of all sources, merged. `reads` are honoured from environment and
+    file alone, or by a parameter of the command's own with that name, the first of its values
+    beating the other sources. `unaffected` cannot matter to it. What is none of these the command
+    cannot honour, so it refuses an environment or a file that asks for it.
+    """
+    refused = frozenset(NAMES) - {*options, *reads, *unaffected}
+
+    def decorate(command: Command) -> Command:
+        own = inspect.signature(command).parameters
+        added = [_option(name) for name in options]
+        asked = next((name for name, one in own.items() if one.annotation is typer.Context), None)
+        if asked is None:
+            added.append(_keyword(_CONTEXT, typer.Context))
+
+        @wraps(command)
+        def settled(**values: Any) -> None:
+            context = values[asked] if asked else values.pop(_CONTEXT)
+            flags = {name: values.pop(name) for name in options}
+            flags |= {name: _first(values[name]) for name in reads if name in own}
+            chosen = settings.load(flags, refused=refused, reader=context.command_path)
+            command(**values, chosen=chosen)
+
+        # What Typer reads; without it `wraps` would show it the command's own.
+        shown = [
+            parameter
+            for name, one in own.items()
+            for parameter in (added if name == _CHOSEN else [_keyword(name, one.annotation, one)])
+        ]
+        del settled.__dict__["__wrapped__"]
+        settled.__dict__["__signature__"] = inspect.Signature(shown)
+        settled.__annotations__ = {one.name: one.annotation for one in shown}
+        return settled
+
+    return decorate
+
+
+def everything_but(*names: str) -> Names:
+    """The other settings."""
+    return tuple(name for name in NAMES if name not in names)
+
+
+class Parameter(Protocol):
+    """What Typer makes of a command's parameter."""
+
+    name: str
+    opts: list[str]
+
+
+def told(error: EdgewiseError, parameters: Iterable[Parameter]) -> str:
+    """An error with how a command's user reaches what it says should be set."""
+    return error.told(_reached(error, parameters))
+
+
+def fix(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:
+    """What the error says to do, in the same words; None where it says nothing."""
+    where = _reached(error, parameters)
+    return error.hint and error.hint + (f" ({where})" if where else "")
+
+
+def _reached(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:
+    """The setting's flag, else the environment's variable; None where the error names it."""
+    setting = error.setting
+    if setting is None or error.message.startswith(settings.spelled(setting)):
+        return None
+    where = settings.variable(setting) if setting in NAMES else None
+    for one in parameters:
+        if one.name == setting:
+            where = one.opts[0] if one.opts[0].startswith("--") else None
+    return None if where is None or where in str(error) else where
+
+
+def _first(given: object) -> object:
+    return given[0] if isinstance(given, list) and given else given
+
+
+def _keyword(
+    name: str, annotation: object, like: inspect.Parameter | None = None
+) -> inspect.Parameter:
+    default = like.default if like else inspect.Parameter.empty
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
+
+
+def _option(name: str) -> inspect.Parameter:
+    """The option of a field: its help, and its type or nothing (not given)."""
+    annotation, meta = get_args(_FIELDS[name].type)
+    union = get_origin(annotation) in (Union, UnionType)
+    kinds = [k for k in (get_args(annotation) if union else (annotation,)) if k is not NoneType]
+    # A choice between a word and a number comes as text, which `settings.load` converts.
+    kind = kinds[0] if len(kinds) == 1 else str
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=typer.Option(None, help=meta.description),
+        annotation=kind | None,
+    )

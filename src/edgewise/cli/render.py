@@ -16,7 +16,7 @@ from rich.text import Text
 from edgewise.evaluation import report
 from edgewise.evaluation.report import Figures, Row
 from edgewise.evaluation.statistics import Interval
-from edgewise.events import Consult, Event, Finished, Token
+from edgewise.events import Consult, Event, Finished, Timing, Token, Usage
 from edgewise.loop.decoder import Answer, collect
 
 _COLOURS = None if os.environ.get("NO_COLOR") else "auto"
@@ -77,12 +77,18 @@ def note(text: str) -> None:
 
 def summary(answer: Answer) -> str:
     """One line about an answer."""
-    usage = answer.usage
+    return counted(answer.usage, answer.timing)
+
+
+def counted(usage: Usage, timing: Timing, *, calls: bool = True) -> str:
+    """Who wrote how many tokens, how fast; with `calls`, in how many consults."""
     total = usage.edge_tokens + usage.cloud_tokens
+    wasted = f", {usage.wasted_tokens} wasted" if usage.wasted_tokens else ""
     failed = f", {usage.failed_calls} failed" if usage.failed_calls else ""
+    consults = f"{usage.cloud_calls} calls{failed}, " if calls else ""
     return (
-        f"{total} tokens, {usage.cloud_tokens} by the cloud ({usage.cloud_share:.1%}), "
-        f"{usage.cloud_calls} calls{failed}, {total / answer.timing.total:.1f} tokens/s"
+        f"{total} tokens, {usage.cloud_tokens} by the cloud{wasted} ({usage.cloud_share:.1%}), "
+        f"{consults}{total / timing.total:.1f} tokens/s"
     )
 
 

@@ -8,17 +8,20 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from edgewise import pair, settings
 from edgewise.addresses import upload
 from edgewise.bench.speed import score_seconds
 from edgewise.cli import options, render
+from edgewise.cli.options import everything_but, takes
 from edgewise.errors import UsageError
+from edgewise.pair import open_pair, router_folder
 from edgewise.routers.card import RouterCard, read_card, trained_digests
 from edgewise.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Show, check and publish router checkpoints.")
 
 Folder = Annotated[str, typer.Argument(help="A checkpoint's folder or hub repository, or bundled.")]
+
+_NOT_LOADED = everything_but("edge", "edge_engine", "threads", "ctx", "gpu_layers")
 
 
 @app.command()
@@ -43,17 +46,23 @@ def show(router: Folder, json: options.Json = False) -> None:
 
 
 @app.command()
-def check(router: Folder, edge: options.Edge = None, threads: options.Threads = None) -> None:
+@takes("edge", "edge_engine", "threads", reads=["ctx", "gpu_layers"], unaffected=_NOT_LOADED)
+def check(router: Folder, chosen: Settings) -> None:
     """Load a checkpoint against its edge model and score a few tokens; exit code 2 on a problem."""
     folder = _folder(router)
-    chosen = settings.load({"edge": edge, "threads": threads, "router": str(folder)})
-    model = pair.open_edge(chosen)
-    try:
-        found, card = pair.open_router(chosen, model)
+    one = Settings(
+        edge=chosen.edge,
+        edge_engine=chosen.edge_engine,
+        cloud="none",
+        router=str(folder),
+        ctx=chosen.ctx,
+        threads=chosen.threads,
+        gpu_layers=chosen.gpu_layers,
+    )
+    with open_pair(one) as opened:
+        card, model = opened.card, opened.edge.name
         assert card is not None
-        seconds, step = score_seconds(model, found)
-    finally:
-        model.close()
+        seconds, step = score_seconds(opened.edge, opened.router)
     if not card.thresholds:
         raise UsageError(
             f"The router in {str(folder)!r} works but is not calibrated; run edgewise train with "
@@ -61,7 +70,7 @@ def check(router: Folder, edge: options.Edge = None, threads: options.Threads = 
         )
     digests = len(trained_digests(folder))
     render.out.print(
-        f"{card.kind} fits the edge model {model.name}; calibrated at "
+        f"{card.kind} fits the edge model {model}; calibrated at "
         f"{', '.join(card.thresholds)}; {digests} training questions on record; a score takes "
         f"{1e6 * seconds:.0f} us, {seconds / step:.1%} of a step.",
         markup=False,
@@ -87,7 +96,7 @@ def push(
 
 
 def _folder(name: str) -> Path:
-    found = pair.router_folder(Settings(router=name))
+    found = router_folder(Settings(router=name))
     if found is None:
         raise UsageError(f"{name!r} is no checkpoint; name a folder or a hub repository.")
     return found

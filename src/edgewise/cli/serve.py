@@ -1,50 +1,33 @@
 """`edgewise serve`: OpenAI's API and a page in front of the pair."""
 
 import socket
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from msgspec.structs import replace
 
-from edgewise import pair, settings
-from edgewise.cli import options, render
-from edgewise.cli.run import sampling_of
+from edgewise.cli import render
+from edgewise.cli.options import MACHINE, MODELS, ROUTING, SAMPLING, SERVING, takes
 from edgewise.errors import UsageError
+from edgewise.pair import Pair, open_pair, sampling_of
 from edgewise.settings import Settings
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from edgewise.server.answering import Answering
 
 LOOPBACK = ("127.0.0.1", "localhost")
 DEFAULT_SLOTS = 4
 
 
+@takes(*MODELS, *ROUTING, *SAMPLING, *MACHINE, *SERVING, reads=["cloud_key"])
 def serve(
-    edge: options.Edge = None,
-    cloud: options.Cloud = None,
-    cloud_engine: options.CloudEngine = None,
-    router: options.Router = None,
-    cloud_share: options.CloudShare = None,
-    threshold: options.Threshold = None,
-    max_cloud_tokens: options.MaxCloudTokens = None,
-    span: options.Span = None,
-    run_ahead: options.RunAhead = None,
-    deadline: options.Deadline = None,
-    on_cloud_error: options.OnCloudError = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    seed: options.Seed = None,
-    ctx: options.Ctx = None,
-    threads: options.Threads = None,
-    gpu_layers: options.GpuLayers = None,
-    slots: Annotated[int | None, typer.Option(help="Answers written at once; default 4.")] = None,
+    chosen: Settings,
     queue: Annotated[int, typer.Option(min=0, help="Answers that may wait; more get a 429.")] = 32,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = LOOPBACK[0],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8300,
-    api_key: Annotated[
-        str | None, typer.Option(help="Key that clients need; better in EDGEWISE_API_KEY.")
-    ] = None,
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Origin of another page that may ask; repeatable.")
     ] = None,
@@ -53,51 +36,59 @@ def serve(
 
     What a request leaves out is as the flags say.
     """
-    flags = {name: value for name, value in locals().items() if name in Settings.__struct_fields__}
-    chosen = settings.load(flags)
     if host not in LOOPBACK and not chosen.api_key:
         raise UsageError(
             f"Without a key anybody who reaches {host} could use the models; give --api-key."
         )
-    sampling_of(chosen)  # refused now and not at every request
+    sampling_of(chosen)  # refused now and not once the models are loaded
     _require_extra()
-    import uvicorn
-
-    from edgewise.server.answering import Answering
-    from edgewise.server.app import make_app
-
-    chosen = replace(chosen, slots=chosen.slots or DEFAULT_SLOTS)
+    slots = chosen.slots or DEFAULT_SLOTS
     with ExitStack() as stack:
         listening = stack.enter_context(_listen(host, port))
-        edge_model = pair.open_edge(chosen, keep_prefixes=True)
-        stack.callback(edge_model.close)
-        scorer, card = pair.open_router(chosen, edge_model)
-        pair.make_policy(chosen, card)
-        cloud_model = pair.open_cloud(chosen, edge_model, keep_prefixes=True)
-        if cloud_model is not None:
-            stack.callback(cloud_model.close)
-        answering = Answering(
-            edge=edge_model,
-            router=scorer,
-            card=card,
-            settings=chosen,
-            cloud=cloud_model,
-            slots=chosen.slots or DEFAULT_SLOTS,
-            queue=queue,
-        )
+        pair = stack.enter_context(open_pair(chosen, slots=slots, keep_prefixes=True))
+        answering = _answering(pair, chosen, slots=slots, queue=queue)
         stack.callback(answering.close)
-        hosts = (*LOOPBACK, host) if host in LOOPBACK else ("*",)
-        app = make_app(answering, api_key=chosen.api_key, origins=cors_origin or (), hosts=hosts)
+        app = _app(answering, chosen.api_key, cors_origin or (), host)
         where = f"http://{host}:{listening.getsockname()[1]}"
-        render.note(f"serving {edge_model.name} at {where} (page, /v1, /docs)")
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=5,
-        )
-        uvicorn.Server(config).run(sockets=[listening])
+        render.note(f"serving {pair.edge.name} at {where} (page, /v1, /docs)")
+        _run(app, listening)
+
+
+def _answering(pair: Pair, chosen: Settings, *, slots: int, queue: int) -> "Answering":
+    from edgewise.server.answering import Answering
+
+    return Answering(
+        edge=pair.edge,
+        router=pair.router,
+        card=pair.card,
+        settings=chosen,
+        cloud=pair.cloud,
+        slots=slots,
+        queue=queue,
+    )
+
+
+def _app(
+    answering: "Answering", api_key: str | None, origins: Sequence[str], host: str
+) -> "FastAPI":
+    from edgewise.server.app import make_app
+
+    hosts = (*LOOPBACK, host) if host in LOOPBACK else ("*",)
+    return make_app(answering, api_key=api_key, origins=origins, hosts=hosts)
+
+
+def _run(app: "FastAPI", listening: socket.socket) -> None:
+    """Until a signal ends it."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+    )
+    uvicorn.Server(config).run(sockets=[listening])
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,33 +1,44 @@
 """`edgewise train`: a router for a pair of models."""
 
-from contextlib import ExitStack
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.progress import Progress as Bar
 
-from edgewise import settings
 from edgewise.cli import options, render
-from edgewise.cli.models import open_pair
+from edgewise.cli.options import MACHINE, MODELS, SERVING, takes
 from edgewise.errors import UsageError
 from edgewise.evaluation.journal import claim
 from edgewise.evaluation.plan import manifest
-from edgewise.evaluation.tasks.base import Grading
+from edgewise.evaluation.tasks.base import Task
 from edgewise.evaluation.tasks.named import with_calibration
+from edgewise.pair import open_models
 from edgewise.routers.card import Input
-from edgewise.training.fit import Fitted, Recipe, import_torch
-from edgewise.training.label import LabelName
-from edgewise.training.router import Progress, Stage, Training, labels_named
+from edgewise.settings import Settings
+from edgewise.training.kinds import Fitted, Recipe, fit_of
+from edgewise.training.labels.base import Label
+from edgewise.training.labels.named import labels_named
+from edgewise.training.router import Progress, Stage, Training
 
 INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars", "token_embedding")
 DEFAULT_INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
 
 
-def train(
-    task: Annotated[
-        str, typer.Argument(help="pocketqa, commonsenseqa, gsm8k or a JSON Lines file.")
+# It makes the router, and its thresholds; all else as for an evaluation. `top_k` is its own here.
+@takes(
+    *(*MODELS, "seed", *MACHINE),
+    reads=["cloud_key"],
+    unaffected=[
+        *("router", "cloud_share", "threshold"),
+        *("top_k", "top_p", "min_p", "run_ahead", "on_cloud_error", *SERVING),
     ],
+)
+def train(
+    task: options.TaskName,
+    *,
     out: Annotated[
         Path, typer.Option(help="Folder of the checkpoint and of what it is made from.")
     ],
@@ -35,8 +46,11 @@ def train(
         Stage | None, typer.Option(help="Only this stage; default all, in this order.")
     ] = None,
     label: Annotated[
-        LabelName, typer.Option(help="What a consult is worth; docs/routers.md has the costs.")
+        str, typer.Option(help="What a consult is worth; docs/routers.md has the costs.")
     ] = "value",
+    kind: Annotated[
+        str, typer.Option(help="What to train: mlp, a registered kind, or ./file.py:Class.")
+    ] = "mlp",
     rollouts: Annotated[
         int | None, typer.Option(help="value: rollouts of each branch; default 1.")
     ] = None,
@@ -44,91 +58,59 @@ def train(
         int | None,
         typer.Option(help="citer: rounds of training, default 2; with --stage, which round."),
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Local copy of the task's published file.")
-    ] = None,
-    check: Annotated[
-        Grading | None, typer.Option(help="How a JSON Lines file is graded; default exact.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first N questions.")] = None,
+    data: options.Data = None,
+    check: options.Check = None,
+    limit: options.Limit = None,
     calibration: Annotated[
         int, typer.Option(help="Questions that thresholds are set on; never trained on.")
     ] = 300,
-    edge: options.Edge = None,
-    cloud: options.Cloud = None,
-    cloud_engine: options.CloudEngine = None,
+    chosen: Settings,
     inputs: Annotated[
         list[str] | None,
         typer.Option(help=f"{', '.join(INPUTS)}; may be repeated; default the first three."),
     ] = None,
-    top_k: Annotated[int, typer.Option(help="How many log-probs top_logprobs are.")] = 10,
+    top_k: Annotated[
+        int | None, typer.Option(help="How many log-probs top_logprobs are; default 10.")
+    ] = None,
     hidden: Annotated[
         int | None,
         typer.Option(help="Width of the router's hidden layer; 0 is none. Default 64, co-llm 0."),
     ] = None,
     epochs: Annotated[int, typer.Option(help="Epochs of the fit.")] = 40,
-    seed: options.Seed = None,
-    ctx: options.Ctx = None,
-    threads: options.Threads = None,
-    gpu_layers: options.GpuLayers = None,
 ) -> None:
     """Train a router for a pair: collect, label, fit, calibrate. Interrupted, it goes on."""
-    flags = {"edge": edge, "cloud": cloud, "ctx": ctx, "threads": threads}
-    chosen = settings.load(
-        {**flags, "gpu_layers": gpu_layers, "cloud_engine": cloud_engine, "seed": seed}
-    )
     wanted = _inputs(inputs)
-    width = hidden if hidden is not None else (0 if label == "co-llm" else 64)
-    if top_k < 1 or epochs < 1 or width < 0:
-        raise UsageError("--top-k and --epochs must be 1 or more, --hidden 0 or more.")
-    recipe = Recipe(
-        hidden=(width,) if width else (),
-        epochs=epochs,
-        seed=chosen.seed or 0,
-        objective="marginal-likelihood" if label == "co-llm" else "cross-entropy",
-    )
-    if rollouts is not None and label != "value":
-        raise UsageError(f"--rollouts belongs to the label value, not {label}; drop it.")
-    if rounds is not None and label != "citer":
-        raise UsageError(f"--rounds belongs to the label citer, not {label}; drop it.")
-    labels = labels_named(
-        label, rounds=2 if rounds is None else rounds, rollouts=1 if rollouts is None else rollouts
-    )
+    labels = labels_named(label, rounds=rounds, rollouts=rollouts)
+    recipe = _recipe(labels[0], hidden=hidden, epochs=epochs, seed=chosen.seed or 0)
     if stage in (None, "fit"):
-        import_torch()
-    questions, held_out = with_calibration(
+        fit_of(kind)
+    asked = with_calibration(
         task, "train", data=data, check=check, limit=limit, calibration=calibration
     )
-    with ExitStack() as opened:
-        model, large = open_pair(chosen, opened)
-        claim(out, manifest(questions, held_out, model, large))
-        progress = opened.enter_context(render.progress())
-        fitted: Fitted | None = None
-        for one in labels if stage is None else labels[-1:]:
-            training = Training(
-                questions,
-                held_out,
-                out,
-                edge=model,
-                cloud=large,
-                label=one,
-                inputs=wanted,
-                top_k=top_k,
-                recipe=recipe,
-                progress=_Shown(progress),
-            )
-            fitted = training.run() if stage is None else _only(training, stage)
-    if fitted is not None:
-        render.out.print(
-            f"{fitted.labels.mean():.1%} of the tokens are worth a consult; the router's loss on "
-            f"held-out answers is {fitted.loss:.4f} nats, that of the best constant "
-            f"{fitted.baseline_loss:.4f}.",
-            markup=False,
-        )
+    training = partial(Training, *asked, out, inputs=wanted, top_k=top_k, recipe=recipe, kind=kind)
+    _told(_trained(chosen, asked, out, training, labels, stage))
     if stage in (None, "calibrate"):
-        render.out.print(
-            f"Use it with --router {out}; edgewise router show {out} says what it is.", markup=False
-        )
+        use = f"Use it with --router {out}; edgewise router show {out} says what it is."
+        render.out.print(use, markup=False)
+
+
+def _trained(
+    chosen: Settings,
+    tasks: tuple[Task, Task],
+    out: Path,
+    training: Callable[..., Training],
+    labels: list[Label],
+    stage: Stage | None,
+) -> Fitted | None:
+    """Every round, or one stage of the last; what was fitted last."""
+    fitted: Fitted | None = None
+    with open_models(chosen) as models, render.progress() as progress:
+        edge, cloud = models.both()
+        claim(out, manifest(*tasks, edge, cloud))
+        for label in labels if stage is None else labels[-1:]:
+            one = training(edge=edge, cloud=cloud, label=label, progress=_Shown(progress))
+            fitted = one.run() if stage is None else _only(one, stage)
+    return fitted
 
 
 def _only(training: Training, stage: Stage) -> Fitted | None:
@@ -137,6 +119,28 @@ def _only(training: Training, stage: Stage) -> Fitted | None:
     run = {"collect": training.collect, "label": training.label, "calibrate": training.calibrate}
     run[stage]()
     return None
+
+
+def _told(fitted: Fitted | None) -> None:
+    if fitted is not None:
+        render.out.print(
+            f"{fitted.labels.mean():.1%} of the tokens are worth a consult; the router's loss on "
+            f"held-out answers is {fitted.loss:.4f} nats, that of the best constant "
+            f"{fitted.baseline_loss:.4f}.",
+            markup=False,
+        )
+
+
+def _recipe(label: Label, *, hidden: int | None, epochs: int, seed: int) -> Recipe:
+    width = label.hidden if hidden is None else hidden
+    if epochs < 1 or width < 0:
+        raise UsageError("--epochs must be 1 or more, --hidden 0 or more.")
+    return Recipe(
+        hidden=(width,) if width else (),
+        epochs=epochs,
+        seed=seed,
+        objective=label.objective,
+    )
 
 
 class _Shown(Progress):

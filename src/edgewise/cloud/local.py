@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from edgewise.cloud.base import CloudModel, failed, log_failure
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Tokenizer
+from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import (
     CloudError,
     CloudRejected,
@@ -52,7 +53,7 @@ class LocalCloud(CloudModel):
         return LocalSession(self)
 
     def check(self, tokenizer: Tokenizer) -> str:
-        if tokenizer.fingerprint() != self.model.tokenizer.fingerprint():
+        if fingerprint(tokenizer) != fingerprint(self.model.tokenizer):
             raise VocabularyMismatch(
                 f"The edge model and the cloud model {self.name!r} have different vocabularies",
                 hint="choose two models of one family",

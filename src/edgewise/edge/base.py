@@ -1,15 +1,18 @@
 """The contract of an edge model: a tokenizer, weights, and sessions that hold a KV cache each.
 
-Edge models know nothing of routers, thresholds or HTTP.
+Edge models know nothing of routers, thresholds or HTTP. A new engine inherits from `EdgeModel` and
+writes what it has; its sessions are `KvSession`s over the engine's own `KvCache`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Flag, auto
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from edgewise.errors import UsageError
 from edgewise.events import Candidate
 
 Floats = NDArray[np.float32]
@@ -49,13 +52,18 @@ class Step(Protocol):
         ...
 
     @property
+    def size(self) -> int:
+        """How many logits there are."""
+        ...
+
+    @property
     def proposed(self) -> int:
         """The likeliest id."""
         ...
 
     @property
     def logits(self) -> Floats:
-        """float32[vocabulary], unnormalised."""
+        """float32[size], unnormalised."""
         ...
 
     @property
@@ -95,6 +103,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def special(self) -> Mapping[int, str]:
+        """Ids that write nothing, such as that of `<|im_end|>`, and their text."""
+        ...
+
+    @property
     def chat_template(self) -> str | None:
         """The model's own Jinja template."""
         ...
@@ -108,11 +121,7 @@ class Tokenizer(Protocol):
         ...
 
     def piece(self, token: int) -> bytes:
-        """The bytes that an id stands for; empty for control tokens."""
-        ...
-
-    def fingerprint(self) -> str:
-        """A hash of the used ids: equal hashes mean that ids mean the same bytes."""
+        """The bytes that an id stands for; empty for special tokens and for padding."""
         ...
 
     def special_text(self, name: str) -> str:
@@ -153,13 +162,82 @@ class EdgeSession(Protocol):
         ...
 
 
-class EdgeModel(Protocol):
-    """Loaded weights. Sessions share them."""
+Rewinds = Literal["anywhere", "marks", "no"]
 
-    @property
-    def name(self) -> str:
-        """What to call the model."""
+
+class EdgeAbilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model's engine can do.
+
+    `hidden`: it hands out hidden states. `rewinds`: a session that goes back keeps what stands
+    before ("anywhere"), what stands before the last mark that the engine set ("marks"), or nothing
+    ("no"): it computes the rest again. `batch_logits`: one pass yields the logits of every id in
+    it. `slots`: how many sessions may be open at once.
+    """
+
+    hidden: bool = True
+    rewinds: Rewinds = "anywhere"
+    batch_logits: bool = True
+    slots: int = 1
+
+
+class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How to load an edge model; an engine refuses what it cannot honour.
+
+    `context` is in ids a session (None: what suits the model), `slots` the number of sessions that
+    may be open at once. With `keep_prefixes` a closed session's KV cache stays until its slot is
+    needed, for a next session that begins alike: a conversation's next turn. Without, no answer
+    depends on an earlier one, not even by a rounding error.
+    """
+
+    context: int | None = None
+    threads: int | None = None
+    gpu_layers: int | Literal["auto"] = "auto"
+    slots: int = 1
+    keep_prefixes: bool = False
+
+
+class Chunk(NamedTuple):
+    """Ids of a sequence, the first at position `start`; with `output` the step after the last."""
+
+    sequence: int
+    start: int
+    ids: Sequence[int]
+    output: bool
+
+
+class Sequences(Protocol):
+    """Several sequences of one model that one forward pass runs together."""
+
+    width: int
+    """How many there are, numbered from 0 on."""
+
+    room: int
+    """Most ids of one pass."""
+
+    def run(self, chunks: Sequence[Chunk]) -> Sequence[Step]:
+        """One pass; a `Step` for each chunk with `output`, in order, valid until the next pass."""
         ...
+
+    def forget(self, sequence: int, position: int) -> int:
+        """Drop a sequence's ids from `position` on, or from earlier; returns how many are left."""
+        ...
+
+    def close(self) -> None:
+        """Free what the sequences hold; the model stays open."""
+        ...
+
+
+class EdgeModel(Protocol):
+    """Loaded weights. Sessions share them. What has a body here, an engine may leave out."""
+
+    name: str
+    """What to call the model."""
+
+    context: int
+    """Longest sequence of a session, ids."""
+
+    hidden_size: int
+    """d of the hidden state."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -167,17 +245,15 @@ class EdgeModel(Protocol):
         ...
 
     @property
-    def context(self) -> int:
-        """Longest sequence of a session, ids."""
-        ...
-
-    @property
-    def hidden_size(self) -> int:
-        """d of the hidden state."""
+    def abilities(self) -> EdgeAbilities:
+        """What its engine can do."""
         ...
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> EdgeSession:
-        """A new session whose steps keep `needs` (and the `top` likeliest ids)."""
+        """A new session whose steps keep `needs` (and the `top` likeliest ids).
+
+        Raises `UsageError` when all slots are taken, or for hidden states that there are none of.
+        """
         ...
 
     def fingerprint(self) -> str:
@@ -187,3 +263,33 @@ class EdgeModel(Protocol):
     def close(self) -> None:
         """Free the weights."""
         ...
+
+    @property
+    def parameters(self) -> int | None:
+        """Number of weights, where it is known."""
+        return None
+
+    def sequences(self, width: int) -> Sequences | None:
+        """At most `width` sequences run together, beside the sessions; None where that is no gain.
+
+        The caller closes them.
+        """
+        return None
+
+    def embeddings(self) -> Floats:
+        """The input embeddings, float32[vocabulary, d]. Raises `UsageError` without any."""
+        raise UsageError(
+            f"The engine of {self.name!r} does not hand out its input embeddings",
+            hint="leave the input token_embedding out",
+            setting="inputs",
+        )
+
+    def bare_loop(self, prompt: Sequence[int], tokens: int) -> float:
+        """Tokens a second of the engine driven bare, a pass and an argmax each, after `prompt`.
+
+        No session may be open. Raises `UsageError` where there is no such loop.
+        """
+        raise UsageError(
+            f"The engine of {self.name!r} has no loop of its own to compare with",
+            hint="measure a GGUF model",
+        )

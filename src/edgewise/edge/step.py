@@ -49,6 +49,7 @@ class LogitsStep:
         "_top",
         "position",
         "proposed",
+        "size",
     )
 
     def __init__(
@@ -64,6 +65,7 @@ class LogitsStep:
     ) -> None:
         """`buffer` float32[vocabulary] is scratch space, shared by the steps of one session."""
         self.position = position
+        self.size = len(logits)
         self.proposed = int(logits.argmax())
         self._is_fresh = is_fresh
         self._buffer = buffer
@@ -80,8 +82,8 @@ class LogitsStep:
             self._normalise()
         if Needs.TOP in needs:
             self.top(top)
-        if Needs.HIDDEN in needs:
-            self._hidden = self.hidden.copy()
+        if self._hidden is not None and Needs.HIDDEN in needs:
+            self._hidden = self._hidden.copy()
         if Needs.LOGITS in needs:
             self._logits = self._logits.copy()
         self._owned = needs
@@ -90,7 +92,8 @@ class LogitsStep:
         if need not in self._owned and not self._is_fresh():
             raise StaleStepError(
                 f"The {need.name} of position {self.position} was read after the engine's next "
-                "decode; name it in the session's `needs`."
+                "decode",
+                hint="name it in the session's `needs`",
             )
 
     def _normalise(self) -> None:

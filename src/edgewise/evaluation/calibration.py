@@ -74,7 +74,7 @@ def thresholds_for(
 
 
 def reached_by(share: float, scores: Sequence[float]) -> float:
-    """The smallest threshold that at most a fraction `share` of the scores reaches.
+    """The smallest threshold that at most a fraction `share` of the scores reaches, or one more.
 
     Among many equal scores it lies above them: all of them would be more than was asked for.
     """

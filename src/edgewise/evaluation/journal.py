@@ -1,5 +1,6 @@
 """Results on disk: JSON Lines that are only appended to, in a folder that knows whose they are."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -23,14 +24,22 @@ def claim(folder: Path, manifest: Mapping[str, object]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            path.write_bytes(described)
+            # Under another name first: a manifest that is there is whole.
+            partial = path.with_suffix(".partial")
+            partial.write_bytes(described)
+            partial.replace(path)
         elif path.read_bytes() != described:
             raise UsageError(
-                f"{str(folder)!r} holds results of other models, questions or settings; name "
-                "another folder with --out."
+                f"{str(folder)!r} holds results of other models, questions or settings",
+                hint="name another folder",
+                setting="out",
             )
     except OSError as error:
-        raise UsageError(f"{str(folder)!r} cannot be used: {error.strerror}.") from error
+        raise UsageError(
+            f"{str(folder)!r} cannot be used: {error.strerror}",
+            hint="name another folder",
+            setting="out",
+        ) from error
 
 
 def read(path: Path, kind: type[Kind]) -> list[Kind]:
@@ -40,11 +49,12 @@ def read(path: Path, kind: type[Kind]) -> list[Kind]:
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
     if len(whole) < len(data):
-        path.write_bytes(whole)
+        # Not rewritten: a crash in between would lose what is whole.
+        os.truncate(path, len(whole))
     try:
         return [msgspec.json.decode(line, type=kind) for line in whole.splitlines()]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{str(path)!r} is damaged ({error}); remove it.") from error
+        raise UsageError(f"{str(path)!r} is damaged ({error})", hint="remove it") from error
 
 
 def append(path: Path, line: msgspec.Struct) -> None:

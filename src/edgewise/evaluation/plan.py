@@ -7,7 +7,6 @@ from contextlib import closing
 import msgspec
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import EdgeModel
 from edgewise.evaluation.baselines import CommitPoint, query_level
 from edgewise.evaluation.calibration import thresholds_for
@@ -19,22 +18,32 @@ from edgewise.evaluation.tasks.base import Task
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
-from edgewise.routers.named import router_named
+from edgewise.routers.named import identity_named, router_named
 
 COMMIT_POINT, ORACLE = Cell("commit-point"), Cell("oracle")
 BASELINES = ("random", "max-prob", "entropy", "margin")
 
 
 class Contender(msgspec.Struct, frozen=True):
-    """A router with what its card says, under the name that figures show."""
+    """A router with what its card says, under the name that figures show.
+
+    `identity` tells it from any other router (`router_identity`): a store on disk keeps its
+    outcomes under that, and none without it.
+    """
 
     name: str
     router: Router
     card: RouterCard | None = None
+    identity: str | None = None
 
     def calibrated(self, share: float) -> float | None:
         """The card's threshold for `share`."""
         return self.card.threshold(share) if self.card else None
+
+
+def contender_named(name: str) -> Contender:
+    """A router that needs no checkpoint. Raises `UsageError`."""
+    return Contender(name, router_named(name), identity=identity_named(name))
 
 
 class Evaluation:
@@ -68,7 +77,7 @@ class Evaluation:
             known = {contender.name for contender in contenders}
             for name in BASELINES:
                 if name not in known:
-                    found |= self.pairs(Contender(name, router_named(name)), shares)
+                    found |= self.pairs(contender_named(name), shares)
             for share in shares:
                 found[Cell("query-level", share)] = query_level(found[EDGE], found[CLOUD], share)
             found |= self.bounds()
@@ -84,14 +93,18 @@ class Evaluation:
 
     def pairs(self, contender: Contender, shares: Sequence[float]) -> dict[Cell, list[Outcome]]:
         """A router at every share; only what no card and no earlier run has is calibrated."""
-        tokens = self.task.max_tokens
+        identity = contender.identity
+        store = Store(None, {}) if identity is None else self.store
         found: dict[Cell, list[Outcome]] = {}
-        for share, threshold in self._thresholds(contender, shares).items():
+        for share, threshold in self._thresholds(contender, shares, store).items():
             cell = Cell(contender.name, share)
-            decoder = paired(
-                self.edge, contender.router, threshold, self.cloud, deadline=self.deadline
+            system = Decoded(
+                paired(self.edge, contender.router, threshold, self.cloud, deadline=self.deadline),
+                self.task.max_tokens,
             )
-            found[cell] = self._cell(cell, Decoded(decoder, tokens))
+            found[cell] = run(
+                cell, system, self.task.questions, store, self._done, router=identity or ""
+            )
         return found
 
     def bounds(self) -> dict[Cell, list[Outcome]]:
@@ -101,20 +114,23 @@ class Evaluation:
         if all(question.choices for question in self.task.questions):
             system = CommitPoint(self.edge, self.cloud, tokens)
             found[COMMIT_POINT] = self._cell(COMMIT_POINT, system)
-        if isinstance(self.cloud, LocalCloud):
-            with closing(Oracle(self.edge, self.cloud.model, tokens)) as oracle:
+        if self.cloud.local is not None:
+            with closing(Oracle(self.edge, self.cloud.local, tokens)) as oracle:
                 found[ORACLE] = self._cell(ORACLE, oracle)
         return found
 
     def _cell(self, cell: Cell, system: System) -> list[Outcome]:
         return run(cell, system, self.task.questions, self.store, self._done)
 
-    def _thresholds(self, contender: Contender, shares: Sequence[float]) -> dict[float, float]:
+    def _thresholds(
+        self, contender: Contender, shares: Sequence[float], store: Store
+    ) -> dict[float, float]:
+        identity = contender.identity or ""
         known: dict[float, float] = {}
         for share in shares:
             threshold = contender.calibrated(share)
             if threshold is None:
-                threshold = self.store.threshold(Cell(contender.name, share))
+                threshold = store.threshold(Cell(contender.name, share), identity)
             if threshold is not None:
                 known[share] = threshold
         unknown = [share for share in shares if share not in known]
@@ -128,7 +144,7 @@ class Evaluation:
                 deadline=self.deadline,
             )
             for share, point in fresh.items():
-                self.store.set_threshold(Cell(contender.name, share), point.threshold)
+                store.set_threshold(Cell(contender.name, share), point.threshold, identity)
                 known[share] = point.threshold
         return {share: known[share] for share in shares}
 
@@ -139,12 +155,15 @@ def manifest(
     edge: EdgeModel,
     cloud: CloudModel,
 ) -> dict[str, object]:
-    """What outcomes depend on; equal manifests may share a folder."""
+    """What all outcomes depend on, by content; equal manifests may share a folder.
+
+    `cloud` must have been checked: an engine says only then which model it serves.
+    """
     digest = hashlib.sha256(msgspec.json.encode([task, calibration])).hexdigest()
     return {
-        "format": 1,
+        "format": 2,
         "task": task.name,
         "questions": digest,
         "edge": edge.fingerprint(),
-        "cloud": cloud.model.fingerprint() if isinstance(cloud, LocalCloud) else cloud.name,
+        "cloud": cloud.identity() if cloud.local is None else cloud.local.fingerprint(),
     }

@@ -15,7 +15,9 @@ def plot(figures: Sequence[Figures], title: str, path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UsageError("--plot needs matplotlib: pip install 'edgewise[eval]'.") from error
+        raise UsageError(
+            "A plot needs matplotlib", hint="pip install 'edgewise[eval]'", setting="plot"
+        ) from error
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -36,4 +38,6 @@ def plot(figures: Sequence[Figures], title: str, path: Path) -> None:
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"The plot {str(path)!r} cannot be written: {error}.") from error
+        raise UsageError(
+            f"The plot {str(path)!r} cannot be written: {error}.", setting="plot"
+        ) from error

@@ -20,8 +20,11 @@ CLOUD_SPAN = 16
 
 _PATIENCE = 4.0
 _GAIN = 0.5
-_MAX_CREDIT = 16.0
-_MAX_LOG_ODDS = 12.0
+MAX_CREDIT = 16.0
+"""Most credit that can be saved up, tokens."""
+
+MAX_LOG_ODDS = 12.0
+"""How far the controller may move the threshold."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,9 +53,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     it. With `cloud_share` (fraction of output tokens the cloud may write) a token bucket bounds
     the share over a conversation and an integral controller on the log-odds of the threshold
     steers scores towards it, from `threshold` on. `max_cloud_tokens` caps an answer absolutely:
-    every token asked for counts, answered or not. `span` is tokens per consult, `deadline`
-    seconds per consult; without one it follows the measured latency. While a consult flies the
-    edge goes on from its own guess for up to `run_ahead` tokens; 0 waits.
+    every token asked for counts, unless the consult failed before its deadline. `span` is tokens
+    per consult, `deadline` seconds per consult; without one it follows the measured latency. While
+    a consult flies the edge goes on from its own guess for up to `run_ahead` tokens; 0 waits. Under
+    a cap guesses send no consults of their own.
     """
 
     threshold: float = 0.5
@@ -78,6 +82,25 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"The deadline must be a positive number of seconds, not {self.deadline}."
             )
+
+    @property
+    def asks(self) -> bool:
+        """Whether the cloud can ever be asked; where not, nothing of it need be opened."""
+        return self.cloud_share != 0 and self.max_cloud_tokens != 0
+
+    def may_ask(self, budget: Budget) -> bool:
+        """Whether the answer can still come to a consult: until its cap is spent."""
+        return self.asks and self._room(budget) > 0
+
+    def may_ask_ahead(self, budget: Budget, ask: int, wasted: int) -> bool:
+        """Whether a consult may be sent from a guess, which may turn out not to stand.
+
+        Never under a cap, which is a promise, nor where the cloud writes everything. Under a
+        share, where the credit bears it after the `wasted` tokens of this answer.
+        """
+        if self.max_cloud_tokens is not None or self.cloud_share == 1:
+            return False
+        return self.cloud_share is None or budget.credit - wasted >= ask
 
     def edge_alone(self) -> "Policy":
         """The same, with a cloud that is never asked."""
@@ -153,13 +176,19 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         shift = budget.shift + _GAIN * (float(by_cloud) - self.cloud_share)
         return msgspec.structs.replace(
             budget,
-            credit=min(budget.credit + self.cloud_share, _MAX_CREDIT),
-            shift=max(-_MAX_LOG_ODDS, min(shift, _MAX_LOG_ODDS)),
+            credit=min(budget.credit + self.cloud_share, MAX_CREDIT),
+            shift=max(-MAX_LOG_ODDS, min(shift, MAX_LOG_ODDS)),
         )
 
-    def next_answer(self, budget: Budget) -> Budget:
-        """The budget with which a conversation's next answer starts: the cap begins anew."""
-        return msgspec.structs.replace(budget, charged=0)
+    def next_answer(self, budget: Budget, wasted: int = 0) -> Budget:
+        """The budget with which a conversation's next answer starts: the cap begins anew.
+
+        `wasted` tokens of consults that were dropped are paid for here. Within their own answer
+        they may change nothing, since how many there are depends on the link.
+        """
+        if self.cloud_share is None:
+            wasted = 0
+        return msgspec.structs.replace(budget, credit=budget.credit - wasted, charged=0)
 
     def _room(self, budget: Budget) -> int:
         if self.max_cloud_tokens is None:

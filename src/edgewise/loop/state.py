@@ -1,19 +1,36 @@
-"""The decoder's state: everything that a rewind restores, one immutable value per position."""
+"""Where an answer stands: everything that a rewind restores, one immutable value per position.
+
+The same pure functions decide for the answer and for the guesses beyond it, so a guess that is
+confirmed was decided on as the answer would have.
+"""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
+from edgewise.edge.base import Tokenizer
 from edgewise.errors import CloudError, CloudTimeout
-from edgewise.events import Candidate, FinishReason, Usage
-from edgewise.loop.policy import Budget, Policy
+from edgewise.events import Candidate, FinishReason, Source
+from edgewise.loop.policy import Budget, Decision, Policy
 from edgewise.loop.text import Characters, Stops
 from edgewise.verdict import Verdict
 
 
+class Rules(NamedTuple):
+    """What holds for a whole answer: `prompt` and `context` in ids, `max_tokens` in tokens."""
+
+    policy: Policy
+    tokenizer: Tokenizer
+    stop: Sequence[str]
+    max_tokens: int
+    prompt: int
+    context: int
+
+
 class Counts(msgspec.Struct, frozen=True):
-    """What `Usage` reports, so far."""
+    """What `Usage` reports, so far; consults that were dropped are counted apart."""
 
     edge: int = 0
     cloud: int = 0
@@ -25,7 +42,7 @@ class Counts(msgspec.Struct, frozen=True):
     computed: int = 0
 
 
-class Ahead(msgspec.Struct, frozen=True):
+class Queued(msgspec.Struct, frozen=True):
     """A token that a verdict holds and that is still to be written."""
 
     id: int
@@ -35,29 +52,37 @@ class Ahead(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an answer stands after some tokens.
+    """Where an answer stands after `index` tokens.
 
-    `known` is how many ids the cloud session holds; `characters` and `stops` hold text back;
-    `ahead` is what is left of a verdict; `end` is set where the answer is over.
+    `characters` and `stops` hold text back; `queue` is what is left of a verdict, `owed` how many
+    tokens a verdict that is only expected will still bring; `end` is set where the answer is over.
     """
 
     budget: Budget
-    known: int = 0
+    index: int = 0
     characters: Characters = Characters()
     stops: Stops = Stops()
-    ahead: tuple[Ahead, ...] = ()
+    queue: tuple[Queued, ...] = ()
+    owed: int = 0
     counts: Counts = Counts()
     end: FinishReason | None = None
 
-    def answered(
-        self, verdict: Verdict, ask: int, proposed: int, known: int, policy: Policy
-    ) -> "State":
+    def decide(self, score: float, rules: Rules) -> Decision:
+        """Whether to consult for the next token, and for how many."""
+        decision = rules.policy.decide(score, self.budget)
+        return replace(decision, ask=min(decision.ask, rules.max_tokens - self.index))
+
+    def expecting(self, ask: int, rules: Rules) -> "State":
+        """After a consult whose verdict is assumed to bring all `ask` tokens."""
+        return replace(self, owed=ask, budget=rules.policy.charge(self.budget, ask))
+
+    def answered(self, verdict: Verdict, ask: int, proposed: int, rules: Rules) -> "State":
         """After a consult for `ask` tokens, where the edge proposed `proposed`."""
         kept = verdict.ids[:ask]
         tops = verdict.top or ((),) * len(kept)
         last = len(kept) - 1
-        ahead = tuple(
-            Ahead(token, logprob, top, verdict.stopped and index == last)
+        queue = tuple(
+            Queued(token, logprob, top, verdict.stopped and index == last)
             for index, (token, logprob, top) in enumerate(
                 zip(kept, verdict.logprobs, tops, strict=False)
             )
@@ -65,9 +90,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         counts = self.counts
         return replace(
             self,
-            known=known,
-            budget=policy.charge(self.budget, len(kept)),
-            ahead=ahead,
+            queue=queue,
+            budget=rules.policy.charge(self.budget, len(kept)),
             counts=replace(
                 counts,
                 calls=counts.calls + 1,
@@ -78,50 +102,60 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
             ),
         )
 
-    def failed(self, error: CloudError, ask: int, known: int, policy: Policy) -> "State":
+    def failed(self, error: CloudError, ask: int, rules: Rules) -> "State":
         """After a consult that brought nothing.
 
-        After a timeout the cloud may still write what it was asked for, so that is charged.
+        After a timeout the cloud may still write what it was asked for, so that is charged and
+        counts as wasted.
         """
-        charged = ask if isinstance(error, CloudTimeout) else 0
+        lost = ask if isinstance(error, CloudTimeout) else 0
         counts = self.counts
         return replace(
             self,
-            known=known,
-            budget=policy.charge(self.budget, charged),
-            counts=replace(counts, calls=counts.calls + 1, failed=counts.failed + 1),
-        )
-
-    def lost(self, asks: Sequence[int], policy: Policy) -> "State":
-        """After consults that were sent ahead of an answer which then went another way.
-
-        What they asked for counts as wasted, whether or not it still comes.
-        """
-        if not asks:
-            return self
-        counts = self.counts
-        return replace(
-            self,
-            budget=policy.charge(self.budget, sum(asks)),
+            budget=rules.policy.charge(self.budget, lost),
             counts=replace(
-                counts, calls=counts.calls + len(asks), wasted=counts.wasted + sum(asks)
+                counts,
+                calls=counts.calls + 1,
+                failed=counts.failed + 1,
+                wasted=counts.wasted + lost,
             ),
         )
 
-    def usage(self, prompt_tokens: int, cached_tokens: int) -> Usage:
-        """The counts of an answer that ends here; what is left of a verdict is wasted."""
-        counts = self.counts
-        wasted = counts.wasted + len(self.ahead)
-        return Usage(
-            prompt_tokens=prompt_tokens,
-            cached_tokens=cached_tokens,
-            edge_tokens=counts.edge,
-            cloud_tokens=counts.cloud,
-            wasted_tokens=wasted,
-            changing_tokens=counts.changing,
-            cloud_share=(counts.cloud + wasted) / (counts.edge + counts.cloud),
-            cloud_calls=counts.calls,
-            failed_calls=counts.failed,
-            cloud_prompt_cached=counts.cached,
-            cloud_prompt_computed=counts.computed,
+    def write(
+        self, token: int, by: Source, rules: Rules, *, ends: bool = False
+    ) -> tuple["State", str]:
+        """After one more token, and what text can be shown for it; `ends`: it ends the answer."""
+        ended = ends or token in rules.tokenizer.eos_ids
+        piece = b"" if ended else rules.tokenizer.piece(token)
+        text, characters = self.characters.feed(piece)
+        shown, stops, matched = self.stops.feed(text, rules.stop)
+        counts, index = self.counts, self.index + 1
+        end: FinishReason | None = None
+        if matched or ended:
+            end = "stop"
+        elif index == rules.max_tokens or rules.prompt + index > rules.context:
+            end = "length"
+        by_cloud = by == "cloud"
+        after = State(
+            index=index,
+            budget=rules.policy.written(self.budget, by_cloud=by_cloud),
+            characters=Characters() if matched else characters,
+            stops=stops,
+            queue=self.queue[1:],
+            owed=max(0, self.owed - 1),
+            counts=replace(
+                counts, edge=counts.edge + (not by_cloud), cloud=counts.cloud + by_cloud
+            ),
+            end=end,
         )
+        return after, shown
+
+    def release(self, stop: Sequence[str]) -> str:
+        """The text that is still held back where the answer ends."""
+        tail, stops, matched = self.stops.feed(self.characters.flush(), stop)
+        return tail if matched else tail + stops.held
+
+    @property
+    def wasted(self) -> int:
+        """Tokens the cloud returned, or may have, that the answer does not hold if it ends here."""
+        return self.counts.wasted + len(self.queue)

@@ -2,15 +2,18 @@
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
-from edgewise.edge.llamacpp import LlamaModel
 from edgewise.rollouts.base import OneByOne, Rollouts
 from edgewise.rollouts.cloud import CloudRollouts
-from edgewise.rollouts.llamacpp import LlamaRollouts
+from edgewise.rollouts.together import Together
+
+WIDTH = 32
+"""Sequences that are decoded together."""
 
 
-def edge_rollouts(edge: EdgeModel) -> Rollouts:
-    """Many continuations by the edge model at a time."""
-    return LlamaRollouts(edge) if isinstance(edge, LlamaModel) else OneByOne(edge)
+def edge_rollouts(edge: EdgeModel, width: int = WIDTH) -> Rollouts:
+    """Many continuations by the edge model, `width` at a time where its engine can do that."""
+    sequences = edge.sequences(width)
+    return OneByOne(edge) if sequences is None else Together(edge, sequences)
 
 
 def cloud_rollouts(cloud: CloudModel) -> Rollouts:

@@ -1,5 +1,8 @@
 """The contract of a router: a pure function from a `Step` to a score.
 
+A class of routers is a *kind*. One that is made without arguments needs no more than this; one
+that is trained also has `load`, and `fit` (`training/kinds.py`).
+
 A router in ten lines:
 
     class Surprise:
@@ -9,9 +12,11 @@ A router in ten lines:
             return 1.0 - math.exp(step.logprob(step.proposed))
 """
 
+from pathlib import Path
 from typing import Protocol
 
 from edgewise.edge.base import Needs, Step
+from edgewise.routers.card import RouterCard
 
 
 class Router(Protocol):
@@ -29,4 +34,13 @@ class Router(Protocol):
 
     def score(self, step: Step) -> float:
         """From 0 (keep the edge's token) to 1 (ask the cloud)."""
+        ...
+
+
+class Trained(Router, Protocol):
+    """A kind whose routers have weights; features are made with `routers/features.py`."""
+
+    @classmethod
+    def load(cls, card: RouterCard, folder: Path) -> Router:
+        """The router of a checkpoint. Raises `UsageError` for tensors that do not fit the card."""
         ...

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from edgewise.edge.base import EdgeModel
+from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import RouterMismatch, UsageError
 
 CONFIG, WEIGHTS, TRAINED_ON = "config.json", "model.safetensors", "trained_on.txt"
@@ -20,6 +21,8 @@ Input = Literal["hidden", "top_logprobs", "scalars", "token_embedding"]
 class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a checkpoint says of itself.
 
+    `kind` is a router's name: a registered one, `module:Class`, or `file.py:Class` with the file
+    relative to the checkpoint's folder. `inputs` are what it reads of a step, in this order.
     `thresholds` maps a cloud share (as text, "0.05") to the threshold that realises it, measured
     on `calibrated_on`. Fingerprints are those of the edge model's file and of its tokenizer.
     `trained_on` and `label` say what the weights were fitted to. `probability` are knots (score,
@@ -27,7 +30,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """
 
     format: Literal[1] = 1
-    kind: Literal["max-prob", "margin", "entropy", "logtoku", "mlp"]
+    kind: str
     edge_fingerprint: str
     tokenizer_fingerprint: str
     hidden_size: int
@@ -44,14 +47,15 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         problem = None
         if self.hidden_size != edge.hidden_size:
             problem = f"hidden size {self.hidden_size}, not {edge.hidden_size}"
-        elif self.tokenizer_fingerprint != edge.tokenizer.fingerprint():
+        elif self.tokenizer_fingerprint != fingerprint(edge.tokenizer):
             problem = "another tokenizer"
         elif self.edge_fingerprint != edge.fingerprint():
             problem = "another file (training or quantisation)"
         if problem:
             raise RouterMismatch(
-                f"The router {str(where)!r} was made for an edge model with {problem}; "
-                "train one for this model or choose --router entropy."
+                f"The router {str(where)!r} was made for an edge model with {problem}",
+                hint="train one for this model, or choose entropy",
+                setting="router",
             )
 
     def threshold(self, share: float) -> float | None:
@@ -90,8 +94,9 @@ def read_card(folder: Path) -> RouterCard:
     path = folder / CONFIG
     if not path.is_file():
         raise UsageError(
-            f"There is no router in {str(folder)!r} (no {CONFIG}); name a checkpoint's folder or "
-            "one of the built-in routers."
+            f"There is no router in {str(folder)!r} (no {CONFIG})",
+            hint="name a checkpoint's folder, or a router that needs none",
+            setting="router",
         )
     if path.stat().st_size > MAX_CONFIG:
         raise UsageError(f"{str(path)!r} is larger than {MAX_CONFIG} bytes: not a router's.")
@@ -103,6 +108,8 @@ def read_card(folder: Path) -> RouterCard:
         raise UsageError(f"{str(path)!r} has thresholds that do not map a share to a score.")
     if not _ascends(card.probability):
         raise UsageError(f"{str(path)!r} has probabilities that do not ascend from 0 to 1.")
+    if (card.top_k > 0) != ("top_logprobs" in card.inputs) or card.top_k < 0:
+        raise UsageError(f"{str(path)!r} has a top_k that does not go with its inputs.")
     return card
 
 

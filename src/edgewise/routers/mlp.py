@@ -42,6 +42,10 @@ class Mlp:
                 f"The router in {str(folder)!r} and its card do not agree on the token's embedding."
             )
 
+    @classmethod
+    def load(cls, card: RouterCard, folder: Path) -> "Mlp":
+        return cls(card, folder)
+
     def score(self, step: Step) -> float:
         """The probability that the cloud should write this token."""
         x = features(step, self._inputs, self._top_k)

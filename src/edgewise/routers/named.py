@@ -1,13 +1,19 @@
-"""Routers that need no checkpoint, by name."""
+"""Routers by name: the table of kinds, and the way from a name or a checkpoint to a router."""
 
+import hashlib
+import os
 from collections.abc import Callable
+from pathlib import Path
+from typing import cast
 
-from edgewise.errors import UsageError
-from edgewise.registry import Registry
-from edgewise.routers.base import Router
+from edgewise.edge.base import Needs
+from edgewise.errors import EdgewiseError, UsageError
+from edgewise.registry import Registry, code_file
+from edgewise.routers.base import Router, Trained
+from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard
 from edgewise.routers.constant import Constant
 
-ROUTERS: Registry[Callable[[], Router]] = Registry(
+ROUTERS: Registry[type[Router]] = Registry(
     "router",
     "edgewise.routers",
     {
@@ -16,26 +22,107 @@ ROUTERS: Registry[Callable[[], Router]] = Registry(
         "margin": "edgewise.routers.uncertainty:Margin",
         "entropy": "edgewise.routers.uncertainty:Entropy",
         "logtoku": "edgewise.routers.uncertainty:LogTokU",
+        "mlp": "edgewise.routers.mlp:Mlp",
     },
+    wanted=("score",),
+    code=True,
 )
 _CONSTANT = "constant:"
 
 
 def is_router(name: str) -> bool:
-    """Whether `name` is that of a router, and not of a checkpoint."""
-    return name.startswith(_CONSTANT) or name in ROUTERS
+    """Whether `name` is that of a router which needs no checkpoint. Loads what it names."""
+    return name.startswith(_CONSTANT) or (name in ROUTERS and not is_trained(name))
+
+
+def is_trained(kind: str) -> bool:
+    """Whether routers of this kind are loaded from a checkpoint's weights."""
+    return hasattr(ROUTERS.load(kind), "load")
 
 
 def router_named(name: str) -> Router:
-    """A router that needs no checkpoint: built in, or of an entry point. Raises `UsageError`."""
+    """A router that needs no checkpoint. Raises `UsageError`."""
     if name.startswith(_CONSTANT):
         return _constant(name)
     if name not in ROUTERS:
         raise UsageError(
-            f"There is no router {name!r}; name a checkpoint's folder, constant:VALUE, or one of "
-            f"{', '.join(ROUTERS.names())}."
+            f"There is no router {name!r}",
+            hint="name a checkpoint's folder, module:Class, ./file.py:Class, constant:VALUE, or "
+            f"one of {', '.join(ROUTERS.names())}",
+            setting="router",
         )
-    return ROUTERS.load(name)()
+    if is_trained(name):
+        raise UsageError(
+            f"A router of the kind {name!r} is trained",
+            hint="name the folder of a checkpoint of this kind",
+            setting="router",
+        )
+    return _made(name, ROUTERS.load(name))
+
+
+def router_of(card: RouterCard, folder: Path) -> Router:
+    """The router of a checkpoint, already checked against the edge model. Raises `UsageError`."""
+    name = kind_beside(card.kind, folder)
+    if not is_trained(name):
+        return router_named(name)
+    kind = cast(type[Trained], ROUTERS.load(name))
+    return _made(name, lambda: kind.load(card, folder))
+
+
+def kind_beside(kind: str, folder: Path) -> str:
+    """A card's kind as a name: a file is written there relative to the checkpoint's folder."""
+    file = code_file(kind)
+    return kind if file is None else f"{folder / file}{kind[len(file) :]}"
+
+
+def kind_recorded(name: str, folder: Path) -> str:
+    """A name as a card holds it, so that folder and file may move together."""
+    file = code_file(name)
+    if file is None:
+        return name
+    beside = os.path.relpath(Path(file).expanduser().resolve(), folder.resolve())
+    return f"{Path(beside).as_posix()}{name[len(file) :]}"
+
+
+def identity_named(name: str) -> str:
+    """Tells a router that needs no checkpoint from any other: its name, and its code's digest."""
+    source = "" if name.startswith(_CONSTANT) else ROUTERS.source(name)
+    return _digest(name.encode(), source.encode())
+
+
+def identity_of(card: RouterCard, folder: Path) -> str:
+    """Tells a checkpoint from any other, wherever it lies: card, weights, and its code's digest."""
+    weights = folder / WEIGHTS
+    held = weights.read_bytes() if weights.is_file() else b""
+    source = ROUTERS.source(kind_beside(card.kind, folder))
+    return _digest((folder / CONFIG).read_bytes(), held, source.encode())
+
+
+def _digest(*parts: bytes) -> str:
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(hashlib.sha256(part).digest())
+    return found.hexdigest()
+
+
+def _made(name: str, make: Callable[[], Router]) -> Router:
+    """What a kind makes, if the decoder can use it."""
+    try:
+        router = make()
+    except EdgewiseError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"The router {name!r} cannot be made ({type(error).__name__}: {error})",
+            hint="repair its class",
+        ) from error
+    needs, top = (getattr(router, attribute, None) for attribute in ("needs", "top"))
+    if not isinstance(needs, Needs) or not isinstance(top, int) or top < 0:
+        raise UsageError(
+            f"The router {name!r} does not say what it reads",
+            hint="give it needs, of the type Needs, and top, a number of ids",
+        )
+    return router
 
 
 def _constant(name: str) -> Router:
@@ -44,5 +131,9 @@ def _constant(name: str) -> Router:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 1:
-        raise UsageError(f"{name!r} needs a value from 0 to 1, such as constant:0.5.")
+        raise UsageError(
+            f"{name!r} is no router",
+            hint="give a value from 0 to 1, such as constant:0.5",
+            setting="router",
+        )
     return Constant(value)

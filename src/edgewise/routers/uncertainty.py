@@ -32,11 +32,11 @@ class Margin:
 class Entropy:
     """H / log V: Shannon entropy over its greatest value."""
 
-    needs, top = Needs.ENTROPY | Needs.LOGITS, 0
+    needs, top = Needs.ENTROPY, 0
 
     def score(self, step: Step) -> float:
         """From 0 (certain) to 1 (uniform)."""
-        return min(1.0, max(0.0, step.entropy / math.log(len(step.logits))))
+        return min(1.0, max(0.0, step.entropy / math.log(step.size)))
 
 
 class LogTokU:

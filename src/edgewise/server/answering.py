@@ -11,10 +11,12 @@ from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import ContextOverflow
 from edgewise.events import Event, Pending, Rewound
+from edgewise.loop.account import Account
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.latency import Latency
 from edgewise.loop.policy import Policy
+from edgewise.prompts import Prompt
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.sampling import Sampling
@@ -26,7 +28,7 @@ from edgewise.settings import Settings
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks of the decoder."""
 
-    ids: Sequence[int]
+    prompt: Prompt
     policy: Policy
     max_tokens: int
     sampling: Sampling
@@ -55,6 +57,7 @@ class Answering:
         self.breaker, self.latency = Breaker(), Latency()
         self.metrics = Metrics()
         self.admission = Admission(slots, queue)
+        self._accounts: dict[float, Account] = {}
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="answer")
 
     def close(self) -> None:
@@ -63,9 +66,9 @@ class Answering:
 
     def enter(self, question: DecodeRequest) -> Ticket:
         """A place for an answer. Raises `ContextOverflow`, or `ApiError` 429 for a full queue."""
-        if len(question.ids) >= self.edge.context:
+        if len(question.prompt.ids) >= self.edge.context:
             raise ContextOverflow(
-                f"The prompt has {len(question.ids)} tokens and the context holds "
+                f"The prompt has {len(question.prompt.ids)} tokens and the context holds "
                 f"{self.edge.context}; shorten it."
             )
         return self.admission.enter()
@@ -111,21 +114,33 @@ class Answering:
             breaker=self.breaker,
             latency=self.latency,
         )
+        account = self._account(question.policy.cloud_share)
+        taken = left = account.take()
         try:
             with decoder.stream(
-                question.ids,
+                question.prompt,
                 max_tokens=question.max_tokens,
                 sampling=question.sampling,
                 stop=question.stop,
+                budget=taken,
                 candidates=question.candidates,
                 # Asked for always: it is where a run-ahead can be stopped.
                 pending=True,
             ) as events:
-                for event in events:
-                    if stop.is_set():
-                        break
-                    tell(event)
+                try:
+                    for event in events:
+                        if stop.is_set():
+                            break
+                        tell(event)
+                finally:
+                    left = events.budget
         except BaseException as error:
             tell(error)
         finally:
+            account.settle(taken, left)
             tell(None)
+
+    def _account(self, share: float | None) -> Account:
+        """The budget of a cloud share over the server's life; shares of a thousandth apart or less
+        have one together, so that there can never be too many. Without a share nothing is kept."""
+        return Account() if share is None else self._accounts.setdefault(round(share, 3), Account())

@@ -8,7 +8,7 @@ from fastapi.responses import Response
 
 from edgewise.edge.base import Tokenizer
 from edgewise.events import Token
-from edgewise.prompts import Message, prompt_ids
+from edgewise.prompts import Message, prompt_of
 from edgewise.server.answering import Answering, DecodeRequest
 from edgewise.server.decoding import decode_request
 from edgewise.server.errors import ApiError
@@ -39,7 +39,7 @@ def _decode_request(answering: Answering, body: ChatRequest) -> DecodeRequest:
     return decode_request(
         answering,
         body,
-        prompt_ids(answering.edge.tokenizer, [_message(one) for one in body.messages]),
+        prompt_of(answering.edge.tokenizer, [_message(one) for one in body.messages]),
         max_tokens=body.max_completion_tokens or body.max_tokens,
         candidates=bool(body.top_logprobs),
     )

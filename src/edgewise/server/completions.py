@@ -8,6 +8,7 @@ from fastapi.responses import Response
 
 from edgewise.edge.base import Tokenizer
 from edgewise.events import Token
+from edgewise.prompts import Prompt
 from edgewise.server.answering import Answering, DecodeRequest
 from edgewise.server.decoding import decode_request
 from edgewise.server.errors import ApiError
@@ -34,7 +35,7 @@ def _decode_request(answering: Answering, body: CompletionRequest) -> DecodeRequ
     return decode_request(
         answering,
         body,
-        _ids(answering.edge.tokenizer, body),
+        Prompt(tuple(_ids(answering.edge.tokenizer, body))),
         max_tokens=body.max_tokens,
         candidates=bool(body.logprobs),
     )

@@ -1,8 +1,8 @@
 """From a request's fields to what is asked of the decoder."""
 
 import secrets
-from collections.abc import Sequence
 
+from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.server.answering import Answering, DecodeRequest
 from edgewise.server.errors import ApiError
@@ -13,7 +13,7 @@ from edgewise.server.schemas import ChatRequest, CompletionRequest
 def decode_request(
     answering: Answering,
     body: ChatRequest | CompletionRequest,
-    ids: Sequence[int],
+    prompt: Prompt,
     *,
     max_tokens: int | None,
     candidates: bool,
@@ -30,7 +30,7 @@ def decode_request(
 
     cloud = answering.cloud is not None
     return DecodeRequest(
-        ids=ids,
+        prompt=prompt,
         policy=policy_for(body.model, own, answering.card, cloud=cloud),
         max_tokens=max_tokens or own.max_tokens,
         sampling=Sampling(

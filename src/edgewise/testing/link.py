@@ -34,7 +34,10 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Link:
-    """Forwards `port` to a target until closed; runs in a thread of its own."""
+    """Forwards `port` to a target until closed; runs in a thread of its own.
+
+    `connections` were made to it, `up` and `down` count bytes.
+    """
 
     def __init__(self, host: str, port: int, quality: Quality | None = None, seed: int = 0) -> None:
         self.quality = quality or Quality()
@@ -45,7 +48,7 @@ class Link:
         self._writers: set[asyncio.StreamWriter] = set()
         self._spoil: Spoil | None = None
         self._truncate = False
-        self.up = self.down = 0
+        self.up = self.down = self.connections = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -115,6 +118,7 @@ class Link:
             self._server = await self._listen(self.port)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         try:
             far_reader, far_writer = await asyncio.open_connection(*self._target)
         except OSError:

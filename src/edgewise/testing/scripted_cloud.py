@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.kv import common_prefix
+from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import CloudError, VocabularyMismatch
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
@@ -45,7 +46,7 @@ class ScriptedCloud(CloudModel):
         return ScriptedCloudSession(self)
 
     def check(self, tokenizer: Tokenizer) -> str:
-        if tokenizer.fingerprint() != self.tokenizer.fingerprint():
+        if fingerprint(tokenizer) != fingerprint(self.tokenizer):
             raise VocabularyMismatch("The scripted cloud has another vocabulary", hint="share one")
         return "both vocabularies hash alike"
 

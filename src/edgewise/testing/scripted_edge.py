@@ -5,16 +5,23 @@ Its vocabulary is the 256 bytes and two end tokens, so any text is its own ids.
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 
-from edgewise.edge.base import Floats, Needs
-from edgewise.edge.step import LogitsStep
-from edgewise.errors import ContextOverflow, UsageError
+from edgewise.edge.base import EdgeAbilities, EdgeModel, Floats, Needs
+from edgewise.edge.kv import KvCache, KvRow, KvSession, Outputs
+from edgewise.errors import UsageError
 
 EOS, EOT = 256, 257
 SIZE = 258
 HIDDEN = 4
+
+ABLE = EdgeAbilities(slots=1024)
+"""A scripted edge model can do everything, unless it is told otherwise."""
+
+MARK = 8
+"""Where it rewinds to marks only, there is one every so many ids."""
 
 Script = Callable[[Sequence[int]], Floats]
 """From the ids so far to logits float32[258]."""
@@ -54,11 +61,12 @@ class ByteTokenizer:
     eos_ids = frozenset({EOS, EOT})
     chat_template: str | None = None
 
-    def __init__(self, name: str = "bytes") -> None:
-        self._name = name
+    def __init__(self, end: str = "<end>") -> None:
+        """`end` is how the end token is written: another text makes another vocabulary."""
+        self.special = {EOS: end, EOT: "<turn>"}
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """UTF-8 bytes."""
+        """UTF-8 bytes; no special token is read."""
         return list(text.encode())
 
     def encode_prompt(self, text: str, *, special: bool = True) -> list[int]:
@@ -69,30 +77,46 @@ class ByteTokenizer:
         """The byte, or nothing for an end token."""
         return bytes([token]) if token < 256 else b""
 
-    def fingerprint(self) -> str:
-        """The tokenizer's name."""
-        return self._name
-
     def special_text(self, name: str) -> str:
-        """There are none."""
+        """Templates see none."""
         return ""
 
 
-class ScriptedEdge:
-    """Implements `EdgeModel` over a `Script`."""
+class ScriptedEdge(EdgeModel):
+    """Implements `EdgeModel` over a `Script`. Told so, it lacks what `abilities` do not name."""
 
     def __init__(
-        self, script: Script, *, context: int = 4096, tokenizer: ByteTokenizer | None = None
+        self,
+        script: Script,
+        *,
+        context: int = 4096,
+        tokenizer: ByteTokenizer | None = None,
+        abilities: EdgeAbilities = ABLE,
     ) -> None:
         self.name = "scripted"
-        self.tokenizer = tokenizer or ByteTokenizer()
         self.context = context
         self.hidden_size = HIDDEN
         self.script = script
         self.sessions = 0
+        self._tokenizer = tokenizer or ByteTokenizer()
+        self._abilities = abilities
+
+    @property
+    def tokenizer(self) -> ByteTokenizer:
+        return self._tokenizer
+
+    @property
+    def abilities(self) -> EdgeAbilities:
+        return self._abilities
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> "ScriptedSession":
         """A new session; `sessions` counts the open ones."""
+        if self.sessions == self.abilities.slots:
+            raise UsageError(
+                f"All slots of {self.name!r} are in use",
+                hint="load it with more slots or close a session",
+                setting="slots",
+            )
         self.sessions += 1
         return ScriptedSession(self, needs, top)
 
@@ -104,76 +128,57 @@ class ScriptedEdge:
         """Nothing to free."""
 
 
-class ScriptedSession:
-    """Implements `EdgeSession`. `computed_ids` counts ids run, to prove that none runs twice."""
+class ScriptedSession(KvSession):
+    """A session that counts the ids run, to prove that none runs twice."""
 
     def __init__(self, model: ScriptedEdge, needs: Needs, top: int) -> None:
-        self._model = model
-        self._needs = needs
-        self._top = top
-        self._ids: list[int] = []
-        self._computed = 0
-        self._decodes = 0
-        self._closed = False
-        self.computed_ids = 0
+        self._scripted = _ScriptedCache(model)
+        super().__init__(model, self._scripted, needs, top)
 
     @property
-    def position(self) -> int:
-        return len(self._ids)
+    def computed_ids(self) -> int:
+        """How many ids were run since the session began."""
+        return self._scripted.computed
 
-    def open(self, ids: Sequence[int]) -> int:
-        shared = 0
-        while shared < min(len(ids), self._computed) and ids[shared] == self._ids[shared]:
-            shared += 1
-        self.rewind(shared)
-        self.extend(ids[shared:])
-        return shared
 
-    def extend(self, ids: Sequence[int]) -> None:
-        if len(self._ids) + len(ids) > self._model.context:
-            raise ContextOverflow(
-                f"{len(self._ids) + len(ids)} tokens do not fit in the context of "
-                f"{self._model.context}; shorten the prompt."
-            )
-        self._ids.extend(ids)
+class _ScriptedCache(KvCache):
+    """The ids themselves are all there is to keep."""
 
-    def step(self) -> LogitsStep:
-        if not self._ids:
-            raise UsageError("A session has no next token before it was opened with ids.")
-        self._run()
-        return self._step_at(len(self._ids))
+    def __init__(self, model: ScriptedEdge) -> None:
+        self.lock = nullcontext()
+        self.batch = self.turn = model.context
+        self.computed = 0
+        self._model = model
+        self._ids: list[int] = []
+        self._decodes = 0
 
-    def steps(self, ids: Sequence[int]) -> list[LogitsStep]:
-        start = len(self._ids)
-        self.extend(ids)
-        self._run()
-        return [self._step_at(start + row + 1) for row in range(len(ids))]
+    @property
+    def decodes(self) -> int:
+        return self._decodes
 
-    def rewind(self, position: int) -> None:
-        if not 0 <= position <= len(self._ids):
-            raise ValueError(f"cannot rewind to {position}: the session holds {len(self._ids)} ids")
-        del self._ids[position:]
-        self._computed = min(self._computed, position)
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._model.sessions -= 1
-
-    def _run(self) -> None:
-        self.computed_ids += len(self._ids) - self._computed
-        self._computed = len(self._ids)
+    def run(
+        self, ids: Sequence[int], start: int, outputs: Outputs, *, hidden: bool
+    ) -> Sequence[KvRow]:
+        assert start == len(self._ids), "ids are run where the cache ends"
+        self._ids += ids
         self._decodes += 1
+        self.computed += len(ids)
+        end = len(self._ids)
+        first = {"none": end + 1, "last": end, "all": start + 1}[outputs]
+        assert end - first < 1 or self._model.abilities.batch_logits, "rows of one id at a time"
+        return [self._row(self._ids[:position]) for position in range(first, end + 1)]
 
-    def _step_at(self, position: int) -> LogitsStep:
-        decode = self._decodes
-        ids = self._ids[:position]
-        return LogitsStep(
-            position,
-            self._model.script(ids),
-            np.array([position, ids[-1], len(ids) % 7, 1], np.float32),
-            is_fresh=lambda: self._decodes == decode,
-            buffer=np.empty(SIZE, np.float32),
-            needs=self._needs,
-            top=self._top,
-        )
+    def forget(self, position: int) -> int:
+        step = {"anywhere": 1, "marks": MARK, "no": self._model.context + 1}
+        left = position - position % step[self._model.abilities.rewinds]
+        del self._ids[left:]
+        return left
+
+    def release(self, held: Sequence[int]) -> None:
+        self._model.sessions -= 1
+
+    def _row(self, ids: Sequence[int]) -> KvRow:
+        logits = self._model.script(ids)
+        if not self._model.abilities.hidden:
+            return KvRow(logits)
+        return KvRow(logits, np.array([len(ids), ids[-1], len(ids) % 7, 1], np.float32))

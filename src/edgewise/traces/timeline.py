@@ -61,8 +61,9 @@ def read(path: Path) -> list[Record]:
             records.append(decoder.decode(line))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UsageError(
-                f"Line {number} of {str(path)!r} is no trace record ({error}); make the file with "
-                "edgewise run --trace."
+                f"Line {number} of {str(path)!r} is no trace record ({error})",
+                hint="give a file that an answer was traced to",
+                setting="trace",
             ) from error
     return sorted(records, key=lambda record: record.at)
 

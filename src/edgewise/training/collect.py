@@ -6,14 +6,14 @@ in columns: one file per few answers, written whole or not at all.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Ids, Step, Tokenizer
@@ -32,7 +32,7 @@ Text = Literal["answer", "reference"]
 KEPT = 64
 """Log-probs kept of every position; a router may use fewer."""
 
-ANSWERS_A_SHARD = 50
+SAMPLES_A_SHARD = 50
 COLUMNS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
 _PREFILL = 256
 
@@ -48,15 +48,15 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """One row a token of the answers, before it is written.
+    """One row a token of the texts, before it is written.
 
-    `answer` int32[n] is the index into `questions`; `proposed` and `written` int32[n] are the
+    `sample` int32[n] is the index into `questions`; `proposed` and `written` int32[n] are the
     edge's id and the text's, `edge_logprob` float32[n] the edge's logprob of the latter. `inputs`
     holds float32[n, width] by name.
     """
 
     questions: tuple[str, ...]
-    answer: Ids
+    sample: Ids
     proposed: Ids
     written: Ids
     edge_logprob: Floats
@@ -72,16 +72,16 @@ def collect_answers(
 ) -> list[Sample]:
     """The cloud's answer to every question; those that `folder` holds are not asked for again."""
     path = folder / "answers.jsonl"
-    known = {answer.question: answer for answer in read(path, Sample)}
+    known = {sample.question: sample for sample in read(path, Sample)}
     asked = [question for question in task.questions if question.id not in known]
     prompts = [tuple(question_ids(tokenizer, question)) for question in asked]
 
     def keep(index: int, written: Continuation) -> None:
         question = asked[index]
         right = is_right(question, text_of(tokenizer, written.ids))
-        answer = Sample(question.id, prompts[index], written.ids, written.logprobs, right)
-        append(path, answer)
-        known[question.id] = answer
+        sample = Sample(question.id, prompts[index], written.ids, written.logprobs, right)
+        append(path, sample)
+        known[question.id] = sample
         done()
 
     for _ in range(len(known)):
@@ -95,8 +95,10 @@ def references(task: Task, tokenizer: Tokenizer) -> list[Sample]:
     found = [_reference(question, tokenizer) for question in task.questions if question.reference]
     if not found:
         raise UsageError(
-            f"The label citer reads right answers that come with the questions, and {task.name} "
-            "has none; use the label value."
+            f"This label reads right answers that come with the questions, and {task.name} has "
+            "none",
+            hint="choose a label that reads the cloud's answers",
+            setting="label",
         )
     return found
 
@@ -107,25 +109,25 @@ def _reference(question: Question, tokenizer: Tokenizer) -> Sample:
 
 
 def collect_features(
-    answers: Sequence[Sample],
+    samples: Sequence[Sample],
     text: Text,
     edge: EdgeModel,
     folder: Path,
     done: Callable[[], None] = lambda: None,
 ) -> Columns:
-    """What the very edge build that will run makes of the answers; goes on where it stopped.
+    """What the very edge build that will run makes of the texts; goes on where it stopped.
 
     Raises `UsageError` where a feature is not a number.
     """
     shards = [_read(path) for path in sorted(folder.glob(f"{text}-*.safetensors"))]
     known = {question for shard in shards for question in shard.questions}
-    fresh = [answer for answer in answers if answer.question not in known and answer.ids]
-    for _ in range(len(answers) - len(fresh)):
+    fresh = [sample for sample in samples if sample.question not in known and sample.ids]
+    for _ in range(len(samples) - len(fresh)):
         done()
     session = edge.session(needs_of(COLUMNS), top=top_of(COLUMNS, KEPT))
     try:
-        for start in range(0, len(fresh), ANSWERS_A_SHARD):
-            shard = _columns(session, fresh[start : start + ANSWERS_A_SHARD], done)
+        for start in range(0, len(fresh), SAMPLES_A_SHARD):
+            shard = _columns(session, fresh[start : start + SAMPLES_A_SHARD], done)
             _write(folder / f"{text}-{len(shards):05d}.safetensors", shard)
             shards.append(shard)
     finally:
@@ -133,17 +135,17 @@ def collect_features(
     return _joined(shards)
 
 
-def _columns(session: EdgeSession, answers: Sequence[Sample], done: Callable[[], None]) -> Columns:
+def _columns(session: EdgeSession, samples: Sequence[Sample], done: Callable[[], None]) -> Columns:
     rows: dict[Input, list[Floats]] = {name: [] for name in COLUMNS}
-    answer_of: list[int] = []
+    sample_of: list[int] = []
     proposed: list[int] = []
     written: list[int] = []
     logprobs: list[float] = []
-    for index, answer in enumerate(answers):
-        for step, token in zip(_steps(session, answer), answer.ids, strict=True):
+    for index, sample in enumerate(samples):
+        for step, token in zip(_steps(session, sample), sample.ids, strict=True):
             for name in COLUMNS:
                 rows[name].append(feature(name, step, KEPT))
-            answer_of.append(index)
+            sample_of.append(index)
             proposed.append(step.proposed)
             written.append(token)
             logprobs.append(step.logprob(token))
@@ -151,12 +153,12 @@ def _columns(session: EdgeSession, answers: Sequence[Sample], done: Callable[[],
     inputs = {name: np.stack(values).astype(np.float32) for name, values in rows.items()}
     if not all(np.isfinite(values).all() for values in inputs.values()):
         raise UsageError(
-            "The edge model computes hidden states or probabilities that are no numbers here; "
-            "its file is damaged or of a kind that llama.cpp cannot run on this machine."
+            "The edge model computes hidden states or probabilities that are no numbers here",
+            hint="its file is damaged, or of a kind that cannot run on this machine",
         )
     return Columns(
-        tuple(answer.question for answer in answers),
-        np.array(answer_of, np.int32),
+        tuple(sample.question for sample in samples),
+        np.array(sample_of, np.int32),
         np.array(proposed, np.int32),
         np.array(written, np.int32),
         np.array(logprobs, np.float32),
@@ -164,20 +166,18 @@ def _columns(session: EdgeSession, answers: Sequence[Sample], done: Callable[[],
     )
 
 
-def _steps(session: EdgeSession, answer: Sample) -> list[Step]:
-    """The step before each id; the steps of one prefill are read before the next one."""
-    session.open(answer.prompt[:-1])
-    read = [answer.prompt[-1], *answer.ids[:-1]]
-    found: list[Step] = []
+def _steps(session: EdgeSession, sample: Sample) -> Iterator[Step]:
+    """The step before each id, to be read before the next one: logits outlive no prefill."""
+    session.open(sample.prompt[:-1])
+    read = [sample.prompt[-1], *sample.ids[:-1]]
     for start in range(0, len(read), _PREFILL):
-        found += session.steps(read[start : start + _PREFILL])
-    return found
+        yield from session.steps(read[start : start + _PREFILL])
 
 
 def _write(path: Path, shard: Columns) -> None:
     """Under another name first, so that a file that is there is whole."""
     tensors: dict[str, NDArray[np.generic]] = {
-        "answer": shard.answer,
+        "sample": shard.sample,
         "proposed": shard.proposed,
         "written": shard.written,
         "edge_logprob": shard.edge_logprob,
@@ -190,28 +190,31 @@ def _write(path: Path, shard: Columns) -> None:
 
 
 def _read(path: Path) -> Columns:
-    with safe_open(path, "numpy") as file:
-        names = msgspec.json.decode(file.metadata()["questions"], type=tuple[str, ...])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return Columns(
-        names,
-        tensors["answer"],
-        tensors["proposed"],
-        tensors["written"],
-        tensors["edge_logprob"],
-        {name: tensors[f"input.{name}"] for name in COLUMNS},
-    )
+    try:
+        with safe_open(path, "numpy") as file:
+            names = msgspec.json.decode(file.metadata()["questions"], type=tuple[str, ...])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return Columns(
+            names,
+            tensors["sample"],
+            tensors["proposed"],
+            tensors["written"],
+            tensors["edge_logprob"],
+            {name: tensors[f"input.{name}"] for name in COLUMNS},
+        )
+    except (SafetensorError, KeyError, TypeError, msgspec.DecodeError) as error:
+        raise UsageError(f"{str(path)!r} is damaged ({error})", hint="remove it") from error
 
 
 def _joined(shards: Sequence[Columns]) -> Columns:
     """One after the other; raises `UsageError` where there is nothing."""
     if not shards:
-        raise UsageError("There are no answers to learn from; give questions that have some.")
+        raise UsageError("There are no answers to learn from", hint="give questions that have some")
     starts = np.cumsum([0, *(len(shard.questions) for shard in shards[:-1])])
     return Columns(
         tuple(question for shard in shards for question in shard.questions),
         np.concatenate(
-            [shard.answer + start for shard, start in zip(shards, starts, strict=True)]
+            [shard.sample + start for shard, start in zip(shards, starts, strict=True)]
         ).astype(np.int32),
         np.concatenate([shard.proposed for shard in shards]),
         np.concatenate([shard.written for shard in shards]),

@@ -1,112 +1,30 @@
 """Fit the perceptron router. Needs torch, which only training does."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edgewise.edge.base import Floats, Ids
 from edgewise.errors import UsageError
-from edgewise.routers.card import Input
 from edgewise.routers.mlp import TABLE
-from edgewise.training.collect import KEPT, Columns, Sample
-
-Objective = Literal["cross-entropy", "marginal-likelihood"]
+from edgewise.training.data import Data, held_out
+from edgewise.training.kinds import Fit, Fitted, Recipe
 
 _POSITIVE_WEIGHT = 8.0
 _WARM_EPOCHS = 5
 
 
-class Data(msgspec.Struct, frozen=True):
-    """What is learnt from, a row a token.
-
-    `inputs` float32[n, width] (without the embedding), `labels` float32[n], `groups` int32[n]:
-    which answer; `proposed` int32[n] with `embeddings` float32[vocabulary, d] where the token's
-    embedding is an input; `edge_logprob` and `cloud_logprob` float32[n] of the token written, for
-    the marginal likelihood.
-    """
-
-    inputs: Floats
-    labels: Floats
-    groups: Ids
-    proposed: Ids
-    embeddings: Floats | None = None
-    edge_logprob: Floats | None = None
-    cloud_logprob: Floats | None = None
-
-
-class Recipe(msgspec.Struct, frozen=True):
-    """`hidden` are the sizes of the layers between input and score; rates are AdamW's."""
-
-    hidden: tuple[int, ...] = (64,)
-    epochs: int = 40
-    batch: int = 4096
-    rate: float = 2e-3
-    weight_decay: float = 1e-2
-    held_out: float = 0.1
-    seed: int = 0
-    objective: Objective = "cross-entropy"
-
-
-class Fitted(msgspec.Struct, frozen=True):
-    """`tensors` as the checkpoint holds them; losses in nats a token on the held-out answers.
-
-    `scores` and `labels` are those of the held-out answers.
-    """
-
-    tensors: dict[str, NDArray[np.floating[Any]]]
-    loss: float
-    baseline_loss: float
-    scores: Floats
-    labels: Floats
-
-
-def data_of(
-    columns: Columns,
-    values: Mapping[str, Sequence[float]],
-    answers: Sequence[Sample],
-    *,
-    inputs: Sequence[Input],
-    top_k: int,
-    embeddings: Floats | None,
-) -> Data:
-    """Rows of the inputs asked for, with their labels. Raises `UsageError` without two classes."""
-    if top_k > KEPT:
-        raise UsageError(f"--top-k must be at most {KEPT}, not {top_k}.")
-    labels = np.concatenate([values[name] for name in columns.questions]).astype(np.float32)
-    if len(labels) != len(columns.written):
-        raise UsageError("The labels belong to other answers; remove the folder's data and retry.")
-    if not 0 < float(labels.mean()) < 1:
-        which = "no" if labels.mean() == 0 else "every"
-        raise UsageError(
-            f"There is nothing to learn: a consult is worth it at {which} token of the "
-            f"{len(columns.questions)} answers; give more questions, or another pair or label."
-        )
-    parts = [
-        columns.inputs[name][:, :top_k] if name == "top_logprobs" else columns.inputs[name]
-        for name in inputs
-        if name != "token_embedding"
-    ]
-    logprobs = {answer.question: answer.logprobs for answer in answers}
-    cloud = [logprobs[name] for name in columns.questions]
-    known = all(cloud)
-    return Data(
-        np.concatenate(parts, axis=1) if parts else np.empty((len(labels), 0), np.float32),
-        labels,
-        columns.answer,
-        columns.proposed,
-        embeddings if "token_embedding" in inputs else None,
-        columns.edge_logprob,
-        np.concatenate(cloud).astype(np.float32) if known else None,
-    )
+def ready() -> Fit:
+    """`fit`, where torch is installed; raises `UsageError`."""
+    import_torch()
+    return fit
 
 
 def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> Fitted:
-    """Minimise the objective; the epoch that is best on held-out answers is kept.
+    """Minimise the objective; the epoch that is best on held-out texts is kept.
 
     Cross-entropy: against the labels. `marginal-likelihood`: Co-LLM's, equation 3 of arXiv
     2403.03870, -log((1 - p) P_edge(y) + p P_cloud(y)) with p the score, begun with some epochs of
@@ -115,11 +33,11 @@ def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> 
     """
     torch = import_torch()
     torch.manual_seed(recipe.seed)
-    held_out = _held_out(data, recipe)
-    network = _Network(torch, data, ~held_out, recipe)
+    apart = held_out(data, recipe.held_out, recipe.seed)
+    network = _Network(torch, data, ~apart, recipe)
     loss_of = _objective(torch, data, recipe)
-    kept = torch.from_numpy(np.flatnonzero(~held_out))
-    checked = torch.from_numpy(np.flatnonzero(held_out))
+    kept = torch.from_numpy(np.flatnonzero(~apart))
+    checked = torch.from_numpy(np.flatnonzero(apart))
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay
     )
@@ -147,8 +65,10 @@ def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> 
         constant = torch.linspace(-12, 12, 241)
         baseline = min(float(loss_of(c.expand(len(checked)), checked)) for c in constant)
     if not tensors:
-        raise UsageError("The fit diverged: its loss is no number; check the questions' answers.")
-    return Fitted(tensors, best, baseline, scores, data.labels[held_out])
+        raise UsageError(
+            "The fit diverged: its loss is no number", hint="check the questions' answers"
+        )
+    return Fitted(tensors, best, baseline, scores, data.labels[apart])
 
 
 class _Network:
@@ -199,7 +119,11 @@ def _objective(torch: Any, data: Data, recipe: Recipe) -> Callable[[Any, Any], A
         entropy = torch.nn.functional.binary_cross_entropy_with_logits
         return lambda logit, rows: entropy(logit, labels[rows])
     if data.edge_logprob is None or data.cloud_logprob is None:
-        raise UsageError("The label co-llm needs logprobs of the cloud's answers; collect them.")
+        raise UsageError(
+            "The marginal likelihood needs logprobs of the cloud's answers",
+            hint="choose a label that reads these",
+            setting="label",
+        )
     edge = torch.from_numpy(data.edge_logprob)
     cloud = torch.from_numpy(data.cloud_logprob)
     log_sigmoid = torch.nn.functional.logsigmoid
@@ -219,20 +143,9 @@ def _warm_loss(torch: Any, data: Data, logit: Any, rows: Any) -> Any:
     )
 
 
-def _held_out(data: Data, recipe: Recipe) -> NDArray[np.bool_]:
-    """Whole answers, since the tokens of one are alike."""
-    answers = np.unique(data.groups)
-    rng = np.random.default_rng(recipe.seed)
-    chosen = rng.choice(answers, max(1, int(recipe.held_out * len(answers))), replace=False)
-    mask = np.isin(data.groups, chosen)
-    if mask.all() or not data.labels[~mask].any():
-        raise UsageError("There are too few answers to learn from; give more questions.")
-    return mask
-
-
 def import_torch() -> Any:
     """Torch, or a `UsageError` that says how to get it."""
     try:
         return import_module("torch")
     except ImportError as error:
-        raise UsageError("Training needs torch: pip install 'edgewise[train]'.") from error
+        raise UsageError("Training needs torch", hint="pip install 'edgewise[train]'") from error

@@ -1,9 +1,8 @@
 """The checkpoint on disk, its model card, and the way to a hub."""
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from edgewise.edge.base import Floats
-from edgewise.errors import UsageError
 from edgewise.evaluation.statistics import mean_interval
 from edgewise.routers.card import CONFIG, TRAINED_ON, WEIGHTS, RouterCard, digest
 
@@ -33,39 +31,55 @@ class Measured(msgspec.Struct, frozen=True):
 def isotonic(scores: Floats, labels: Floats) -> tuple[tuple[float, float], ...]:
     """Knots (score, probability) of the isotonic regression of labels on scores.
 
-    Raises `UsageError` without scipy.
+    Pool adjacent violators (Barlow et al. 1972): neighbours that descend become one block of
+    their mean, until none does. A block gives a knot at each end.
     """
-    try:
-        optimize: Any = import_module("scipy.optimize")
-    except ImportError as error:
-        raise UsageError("Training needs scipy: pip install 'edgewise[train]'.") from error
     order = np.argsort(scores, kind="stable")
-    fitted = optimize.isotonic_regression(labels[order].astype(np.float64))
-    starts = fitted.blocks[:-1]
-    ends = fitted.blocks[1:] - 1
-    knots = [
-        (float(scores[order][edge]), float(fitted.x[edge]))
-        for edge in sorted({*starts.tolist(), *ends.tolist()})
-    ]
-    return tuple(knots)
+    blocks: list[_Block] = []
+    for at, label in enumerate(labels[order].tolist()):
+        block = _Block(at, at, label)
+        while blocks and blocks[-1].mean >= block.mean:
+            block = blocks.pop().merged(block)
+        blocks.append(block)
+    ends = {at: block.mean for block in blocks for at in (block.first, block.last)}
+    return tuple((float(scores[order[at]]), mean) for at, mean in sorted(ends.items()))
+
+
+class _Block(NamedTuple):
+    """Neighbours, by position, that share a probability."""
+
+    first: int
+    last: int
+    mean: float
+
+    def merged(self, after: "_Block") -> "_Block":
+        n, m = self.last + 1 - self.first, after.last + 1 - after.first
+        mean = (n * self.mean + m * after.mean) / (n + m)
+        return _Block(self.first, after.last, min(1.0, max(0.0, mean)))
 
 
 def save_weights(
     folder: Path, tensors: Mapping[str, NDArray[np.floating[Any]]], prompts: Sequence[str]
 ) -> None:
-    """Write the weights, and digests of the prompts they were fitted to."""
+    """Write the weights, and digests of the prompts they were fitted to.
+
+    The card goes first, and `save_card` brings it back: a card of other weights is never there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).unlink(missing_ok=True)
     save_file(dict(tensors), folder / WEIGHTS)
     lines = sorted({digest(prompt) for prompt in prompts})
     (folder / TRAINED_ON).write_text("\n".join(lines) + "\n", encoding="ascii")
 
 
 def save_card(folder: Path, card: RouterCard, measured: Sequence[Measured]) -> None:
-    """Write `config.json` and the model card."""
+    """Write the model card and `config.json`, which is there whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    described = msgspec.json.format(msgspec.json.encode(card), indent=2)
-    (folder / CONFIG).write_bytes(described + b"\n")
     (folder / README).write_text(model_card(card, measured), encoding="utf-8")
+    described = msgspec.json.format(msgspec.json.encode(card), indent=2)
+    partial = folder / f"{CONFIG}.partial"
+    partial.write_bytes(described + b"\n")
+    partial.replace(folder / CONFIG)
 
 
 def model_card(card: RouterCard, measured: Sequence[Measured]) -> str:

@@ -1,7 +1,7 @@
 """From a pair of models and questions to a calibrated checkpoint, in four stages."""
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Literal
 
@@ -10,42 +10,39 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
+from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import UsageError
 from edgewise.evaluation.calibration import thresholds_for
 from edgewise.evaluation.systems import CloudAlone, edge_alone, paired
 from edgewise.evaluation.tasks.base import Task
 from edgewise.rollouts.base import Rollouts
 from edgewise.rollouts.open import cloud_rollouts, edge_rollouts
-from edgewise.routers.card import Input, RouterCard, read_card
-from edgewise.routers.mlp import Mlp
+from edgewise.routers.base import Router
+from edgewise.routers.card import CONFIG, Input, RouterCard, read_card
+from edgewise.routers.named import identity_of, is_trained, kind_recorded, router_of
 from edgewise.training.collect import (
+    KEPT,
     Columns,
     Sample,
     collect_answers,
     collect_features,
     references,
 )
-from edgewise.training.embedding import embeddings
-from edgewise.training.fit import Fitted, Recipe, data_of, fit
-from edgewise.training.label import (
-    Case,
-    Citer,
-    CoLlm,
-    Label,
-    LabelName,
-    Mismatch,
-    PairRollouts,
-    Value,
-    Writer,
-    label_all,
-)
+from edgewise.training.data import data_of
+from edgewise.training.kinds import Fitted, Recipe, fitted
+from edgewise.training.labels.base import Case, Label, Writer
+from edgewise.training.labels.labelling import kept_values, label_all
+from edgewise.training.mixed import PairRollouts
 from edgewise.training.publish import Measured, isotonic, save_card, save_weights
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15)
 """Cloud shares that get a threshold."""
 
 MIXED_SHARE = 0.05
-"""Cloud share of the pair that writes CITER's second round."""
+"""Cloud share of the pair that writes the rollouts of a label's later round."""
+
+TOP_K = 10
+"""How many log-probs `top_logprobs` are where nobody says."""
 
 Stage = Literal["collect", "label", "fit", "calibrate"]
 
@@ -58,18 +55,6 @@ class Progress:
 
     def done(self) -> None:
         """One more."""
-
-
-def labels_named(name: LabelName, *, rounds: int = 2, rollouts: int = 1) -> list[Label]:
-    """The labels of each round of training, in order."""
-    if name == "citer":
-        if rounds not in (1, 2):
-            raise UsageError(f"--rounds must be 1 or 2, not {rounds}.")
-        every: list[Label] = [Citer("edge"), Citer("pair")]
-        return every[:rounds]
-    if name == "value":
-        return [Value(rollouts)]
-    return [CoLlm()] if name == "co-llm" else [Mismatch()]
 
 
 class Training:
@@ -85,17 +70,22 @@ class Training:
         cloud: CloudModel,
         label: Label,
         inputs: tuple[Input, ...],
-        top_k: int,
         recipe: Recipe,
+        top_k: int | None = None,
+        kind: str = "mlp",
         progress: Progress | None = None,
         data: Path | None = None,
     ) -> None:
-        """`folder` gets the checkpoint, `data` (default: a folder in it) what it is made from."""
+        """`folder` gets the checkpoint, `data` (default: a folder in it) what it is made from.
+
+        `kind` is the router's name in `ROUTERS`, `module:Class` or `./file.py:Class`; `top_k` goes
+        with the input `top_logprobs`. Raises `UsageError` where it is given without.
+        """
         self.task, self.calibration = task, calibration
         self.folder, self._data = folder, data or folder / "data"
         self.edge, self.cloud = edge, cloud
-        self.label_class = label
-        self.inputs, self.top_k, self.recipe = inputs, top_k, recipe
+        self._label, self.kind = label, kind
+        self.inputs, self.top_k, self.recipe = inputs, _top_k(inputs, top_k), recipe
         self._progress = progress or Progress()
         self._data.mkdir(parents=True, exist_ok=True)
 
@@ -103,9 +93,9 @@ class Training:
         """All four stages."""
         self.collect()
         self.label()
-        fitted = self.fit()
+        found = self.fit()
         self.calibrate()
-        return fitted
+        return found
 
     def collect(self) -> None:
         """The cloud's answers, and what the edge makes of the texts that the label reads."""
@@ -113,51 +103,62 @@ class Training:
 
     def label(self) -> None:
         """A value for every token."""
-        answers, columns = self._collected(allowed=False)
-        self._labelled(answers, columns, allowed=True)
+        samples, columns = self._collected(allowed=False)
+        self._progress.stage("labels", len(columns.questions))
+        with ExitStack() as stack:
+            writers = self._label.writers
+            rollouts: dict[Writer, Rollouts] = {w: self._rollouts(w, stack) for w in writers}
+            label_all(
+                self._label,
+                self._cases(samples, columns),
+                rollouts,
+                self._data,
+                self._progress.done,
+                router=self._identity() if "pair" in writers else "",
+            )
 
     def fit(self) -> Fitted:
         """Weights, and a card without thresholds."""
-        answers, columns = self._collected(allowed=False)
-        values = self._labelled(answers, columns, allowed=False)
+        samples, columns = self._collected(allowed=False)
+        values = kept_values(self._label, self._data)
+        if not values.keys() >= set(columns.questions):
+            raise self._lacking("label")
         self._progress.stage("fitting", self.recipe.epochs)
         data = data_of(
             columns,
             values,
-            answers,
+            samples,
             inputs=self.inputs,
             top_k=self.top_k,
-            embeddings=embeddings(self.edge) if "token_embedding" in self.inputs else None,
+            embeddings=self.edge.embeddings() if "token_embedding" in self.inputs else None,
         )
-        fitted = fit(data, self.recipe, self._progress.done)
-        card = RouterCard(
-            kind="mlp",
-            edge_fingerprint=self.edge.fingerprint(),
-            tokenizer_fingerprint=self.edge.tokenizer.fingerprint(),
-            hidden_size=self.edge.hidden_size,
+        found = fitted(self.kind, data, self.recipe, self._progress.done)
+        card = replace(
+            self._plain_card(),
             inputs=self.inputs,
-            top_k=self.top_k if "top_logprobs" in self.inputs else 0,
+            top_k=self.top_k,
             trained_on=f"{self.task.name}, {len(self.task.questions)} questions",
-            label=self.label_class.described,
-            probability=isotonic(fitted.scores, fitted.labels),
+            label=self._label.described,
+            probability=isotonic(found.scores, found.labels),
         )
-        save_weights(self.folder, fitted.tensors, [q.prompt for q in self.task.questions])
+        save_weights(self.folder, found.tensors, [q.prompt for q in self.task.questions])
         save_card(self.folder, card, ())
-        return fitted
+        return found
 
     def calibrate(self, shares: Sequence[float] = SHARES) -> RouterCard:
-        """Thresholds on the pair's own answers to other questions, and the model card."""
-        card = replace(read_card(self.folder), thresholds={})
-        card.check(self.edge, self.folder)
-        questions = self.calibration.questions
+        """Thresholds on the pair's own answers to other questions, and the model card.
+
+        A router that needs no training gets a checkpoint here.
+        """
+        card, router = self._to_calibrate()
+        questions, longest = self.calibration.questions, self.calibration.max_tokens
         self._progress.stage("calibrating", None)
-        alone = edge_alone(self.edge, self.calibration.max_tokens)
-        edge = [alone.answer(question).right for question in questions]
-        large = CloudAlone(self.cloud, self.edge.tokenizer, self.calibration.max_tokens)
-        cloud = [large.answer(question).right for question in questions]
+        alone = edge_alone(self.edge, longest)
+        large = CloudAlone(self.cloud, self.edge.tokenizer, longest)
+        edge, cloud = ([one.answer(q).right for q in questions] for one in (alone, large))
         found = thresholds_for(
             shares,
-            Mlp(card, self.folder),
+            router,
             self.calibration,
             edge=self.edge,
             cloud=self.cloud,
@@ -168,58 +169,72 @@ class Training:
             thresholds={f"{share:g}": point.threshold for share, point in found.items()},
             calibrated_on=f"{self.calibration.name}, {len(questions)} other questions",
         )
-        save_card(
-            self.folder,
-            card,
-            [
-                Measured(share, point.threshold, point.share, edge, list(point.right), cloud)
-                for share, point in found.items()
-            ],
-        )
+        measured = [
+            Measured(share, point.threshold, point.share, edge, list(point.right), cloud)
+            for share, point in found.items()
+        ]
+        save_card(self.folder, card, measured)
         return card
+
+    def _plain_card(self) -> RouterCard:
+        return RouterCard(
+            kind=kind_recorded(self.kind, self.folder),
+            edge_fingerprint=self.edge.fingerprint(),
+            tokenizer_fingerprint=fingerprint(self.edge.tokenizer),
+            hidden_size=self.edge.hidden_size,
+        )
+
+    def _to_calibrate(self) -> tuple[RouterCard, Router]:
+        """The card without thresholds, and its router."""
+        card = self._plain_card()
+        if (self.folder / CONFIG).exists() or is_trained(self.kind):
+            held = replace(read_card(self.folder), thresholds={})
+            held.check(self.edge, self.folder)
+            if held.kind != card.kind:
+                raise UsageError(
+                    f"{str(self.folder)!r} holds a router of the kind {held.kind!r}, not "
+                    f"{card.kind!r}",
+                    hint="name its kind, or another folder",
+                    setting="kind",
+                )
+            card = held
+        return card, router_of(card, self.folder)
 
     def _collected(self, *, allowed: bool) -> tuple[list[Sample], Columns]:
         """What the label's text is; unless `allowed`, it must be there."""
-        text = self.label_class.text
+        text = self._label.text
         if text == "reference":
-            answers = references(self.task, self.edge.tokenizer)
+            samples = references(self.task, self.edge.tokenizer)
         else:
-            if not allowed:
-                self._require("answers.jsonl", "collect")
+            if not allowed and not (self._data / "answers.jsonl").exists():
+                raise self._lacking("collect")
             self._progress.stage("cloud's answers", len(self.task.questions))
             with closing(cloud_rollouts(self.cloud)) as cloud:
-                answers = collect_answers(
+                samples = collect_answers(
                     self.task, self.edge.tokenizer, cloud, self._data, self._progress.done
                 )
-        if not allowed:
-            self._require(f"{text}-00000.safetensors", "collect")
-        self._progress.stage("edge's features", len(answers))
-        columns = collect_features(answers, text, self.edge, self._data, self._progress.done)
-        return answers, columns
+        if not allowed and not (self._data / f"{text}-00000.safetensors").exists():
+            raise self._lacking("collect")
+        self._progress.stage("edge's features", len(samples))
+        columns = collect_features(samples, text, self.edge, self._data, self._progress.done)
+        return samples, columns
 
-    def _labelled(
-        self, answers: list[Sample], columns: Columns, *, allowed: bool
-    ) -> dict[str, tuple[float, ...]]:
-        label = self.label_class
-        if not allowed:
-            self._require(f"labels-{label.name}.jsonl", "label")
-        self._progress.stage("labels", len(columns.questions))
-        known = {answer.question: answer for answer in answers}
+    def _cases(self, samples: Sequence[Sample], columns: Columns) -> list[Case]:
+        known = {sample.question: sample for sample in samples}
         asked = {question.id: question for question in self.task.questions}
-        ends = np.flatnonzero(np.diff(columns.answer)) + 1
+        ends = np.flatnonzero(np.diff(columns.sample)) + 1
         proposed = np.split(columns.proposed, ends)
-        cases = [
+        return [
             Case(asked[name], known[name], ids.tolist(), self.edge.tokenizer, self.task.max_tokens)
             for name, ids in zip(columns.questions, proposed, strict=True)
         ]
-        with (
-            closing(edge_rollouts(self.edge)) as edge,
-            closing(cloud_rollouts(self.cloud)) as cloud,
-        ):
-            rollouts: dict[Writer, Rollouts] = {"edge": edge, "cloud": cloud}
-            if isinstance(label, Citer) and label.by == "pair":
-                rollouts["pair"] = self._mixed()
-            return label_all(label, cases, rollouts, self._data, self._progress.done)
+
+    def _rollouts(self, writer: Writer, stack: ExitStack) -> Rollouts:
+        if writer == "pair":
+            return self._mixed()
+        rollouts = edge_rollouts(self.edge) if writer == "edge" else cloud_rollouts(self.cloud)
+        stack.callback(rollouts.close)
+        return rollouts
 
     def _mixed(self) -> PairRollouts:
         """The pair under the router that the folder holds from the round before."""
@@ -227,12 +242,32 @@ class Training:
         card.check(self.edge, self.folder)
         threshold = card.threshold(MIXED_SHARE)
         if threshold is None:
-            raise UsageError("The first round is not calibrated; run its stage calibrate first.")
-        return PairRollouts(paired(self.edge, Mlp(card, self.folder), threshold, self.cloud))
-
-    def _require(self, name: str, stage: Stage) -> None:
-        if not (self._data / name).exists():
             raise UsageError(
-                f"{str(self.folder)!r} does not hold what this stage needs; run --stage {stage} "
-                "first."
+                "The first round is not calibrated", hint="run its stage calibrate", setting="stage"
             )
+        return PairRollouts(paired(self.edge, router_of(card, self.folder), threshold, self.cloud))
+
+    def _identity(self) -> str:
+        return identity_of(read_card(self.folder), self.folder)
+
+    def _lacking(self, stage: Stage) -> UsageError:
+        return UsageError(
+            f"{str(self.folder)!r} does not hold what this stage needs",
+            hint=f"run the stage {stage} first",
+            setting="stage",
+        )
+
+
+def _top_k(inputs: Sequence[Input], given: int | None) -> int:
+    if "top_logprobs" not in inputs:
+        if given is not None:
+            raise UsageError(
+                "top_k belongs to the input top_logprobs, which is not among the inputs",
+                hint="drop it, or add the input",
+                setting="top_k",
+            )
+        return 0
+    top_k = TOP_K if given is None else given
+    if not 1 <= top_k <= KEPT:
+        raise UsageError(f"top_k must be from 1 to {KEPT}, not {top_k}.", setting="top_k")
+    return top_k

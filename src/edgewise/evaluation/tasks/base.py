@@ -1,8 +1,16 @@
-"""What a task is: questions, each with the way its answer is graded."""
+"""What a task is: questions, each with the way its answer is graded; and where tasks come from."""
 
-from typing import Literal
+import re
+import string
+from pathlib import Path
+from typing import Literal, Protocol
 
 import msgspec
+
+from edgewise.errors import UsageError
+
+LETTERS = string.ascii_lowercase
+"""What choices are called, in their order."""
 
 Split = Literal["train", "calibration", "test"]
 Grading = Literal["choice", "number", "exact", "regex"]
@@ -12,6 +20,7 @@ class Question(msgspec.Struct, frozen=True):
     """`prompt` is the user's message; `reference` a whole right answer, where there is one.
 
     `answer` is a choice's text, a number, the whole text or a regular expression, as `check` says.
+    Raises `UsageError` where it is none of that.
     """
 
     id: str
@@ -21,7 +30,25 @@ class Question(msgspec.Struct, frozen=True):
     check: Grading
     reference: str = ""
     choices: tuple[str, ...] | None = None
-    label: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.check == "choice" and self.answer not in (self.choices or ()):
+            raise UsageError(
+                f"Question {self.id!r} has an answer that is none of its choices",
+                hint="add it to them",
+            )
+        if len(self.choices or ()) > len(LETTERS):
+            raise UsageError(
+                f"Question {self.id!r} has {len(self.choices or ())} choices",
+                hint=f"give at most {len(LETTERS)}",
+            )
+        if self.check == "regex":
+            try:
+                re.compile(self.answer)
+            except re.error as error:
+                raise UsageError(
+                    f"The answer of question {self.id!r} is no regular expression: {error}."
+                ) from error
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -39,3 +66,18 @@ class Task(msgspec.Struct, frozen=True):
     def first(self, limit: int | None) -> "Task":
         """The first `limit` questions."""
         return msgspec.structs.replace(self, questions=self.questions[:limit])
+
+
+class TaskSource(Protocol):
+    """Where a named task comes from. A class of them is made without arguments."""
+
+    name: str
+    splits: tuple[Split, ...]
+    """Those that it keeps apart. Without a calibration split the end of another stands in."""
+
+    local: bool = False
+    """Whether `open` reads a local copy of the published file as well."""
+
+    def open(self, split: Split, data: Path | None = None) -> Task:
+        """One of `splits`, or what the file `data` holds. Raises `UsageError`."""
+        ...

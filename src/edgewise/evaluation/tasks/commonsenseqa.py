@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from edgewise.errors import UsageError
-from edgewise.evaluation.tasks.base import Question, Task
+from edgewise.evaluation.tasks.base import Question, Split, Task, TaskSource
 from edgewise.evaluation.tasks.records import read_lines, read_parquet
 
 MAX_TOKENS = 100
 HUB = "tau/commonsense_qa"
-FILES = {
+FILES: dict[Split, str] = {
     "train": "data/train-00000-of-00001.parquet",
     "test": "data/validation-00000-of-00001.parquet",
 }
@@ -54,32 +53,45 @@ class _Row(msgspec.Struct, frozen=True):
     answerKey: str
 
 
-def commonsenseqa(data: Path | None = None, split: Literal["train", "test"] = "test") -> Task:
+class CommonsenseQa(TaskSource):
     """From a local file or the hub; the development set stands in for the unpublished test set."""
-    if data is None:
-        questions = [
-            _question(row.id, row.question, row.choices.label, row.choices.text, row.answerKey)
-            for row in read_parquet(HUB, FILES[split], _Row)
-        ]
-    else:
-        questions = [
-            _question(
-                line.id,
-                line.question.stem,
-                [choice.label for choice in line.question.choices],
-                [choice.text for choice in line.question.choices],
-                line.answerKey,
-            )
-            for _, line in read_lines(data, _Line)
-        ]
-    return Task("commonsenseqa", tuple(questions), MAX_TOKENS)
+
+    name = "commonsenseqa"
+    splits = ("train", "test")
+    local = True
+
+    def open(self, split: Split, data: Path | None = None) -> Task:
+        questions = _published(FILES[split]) if data is None else _local(data)
+        return Task(self.name, tuple(questions), MAX_TOKENS)
+
+
+def _published(file: str) -> list[Question]:
+    return [
+        _question(row.id, row.question, row.choices.label, row.choices.text, row.answerKey)
+        for row in read_parquet(HUB, file, _Row)
+    ]
+
+
+def _local(data: Path) -> list[Question]:
+    return [
+        _question(
+            line.id,
+            line.question.stem,
+            [choice.label for choice in line.question.choices],
+            [choice.text for choice in line.question.choices],
+            line.answerKey,
+        )
+        for _, line in read_lines(data, _Line)
+    ]
 
 
 def _question(
     name: str, stem: str, labels: Sequence[str], texts: Sequence[str], key: str
 ) -> Question:
     if key not in labels or len(labels) != len(texts):
-        raise UsageError(f"Question {name!r} has no choice {key!r}: use a split with answers.")
+        raise UsageError(
+            f"Question {name!r} has no choice {key!r}", hint="use a split with answers"
+        )
     listed = " ".join(f"{label}. {text}" for label, text in zip(labels, texts, strict=True))
     return Question(
         id=name,
@@ -88,5 +100,4 @@ def _question(
         answer=texts[labels.index(key)],
         check="choice",
         choices=tuple(texts),
-        label=key.lower(),
     )

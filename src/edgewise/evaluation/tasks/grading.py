@@ -2,9 +2,8 @@
 
 import re
 
-from edgewise.evaluation.tasks.base import Question
+from edgewise.evaluation.tasks.base import LETTERS, Question
 
-_LETTERS = "abcdefghij"
 _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
 
 
@@ -36,7 +35,7 @@ def is_strictly_right(question: Question, text: str) -> bool:
         said = re.fullmatch(rf"\$?({_NUMBER})", concluded[0])
         return said is not None and _plain(said[1]) == _plain(question.answer)
     assert question.choices is not None
-    label = _LETTERS[question.choices.index(question.answer)]
+    label = LETTERS[question.choices.index(question.answer)]
     return concluded[0].lower() == f"{question.answer} ({label})".lower()
 
 
@@ -48,7 +47,7 @@ def extract_choice(text: str, choices: tuple[str, ...]) -> str | None:
     """
     at = text.find("Therefore")
     near = text[at + len("Therefore") :][:50] if at >= 0 else ""
-    letters = _LETTERS[: len(choices)]
+    letters = LETTERS[: len(choices)]
     return (
         _first_named(near, choices)
         or _by_letter(re.search(rf"\b([{letters.upper()}])\b", near), choices)
@@ -72,13 +71,13 @@ def _first_named(text: str, choices: tuple[str, ...]) -> str | None:
     found = [
         (match.start(), -len(choice), choice)
         for choice in choices
-        if (match := re.search(rf"\b{re.escape(choice)}\b", text, re.IGNORECASE))
+        if (match := re.search(rf"(?<!\w){re.escape(choice)}(?!\w)", text, re.IGNORECASE))
     ]
     return min(found)[2] if found else None
 
 
 def _by_letter(match: re.Match[str] | None, choices: tuple[str, ...]) -> str | None:
-    return choices[_LETTERS.index(match[1].lower())] if match else None
+    return choices[LETTERS.index(match[1].lower())] if match else None
 
 
 def _plain(number: str | None) -> str | None:

@@ -2,12 +2,11 @@
 
 import re
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from edgewise.errors import UsageError
-from edgewise.evaluation.tasks.base import Question, Task
+from edgewise.evaluation.tasks.base import Question, Split, Task, TaskSource
 from edgewise.evaluation.tasks.records import read_lines, read_parquet
 
 MAX_TOKENS = 320
@@ -24,19 +23,25 @@ class _Line(msgspec.Struct, frozen=True):
     answer: str
 
 
-def gsm8k(data: Path | None = None, split: Literal["train", "test"] = "test") -> Task:
+class Gsm8k(TaskSource):
     """From a local file or the hub."""
-    if data is None:
-        lines = list(enumerate(read_parquet(HUB, FILE.format(split), _Line), 1))
-    else:
-        lines = list(read_lines(data, _Line))
-    return Task("gsm8k", tuple(_question(number, line) for number, line in lines), MAX_TOKENS)
+
+    name = "gsm8k"
+    splits = ("train", "test")
+    local = True
+
+    def open(self, split: Split, data: Path | None = None) -> Task:
+        if data is None:
+            lines = list(enumerate(read_parquet(HUB, FILE.format(split), _Line), 1))
+        else:
+            lines = list(read_lines(data, _Line))
+        return Task(self.name, tuple(_question(*line) for line in lines), MAX_TOKENS)
 
 
 def _question(number: int, line: _Line) -> Question:
     solution, _, answer = line.answer.partition("####")
     if not answer.strip():
-        raise UsageError(f"Problem {number} has no '#### answer'; use the published files.")
+        raise UsageError(f"Problem {number} has no '#### answer'", hint="use the published files")
     return Question(
         id=f"gsm8k-{number:04d}",
         family="gsm8k",

@@ -1,6 +1,5 @@
 """Anyone's questions: a JSON object a line."""
 
-import re
 from pathlib import Path
 
 import msgspec
@@ -28,25 +27,20 @@ def jsonl(data: Path, check: Grading) -> Task:
     """
     lines = read_lines(data, _Line)
     questions = tuple(_question(data, number, line, check) for number, line in lines)
-    if len({question.id for question in questions}) < len(questions):
-        raise UsageError(f"Two questions of {str(data)!r} have the same id; make them differ.")
     return Task(data.stem, questions, MAX_TOKENS)
 
 
 def _question(data: Path, number: int, line: _Line, check: Grading) -> Question:
-    where = f"Line {number} of {str(data)!r}"
-    if check == "choice" and (not line.choices or line.answer not in line.choices):
-        raise UsageError(f"{where} has an answer that is none of its choices; add it to them.")
-    if check == "regex":
-        try:
-            re.compile(line.answer)
-        except re.error as error:
-            raise UsageError(f"{where} is no regular expression: {error}.") from error
-    return Question(
-        id=line.id or str(number),
-        family=line.family or data.stem,
-        prompt=line.prompt,
-        answer=line.answer,
-        check=check,
-        choices=line.choices,
-    )
+    try:
+        return Question(
+            id=line.id or str(number),
+            family=line.family or data.stem,
+            prompt=line.prompt,
+            answer=line.answer,
+            check=check,
+            choices=line.choices,
+        )
+    except UsageError as error:
+        raise UsageError(
+            f"Line {number} of {str(data)!r} is not valid: {error.message}", hint=error.hint
+        ) from error

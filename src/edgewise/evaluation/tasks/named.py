@@ -6,42 +6,46 @@ from typing import Literal
 from msgspec.structs import replace
 
 from edgewise.errors import UsageError
-from edgewise.evaluation.tasks.base import Grading, Task
-from edgewise.evaluation.tasks.commonsenseqa import commonsenseqa
-from edgewise.evaluation.tasks.gsm8k import gsm8k
+from edgewise.evaluation.tasks.base import Grading, Task, TaskSource
 from edgewise.evaluation.tasks.jsonl import jsonl
-from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise.registry import Registry
 
 Use = Literal["train", "test"]
 
-_PUBLISHED = {"commonsenseqa": commonsenseqa, "gsm8k": gsm8k}
+TASKS: Registry[type[TaskSource]] = Registry(
+    "task",
+    "edgewise.tasks",
+    {
+        "pocketqa": "edgewise.evaluation.tasks.pocketqa:PocketQa",
+        "commonsenseqa": "edgewise.evaluation.tasks.commonsenseqa:CommonsenseQa",
+        "gsm8k": "edgewise.evaluation.tasks.gsm8k:Gsm8k",
+    },
+    wanted=("name", "splits", "local", "open"),
+)
 
 
 def open_task(
     name: str, *, data: Path | None = None, check: Grading | None = None, use: Use = "test"
 ) -> Task:
-    """`pocketqa`, `commonsenseqa`, `gsm8k` or a JSON Lines file.
+    """The questions of a task in `TASKS`, or of a JSON Lines file.
 
     `data` is a local copy of the published file; `check` how the answers of a JSON Lines file
     are graded (default: exact). `use` chooses the split where a task has several.
     """
+    source = _source(name)
+    if source is not None:
+        return _checked(name, _opened(source, use, data, check))
     path = Path(name).expanduser()
-    if name == "pocketqa" and data is None and check is None:
-        task = pocketqa(use)
-    elif name in _PUBLISHED and check is None:
-        task = _PUBLISHED[name](data, use)
-    elif name in ("pocketqa", *_PUBLISHED):
-        flag = "--check" if check else "--data"
-        raise UsageError(f"The task {name} has its own questions and grading; drop {flag}.")
-    elif path.is_file() and data is None:
-        task = jsonl(path, check or "exact")
-    else:
+    if not path.is_file():
         raise UsageError(
-            f"There is no task {name!r}; name pocketqa, commonsenseqa, gsm8k or a JSON Lines file."
+            f"There is no task {name!r}",
+            hint=f"name {', '.join(TASKS.names())} or a JSON Lines file",
         )
-    if not task.questions:
-        raise UsageError(f"The task {name!r} has no questions.")
-    return task
+    if data is not None:
+        raise UsageError(
+            f"The task {name!r} is a file of its own", hint="drop the copy", setting="data"
+        )
+    return _checked(name, jsonl(path, check or "exact"))
 
 
 def with_calibration(
@@ -56,29 +60,61 @@ def with_calibration(
 ) -> tuple[Task, Task]:
     """The first `limit` questions to use, and `calibration` others to set thresholds with.
 
-    The bundled questions have a split for that. Otherwise these are the last ones of
-    `calibration_data`, a file like `data`; without it, of the published tasks on the hub the end
-    of the train split, which training leaves out, and of a local file its own end.
+    A task with a calibration split has these there. Otherwise they are the last ones of
+    `calibration_data`, a file like `data`; without it, of a task to be tested that has a train
+    split the end of that, which training leaves out; and of any other its own end.
     """
-    if limit is not None and limit < 1:
-        raise UsageError(f"--limit must be 1 or more, not {limit}.")
-    if calibration < 1:
-        raise UsageError(f"--calibration must be 1 or more, not {calibration}.")
+    for setting, value in (("limit", limit), ("calibration", calibration)):
+        if value is not None and value < 1:
+            raise UsageError(f"The {setting} must be 1 or more, not {value}.", setting=setting)
     task = open_task(name, data=data, check=check, use=use)
     if calibration_data is not None:
         other = _beside(name, calibration_data, check)
         return task.first(limit), replace(other, questions=other.questions[-calibration:])
-    if name == "pocketqa":
-        return task.first(limit), pocketqa("calibration").first(calibration)
-    if name in _PUBLISHED and data is None and use == "test":
+    splits = _splits(name, data)
+    if "calibration" in splits:
+        held_out = _checked(name, TASKS.load(name)().open("calibration"))
+        return task.first(limit), held_out.first(calibration)
+    if use == "test" and "train" in splits:
         return task.first(limit), _split(open_task(name, use="train"), calibration)[1]
     rest, held_out = _split(task, calibration)
     return rest.first(limit), held_out
 
 
+def _source(name: str) -> TaskSource | None:
+    return TASKS.load(name)() if name in TASKS else None
+
+
+def _splits(name: str, data: Path | None) -> tuple[str, ...]:
+    """Those that can be opened beside what is used: a local copy is all there is of its task."""
+    source = _source(name)
+    return () if source is None or data is not None else source.splits
+
+
+def _opened(source: TaskSource, use: Use, data: Path | None, check: Grading | None) -> Task:
+    unused = "check" if check else "data" if data is not None and not source.local else None
+    if unused:
+        raise UsageError(
+            f"The task {source.name} has its own questions and grading",
+            hint=f"drop the {unused}",
+            setting=unused,
+        )
+    if data is None and use not in source.splits:
+        raise UsageError(f"The task {source.name} has no {use} split", hint="name another task")
+    return source.open(use, data)
+
+
+def _checked(name: str, task: Task) -> Task:
+    if not task.questions:
+        raise UsageError(f"The task {name!r} has no questions.")
+    if len({question.id for question in task.questions}) < len(task.questions):
+        raise UsageError(f"Two questions of {name!r} have the same id", hint="make them differ")
+    return task
+
+
 def _beside(name: str, data: Path, check: Grading | None) -> Task:
     """The questions of another file of the same task."""
-    if name == "pocketqa" or name in _PUBLISHED:
+    if name in TASKS:
         return open_task(name, data=data, check=check)
     return open_task(str(data), check=check)
 
@@ -91,7 +127,8 @@ def _split(task: Task, calibration: int) -> tuple[Task, Task]:
     rest = tuple(question for question in before if question.prompt not in apart)
     if not rest:
         raise UsageError(
-            f"{len(task.questions)} questions leave none beside {calibration} to calibrate on; "
-            "lower --calibration."
+            f"{len(task.questions)} questions leave none beside {calibration} to calibrate on",
+            hint="calibrate on fewer",
+            setting="calibration",
         )
     return replace(task, questions=rest), replace(task, questions=held_out)

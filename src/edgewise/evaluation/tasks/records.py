@@ -19,7 +19,7 @@ def read_lines(path: Path, kind: type[Record]) -> Iterator[tuple[int, Record]]:
     """Line number and record of each line that is not empty. Raises `UsageError`."""
     try:
         if path.stat().st_size > MAX_FILE:
-            raise UsageError(f"{str(path)!r} is larger than {MAX_FILE >> 20} MB; split it.")
+            raise UsageError(f"{str(path)!r} is larger than {MAX_FILE >> 20} MB", hint="split it")
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
@@ -39,8 +39,9 @@ def read_parquet(repo: str, name: str, kind: type[Record]) -> Iterator[Record]:
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise UsageError(
-            "Reading a hub dataset needs pyarrow: pip install 'edgewise[eval]', or name a JSON "
-            "Lines file with --data."
+            "Reading a hub dataset needs pyarrow",
+            hint="pip install 'edgewise[eval]', or name a local copy of the published file",
+            setting="data",
         ) from error
     rows = parquet.read_table(dataset_file(repo, name)).to_pylist()
     try:

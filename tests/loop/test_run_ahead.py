@@ -7,16 +7,19 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from edgewise.edge.base import EdgeAbilities, Rewinds
 from edgewise.errors import CloudTimeout, CloudUnavailable
 from edgewise.events import Consult, Pending, Rewound, Token
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Answer, Decoder, collect
-from edgewise.loop.policy import Policy
+from edgewise.loop.policy import Budget, Policy
+from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant, Random
+from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud, ScriptedCloudSession
 from edgewise.testing.scripted_edge import EOS, SIZE, ScriptedEdge, noise, replying
-from edgewise.verdict import Verdict
+from edgewise.verdict import Sent, Verdict
 
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())
@@ -30,17 +33,22 @@ class Slow(ScriptedCloud):
         self.patience = patience
         self.futures: list[_Late] = []
 
-    def open(self, ids: Sequence[int]) -> "_SlowSession":
-        return _SlowSession(self, ids)
+    def open(self, prompt: Prompt) -> "_SlowSession":
+        return _SlowSession(self)
 
 
 class _SlowSession(ScriptedCloudSession):
     def ask(
-        self, position: int, new_ids: Sequence[int], n: int, sampling: Sampling, deadline: float
+        self,
+        ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        deadline: float,
+        sent: Sent | None = None,
     ) -> "Future[Verdict]":
         cloud = self._cloud
         assert isinstance(cloud, Slow)
-        asked = super().ask(position, new_ids, n, sampling, deadline)
+        asked = super().ask(ids, n, sampling, deadline, sent)
         late = _Late(asked, cloud.patience[len(cloud.futures) % len(cloud.patience)])
         cloud.futures.append(late)
         return late
@@ -93,25 +101,31 @@ def agreeing(seed: int, agreement: float):
     patience=st.lists(st.integers(0, 12), min_size=1, max_size=6),
     run_ahead=st.integers(1, 12),
     threshold=st.sampled_from([0.2, 0.6, 0.9]),
-    span=st.integers(1, 3),
+    share=st.sampled_from([None, None, 0.05, 0.2, 0.5, 1.0]),
+    cap=st.sampled_from([None, None, 0, 3, 9]),
+    span=st.integers(1, 4),
     temperature=st.sampled_from([0.0, 1.0]),
     stop=st.sampled_from([(), ("a",), ("\x00", "zz"), ("e", "qu")]),
     ending=st.booleans(),
-    failing=st.sampled_from([0, 2, 3]),
+    failing=st.sampled_from([0, 0, 2, 3]),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=300)
 def test_the_answer_is_that_of_the_waiting_loop(
     seed: int,
     agreement: float,
     patience: list[int],
     run_ahead: int,
     threshold: float,
+    share: float | None,
+    cap: int | None,
     span: int,
     temperature: float,
     stop: tuple[str, ...],
     ending: bool,
     failing: int,
 ) -> None:
+    """Whatever the link's timing: share, cap, spans, stops and failures drawn at random."""
+
     def ends(script):
         def ending_script(ids: Sequence[int]):
             logits = script(ids).copy()
@@ -122,16 +136,27 @@ def test_the_answer_is_that_of_the_waiting_loop(
 
         return ending_script
 
-    def run(ahead: int, cloud: ScriptedCloud) -> Answer:
+    def run(ahead: int, cloud: ScriptedCloud) -> tuple[Answer, Budget]:
+        policy = Policy(
+            threshold=threshold,
+            cloud_share=share,
+            max_cloud_tokens=cap,
+            span=span,
+            deadline=60,
+            run_ahead=ahead,
+        )
         decoder = Decoder(
             ScriptedEdge(ends(noise(seed))),
             router=Random(seed),
-            policy=Policy(threshold=threshold, span=span, deadline=60, run_ahead=ahead),
+            policy=policy,
             cloud=cloud,
             breaker=_Patient(),
         )
         sampling = Sampling(temperature=temperature, seed=seed)
-        return decoder.generate(IDS, max_tokens=24, stop=stop, sampling=sampling)
+        with decoder.stream(IDS, max_tokens=24, stop=stop, sampling=sampling) as events:
+            answer = collect(events)
+            assert failing or cap is None or sum(n for _, n in cloud.asks) <= cap
+            return answer, events.budget
 
     script = ends(agreeing(seed, agreement))
     if failing:
@@ -139,16 +164,21 @@ def test_the_answer_is_that_of_the_waiting_loop(
         script_of_fault = {"n": failing}
 
         class Failing(Slow):
-            def open(self, ids: Sequence[int]) -> "_SlowSession":
-                return _FailingSession(self, ids, script_of_fault["n"])
+            def open(self, prompt: Prompt) -> "_SlowSession":
+                return _FailingSession(self, script_of_fault["n"])
 
-        waiting = run(0, Failing(script, [0]))
-        ahead = run(run_ahead, Failing(script, patience))
+        waiting, left = run(0, Failing(script, [0]))
+        ahead, later = run(run_ahead, Failing(script, patience))
     else:
-        waiting = run(0, ScriptedCloud(script))
-        ahead = run(run_ahead, Slow(script, patience))
+        waiting, left = run(0, ScriptedCloud(script))
+        ahead, later = run(run_ahead, Slow(script, patience))
     assert told(ahead) == told(waiting)
     assert ahead.usage.cloud_calls >= waiting.usage.cloud_calls
+    # What was wasted on the way is paid for by the next answer.
+    wasted = ahead.usage.wasted_tokens - waiting.usage.wasted_tokens
+    assert wasted >= 0
+    assert left.credit - later.credit == pytest.approx(wasted if share is not None else 0)
+    assert (later.shift, later.charged) == (left.shift, left.charged)
 
 
 class _Patient(Breaker):
@@ -159,15 +189,20 @@ class _Patient(Breaker):
 
 
 class _FailingSession(_SlowSession):
-    def __init__(self, cloud: Slow, ids: Sequence[int], every: int) -> None:
-        super().__init__(cloud, ids)
+    def __init__(self, cloud: Slow, every: int) -> None:
+        super().__init__(cloud)
         self._every = every
 
     def ask(
-        self, position: int, new_ids: Sequence[int], n: int, sampling: Sampling, deadline: float
+        self,
+        ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        deadline: float,
+        sent: Sent | None = None,
     ) -> "Future[Verdict]":
-        late = super().ask(position, new_ids, n, sampling, deadline)
-        if (position + len(new_ids)) % self._every == 0:
+        late = super().ask(ids, n, sampling, deadline, sent)
+        if len(ids) % self._every == 0:
             failed: Future[Verdict] = Future()
             failed.set_exception(CloudUnavailable("gone."))
             assert isinstance(late, _Late)
@@ -180,8 +215,6 @@ def pair(
 ) -> tuple[Decoder, Slow]:
     large = Slow(replying(cloud, prompt=PROMPT), patience)
     small = ScriptedEdge(replying(edge, prompt=PROMPT, unsure=unsure))
-    from edgewise.routers.uncertainty import MaxProb
-
     policy = Policy(threshold=0.3, run_ahead=ahead, deadline=60)
     return Decoder(small, router=MaxProb(), policy=policy, cloud=large), large
 
@@ -221,8 +254,6 @@ def test_nothing_unconfirmed_is_told_as_a_token() -> None:
 
 def test_consults_on_the_way_overlap() -> None:
     """Three consults of 50 ms each, sent on the way, take little more than one."""
-    from edgewise.routers.uncertainty import MaxProb
-
     text = "blue sky today"
     large = ScriptedCloud(replying(text, prompt=PROMPT), delay=0.1)
     small = ScriptedEdge(replying(text, prompt=PROMPT, unsure=(2, 4, 6)))
@@ -240,7 +271,7 @@ def test_a_dropped_consult_counts_against_the_cap() -> None:
     decoder, large = pair("grey sky", "gray sky", [8], unsure=(2, 3, 4, 5))
     decoder.policy = Policy(threshold=0.3, run_ahead=8, max_cloud_tokens=3)
     result = decoder.generate(IDS)
-    assert sum(n for _, _, n in large.asks) <= 3
+    assert sum(n for _, n in large.asks) <= 3
     assert result.usage.cloud_tokens + result.usage.wasted_tokens <= 3
 
 
@@ -248,7 +279,7 @@ def test_leaving_in_the_middle_cancels_what_flies() -> None:
     class Never(ScriptedCloud):
         cancelled = 0
 
-        def open(self, ids: Sequence[int]):
+        def open(self, prompt: Prompt):
             cloud = self
 
             class Session(ScriptedCloudSession):
@@ -261,7 +292,7 @@ def test_leaving_in_the_middle_cancels_what_flies() -> None:
                     future.add_done_callback(note)
                     return future
 
-            return Session(cloud, ids)
+            return Session(cloud)
 
     cloud = Never(noise())
     policy = Policy(threshold=0.5, run_ahead=8)
@@ -277,8 +308,6 @@ def test_a_deadline_ends_the_wait_and_keeps_the_guesses() -> None:
     text = "blue sky today"
     large = ScriptedCloud(replying("gray", prompt=PROMPT), delay=30.0)
     small = ScriptedEdge(replying(text, prompt=PROMPT, unsure=(2,)))
-    from edgewise.routers.uncertainty import MaxProb
-
     policy = Policy(threshold=0.3, run_ahead=16, deadline=0.2)
     decoder = Decoder(small, router=MaxProb(), policy=policy, cloud=large)
     with decoder.stream(IDS) as events:
@@ -301,3 +330,16 @@ def test_consults_are_reported_when_they_are_over() -> None:
 def test_the_run_ahead_is_a_number_of_tokens(value: int) -> None:
     with pytest.raises(Exception, match="run-ahead"):
         Policy(run_ahead=value)
+
+
+@pytest.mark.parametrize("rewinds", ["anywhere", "marks", "no"])
+def test_an_edge_that_cannot_go_back_does_not_run_ahead(rewinds: Rewinds) -> None:
+    large = Slow(replying("gray sky", prompt=PROMPT), [4])
+    script = replying("grey sky", prompt=PROMPT, unsure=(2, 4))
+    small = ScriptedEdge(script, abilities=EdgeAbilities(rewinds=rewinds))
+    policy = Policy(threshold=0.3, run_ahead=8, deadline=60)
+    decoder = Decoder(small, router=MaxProb(), policy=policy, cloud=large)
+    with decoder.stream(IDS, pending=True) as events:
+        seen = list(events)
+    assert [e.id for e in seen if isinstance(e, Token)] == [*b"gray sky", EOS]
+    assert any(isinstance(e, Pending) for e in seen) == (rewinds != "no")

@@ -82,7 +82,9 @@ def test_without_a_template_the_contents_are_joined() -> None:
     ],
 )
 def test_what_a_template_must_not_do_is_refused(template: str) -> None:
-    with pytest.raises(ModelError, match=r"^The model's chat template .*use --no-template to "):
+    with pytest.raises(
+        ModelError, match=r"^The model's chat template .*; send the text as it is\.$"
+    ):
         render(templated(template), TURNS)
 
 
@@ -92,7 +94,7 @@ def test_a_template_may_refuse_a_conversation_in_its_own_words() -> None:
         render(templated(template), TURNS)
     assert str(caught.value) == (
         "The model's chat template does not accept this conversation (No system!); "
-        "use --no-template to send the text as it is."
+        "send the text as it is."
     )
     assert render(templated(template), TURNS[1:]) == ""
 

@@ -21,7 +21,7 @@ from edgewise.loop.policy import Budget, Policy
 from edgewise.routers.constant import Constant, Random
 from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
-from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_cloud import ID_BYTES, ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, noise, replying
 
 PROMPT = "Q: sky? A:"
@@ -74,10 +74,12 @@ def test_only_new_ids_travel() -> None:
         policy=Policy(threshold=0.3),
         cloud=cloud,
     )
-    answer(decoder)
-    assert cloud.asks == [
-        (0, tuple(IDS), 1),
-        (len(IDS), tuple(b"blue "), 1),
+    with decoder.stream(IDS) as events:
+        told = [event for event in events if isinstance(event, Consult)]
+    assert cloud.asks == [(tuple(IDS), 1), ((*IDS, *b"blue "), 1)]
+    assert [(event.sent_ids, event.sent_bytes) for event in told] == [
+        (len(IDS), len(IDS) * ID_BYTES),
+        (5, 5 * ID_BYTES),
     ]
 
 
@@ -89,7 +91,7 @@ def test_a_span_is_written_whole_and_counted(span: int) -> None:
     result = answer(decoder)
     assert result.text == "blue sky today"
     assert result.usage.cloud_tokens + result.usage.wasted_tokens == sum(
-        n for _, _, n in cloud.asks
+        n for _, n in cloud.asks
     ) - (-len(result.tokens) % span)
     assert all(t.score is None for t in result.tokens if t.reason == "span")
 

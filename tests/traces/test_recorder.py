@@ -45,7 +45,8 @@ def test_every_step_consult_and_rewind_is_on_record(tmp_path: Path) -> None:
     assert [record.at for record in records] == sorted(record.at for record in records)
     asked = [record.event for record in records if isinstance(record.event, Asked)]
     assert asked[0].position == len(IDS) + 2
-    assert asked[0].new_ids == len(IDS) + 2
+    ended = [record.event for record in records if isinstance(record.event, Answered)]
+    assert min(ended, key=lambda end: end.number).sent_ids == len(IDS) + 2
     first = next(record.event for record in records if isinstance(record.event, EdgeStep))
     assert first.computed == len(IDS)
 

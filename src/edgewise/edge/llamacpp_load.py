@@ -1,0 +1,121 @@
+"""From a GGUF file to llama.cpp's model, or to a sentence that says why not."""
+
+import ctypes
+import os
+from collections import deque
+from pathlib import Path
+from typing import Any, Literal
+
+from edgewise.edge.binding import llama_cpp
+from edgewise.errors import ModelError, UsageError
+
+BATCH = 512
+"""Most ids of one decode."""
+
+_ERROR = 4  # ggml.h: GGML_LOG_LEVEL_ERROR
+
+_log_tail: deque[str] = deque(maxlen=20)
+
+
+@llama_cpp.llama_log_callback
+def _keep_log(level: int, text: bytes, _data: object) -> None:
+    if level == _ERROR and text:
+        _log_tail.append(text.decode("utf-8", "replace").strip())
+
+
+def _engine_log() -> str:
+    lines = [line for line in _log_tail if line]
+    return lines[0] if lines else "no reason given"
+
+
+def default_threads() -> int:
+    """Cores this process may use, less one.
+
+    A decode waits for its slowest thread, so one busy core makes a step that uses all of them
+    several times slower; one core is left to the rest of the machine.
+    """
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, (usable or 2) - 1)
+
+
+def load_weights(path: Path, gpu_layers: int | Literal["auto"]) -> Any:
+    """llama.cpp's model of `path`; the caller frees it. Raises `ModelError` or `UsageError`."""
+    _check_file(path)
+    llama_cpp.llama_log_set(_keep_log, ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers = _offloaded_layers(gpu_layers)
+    _log_tail.clear()
+    model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        raise ModelError(
+            f"{str(path)!r} is truncated, damaged or of an unknown kind "
+            f"(llama.cpp: {_engine_log()})",
+            hint="download it again",
+        )
+    try:
+        _check_kind(model, path)
+    except ModelError:
+        llama_cpp.llama_model_free(model)
+        raise
+    return model
+
+
+def new_context(model: Any, path: Path, *, context: int, sequences: int, threads: int) -> Any:
+    """A llama.cpp context of `sequences` sequences of `context` ids; the caller frees it."""
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = context * sequences
+    params.n_batch = params.n_ubatch = min(BATCH, context)
+    params.n_seq_max = sequences
+    params.kv_unified = False
+    params.n_threads = params.n_threads_batch = threads
+    params.embeddings = True
+    params.pooling_type = llama_cpp.LLAMA_POOLING_TYPE_NONE
+    params.no_perf = True
+    _log_tail.clear()
+    made = llama_cpp.llama_init_from_model(model, params)
+    if not made:
+        raise ModelError(
+            f"{str(path)!r} does not fit in memory with a context of {context} ids and "
+            f"{sequences} slots (llama.cpp: {_engine_log()})",
+            hint="lower the context",
+            setting="ctx",
+        )
+    return made
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise ModelError(f"There is no file {str(path)!r}", hint="check the path of the model")
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ModelError(
+                f"{str(path)!r} is not a GGUF file",
+                hint="convert the model with llama.cpp's convert_hf_to_gguf.py or name a GGUF "
+                "repository",
+            )
+
+
+def _offloaded_layers(gpu_layers: int | Literal["auto"]) -> int:
+    has_gpu = bool(llama_cpp.llama_supports_gpu_offload())
+    if gpu_layers == "auto":
+        return -1 if has_gpu else 0
+    if gpu_layers > 0 and not has_gpu:
+        raise UsageError(
+            f"{gpu_layers} layers on a GPU need a GPU build of llama.cpp, and this one is for the "
+            "CPU",
+            hint="reinstall llama-cpp-python with its CUDA or Metal flags, or offload 0 layers",
+            setting="gpu_layers",
+        )
+    return gpu_layers
+
+
+def _check_kind(model: Any, path: Path) -> None:
+    if llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model):
+        raise ModelError(
+            f"{str(path)!r} is a recurrent model, whose state cannot be rewound to an earlier "
+            "token",
+            hint="choose a transformer",
+        )
+    if llama_cpp.llama_model_has_encoder(model) or not llama_cpp.llama_model_has_decoder(model):
+        raise ModelError(f"{str(path)!r} is not a decoder-only model", hint="choose one that is")

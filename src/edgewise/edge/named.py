@@ -1,0 +1,11 @@
+"""Edge engines by name: how an address becomes a model."""
+
+from collections.abc import Callable
+
+from edgewise.edge.base import EdgeModel, EdgeOptions
+from edgewise.registry import Registry
+
+EDGES: Registry[Callable[[str, EdgeOptions], EdgeModel]] = Registry(
+    "edge engine", "edgewise.edge", {"llamacpp": "edgewise.edge.llamacpp:open_gguf"}
+)
+"""An engine is called with the model's address as the user wrote it."""

@@ -1,0 +1,199 @@
+"""An answer's consults: the session with the cloud, what flies, what was dropped."""
+
+import time
+from collections.abc import Sequence
+from concurrent import futures
+from concurrent.futures import Future
+from typing import Literal, NamedTuple
+
+from edgewise.cloud.base import CloudSession
+from edgewise.errors import CloudError, CloudTimeout
+from edgewise.loop.breaker import Breaker
+from edgewise.loop.latency import Latency
+from edgewise.loop.policy import Policy
+from edgewise.loop.state import State
+from edgewise.sampling import Sampling
+from edgewise.verdict import Sent, Verdict
+
+FLIGHTS = 4
+"""Consults in flight at once."""
+
+_GRACE = 0.25
+"""Seconds past the deadline before a backend that breaks its promise is given up."""
+
+
+class Flight(NamedTuple):
+    """A consult on its way: `ask` tokens at `position`.
+
+    `deadline` in seconds from `begun`; `first` where the answer had no verdict before.
+    """
+
+    position: int
+    ask: int
+    begun: float
+    deadline: float
+    first: bool
+    sent: Sent
+    future: "Future[Verdict]"
+
+
+class Consults:
+    """Owned by the answer's thread; verdicts land in whichever thread brings them.
+
+    `dropped` consults were sent for an answer that then went another way; `wasted` tokens were
+    asked for with them, whether or not they still come. `waited` seconds were spent on verdicts.
+    """
+
+    def __init__(
+        self,
+        session: CloudSession,
+        *,
+        policy: Policy,
+        sampling: Sampling,
+        size: int,
+        breaker: Breaker,
+        latency: Latency,
+    ) -> None:
+        """`session` is closed with the consults; a vocabulary of `size` ids is shared with it."""
+        self._size = size
+        self._session = session
+        self._policy, self._sampling = policy, sampling
+        self._breaker, self._latency = breaker, latency
+        # Where only the cloud will do, a pause would hide that it is gone.
+        self._insists = policy.on_cloud_error == "raise"
+        self._first = True
+        self._flights: dict[int, Flight] = {}
+        self.dropped = self.wasted = 0
+        self.waited = 0.0
+
+    def push(self, ids: Sequence[int], state: State) -> None:
+        """Tell a session that sends ahead of consults of the answer so far."""
+        if self._policy.may_ask(state.budget):
+            self._session.push(ids)
+
+    def ask(self, ids: Sequence[int], n: int) -> Flight | Literal["circuit_open"]:
+        """The consult for the token after `ids`: sent now, or on the way since a guess."""
+        breaker = self._breaker
+        flight = self._flights.get(len(ids))
+        if flight is not None and flight.ask != n:
+            self._drop([flight])
+            flight = None
+        sent_ahead = flight is not None
+        if flight is None:
+            if not self._insists and not breaker.allow():
+                return "circuit_open"
+            flight = self._send(ids, n)
+            if breaker.is_open and not self._insists:
+                flight.future.add_done_callback(self._probed)
+        if self._insists or not breaker.is_open or flight.future.done():
+            return flight
+        # Nobody waits for a cloud that went silent; a probe flies on and decides on later consults.
+        if sent_ahead:
+            self._drop([flight])
+        else:
+            self._forget(flight)
+        return "circuit_open"
+
+    def ask_ahead(self, ids: Sequence[int], n: int, state: State) -> bool:
+        """Send a consult from a guess; False where that may not be."""
+        allowed = len(self._flights) < FLIGHTS and not self._breaker.is_open
+        if not allowed or not self._policy.may_ask_ahead(state.budget, n, self.wasted):
+            return False
+        self._send(ids, n)
+        return True
+
+    def lands(self, flight: Flight) -> bool:
+        """Whether a consult is over, or is so before a step ahead would pay."""
+        elapsed = time.monotonic() - flight.begun
+        patience = self._policy.patience(self._latency, elapsed, first=flight.first)
+        if patience and not flight.future.done():
+            futures.wait((flight.future,), patience)
+            self.waited += time.monotonic() - flight.begun - elapsed
+        return flight.future.done()
+
+    def verdict(self, flight: Flight, proposed: int) -> Verdict:
+        """Wait for the outcome; raises the `CloudError` that it is."""
+        begun = time.monotonic()
+        self._flights.pop(flight.position, None)
+        try:
+            verdict = self._result(flight)
+        except CloudError as error:
+            self._breaker.failed(silent=isinstance(error, CloudTimeout))
+            raise
+        except BaseException:
+            self._breaker.failed()
+            raise
+        finally:
+            self.waited += time.monotonic() - begun
+        self._breaker.succeeded()
+        self._latency.judged(changed=verdict.ids[0] != proposed)
+        return verdict
+
+    def drop(self, start: int = 0, end: int | None = None) -> int:
+        """Cancel what was sent for positions from `start` on, before `end`; returns how many."""
+        stale = [
+            flight
+            for at, flight in self._flights.items()
+            if at >= start and (end is None or at < end)
+        ]
+        self._drop(stale)
+        return len(stale)
+
+    def close(self) -> None:
+        """Cancel what flies and close the session."""
+        self.drop()
+        self._session.close()
+
+    def _drop(self, stale: Sequence[Flight]) -> None:
+        for flight in stale:
+            self._forget(flight)
+            flight.future.cancel()
+
+    def _forget(self, flight: Flight) -> None:
+        del self._flights[flight.position]
+        self.dropped += 1
+        self.wasted += flight.ask
+
+    def _send(self, ids: Sequence[int], n: int) -> Flight:
+        begun, sent = time.monotonic(), Sent()
+        deadline = self._policy.deadline_now(self._latency, first=self._first)
+        try:
+            future = self._session.ask(ids, n, self._sampling, deadline, sent)
+        except CloudError as error:
+            future = Future[Verdict]()
+            future.set_exception(error)
+        flight = Flight(len(ids), n, begun, deadline, self._first, sent, future)
+        self._flights[flight.position] = flight
+        # When it lands, not when the loop next looks.
+        future.add_done_callback(lambda _: self._landed(flight))
+        return flight
+
+    def _landed(self, flight: Flight) -> None:
+        """In whichever thread answers: how long it took."""
+        if flight.future.cancelled():
+            return
+        error = flight.future.exception()
+        if error is None:
+            seconds = time.monotonic() - flight.begun
+            engine = flight.future.result().engine_seconds
+            self._latency.answered(seconds, engine, first=flight.first)
+            self._first = False
+        elif isinstance(error, CloudTimeout):
+            self._latency.timed_out(flight.deadline, first=flight.first)
+
+    def _probed(self, future: "Future[Verdict]") -> None:
+        if future.cancelled() or future.exception():
+            self._breaker.failed()
+        else:
+            self._breaker.succeeded()
+
+    def _result(self, flight: Flight) -> Verdict:
+        left = max(0.0, flight.begun + flight.deadline - time.monotonic())
+        try:
+            verdict = flight.future.result(timeout=left + _GRACE)
+        except TimeoutError as error:
+            flight.future.cancel()
+            self._latency.timed_out(flight.deadline, first=flight.first)
+            raise CloudTimeout(f"No answer within {flight.deadline:.3g} s.") from error
+        verdict.check(self._size)
+        return verdict

@@ -1,0 +1,335 @@
+"""The decoding loop: step, score, decide, consult, write. There is one; everything streams.
+
+All that changes from token to token lies in one immutable `State` per position, or follows from the
+position (random draws). So rewinding means going back to a state.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from edgewise.cloud.base import CloudModel
+from edgewise.edge.base import EdgeModel, Needs
+from edgewise.errors import CloudError, Fault
+from edgewise.events import (
+    Consult,
+    Event,
+    Finished,
+    Pending,
+    Reason,
+    Rewound,
+    Source,
+    Timing,
+    Token,
+    Usage,
+)
+from edgewise.loop.ahead import Read, Reader, RunAhead
+from edgewise.loop.breaker import Breaker
+from edgewise.loop.consults import Consults, Flight
+from edgewise.loop.latency import Latency
+from edgewise.loop.policy import Budget
+from edgewise.loop.state import Rules, State
+from edgewise.prompts import Prompt
+from edgewise.routers.base import Router
+from edgewise.sampling import Sampling
+from edgewise.verdict import Verdict
+
+
+class Parts(NamedTuple):
+    """What answers share: the models, the router, and what is known of the cloud's link."""
+
+    edge: EdgeModel
+    cloud: CloudModel | None
+    router: Router
+    breaker: Breaker
+    latency: Latency
+
+
+class _Awaited(NamedTuple):
+    """A consult that the answer waits for, and what the edge would have written."""
+
+    flight: Flight
+    read: Read
+
+
+class Generation(Iterator[Event]):
+    """One answer in the making. Closed when exhausted; use `with` where it may be abandoned."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        prompt: Prompt,
+        rules: Rules,
+        *,
+        sampling: Sampling,
+        budget: Budget,
+        pending: bool,
+        candidates: bool,
+    ) -> None:
+        self._rules, self._tokenizer = rules, rules.tokenizer
+        self._ids = list(prompt.ids)
+        self._states = [State(budget=budget)]
+        self._events: deque[Event] = deque()
+        self._awaited: _Awaited | None = None
+        self._finished = False
+        self._pending, self._candidates = pending, candidates
+        self._clock = _Clock()
+        with ExitStack() as stack:
+            needs = parts.router.needs | (Needs.NOTHING if sampling.greedy else Needs.LOGITS)
+            edge = parts.edge.session(needs, top=parts.router.top)
+            stack.callback(edge.close)
+            self._cached = edge.open(prompt.ids)
+            self._consults: Consults | None = None
+            if parts.cloud is not None and rules.policy.asks:
+                self._consults = Consults(
+                    parts.cloud.open(prompt),
+                    policy=rules.policy,
+                    sampling=sampling,
+                    size=rules.tokenizer.size,
+                    breaker=parts.breaker,
+                    latency=parts.latency,
+                )
+                stack.callback(self._consults.close)
+                # While the edge reads the prompt the cloud can, too.
+                self._consults.push(self._ids, self._states[0])
+            reader = Reader(edge, parts.router, sampling, candidates=candidates)
+            self._ahead = RunAhead(
+                self._ids, edge, reader, self._consults, rules=rules, latency=parts.latency
+            )
+            self._closing = stack.pop_all()
+        self._closed = False
+
+    @property
+    def index(self) -> int:
+        """How many tokens the answer has."""
+        return self._states[-1].index
+
+    @property
+    def budget(self) -> Budget:
+        """What the policy remembers, to be given to the conversation's next answer."""
+        wasted = self._consults.wasted if self._consults else 0
+        return self._rules.policy.next_answer(self._states[-1].budget, wasted)
+
+    def rewind(self, index: int) -> None:
+        """Go back to where the answer had `index` tokens; events not yet read are dropped."""
+        if self._closed or not 0 <= index <= self.index:
+            raise ValueError(f"cannot rewind to token {index}")
+        del self._states[index + 1 :]
+        del self._ids[self._rules.prompt + index :]
+        self._ahead.drop(len(self._ids))
+        self._awaited = None
+        self._events.clear()
+        self._finished = False
+
+    def close(self) -> None:
+        """Give back the sessions; no further events come."""
+        if not self._closed:
+            self._closed = True
+            self._closing.close()
+
+    def __next__(self) -> Event:
+        while not self._events:
+            if self._closed:
+                raise StopIteration
+            if self._finished:
+                self.close()
+                raise StopIteration
+            try:
+                self._advance()
+            except BaseException:
+                self.close()
+                raise
+        return self._events.popleft()
+
+    def __enter__(self) -> "Generation":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _advance(self) -> None:
+        """Write one token, guess one ahead, or finish."""
+        state = self._states[-1]
+        if self._awaited is not None:
+            self._guess_or_take(self._awaited, state)
+        elif state.end is not None:
+            self._finish(state)
+        elif state.queue:
+            self._write_cloud(state, "span")
+        else:
+            read = self._ahead.read()
+            decision = state.decide(read.score, self._rules)
+            outcome = self._consulted(decision.ask) if decision.ask else decision.reason
+            if isinstance(outcome, Flight):
+                self._awaited = _Awaited(outcome, read.detailed())
+            else:
+                self._write_edge(state, read, outcome)
+
+    def _consulted(self, ask: int) -> Flight | Reason:
+        """The consult for the next token, or why there is none."""
+        return "no_cloud" if self._consults is None else self._consults.ask(self._ids, ask)
+
+    def _guess_or_take(self, awaited: _Awaited, state: State) -> None:
+        """Another step ahead while the consult flies, or its outcome."""
+        flight, read = awaited
+        assert self._consults is not None
+        if self._rules.policy.run_ahead and not self._consults.lands(flight):
+            self._ahead.begin(flight, read, state)
+            guess = self._ahead.forward()
+            if guess is not None:
+                self._tell_pending(guess)
+                return
+        self._awaited = None
+        try:
+            verdict = self._consults.verdict(flight, read.proposed)
+        except CloudError as error:
+            self._events.append(_over(state.index, flight, error))
+            if self._rules.policy.on_cloud_error == "raise":
+                raise
+            self._write_edge(state.failed(error, flight.ask, self._rules), read, error.reason)
+        else:
+            self._events.append(_over(state.index, flight, verdict))
+            answered = state.answered(verdict, flight.ask, read.proposed, self._rules)
+            self._write_cloud(answered, "critical", read)
+
+    def _tell_pending(self, guess: int) -> None:
+        if self._pending:
+            index = self.index + len(self._ahead.guesses) - 1
+            text = self._tokenizer.piece(guess).decode("utf-8", "replace")
+            self._events.append(Pending(index, guess, text))
+
+    def _write_edge(self, state: State, read: Read, reason: Reason | Fault) -> None:
+        known = read.candidates if self._candidates else ()
+        after, text = state.write(read.token, "edge", self._rules)
+        token = self._token(after, read.token, text, "edge", reason, read.logprob, read.score)
+        self._append(after, replace(token, edge=known) if known else token)
+
+    def _write_cloud(self, state: State, reason: Reason, read: Read | None = None) -> None:
+        """The next token of a verdict; `read` is the edge's step where it was asked for."""
+        first = state.queue[0]
+        after, text = state.write(first.id, "cloud", self._rules, ends=first.ends)
+        score, known = (read.score, read.candidates) if read else (None, ())
+        token = self._token(after, first.id, text, "cloud", reason, first.logprob, score)
+        self._append(after, replace(token, edge=known, cloud=first.top))
+
+    def _token(
+        self,
+        after: State,
+        token: int,
+        text: str,
+        source: Source,
+        reason: Reason | Fault,
+        logprob: float | None,
+        score: float | None,
+    ) -> Token:
+        seconds, wait = self._clock.token(self._consults.waited if self._consults else 0.0)
+        return Token(
+            index=after.index - 1,
+            id=token,
+            text=text,
+            source=source,
+            score=score,
+            logprob=logprob,
+            seconds=seconds,
+            wait=wait,
+            reason=reason,
+        )
+
+    def _append(self, after: State, token: Token) -> None:
+        """Make `token` the answer's next: what was guessed stands, or goes."""
+        self._ids.append(token.id)
+        self._states.append(after)
+        self._events.append(token)
+        if after.end is None:
+            guesses, consults = self._ahead.follow(token.id)
+            if self._pending and guesses > 1:
+                # The first of them was never told: it stood beside the awaited token.
+                self._events.append(Rewound(token.index, guesses - 1, consults))
+            if self._consults is not None and not self._ahead.guesses:
+                self._consults.push(self._ids, after)
+        else:
+            self._ahead.drop(len(self._ids) - 1)
+
+    def _finish(self, state: State) -> None:
+        """Release what is held back, and sum up."""
+        self._finished = True
+        assert state.end is not None
+        self._events.append(
+            Finished(
+                text=state.release(self._rules.stop),
+                finish_reason=state.end,
+                usage=self._usage(state),
+                timing=self._clock.timing(),
+            )
+        )
+
+    def _usage(self, state: State) -> Usage:
+        counts, consults = state.counts, self._consults
+        wasted = state.wasted + (consults.wasted if consults else 0)
+        return Usage(
+            prompt_tokens=self._rules.prompt,
+            cached_tokens=self._cached,
+            edge_tokens=counts.edge,
+            cloud_tokens=counts.cloud,
+            wasted_tokens=wasted,
+            changing_tokens=counts.changing,
+            cloud_share=min(1.0, (counts.cloud + wasted) / state.index),
+            cloud_calls=counts.calls + (consults.dropped if consults else 0),
+            failed_calls=counts.failed,
+            cloud_prompt_cached=counts.cached,
+            cloud_prompt_computed=counts.computed,
+        )
+
+
+class _Clock:
+    """Seconds from the start, between tokens, and of those spent waiting."""
+
+    def __init__(self) -> None:
+        self._started = self._last = time.monotonic()
+        self._first: float | None = None
+        self._waited = 0.0
+
+    def token(self, waited: float) -> tuple[float, float]:
+        """Seconds since the token before, and of those waited; `waited` since the start."""
+        now = time.monotonic()
+        seconds, self._last = now - self._last, now
+        wait, self._waited = waited - self._waited, waited
+        if self._first is None:
+            self._first = now - self._started
+        return seconds, wait
+
+    def timing(self) -> Timing:
+        """Of the whole answer."""
+        total = time.monotonic() - self._started
+        return Timing(ttft=self._first or 0.0, total=total, wait=self._waited)
+
+
+def _over(index: int, flight: Flight, outcome: Verdict | CloudError) -> Consult:
+    told = Consult(
+        index=index,
+        outcome=outcome.reason if isinstance(outcome, CloudError) else "answered",
+        asked=flight.ask,
+        answered=0,
+        sent_ids=flight.sent.ids,
+        sent_bytes=flight.sent.bytes,
+        seconds=time.monotonic() - flight.begun,
+    )
+    if isinstance(outcome, CloudError):
+        return replace(told, message=str(outcome))
+    return replace(
+        told,
+        answered=len(outcome.ids),
+        cached=outcome.cached,
+        computed=outcome.computed,
+        engine_seconds=outcome.engine_seconds,
+    )

@@ -1,0 +1,52 @@
+"""CITER's preference."""
+
+from typing import Literal
+
+from edgewise.errors import UsageError
+from edgewise.rollouts.base import Prefix
+from edgewise.sampling import Sampling
+from edgewise.training.collect import Text
+from edgewise.training.labels.base import Case, Label, Labelling, Rollout, Writer
+
+_BY: tuple[Literal["edge", "pair"], ...] = ("edge", "pair")
+
+
+class Citer(Label):
+    """CITER's preference (arXiv 2502.01976), along the reference that comes with a question.
+
+    0 where the edge would write the reference's token, else 1 where the cloud would. Where both
+    would write another, each branch is rolled out to its end, and the cloud is preferred where
+    only its branch ends right. In the first round the edge goes on from both branches, in the
+    second the pair under the router of the first.
+    """
+
+    text: Text = "reference"
+    options = ("rounds",)
+
+    def __init__(self, rollouts_by: Literal["edge", "pair"] = "edge") -> None:
+        self.name = f"citer-{rollouts_by}"
+        self.described = f"CITER's preference, both branches rolled out by the {rollouts_by}"
+        self.writers: frozenset[Writer] = frozenset({"cloud", rollouts_by})
+        self._by: Writer = rollouts_by
+
+    @classmethod
+    def rounds(cls, **options: int) -> list[Label]:
+        count = options.get("rounds", len(_BY))
+        if not 1 <= count <= len(_BY):
+            raise UsageError(f"The rounds must be 1 or {len(_BY)}, not {count}.", setting="rounds")
+        return [cls(writer) for writer in _BY[:count]]
+
+    def of(self, case: Case) -> Labelling:
+        values = [0.0] * len(case.proposed)
+        at, ids = case.mismatches, case.sample.ids
+        prompt = case.sample.prompt
+        replies = yield [Rollout("cloud", Prefix((*prompt, *ids[:i]), 1)) for i in at]
+        cloud = {i: reply.ids[0] for i, reply in zip(at, replies, strict=True)}
+        both = [i for i in at if cloud[i] not in (ids[i], case.proposed[i])]
+        branches = [(i, case.proposed[i]) for i in both] + [(i, cloud[i]) for i in both]
+        right = yield from case.right(self._by, branches, Sampling())
+        for i in at:
+            values[i] = float(cloud[i] == ids[i])
+        for i, edge, other in zip(both, right[: len(both)], right[len(both) :], strict=True):
+            values[i] = float(other and not edge)
+        return values

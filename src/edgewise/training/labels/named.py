@@ -1,0 +1,33 @@
+"""Labels by name."""
+
+from edgewise.errors import UsageError
+from edgewise.registry import Registry
+from edgewise.training.labels.base import Label
+
+LABELS: Registry[type[Label]] = Registry(
+    "label",
+    "edgewise.labels",
+    {
+        "value": "edgewise.training.labels.value:Value",
+        "mismatch": "edgewise.training.labels.mismatch:Mismatch",
+        "co-llm": "edgewise.training.labels.co_llm:CoLlm",
+        "citer": "edgewise.training.labels.citer:Citer",
+    },
+    wanted=("of", "rounds", "options", "text", "writers", "objective", "hidden"),
+)
+
+
+def labels_named(name: str, **options: int | None) -> list[Label]:
+    """The label of each round of training, in order; an option that is None was not given.
+
+    Raises `UsageError` for a label that there is not, or an option that it does not take.
+    """
+    kind = LABELS.load(name)
+    given = {option: value for option, value in options.items() if value is not None}
+    for option in given:
+        if option not in kind.options:
+            takes = f"it takes {', '.join(kind.options)}" if kind.options else "it takes no options"
+            raise UsageError(
+                f"The label {name!r} takes no {option}", hint=f"drop it: {takes}", setting=option
+            )
+    return kind.rounds(**given)

@@ -1,0 +1,167 @@
+"""The door for edge engines: a package adds one, and it answers."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgewise.addresses import bundled
+from edgewise.edge.base import EdgeOptions
+from edgewise.edge.llamacpp import LlamaModel, open_gguf
+from edgewise.edge.named import EDGES
+from edgewise.errors import AddressError, UsageError
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
+from edgewise.pair import open_edge, open_router
+from edgewise.rollouts.base import Prefix
+from edgewise.rollouts.open import edge_rollouts
+from edgewise.settings import Settings, load
+
+ENGINE = '''
+"""An edge engine as a package would bring it: what it has, and no more."""
+
+from edgewise.edge.base import EdgeAbilities, EdgeModel
+from edgewise.edge.kv import KvCache, KvSession, KvRow
+from edgewise.edge.fair_lock import FairLock
+from edgewise.testing.scripted_edge import ByteTokenizer, replying
+
+
+class Cells(KvCache):
+    decodes = 0
+    batch = turn = 32
+
+    def __init__(self, script):
+        self.lock, self.script, self.ids = FairLock(), script, []
+
+    def run(self, ids, start, outputs, *, hidden):
+        del self.ids[start:]
+        self.ids += ids
+        self.decodes += 1
+        return [] if outputs == "none" else [KvRow(self.script(self.ids))]
+
+    def forget(self, position):
+        return position
+
+
+class Echo(EdgeModel):
+    tokenizer = ByteTokenizer()
+    abilities = EdgeAbilities(hidden=False, batch_logits=False, slots=4)
+    hidden_size = 0
+
+    def __init__(self, address, options):
+        self.name, self.options = address, options
+        self.context = options.context or 64
+        self.script = replying(address.partition(":")[2], prompt="say: ")
+
+    def session(self, needs, *, top=0):
+        return KvSession(self, Cells(self.script), needs, top)
+
+    def fingerprint(self):
+        return self.name
+
+    def close(self):
+        pass
+'''
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package on the path that adds the engine `echo`, and one that cannot be loaded."""
+    (tmp_path / "echo_engine.py").write_text(ENGINE)
+    info = tmp_path / "echo_engine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-engine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[edgewise.edge]\necho = echo_engine:Echo\nbroken = echo_engine:Nothing\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "echo_engine", raising=False)
+    return info
+
+
+ECHO = Settings(edge="echo:grey sky", edge_engine="echo", cloud="none", ctx=48, slots=3, threads=2)
+
+
+@pytest.mark.usefixtures("installed")
+class TestAnEngineOfAPackage:
+    def test_it_answers(self) -> None:
+        edge = open_edge(ECHO)
+        router, card = open_router(ECHO, edge)
+        assert card is None
+        decoder = Decoder(edge, router=router, policy=Policy(threshold=1.0))
+        assert decoder.generate(list(b"say: ")).text == "grey sky"
+
+    def test_it_gets_the_address_and_the_options_as_they_are(self) -> None:
+        edge = open_edge(ECHO, keep_prefixes=True)
+        assert edge.name == "echo:grey sky"
+        assert edge.context == 48
+        wanted = EdgeOptions(context=48, threads=2, slots=3, keep_prefixes=True)
+        assert edge.options == wanted  # type: ignore[attr-defined]
+
+    def test_what_it_left_out_has_a_default(self) -> None:
+        edge = open_edge(ECHO)
+        assert edge.parameters is None
+        assert edge.sequences(8) is None
+        with pytest.raises(UsageError, match="leave the input token_embedding out"):
+            edge.embeddings()
+        rollouts = edge_rollouts(edge)
+        (written,) = rollouts.run([Prefix(tuple(b"say: "), 4)])
+        assert bytes(written.ids) == b"grey"
+        rollouts.close()
+
+    def test_a_router_that_reads_what_it_lacks_is_refused(self) -> None:
+        edge = open_edge(ECHO)
+        router, _ = open_router(Settings(router="bundled"), _bundled())
+        decoder = Decoder(edge, router=router, policy=Policy(threshold=1.0))
+        with pytest.raises(UsageError, match="no hidden states; choose a router that reads none"):
+            decoder.generate(list(b"say: "))
+
+    def test_it_is_named_beside_the_built_in_one(self) -> None:
+        assert EDGES.names() == ["broken", "echo", "llamacpp"]
+        with pytest.raises(UsageError, match="no edge engine 'none'; known are broken, echo, "):
+            open_edge(Settings(edge_engine="none"))
+
+    def test_one_that_cannot_be_loaded(self) -> None:
+        with pytest.raises(UsageError, match=r"'broken' cannot be loaded from 'echo_engine:Nothi"):
+            open_edge(Settings(edge_engine="broken"))
+
+    def test_the_built_in_one_cannot_be_replaced(self, installed: Path) -> None:
+        points = installed / "entry_points.txt"
+        points.write_text("[edgewise.edge]\nllamacpp = echo_engine:Echo\n")
+        with pytest.raises(UsageError, match=r"'llamacpp'.* has the name of a built-in one"):
+            open_edge(Settings())
+
+
+def _bundled() -> LlamaModel:
+    return LlamaModel(bundled("edge"), threads=1, context=64)
+
+
+class TestTheBuiltInOne:
+    @pytest.mark.parametrize("engine", ["auto", "llamacpp"])
+    def test_it_loads_a_gguf(self, engine: str) -> None:
+        edge = open_edge(Settings(edge_engine=engine, ctx=64, slots=2))
+        assert isinstance(edge, LlamaModel)
+        assert (edge.context, edge.abilities.slots) == (64, 2)
+        edge.close()
+
+    def test_a_router_made_for_the_bundled_model_opens(self) -> None:
+        edge = open_edge(Settings())
+        _, card = open_router(Settings(), edge)
+        assert card is not None
+        edge.close()
+
+    def test_an_address_of_nothing_names_its_setting(self) -> None:
+        with pytest.raises(AddressError) as caught:
+            open_gguf("./none.gguf", EdgeOptions())
+        assert caught.value.setting == "edge"
+
+    def test_no_slots_and_no_context_are_refused(self) -> None:
+        for options in (EdgeOptions(slots=0), EdgeOptions(context=0)):
+            with pytest.raises(UsageError, match="at least 1 slot and a context of at least 1"):
+                open_gguf("bundled", options)
+
+    def test_the_setting_has_the_usual_sources(self, tmp_path: Path) -> None:
+        (tmp_path / "edgewise.toml").write_text('edge-engine = "one"\n')
+        assert load({}, environment={}, folder=tmp_path).edge_engine == "one"
+        named = {"EDGEWISE_EDGE_ENGINE": "two"}
+        assert load({}, environment=named, folder=tmp_path).edge_engine == "two"

@@ -1,0 +1,233 @@
+"""Which systems an evaluation runs, with which thresholds, and what of it is kept for whom."""
+
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from edgewise.cloud.local import LocalCloud
+from edgewise.edge.base import Needs, Step
+from edgewise.errors import CloudTimeout, CloudUnavailable, UsageError
+from edgewise.evaluation.plan import (
+    BASELINES,
+    COMMIT_POINT,
+    ORACLE,
+    Contender,
+    Evaluation,
+    contender_named,
+)
+from edgewise.evaluation.report import CLOUD, EDGE
+from edgewise.evaluation.sweep import OUTCOMES, THRESHOLDS, Cell, Store
+from edgewise.evaluation.systems import cloud_share
+from edgewise.evaluation.tasks.base import Question, Task
+from edgewise.routers.card import RouterCard
+from edgewise.routers.constant import Constant
+from edgewise.testing.scripted_cloud import Failing, ScriptedCloud
+from edgewise.testing.scripted_edge import HIDDEN, ScriptedEdge, noise, replying
+
+PROMPT = "Which animal is it?"
+WRONG = "Well, a cat. Therefore, the answer is cat (a)."
+RIGHT = "I say dog. Therefore, the answer is dog (b)."
+
+
+def animals(count: int = 3, *, choices: bool = True) -> Task:
+    check, given = ("choice", ("cat", "dog")) if choices else ("regex", None)
+    return Task(
+        "animals",
+        tuple(
+            Question(f"{i}", "zoo", PROMPT, "dog", check, choices=given)  # type: ignore[arg-type]
+            for i in range(count)
+        ),
+        80,
+    )
+
+
+class Counted:
+    """Asks at given positions of the answer; counts how often it is asked itself."""
+
+    needs, top = Needs.NOTHING, 0
+
+    def __init__(self, *positions: int) -> None:
+        self._positions = [len(PROMPT) + position for position in positions]
+        self.scored = 0
+
+    def score(self, step: Step) -> float:
+        self.scored += 1
+        return 0.9 if step.position in self._positions else 0.1
+
+
+def evaluation(
+    folder: Path | None = None,
+    *,
+    task: Task | None = None,
+    cloud: ScriptedCloud | LocalCloud | None = None,
+    fault: Failing = lambda ask: None,
+    done: Sequence[None] | None = None,
+) -> Evaluation:
+    counted: list[None] = done if isinstance(done, list) else []
+    return Evaluation(
+        task or animals(),
+        animals(2),
+        edge=ScriptedEdge(replying(WRONG, prompt=PROMPT, unsure=[0, 6])),
+        cloud=cloud or ScriptedCloud(replying(RIGHT, prompt=PROMPT), fault=fault),
+        store=Store(folder, {"task": "animals"}),
+        done=lambda: counted.append(None),
+    )
+
+
+def card(**thresholds: float) -> RouterCard:
+    return RouterCard(
+        kind="max-prob",
+        edge_fingerprint="scripted",
+        tokenizer_fingerprint="bytes",
+        hidden_size=HIDDEN,
+        thresholds={
+            name.removeprefix("at_").replace("_", "."): v for name, v in thresholds.items()
+        },
+    )
+
+
+def test_a_card_brings_its_thresholds() -> None:
+    """Nothing is calibrated where the card says it all: each answer is scored once."""
+    router = Counted(0)
+    contender = Contender("mine", router, card(at_0_1=0.5, at_0_3=0.95))
+    found = evaluation().pairs(contender, [0.1, 0.3])
+    assert [cloud_share(found[Cell("mine", share)]) > 0 for share in (0.1, 0.3)] == [True, False]
+    # Every token but those of the cloud, which come one a consult here.
+    assert router.scored == sum(o.output_tokens for cell in found.values() for o in cell)
+
+
+def test_between_two_shares_of_a_card_nothing_is_calibrated() -> None:
+    contender = Contender("mine", Counted(0), card(at_0_1=0.5, at_0_3=0.1))
+    assert contender.calibrated(0.2) == pytest.approx(0.3)
+    assert contender.calibrated(0.5) is None
+    assert Contender("mine", Counted(0)).calibrated(0.2) is None
+
+
+def test_what_a_card_lacks_is_calibrated_and_kept(tmp_path: Path) -> None:
+    first = Counted(0, 1, 2)
+    contender = Contender("mine", first, card(at_0_9=0.0), identity="one")
+    found = evaluation(tmp_path).pairs(contender, [0.05, 0.9])
+    assert list(found) == [Cell("mine", 0.05), Cell("mine", 0.9)]
+    assert (tmp_path / THRESHOLDS).read_bytes().count(b"\n") == 1
+    again = Counted(0, 1, 2)
+    contender = Contender("mine", again, card(at_0_9=0.0), identity="one")
+    assert evaluation(tmp_path).pairs(contender, [0.05, 0.9]) == found
+    assert again.scored == 0
+
+
+def test_a_router_of_the_same_name_is_calibrated_for_itself(tmp_path: Path) -> None:
+    often, seldom = Counted(*range(20)), Counted(0)
+    one = evaluation(tmp_path).pairs(Contender("mine", often, identity="often"), [0.3])
+    other = evaluation(tmp_path).pairs(Contender("mine", seldom, identity="seldom"), [0.3])
+    assert seldom.scored > 0
+    assert [o.cloud_tokens for o in other[Cell("mine", 0.3)]] != [
+        o.cloud_tokens for o in one[Cell("mine", 0.3)]
+    ]
+
+
+def test_without_an_identity_nothing_is_kept(tmp_path: Path) -> None:
+    for _ in range(2):
+        router = Counted(0)
+        evaluation(tmp_path).pairs(Contender("mine", router, card(at_0_1=0.5)), [0.1])
+        assert router.scored > 0
+    assert not (tmp_path / OUTCOMES).exists()
+    assert not (tmp_path / THRESHOLDS).exists()
+
+
+def test_a_share_that_was_added_later_costs_only_itself(tmp_path: Path) -> None:
+    evaluation(tmp_path).run([contender_named("max-prob")], [0.05], baselines=False)
+    cloud = ScriptedCloud(replying(RIGHT, prompt=PROMPT))
+    lines = (tmp_path / OUTCOMES).read_bytes()
+    evaluation(tmp_path, cloud=cloud).run(
+        [contender_named("max-prob")], [0.05, 0.2], baselines=False
+    )
+    assert (tmp_path / OUTCOMES).read_bytes().startswith(lines)
+    added = (tmp_path / OUTCOMES).read_bytes()[len(lines) :]
+    assert added.count(b"\n") == added.count(b'"share":0.2') == 3
+
+
+def test_baselines_are_named_once() -> None:
+    found = evaluation().run([contender_named("random")], [0.1], baselines=True)
+    assert [cell.system for cell in found] == [
+        *("edge", "cloud", "random"),
+        *(name for name in BASELINES if name != "random"),
+        *("query-level", "commit-point"),
+    ]
+
+
+def test_the_commit_point_needs_choices() -> None:
+    asked = evaluation(task=animals(choices=False)).bounds()
+    assert list(asked) == []
+    assert list(evaluation().bounds()) == [COMMIT_POINT]
+
+
+def test_the_oracle_needs_the_weights() -> None:
+    local = LocalCloud(ScriptedEdge(replying(RIGHT, prompt=PROMPT)))
+    with closing(local):
+        found = evaluation(cloud=local).bounds()
+    assert list(found) == [COMMIT_POINT, ORACLE]
+    assert all(outcome.right for outcome in found[ORACLE])
+
+
+def test_both_models_alone() -> None:
+    found = evaluation().alone()
+    assert [o.right for o in found[EDGE]] == [False] * 3
+    assert [o.right for o in found[CLOUD]] == [True] * 3
+    assert (cloud_share(found[EDGE]), cloud_share(found[CLOUD])) == (0.0, 1.0)
+
+
+def test_done_is_called_once_an_answer_also_of_an_earlier_run(tmp_path: Path) -> None:
+    counts: list[int] = []
+    for _ in range(2):
+        done: list[None] = []
+        run = evaluation(tmp_path, done=done).run(
+            [contender_named("max-prob")], [0.1, 0.2], baselines=False
+        )
+        counts.append(len(done))
+        assert len(done) == sum(len(found) for found in run.values())
+    assert counts[0] == counts[1] == 12
+
+
+@pytest.mark.parametrize("gone", range(0, 30, 3))
+def test_cut_at_any_consult_the_same_comes_out(tmp_path: Path, gone: int) -> None:
+    contenders = [contender_named("margin"), contender_named("random")]
+    whole = evaluation().run(contenders, [0.1], baselines=False)
+
+    def fault(ask: int) -> CloudUnavailable | None:
+        return CloudUnavailable("gone") if ask == gone else None
+
+    with suppress(CloudUnavailable):
+        evaluation(tmp_path, fault=fault).run(contenders, [0.1], baselines=False)
+    again = evaluation(tmp_path).run(contenders, [0.1], baselines=False)
+    assert {cell: [(o.text, o.cloud_tokens) for o in found] for cell, found in again.items()} == {
+        cell: [(o.text, o.cloud_tokens) for o in found] for cell, found in whole.items()
+    }
+
+
+def test_a_cloud_that_fails_ends_it() -> None:
+    """A figure that mixes the pair with the edge alone would be nobody's."""
+    with pytest.raises(CloudUnavailable):
+        evaluation(fault=lambda ask: CloudUnavailable("gone")).pairs(
+            Contender("always", Constant(1.0), card(at_0_1=0.5)), [0.1]
+        )
+
+
+def test_a_router_of_no_name() -> None:
+    with pytest.raises(UsageError, match="no router 'nobody'"):
+        contender_named("nobody")
+
+
+def test_the_deadline_is_kept() -> None:
+    cloud = ScriptedCloud(noise(), delay=0.5)
+    slow = Evaluation(
+        animals(1),
+        animals(1),
+        edge=ScriptedEdge(noise(1)),
+        cloud=cloud,
+        store=Store(None, {}),
+        deadline=0.05,
+    )
+    with pytest.raises(CloudTimeout):
+        slow.pairs(Contender("always", Constant(1.0), card(at_0_1=0.5)), [0.1])

@@ -1,0 +1,204 @@
+"""From outcomes to figures, as tables, JSON, CSV and plots show them."""
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgewise.errors import UsageError
+from edgewise.evaluation.plot import plot
+from edgewise.evaluation.report import CLOUD, EDGE, Figures, Row, as_csv, rows, summary
+from edgewise.evaluation.sweep import Cell
+from edgewise.evaluation.systems import Outcome
+
+PAIR = Cell("pair", 0.1)
+
+
+def outcomes(right: str, *, family: str = "f", cloud: int = 0, **more: float) -> list[Outcome]:
+    """One answer of ten tokens a letter; x is right, X strictly so."""
+    return [
+        Outcome(
+            question=f"{family}{i}",
+            family=family,
+            text="",
+            right=letter in "xX",
+            strict=letter == "X",
+            output_tokens=10,
+            cloud_tokens=cloud,
+            consults=cloud,
+            changed=cloud // 2,
+            cached=3 * cloud,
+            computed=cloud,
+            seconds=0.5,
+            **more,
+        )
+        for i, letter in enumerate(right)
+    ]
+
+
+FOUND = {
+    EDGE: outcomes("x..."),
+    CLOUD: outcomes("xX.x", cloud=10),
+    PAIR: outcomes("Xx..", cloud=2),
+}
+
+
+def figures(cell: Cell, found: dict[Cell, list[Outcome]] = FOUND) -> Figures:
+    return rows(found)[list(found).index(cell)].overall
+
+
+def test_the_figures_of_a_pair() -> None:
+    pair = figures(PAIR)
+    assert (pair.questions, pair.accuracy, pair.strict_accuracy) == (4, 0.5, 0.25)
+    assert (pair.cloud_share, pair.cloud_tokens, pair.cloud_calls) == (0.2, 8, 8)
+    assert pair.changed == 0.5
+    assert (pair.prompt_cached, pair.prompt_computed) == (24, 8)
+    assert pair.tokens_per_second == 20.0
+    assert pair.gap_recovered == pytest.approx(0.5)  # one of the two that only the cloud gets
+    assert pair.interval[0] <= 0.5 <= pair.interval[1]
+    assert pair.gain_interval[0] <= 0.25 <= pair.gain_interval[1]
+
+
+def test_the_ends_of_the_scale() -> None:
+    edge, cloud = figures(EDGE), figures(CLOUD)
+    assert (edge.gap_recovered, cloud.gap_recovered) == (0.0, 1.0)
+    assert (edge.cloud_share, cloud.cloud_share) == (0.0, 1.0)
+    assert edge.gain_interval == (0.0, 0.0)
+    assert edge.changed is None
+    assert edge.share_asked is None
+
+
+def test_families_are_apart_and_together() -> None:
+    found = {
+        cell: outcomes(one, family="a", cloud=c) + outcomes(other, family="b", cloud=c)
+        for cell, one, other, c in (
+            (EDGE, "....", "x.", 0),
+            (CLOUD, "xxxx", "xx", 10),
+            (PAIR, "xx..", "xx", 1),
+        )
+    }
+    (row,) = [row for row in rows(found) if row.overall.system == "pair"]
+    assert list(row.families) == ["a", "b"]
+    assert (row.families["a"].questions, row.families["b"].questions) == (4, 2)
+    assert row.families["a"].gap_recovered == pytest.approx(0.5)
+    assert row.families["b"].gap_recovered == pytest.approx(1.0)
+    assert row.overall.gap_recovered == pytest.approx(0.75)  # families weigh alike
+    assert row.overall.accuracy == pytest.approx(4 / 6)
+
+
+def test_without_a_gap_there_is_none_to_recover() -> None:
+    found = {EDGE: outcomes("xx"), CLOUD: outcomes("x.", cloud=10), PAIR: outcomes("xx")}
+    pair = figures(PAIR, found)
+    assert (pair.gap_recovered, pair.gap_interval) == (None, None)
+
+
+@given(
+    right=st.lists(st.tuples(*[st.booleans()] * 3), min_size=1, max_size=12),
+    tokens=st.integers(0, 10),
+)
+def test_whatever_was_right_the_figures_hold_together(
+    right: list[tuple[bool, bool, bool]], tokens: int
+) -> None:
+    edge, cloud, pair = (
+        "".join(".x"[one] for one in column) for column in zip(*right, strict=True)
+    )
+    found = {
+        EDGE: outcomes(edge),
+        CLOUD: outcomes(cloud, cloud=10),
+        PAIR: outcomes(pair, cloud=tokens),
+    }
+    for row in rows(found):
+        told = row.overall
+        assert told.interval[0] <= told.accuracy <= told.interval[1]
+        assert 0 <= told.cloud_share <= 1
+        assert told.strict_accuracy <= told.accuracy
+        assert (told.gap_recovered is None) == (cloud.count("x") <= edge.count("x"))
+        assert row.families["f"] == msgspec.structs.replace(told)
+
+
+def test_a_summary_is_of_the_first_share() -> None:
+    found = FOUND | {Cell("pair", 0.5): outcomes("xxxx", cloud=9)}
+    told = summary("animals", "pair", rows(found))
+    assert (told.task, told.router, told.questions) == ("animals", "pair", 4)
+    accuracy = told.accuracy
+    assert (accuracy.edge, accuracy.pair, accuracy.cloud) == (0.25, 0.5, 0.75)
+    assert told.cloud_share == 0.2
+    assert told.interval.pair_minus_edge == figures(PAIR).gain_interval
+    assert told.families["f"].accuracy == accuracy
+    assert [(one.system, one.share_asked) for one in told.systems] == [
+        ("edge", None),
+        ("cloud", None),
+        ("pair", 0.1),
+        ("pair", 0.5),
+    ]
+
+
+def test_a_summary_as_json() -> None:
+    """An end of an interval that is open is null: JSON has no infinity."""
+    told = json.loads(msgspec.json.encode(summary("animals", "pair", rows(FOUND))))
+    assert told["accuracy"] == {"edge": 0.25, "pair": 0.5, "cloud": 0.75}
+    assert told["interval"]["gap_recovered"] == [None, None]
+    assert told["families"]["f"]["gap_recovered"] == told["gap_recovered"] == pytest.approx(0.5)
+
+
+def test_csv_holds_every_figure_of_every_family() -> None:
+    lines = list(csv.DictReader(io.StringIO(as_csv(rows(FOUND)))))
+    assert [(line["family"], line["system"]) for line in lines] == [
+        (family, system) for system in ("edge", "cloud", "pair") for family in ("all", "f")
+    ]
+    pair = lines[-1]
+    assert (pair["accuracy"], pair["cloud_tokens"], pair["share_asked"]) == ("0.5", "8", "0.1")
+    assert lines[0]["share_asked"] == lines[0]["changed"] == ""
+    names = {name for name in Figures.__struct_fields__ if "interval" not in name}
+    assert names <= pair.keys()
+    low, high = float(pair["gap_interval_low"]), float(pair["gap_interval_high"])
+    assert low <= float(pair["gap_recovered"]) <= high
+
+
+def test_csv_leaves_what_there_is_not_empty() -> None:
+    found = {EDGE: outcomes("x"), CLOUD: outcomes("x", cloud=10)}
+    (line, *_) = csv.DictReader(io.StringIO(as_csv(rows(found))))
+    assert line["gap_recovered"] == line["gap_interval_low"] == line["gap_interval_high"] == ""
+
+
+def table_of(*shares: float) -> list[Row]:
+    more = {Cell("pair", share): outcomes("Xx..", cloud=int(10 * share)) for share in shares}
+    return rows({EDGE: FOUND[EDGE], CLOUD: FOUND[CLOUD]} | more)
+
+
+@pytest.mark.parametrize(
+    ("name", "magic"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF")]
+)
+def test_a_plot_is_what_its_ending_says(tmp_path: Path, name: str, magic: bytes) -> None:
+    plot([row.overall for row in table_of(0.1, 0.3)], "animals", tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(magic)
+
+
+def test_a_plot_names_every_system(tmp_path: Path) -> None:
+    path = tmp_path / "a.svg"
+    plot([row.overall for row in table_of(0.1)], "four animals", path)
+    drawn = path.read_text()
+    for said in ("four animals", "edge alone", "cloud alone", "pair", "cloud share"):
+        assert f"<!-- {said}" in drawn
+
+
+@pytest.mark.parametrize("name", ["a.docx", "no/such/folder.png"])
+def test_a_plot_that_cannot_be_written(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be written") as caught:
+        plot([row.overall for row in table_of(0.1)], "animals", tmp_path / name)
+    assert caught.value.setting == "plot"
+    assert not (tmp_path / name).exists()
+
+
+def test_an_interval_that_is_open_is_drawn_nowhere(tmp_path: Path) -> None:
+    """Two questions leave the gap open; the plot shows accuracies, which are not."""
+    found = {EDGE: outcomes(".."), CLOUD: outcomes("x.", cloud=10), PAIR: outcomes("x.", cloud=1)}
+    pair = figures(PAIR, found)
+    assert pair.gap_interval == (-math.inf, math.inf)
+    plot([row.overall for row in rows(found)], "two", tmp_path / "a.png")

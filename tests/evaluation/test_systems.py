@@ -1,0 +1,168 @@
+"""The systems that are compared: what each answers, and what it says that this cost."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgewise.errors import CloudTimeout
+from edgewise.evaluation.baselines import CommitPoint, query_level
+from edgewise.evaluation.systems import (
+    CloudAlone,
+    Decoded,
+    Outcome,
+    changed_share,
+    cloud_share,
+    edge_alone,
+    paired,
+    question_ids,
+    text_of,
+)
+from edgewise.evaluation.tasks.base import Question
+from edgewise.routers.constant import Constant
+from edgewise.routers.uncertainty import Margin
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import EOS, EOT, ByteTokenizer, ScriptedEdge, replying
+
+PROMPT = "Which?"
+QUESTION = Question("q", "zoo", PROMPT, "dog", "choice", choices=("cat", "dog"))
+EDGE = "It is a cat."
+CLOUD = "I am a dog."
+
+
+def edge(text: str = EDGE, *, unsure: tuple[int, ...] = ()) -> ScriptedEdge:
+    return ScriptedEdge(replying(text, prompt=PROMPT, unsure=unsure))
+
+
+def cloud(text: str = CLOUD) -> ScriptedCloud:
+    return ScriptedCloud(replying(text, prompt=PROMPT))
+
+
+def test_the_edge_alone_asks_nobody() -> None:
+    found = edge_alone(edge(), 40).answer(QUESTION)
+    assert (found.question, found.family, found.text) == ("q", "zoo", EDGE)
+    assert (found.right, found.cloud_tokens, found.consults, found.failed) == (False, 0, 0, 0)
+    assert found.output_tokens == len(EDGE) + 1
+    assert found.seconds > 0
+
+
+def test_how_sure_the_edge_was_is_a_mean() -> None:
+    sure, unsure = (
+        edge_alone(model, 40, Margin()).answer(QUESTION).uncertainty
+        for model in (edge(), edge(unsure=(0, 3, 4)))
+    )
+    assert sure == pytest.approx(0.0, abs=1e-6)
+    assert unsure == pytest.approx(3 * (1 - 0.0) / (len(EDGE) + 1), rel=0.2)
+
+
+def test_the_longest_answer_is_kept() -> None:
+    assert edge_alone(edge(), 5).answer(QUESTION).text == EDGE[:5]
+    assert CloudAlone(cloud(), ByteTokenizer(), 5).answer(QUESTION).text == CLOUD[:5]
+
+
+def test_the_cloud_alone_is_one_consult() -> None:
+    model = cloud()
+    found = CloudAlone(model, ByteTokenizer(), 40).answer(QUESTION)
+    assert (found.text, found.right) == (CLOUD, True)
+    assert found.output_tokens == found.cloud_tokens == len(CLOUD) + 1
+    assert (found.consults, len(model.asks)) == (1, 1)
+    assert model.asks[0] == (tuple(PROMPT.encode()), 40)
+
+
+def test_a_cloud_alone_that_fails_is_no_answer() -> None:
+    broken = ScriptedCloud(replying(CLOUD, prompt=PROMPT), fault=lambda ask: CloudTimeout("late"))
+    with pytest.raises(CloudTimeout):
+        CloudAlone(broken, ByteTokenizer(), 40).answer(QUESTION)
+
+
+@pytest.mark.parametrize(("score", "text", "share"), [(0.4, EDGE, 0.0), (0.5, CLOUD, 1.0)])
+def test_a_pair_asks_from_its_threshold_on(score: float, text: str, share: float) -> None:
+    found = Decoded(paired(edge(), Constant(score), 0.5, cloud()), 40).answer(QUESTION)
+    assert (found.text, cloud_share([found])) == (text, share)
+
+
+def test_tokens_that_changed_are_counted() -> None:
+    """Every token is asked for; most of the cloud's are other ones."""
+    found = Decoded(paired(edge(), Constant(1.0), 0.5, cloud()), 40).answer(QUESTION)
+    differ = sum(a != b for a, b in zip(CLOUD, EDGE, strict=False)) + 1
+    assert found.consults == len(CLOUD) + 1
+    assert found.changed == differ
+    assert changed_share([found]) == differ / found.consults
+
+
+def test_shares_are_of_all_tokens_together() -> None:
+    few, many = (
+        Outcome(
+            question="q",
+            family="f",
+            text="",
+            right=True,
+            strict=True,
+            output_tokens=tokens,
+            cloud_tokens=asked,
+            consults=asked,
+        )
+        for tokens, asked in ((10, 10), (90, 0))
+    )
+    assert cloud_share([few, many]) == 0.1
+    assert changed_share([few, many]) == 0.0
+    assert changed_share([many]) is None
+
+
+def test_a_text_has_no_end_tokens() -> None:
+    tokenizer = ByteTokenizer()
+    assert text_of(tokenizer, [*b"dog", EOS]) == "dog"
+    assert text_of(tokenizer, [*b"d", EOT, *b"og"]) == "dog"
+    assert text_of(tokenizer, []) == ""
+    assert text_of(tokenizer, [0xC3]) == "�"
+    assert question_ids(tokenizer, QUESTION) == list(PROMPT.encode())
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [("It is a cat.", 8), ("A dog or a cat", 2), ("cat", None), ("neither of them", None)],
+)
+def test_the_commit_point_is_where_a_choice_begins(text: str, asked: int | None) -> None:
+    """In the middle of a sentence a choice begins with the space before it."""
+    model = cloud()
+    found = CommitPoint(edge(text), model, 40).answer(QUESTION)
+    spaces = [at for at, letter in enumerate(text) if letter == " "]
+    first = spaces[0] if spaces else None
+    assert len(model.asks) == found.consults == (first is not None)
+    if first is not None:
+        assert len(model.asks[0][0]) == len(PROMPT) + first
+        assert model.asks[0][1] == 1
+    assert (asked is None) <= (found.consults <= 1)
+
+
+sizes = st.lists(
+    st.tuples(st.integers(1, 30), st.integers(1, 30), st.floats(0, 1)), min_size=1, max_size=12
+)
+
+
+def outcome(name: int, tokens: int, unsure: float, *, by_cloud: bool) -> Outcome:
+    return Outcome(
+        question=f"{name}",
+        family="f",
+        text="cloud" if by_cloud else "edge",
+        right=by_cloud,
+        strict=by_cloud,
+        output_tokens=tokens,
+        cloud_tokens=tokens if by_cloud else 0,
+        uncertainty=unsure,
+    )
+
+
+@given(sizes=sizes, share=st.floats(0.01, 1.0))
+def test_whole_questions_stay_within_the_share(
+    sizes: list[tuple[int, int, float]], share: float
+) -> None:
+    edges = [outcome(i, e, u, by_cloud=False) for i, (e, _, u) in enumerate(sizes)]
+    clouds = [outcome(i, c, 0.0, by_cloud=True) for i, (_, c, _) in enumerate(sizes)]
+    found = query_level(edges, clouds, share)
+    assert [o.question for o in found] == [o.question for o in edges]
+    assert cloud_share(found) <= share + 1e-9
+    sent = [o.uncertainty for o in found if o.text == "cloud"]
+    kept = [o.uncertainty for o in found if o.text == "edge"]
+    assert not sent or not kept or min(sent) >= max(kept)
+    if share == 1.0:
+        assert not kept

@@ -1,0 +1,343 @@
+"""What is opened, sent, cancelled and given back around an answer's consults."""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from edgewise.errors import CloudTimeout, CloudUnavailable, UsageError
+from edgewise.events import Candidate, Consult, Finished, Pending, Token
+from edgewise.loop.breaker import Breaker
+from edgewise.loop.decoder import Decoder, collect
+from edgewise.loop.policy import Budget, Policy
+from edgewise.prompts import Message, Prompt
+from edgewise.routers.constant import Constant, Random
+from edgewise.routers.uncertainty import MaxProb
+from edgewise.sampling import Sampling
+from edgewise.testing import ScriptedCloud, ScriptedEdge, noise, replying
+from edgewise.testing.scripted_cloud import ScriptedCloudSession
+from edgewise.testing.scripted_edge import SIZE
+from edgewise.verdict import Sent, Verdict
+
+PROMPT = "Q: sky? A:"
+IDS = list(PROMPT.encode())
+
+
+class Watched(ScriptedCloud):
+    """Knows its sessions: what they were pushed, asked and whether they were closed."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        super().__init__(*args, **options)  # type: ignore[arg-type]
+        self.prompts: list[Prompt] = []
+        self.pushed: list[tuple[int, ...]] = []
+        self.flying: list[Future[Verdict]] = []
+        self.closed = 0
+        self.silent = False
+
+    def open(self, prompt: Prompt) -> "WatchedSession":
+        self.prompts.append(prompt)
+        self.opened += 1
+        return WatchedSession(self)
+
+
+class WatchedSession(ScriptedCloudSession):
+    def __init__(self, cloud: Watched) -> None:
+        super().__init__(cloud)
+        self._watched = cloud
+
+    def ask(
+        self,
+        ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        deadline: float,
+        sent: Sent | None = None,
+    ) -> "Future[Verdict]":
+        if self._watched.silent:
+            self._watched.asks.append((tuple(ids), n))
+            future: Future[Verdict] = Future()
+        else:
+            future = super().ask(ids, n, sampling, deadline, sent)
+        self._watched.flying.append(future)
+        return future
+
+    def push(self, ids: Sequence[int]) -> int:
+        self._watched.pushed.append(tuple(ids))
+        return len(ids)
+
+    def close(self) -> None:
+        self._watched.closed += 1
+
+
+def edge_saying(text: str, *, unsure: tuple[int, ...] = ()) -> ScriptedEdge:
+    return ScriptedEdge(replying(text, prompt=PROMPT, unsure=unsure))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(cloud_share=0.0),
+        Policy(cloud_share=0.3).edge_alone(),
+        Policy(threshold=0.0, max_cloud_tokens=0),
+        Policy(cloud_share=0.5, max_cloud_tokens=0),
+    ],
+)
+def test_nothing_is_opened_that_the_policy_can_never_use(policy: Policy) -> None:
+    cloud = Watched(noise())
+    decoder = Decoder(edge_saying("blue"), router=Constant(1.0), policy=policy, cloud=cloud)
+    answer = decoder.generate(IDS)
+    assert answer.text == "blue"
+    assert (cloud.opened, cloud.pushed, cloud.asks) == (0, [], [])
+
+
+def test_nothing_is_pushed_once_the_cap_is_spent() -> None:
+    cloud = Watched(replying("blue sky today", prompt=PROMPT))
+    policy = Policy(threshold=0.5, max_cloud_tokens=2)
+    decoder = Decoder(
+        edge_saying("blue sky today"), router=Constant(1.0), policy=policy, cloud=cloud
+    )
+    decoder.generate(IDS)
+    assert len(cloud.asks) == 2
+    assert [len(ids) - len(IDS) for ids in cloud.pushed] == [0, 1]
+
+
+def test_the_prompt_and_every_token_are_pushed_and_never_a_guess() -> None:
+    cloud = Watched(replying("gray sky", prompt=PROMPT), delay=0.05)
+    policy = Policy(threshold=0.3, run_ahead=8)
+    decoder = Decoder(
+        edge_saying("grey sky", unsure=(2,)), router=MaxProb(), policy=policy, cloud=cloud
+    )
+    answer = decoder.generate(IDS)
+    assert answer.text == "gray sky"
+    whole = tuple(IDS) + tuple(b"gray sky")
+    assert cloud.pushed[0] == tuple(IDS)
+    assert all(ids == whole[: len(ids)] for ids in cloud.pushed)
+
+
+def test_a_session_gets_the_messages_where_there_are_some() -> None:
+    cloud = Watched(replying("blue", prompt=PROMPT))
+    decoder = Decoder(edge_saying("blue"), router=Constant(1.0), policy=Policy(), cloud=cloud)
+    said = (Message("user", "sky?"),)
+    decoder.generate(Prompt(tuple(IDS), said))
+    decoder.generate(IDS)
+    assert [prompt.messages for prompt in cloud.prompts] == [said, None]
+    assert {prompt.ids for prompt in cloud.prompts} == {tuple(IDS)}
+
+
+@pytest.mark.parametrize("stage", ["open", "push"])
+def test_a_cloud_that_fails_at_the_start_gives_the_slot_back(stage: str) -> None:
+    class Broken(Watched):
+        def open(self, prompt: Prompt) -> WatchedSession:
+            if stage == "open":
+                raise RuntimeError("no session")
+            return BrokenSession(self)
+
+    class BrokenSession(WatchedSession):
+        def push(self, ids: Sequence[int]) -> int:
+            raise RuntimeError("no push")
+
+    edge, cloud = edge_saying("blue"), Broken(noise())
+    decoder = Decoder(edge, router=Constant(1.0), policy=Policy(), cloud=cloud)
+    with pytest.raises(RuntimeError, match="no "):
+        decoder.stream(IDS)
+    assert edge.sessions == 0
+    assert cloud.closed == (stage == "push")
+
+
+def test_a_rewind_cancels_the_consult_that_is_waited_for() -> None:
+    cloud = Watched(noise())
+    cloud.silent = True
+    policy = Policy(threshold=0.5, run_ahead=4, deadline=30)
+    decoder = Decoder(edge_saying("blue sky"), router=Constant(1.0), policy=policy, cloud=cloud)
+    with decoder.stream(IDS, pending=True) as events:
+        assert isinstance(next(events), Pending)
+        assert not any(future.cancelled() for future in cloud.flying)
+        events.rewind(0)
+        assert all(future.cancelled() for future in cloud.flying)
+        cloud.silent = False
+        cloud.script = replying("gray", prompt=PROMPT)
+        assert collect(events).text == "gray"
+    assert cloud.closed == 1
+
+
+def test_closing_in_the_middle_cancels_and_closes_everything() -> None:
+    edge, cloud = edge_saying("blue sky"), Watched(noise())
+    cloud.silent = True
+    policy = Policy(threshold=0.5, run_ahead=4, deadline=30)
+    decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud)
+    with decoder.stream(IDS, pending=True) as events:
+        next(events)
+    assert all(future.cancelled() for future in cloud.flying)
+    assert (edge.sessions, cloud.closed) == (0, 1)
+
+
+def test_a_session_that_cannot_even_be_asked_is_a_fault_like_any_other() -> None:
+    class Refusing(Watched):
+        def open(self, prompt: Prompt) -> WatchedSession:
+            return RefusingSession(self)
+
+    class RefusingSession(WatchedSession):
+        def ask(self, *args: object, **more: object) -> "Future[Verdict]":
+            raise CloudUnavailable("gone.")
+
+    policy = Policy(threshold=0.5)
+    decoder = Decoder(
+        edge_saying("blue"), router=Constant(1.0), policy=policy, cloud=Refusing(noise())
+    )
+    with decoder.stream(IDS) as events:
+        seen = list(events)
+    tokens = [event for event in seen if isinstance(event, Token)]
+    assert bytes(token.id for token in tokens[:-1]) == b"blue"
+    assert [token.reason for token in tokens[:3]] == ["unavailable"] * 3
+    told = [event for event in seen if isinstance(event, Consult)]
+    assert [(event.outcome, event.sent_ids) for event in told] == [("unavailable", 0)] * 3
+
+
+def test_a_consult_that_failed_says_what_it_sent() -> None:
+    cloud = ScriptedCloud(
+        replying("blue", prompt=PROMPT),
+        fault=lambda ask: CloudUnavailable("gone.") if ask == 0 else None,
+    )
+    decoder = Decoder(
+        edge_saying("blue"), router=Constant(1.0), policy=Policy(threshold=0.5), cloud=cloud
+    )
+    with decoder.stream(IDS) as events:
+        told = [event for event in events if isinstance(event, Consult)]
+    assert [event.sent_ids for event in told] == [len(IDS), 1, 1, 1, 1]
+    assert all(event.sent_bytes > 0 for event in told)
+
+
+def test_a_timeout_counts_as_wasted_and_is_charged() -> None:
+    cloud = Watched(noise())
+    cloud.silent = True
+    policy = Policy(cloud_share=0.5, deadline=0.01)
+    decoder = Decoder(edge_saying("blue"), router=Constant(1.0), policy=policy, cloud=cloud)
+    with decoder.stream(IDS, max_tokens=1) as events:
+        answer = collect(events)
+        budget = events.budget
+    assert answer.tokens[0].reason == CloudTimeout.reason
+    assert answer.usage.wasted_tokens == 1
+    assert answer.usage.cloud_share == 1.0
+    assert budget.credit == pytest.approx(Budget().credit - 1 + 0.5)
+
+
+def test_where_the_cloud_writes_everything_no_share_is_above_all() -> None:
+    """A guess asks for nothing there, and what a stop string cuts off is shown beside."""
+    cloud = Watched(noise(1), delay=0.002)
+    for span, stop in ((1, ()), (16, ("a",)), (16, ("\x00", "b"))):
+        policy = Policy(cloud_share=1.0, span=span, run_ahead=16)
+        decoder = Decoder(ScriptedEdge(noise(2)), router=Constant(1.0), policy=policy, cloud=cloud)
+        usage = decoder.generate(IDS, max_tokens=40, stop=stop).usage
+        assert usage.cloud_share <= 1.0
+        assert usage.edge_tokens == 0
+        assert span > 1 or usage.wasted_tokens == 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.001, 1.001, np.float32(2)])
+def test_a_score_that_is_none_names_the_router(value: float) -> None:
+    class Odd:
+        needs, top = Constant(0).needs, 0
+
+        def score(self, step: object) -> float:
+            return value
+
+    edge = edge_saying("blue")
+    with pytest.raises(UsageError, match=r"router 'Odd' gave the score .*score\(\)"):
+        Decoder(edge, router=Odd(), policy=Policy()).generate(IDS)
+    assert edge.sessions == 0
+
+
+def test_a_budget_depends_on_no_link() -> None:
+    """The same answers and the same debt, settled later, whatever was dropped on the way."""
+    budgets = []
+    for delay in (0.0, 0.004):
+        budget = Budget()
+        texts = []
+        for seed in range(12):
+            decoder = Decoder(
+                ScriptedEdge(noise(seed)),
+                router=Random(seed),
+                policy=Policy(cloud_share=0.2, deadline=30, run_ahead=0 if not delay else 8),
+                cloud=ScriptedCloud(noise(seed + 50), delay=delay),
+            )
+            with decoder.stream(IDS, max_tokens=16, budget=budget) as events:
+                answer = collect(events)
+                wasted = answer.usage.wasted_tokens
+                left = events.budget
+            budget = Budget(credit=left.credit + wasted, shift=left.shift)
+            texts.append([token.id for token in answer.tokens])
+        budgets.append((texts, round(budget.credit, 9), round(budget.shift, 9)))
+    assert budgets[0] == budgets[1]
+
+
+def test_one_probe_goes_however_many_answers_ask() -> None:
+    now = [0.0]
+    breaker = Breaker(clock=lambda: now[0])
+    for _ in range(3):
+        breaker.failed()
+    now[0] = 10.0
+    for _ in range(50):
+        start = threading.Barrier(16)
+        allowed: list[bool] = []
+
+        def ask(start: threading.Barrier = start, allowed: list[bool] = allowed) -> None:
+            start.wait()
+            allowed.append(breaker.allow())
+
+        threads = [threading.Thread(target=ask) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sum(allowed) == 1
+        breaker.failed()
+        now[0] += 100.0
+
+
+def test_a_finished_answer_counts_every_consult_once() -> None:
+    cloud = Watched(replying("gray sky", prompt=PROMPT), delay=0.03)
+    policy = Policy(threshold=0.3, run_ahead=8)
+    decoder = Decoder(
+        edge_saying("grey sky", unsure=(2, 4, 5)), router=MaxProb(), policy=policy, cloud=cloud
+    )
+    with decoder.stream(IDS) as events:
+        finished = next(event for event in events if isinstance(event, Finished))
+    assert finished.usage.cloud_calls == len(cloud.asks)
+    asked = sum(n for _, n in cloud.asks)
+    assert finished.usage.cloud_tokens + finished.usage.wasted_tokens == asked
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        Verdict(ids=(), logprobs=()),
+        Verdict(ids=(), logprobs=(), stopped=True),
+        Verdict(ids=(98,), logprobs=()),
+        Verdict(ids=(98, 99), logprobs=(None,)),
+        Verdict(ids=(98,), logprobs=(None,), top=((), ())),
+        Verdict(ids=(SIZE,), logprobs=(None,)),
+        Verdict(ids=(-1,), logprobs=(None,)),
+        Verdict(ids=(98, 2**64), logprobs=(None, None)),
+        Verdict(ids=(98,), logprobs=(None,), top=((Candidate(SIZE, -1.0),),)),
+    ],
+)
+def test_a_verdict_that_is_none_is_a_fault_and_the_answer_goes_on(verdict: Verdict) -> None:
+    class Lying(Watched):
+        def open(self, prompt: Prompt) -> WatchedSession:
+            return LyingSession(self)
+
+    class LyingSession(WatchedSession):
+        def ask(self, *args: object, **more: object) -> "Future[Verdict]":
+            future: Future[Verdict] = Future()
+            future.set_result(verdict)
+            return future
+
+    policy = Policy(threshold=0.5, span=2)
+    decoder = Decoder(
+        edge_saying("blue"), router=Constant(1.0), policy=policy, cloud=Lying(noise())
+    )
+    answer = decoder.generate(IDS)
+    assert answer.text == "blue"
+    assert answer.tokens[0].reason == "protocol"

@@ -1,0 +1,82 @@
+"""The dial holds over a server's life, and what the edge answers alone stays on the device."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+
+from edgewise.addresses import bundled
+from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise.testing import Link
+from tests.gateway.running import gateway
+from tests.llama_server_process import llama_server
+from tests.server.serving import serving
+
+
+def asked(url: str, model: str, prompt: str, tokens: int) -> dict[str, Any]:
+    """The usage of one answer."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": tokens,
+    }
+    reply = httpx2.post(
+        f"{url}/v1/chat/completions", json=body, timeout=120, trust_env=False
+    ).raise_for_status()
+    return reply.json()["usage"]
+
+
+def realised(found: list[dict[str, Any]]) -> float:
+    """Cloud tokens, used and wasted, over output tokens."""
+    cloud = sum(usage["edgewise"]["cloud_tokens"] for usage in found)
+    wasted = sum(usage["edgewise"]["wasted_tokens"] for usage in found)
+    return (cloud + wasted) / sum(usage["completion_tokens"] for usage in found)
+
+
+def test_two_hundred_short_answers_keep_the_share() -> None:
+    """Several at a time, most of them too short to earn a token of their own."""
+    questions = pocketqa().questions[:200]
+    with serving("--threads", "1") as url, ThreadPoolExecutor(4) as pool:
+        found = list(
+            pool.map(
+                lambda pair: asked(url, "edgewise@0.05", pair[1].prompt, 10 + pair[0] % 11),
+                enumerate(questions),
+            )
+        )
+    assert len(found) == 200
+    assert realised(found) <= 0.055
+    assert realised(found) >= 0.03
+    assert all(usage["edgewise"]["cloud_share"] <= 1 for usage in found)
+
+
+def test_one_share_has_one_budget_however_it_is_written() -> None:
+    """Another spelling of the same share brings no initial credit of its own."""
+    question = pocketqa().questions[0].prompt
+    with serving("--threads", "1", "--cloud-share", "0.02", "--router", "constant:1") as url:
+        found = [
+            asked(url, model, question, 10)
+            for _ in range(4)
+            for model in ("edgewise", "edgewise@0.02", "edgewise@0.020", "edgewise@0.0200")
+        ]
+    assert sum(usage["edgewise"]["cloud_tokens"] for usage in found) <= 2 + 0.02 * 160
+
+
+@pytest.mark.parametrize("through", ["engine", "gateway"])
+def test_edge_only_answers_make_no_connection(through: str) -> None:
+    question = pocketqa().questions[0].prompt
+    with llama_server(bundled("cloud")) as engine, gateway([engine]) as running:
+        far = engine if through == "engine" else running.url
+        link = Link("127.0.0.1", int(far.rpartition(":")[2]))
+        try:
+            with serving("--threads", "1", "--cloud", link.url) as url:
+                # The vocabulary was proven at the start; what follows is the answers' own.
+                link.cut()
+                before = (link.connections, link.up)
+                for model in ("edgewise:edge", "edgewise@0"):
+                    assert asked(url, model, question, 24)["edgewise"]["cloud_tokens"] == 0
+                assert (link.connections, link.up) == before
+                asked(url, "edgewise:cloud", question, 4)
+                assert link.connections > before[0]
+        finally:
+            link.close()

@@ -1,0 +1,126 @@
+"""The house keeps its shape: imports go down, functions are short, a name says one thing."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "edgewise"
+
+LAYERS = (
+    ("errors",),
+    ("registry", "events", "settings"),
+    ("verdict", "addresses"),
+    ("edge",),
+    ("sampling", "prompts"),
+    ("routers", "wire", "engines"),
+    ("cloud",),
+    ("rollouts", "loop"),
+    ("testing", "traces", "gateway"),
+    ("pair",),
+    ("__init__",),
+    ("evaluation",),
+    ("bench", "server", "training"),
+    ("cli",),
+    ("__main__",),
+)
+"""Rooms from the ground up: a room knows those below it, and neither its neighbours nor more."""
+
+FLOOR = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
+FILES = sorted(SOURCE.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def room_of(path: Path) -> str:
+    """The folder of `src/edgewise` that a file lies in, or its own name."""
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Rooms that a file imports from, anywhere in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "edgewise":
+            names = [f"edgewise.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "edgewise":
+                known = len(parts) > 1 and parts[1] in FLOOR
+                yield parts[1] if known else "__init__"
+
+
+def functions() -> Iterator[tuple[Path, Function]]:
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, Function):
+                yield path, node
+
+
+def length(function: Function) -> int:
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+def test_every_room_has_its_floor() -> None:
+    assert {room_of(path) for path in FILES} == set(FLOOR)
+
+
+def test_imports_only_go_down() -> None:
+    upwards = [
+        f"{path.relative_to(SOURCE)} imports {room}"
+        for path, tree in TREES.items()
+        for room in imported(tree)
+        if room != room_of(path) and FLOOR[room] >= FLOOR[room_of(path)]
+    ]
+    assert not upwards
+
+
+def test_no_file_is_too_long() -> None:
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert {str(path): count for path, count in lines.items() if count > 400} == {}
+
+
+def test_functions_are_short() -> None:
+    lengths = {f"{path.name}:{node.name}": length(node) for path, node in functions()}
+    assert {name: count for name, count in lengths.items() if count > 60} == {}
+    every = [length(node) for _, node in functions()]
+    assert np.quantile(every, 0.9) <= 30
+
+
+def test_every_return_is_annotated() -> None:
+    bare = [f"{path.name}:{node.name}" for path, node in functions() if node.returns is None]
+    assert not bare
+
+
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(str(path.relative_to(SOURCE)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("room", sorted(set(FLOOR) - {"cli", "server", "__main__"}))
+def test_libraries_name_no_flags(room: str) -> None:
+    """What mends an error is named by its setting; the command line has words of its own."""
+    told = [
+        f"{path.name}:{node.lineno}"
+        for path, tree in TREES.items()
+        if room_of(path) == room
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Raise) and call.exc is not None
+        for node in ast.walk(call.exc)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if " --" in f" {node.value}"
+    ]
+    assert not told

@@ -1,0 +1,421 @@
+"""`Pair`, the library's front door, on the bundled pair and on models that others hold."""
+
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgewise import (
+    Answer,
+    EdgewiseError,
+    Finished,
+    LlamaModel,
+    LocalCloud,
+    MaxProb,
+    Message,
+    Pair,
+    Policy,
+    Prompt,
+    Token,
+)
+from edgewise.addresses import bundled
+from edgewise.errors import CloudError, CloudUnavailable, UsageError, VocabularyMismatch
+from edgewise.pair import Wishes, open_models, open_pair
+from edgewise.prompts import prompt_ids
+from edgewise.routers.constant import Constant
+from edgewise.settings import NAMES, Settings
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import ScriptedEdge, replying
+
+ROOT = Path(__file__).parents[1]
+QUESTION = "Tell me about copper."
+NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Pair]:
+    """The bundled edge model without a cloud: its answers do not depend on one another."""
+    with Pair(cloud="none", threads=1) as pair:
+        yield pair
+
+
+def test_the_shortest_form() -> None:
+    with Pair() as pair:
+        answer = pair.ask("Spell the word cat.")
+        assert isinstance(answer, Answer)
+        assert "cat" in answer.text
+        assert pair.policy.cloud_share == 0.05
+        assert pair.card is not None
+        assert {token.source for token in pair.ask(QUESTION, max_tokens=4).tokens} <= {
+            *("edge", "cloud")
+        }
+
+
+def test_text_messages_and_ids_are_the_same_question(alone: Pair) -> None:
+    message = Message("user", QUESTION)
+    ids = prompt_ids(alone.edge.tokenizer, [message])
+    whole = alone.ask(QUESTION)
+    forms: list[Any] = [
+        [message],
+        (message,),
+        [{"role": "user", "content": QUESTION}],
+        ids,
+        tuple(ids),
+        np.array(ids, np.int32),
+        Prompt(tuple(ids)),
+        alone.prompt(QUESTION),
+    ]
+    assert [alone.ask(form).text for form in forms] == [whole.text] * len(forms)
+    assert alone.prompt(QUESTION) == Prompt(tuple(ids), (message,))
+    assert alone.prompt(ids) == Prompt(tuple(ids), None)
+
+
+def test_a_conversation_goes_on(alone: Pair) -> None:
+    turns = [
+        Message("user", QUESTION),
+        {"role": "assistant", "content": "It is a metal."},
+        Message("user", "And iron?"),
+    ]
+    prompt = alone.prompt(turns)
+    assert prompt.messages is not None
+    assert [message.role for message in prompt.messages] == ["user", "assistant", "user"]
+    assert alone.ask(turns, max_tokens=3).usage.prompt_tokens == len(prompt.ids)
+
+
+def test_a_stream_tells_what_ask_collects(alone: Pair) -> None:
+    answer = alone.ask(QUESTION)
+    with alone.stream(QUESTION) as stream:
+        events = list(stream)
+    tokens = [event for event in events if isinstance(event, Token)]
+    assert [token.id for token in tokens] == [token.id for token in answer.tokens]
+    assert isinstance(events[-1], Finished)
+    assert "".join(token.text for token in tokens) + events[-1].text == answer.text
+
+
+def test_candidates_and_guesses_for_those_who_ask() -> None:
+    with Pair(router="constant:1", threshold=0.5, threads=1) as pair:
+        with pair.stream(QUESTION, max_tokens=6, pending=True) as stream:
+            assert {"Token", "Consult"} <= {type(event).__name__ for event in stream}
+        pair.policy = Policy(cloud_share=0.0)
+        with pair.stream(QUESTION, max_tokens=2, candidates=True) as stream:
+            assert all(event.edge for event in stream if isinstance(event, Token))
+
+
+def test_one_answer_may_differ_from_its_pair(alone: Pair) -> None:
+    whole = alone.ask(QUESTION)
+    ids = [token.id for token in whole.tokens]
+    assert [token.id for token in alone.ask(QUESTION, max_tokens=2).tokens] == ids[:2]
+    stop = whole.text[5:8]
+    for given in (stop, [stop, "never said"]):
+        assert alone.ask(QUESTION, stop=given).text == whole.text.partition(stop)[0]
+    drawn = {alone.ask(QUESTION, temperature=2.0, seed=seed).text for seed in range(4)}
+    assert len(drawn) > 1
+    once = alone.ask(QUESTION, temperature=2.0, seed=1, top_k=50, top_p=0.99, min_p=0.001)
+    again = alone.ask(QUESTION, temperature=2.0, seed=1, top_k=50, top_p=0.99, min_p=0.001)
+    assert once.text == again.text
+    assert alone.ask(QUESTION, temperature=2.0, seed=1, top_k=1).text == whole.text
+    assert alone.ask(QUESTION).text == whole.text
+
+
+def test_wishes_are_settings_but_for_the_stop_strings() -> None:
+    names = set(Wishes.__annotations__)
+    assert names - {"stop"} <= set(NAMES)
+    assert "stop" not in NAMES
+
+
+def test_a_system_message_stands_first_unless_the_conversation_brings_one() -> None:
+    with Pair(cloud="none", system="Be brief.", threads=1) as pair:
+        for asked in (QUESTION, [Message("user", QUESTION)]):
+            messages = pair.prompt(asked).messages
+            assert messages == (Message("system", "Be brief."), Message("user", QUESTION))
+        own = [Message("system", "Be long."), Message("user", QUESTION)]
+        assert pair.prompt(own).messages == tuple(own)
+        ids = pair.edge.tokenizer.encode(QUESTION)
+        assert pair.prompt(ids).ids == tuple(ids)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("", "The prompt is empty; give at least one character."),
+        (" \n", "The prompt is empty; give at least one character."),
+        ([], "The prompt is empty; give at least one character."),
+        (Prompt(()), "The prompt is empty; give at least one character."),
+        ("caf\udce9", "The prompt is no valid UTF-8; convert it first."),
+        ("a" * ((4 << 20) + 1), "The prompt has more than 4194304 characters; shorten it."),
+        ("copper " * 5000, "shorten the prompt"),
+        ([1, 1 << 20], "The edge model has no token 1048576, only those below 2048."),
+        ([1, -1], "The edge model has no token -1"),
+        (Prompt((1, 2048)), "The edge model has no token 2048"),
+        ([1.5], "A prompt is text, messages or token ids, not float."),
+        ([None], "A prompt is text, messages or token ids, not NoneType."),
+        ([1, Message("user", "x")], "A prompt is text, messages or token ids"),
+        ([{"role": "robot", "content": "x"}], "This is no message (Invalid enum value 'robot'"),
+        ([{"role": "user"}], "give a role (system, user or assistant) and a content."),
+        ([{"role": "user", "content": 3}], "This is no message (Expected `str`, got `int`"),
+        ([{"role": "user", "content": "x", "name": "y"}], "unknown field `name`"),
+        ([Message("user", "\udce9")], "A message is no valid UTF-8; convert it first."),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_what_is_no_prompt(alone: Pair, asked: Any, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        alone.stream(asked)
+    assert said in str(caught.value)
+    assert alone.ask(QUESTION, max_tokens=1).tokens
+
+
+@pytest.mark.parametrize(
+    ("wishes", "said"),
+    [
+        ({"max_tokens": 0}, "max-tokens must be from 1 to 2147483648, not 0."),
+        ({"max_tokens": "many"}, "max-tokens in the arguments is not valid: Expected `int`"),
+        ({"temperature": -1}, "temperature must be from 0 to 100, not -1.0."),
+        ({"temperature": None}, "temperature in the arguments is not valid"),
+        ({"top_p": 0}, "top-p must be above 0"),
+        ({"seed": -1}, "seed must be from 0"),
+        ({"stop": ""}, "A stop string is empty; leave it out."),
+        ({"stop": ["x", ""]}, "A stop string is empty"),
+        ({"span": 3}, "One answer cannot have another span than its pair."),
+        ({"cloud_share": 0.5}, "One answer cannot have another cloud-share than its pair."),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_bad_wishes(alone: Pair, wishes: Any, said: str) -> None:
+    for way in (alone.ask, alone.stream):
+        with pytest.raises(UsageError) as caught:
+            way(QUESTION, **wishes)
+        assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"cloud_share": 1.5}, "The cloud share must be from 0 to 1, not 1.5."),
+        ({"cloud_share": 0.1, "threshold": 0.5}, "Give a threshold or a cloud share, not both"),
+        ({"max_tokens": 0}, "max-tokens must be from 1 to 2147483648, not 0."),
+        ({"span": "two"}, "span in the arguments is not valid: Expected `int`, got `str`."),
+        ({"gpu_layers": "some"}, "gpu-layers in the arguments is not valid"),
+        ({"temperature": -1}, "temperature must be from 0 to 100, not -1.0."),
+        ({"edge": "none.gguf"}, "There is no file 'none.gguf'; name a path"),
+        ({"edge": Path("none.gguf")}, "There is no file './none.gguf'; name a path"),
+        ({"edge": Path("owner/repo")}, "There is no file './owner/repo'; name a path"),
+        ({"cloud": Path("owner/repo")}, "There is no file './owner/repo'; name a path"),
+        ({"cloud": NOWHERE}, f"The cloud engine at '{NOWHERE}' cannot be reached"),
+        ({"router": "coin"}, "There is no router 'coin'"),
+        ({"router": Path("no/where")}, "There is no router './no/where'"),
+        ({"clod": "none"}, "There is no setting 'clod'; did you mean 'cloud'?"),
+        ({"zzzz": 1}, "There is no setting 'zzzz'; known are edge, cloud, "),
+        ({"system": "\udce9"}, "The system message is no valid UTF-8; convert it first."),
+        ({"api_key": "sk-1"}, "This pair cannot honour api-key; leave it out."),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_bad_settings(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(EdgewiseError) as caught:
+        Pair(**settings)
+    assert str(caught.value).startswith(said)
+
+
+def test_neither_file_nor_environment_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "edgewise.toml").write_text("max-tokens = 1\nspam = 2\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EDGEWISE_CLOUD", "none")
+    with Pair(threads=1) as pair:
+        assert pair.cloud is not None
+        assert pair.settings == Settings(threads=1)
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_addresses_may_be_text_or_paths(tmp_path: Path, kind: type, bpe_path: Path) -> None:
+    (tmp_path / "a.gguf").symlink_to(bpe_path)
+    edge, cloud = kind(tmp_path / "a.gguf"), kind(bpe_path)
+    with Pair(edge, cloud=cloud, router="margin", threads=1, max_tokens=4) as pair:
+        assert (pair.edge.name, pair.card) == ("a", None)
+        assert pair.both() == (pair.edge, pair.cloud)
+        assert len(pair.ask("Hello").tokens) <= 4
+    with Pair(edge, threads=1) as pair:
+        assert pair.cloud is None
+        with pytest.raises(UsageError, match=r"^This needs a cloud model; name one\.$"):
+            pair.both()
+    with Pair(cloud="none", router=kind(bundled("router")), threads=1) as pair:
+        assert pair.card is not None
+
+
+def test_what_is_open_already_stays_open() -> None:
+    edge, large = LlamaModel(bundled("edge"), threads=1), LlamaModel(bundled("cloud"), threads=1)
+    cloud = LocalCloud(large)
+    with Pair(edge, cloud=cloud, router=Constant(1.0), threshold=0.5, max_tokens=4) as pair:
+        assert (pair.edge, pair.cloud, pair.card) == (edge, cloud, None)
+        assert {token.source for token in pair.ask(QUESTION).tokens} == {"cloud"}
+    assert not edge.closed
+    assert not large.closed
+    with Pair(edge, cloud=bundled("cloud"), router=MaxProb()) as pair:
+        opened: Any = pair.cloud
+        assert pair.ask(QUESTION).text
+    assert opened.model.closed
+    with Pair("bundled", cloud=cloud, threads=1) as pair:
+        opened = pair.edge
+        pair.close()
+        pair.close()
+    assert opened.closed
+    assert not large.closed
+    cloud.close()
+    edge.close()
+
+
+def test_an_open_edge_has_no_cloud_and_no_router_but_those_named() -> None:
+    with LlamaModel(bundled("edge"), threads=1) as edge, Pair(edge) as pair:
+        assert pair.cloud is None
+        assert pair.card is None
+
+
+def test_doubles_make_a_pair() -> None:
+    edge = ScriptedEdge(replying("blue", prompt="sky: "))
+    cloud = ScriptedCloud(replying("grey", prompt="sky: "))
+    with Pair(edge, cloud=cloud, router=Constant(1.0), threshold=0.5) as pair:
+        assert pair.ask(list(b"sky: ")).text == "grey"
+    with Pair(edge) as pair:
+        assert pair.ask(list(b"sky: ")).text == "blue"
+
+
+@pytest.mark.parametrize("given", [{"ctx": 512}, {"threads": 1}, {"slots": 2}, {"gpu_layers": 0}])
+def test_what_an_open_model_cannot_honour(given: dict[str, Any]) -> None:
+    edge = ScriptedEdge(replying("blue", prompt="sky: "))
+    for cloud in (None, "none", ScriptedCloud(replying("grey", prompt="sky: "))):
+        with pytest.raises(UsageError, match=r"This pair cannot honour .*; leave it out"):
+            Pair(edge, cloud=cloud, **given)
+
+
+@pytest.mark.parametrize("given", [{"cloud_key": "sk-1"}, {"cloud_engine": "vllm"}])
+def test_what_an_open_cloud_cannot_honour(given: dict[str, Any]) -> None:
+    edge = ScriptedEdge(replying("blue", prompt="sky: "))
+    cloud = ScriptedCloud(replying("grey", prompt="sky: "))
+    with pytest.raises(UsageError, match="This pair cannot honour cloud-"):
+        Pair(edge, cloud=cloud, **given)
+
+
+def test_a_pair_that_cannot_be_made_leaves_nothing_open(
+    bpe_path: Path, other_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    close = LlamaModel.close
+
+    def noted(self: LlamaModel) -> None:
+        closed.append(self.name)
+        close(self)
+
+    monkeypatch.setattr(LlamaModel, "close", noted)
+    with pytest.raises(VocabularyMismatch):
+        Pair(bpe_path, cloud=other_path, threads=1)
+    assert sorted(set(closed)) == ["bpe", "other"]
+    closed.clear()
+    with pytest.raises(CloudUnavailable):
+        Pair(bpe_path, cloud=NOWHERE, threads=1)
+    assert closed == ["bpe"]
+    with LlamaModel(other_path, threads=1) as other:
+        closed.clear()
+        with pytest.raises(VocabularyMismatch):
+            Pair(bpe_path, cloud=LocalCloud(other), threads=1)
+        assert closed == ["bpe"]
+
+
+def test_credit_is_carried_from_answer_to_answer() -> None:
+    """Each answer by itself would start with two tokens of credit: 10% of 20 tokens."""
+    with Pair(cloud_share=0.05, run_ahead=0, router="constant:0.9", threads=1) as pair:
+        answers = [pair.ask(f"Tell me about {i}.", max_tokens=20) for i in range(20)]
+        written = sum(len(answer.tokens) for answer in answers)
+        asked = sum(a.usage.cloud_tokens + a.usage.wasted_tokens for a in answers)
+        assert asked <= 0.05 * written + 2
+        pair.forget()
+        assert pair.ask(QUESTION, max_tokens=8).usage.cloud_tokens > 0
+
+
+def test_an_abandoned_answer_gives_its_session_and_its_credit_back() -> None:
+    with Pair(router="constant:1", run_ahead=0, threads=1) as pair:
+        with pair.stream(QUESTION) as stream:
+            assert isinstance(next(event for event in stream if isinstance(event, Token)), Token)
+        with pytest.raises(StopIteration):
+            next(stream)
+        for event in pair.stream(QUESTION, max_tokens=3):
+            assert event
+        assert pair.ask(QUESTION, max_tokens=3).tokens
+
+
+def test_a_failing_cloud_ends_the_answer_where_that_was_asked_for() -> None:
+    edge = ScriptedEdge(replying("blue", prompt="sky: "))
+    gone = CloudUnavailable("It is gone.")
+    script = replying("grey", prompt="sky: ")
+    cloud = ScriptedCloud(script, fault=lambda ask: None if ask else gone)
+    own: dict[str, Any] = {"cloud": cloud, "router": Constant(1.0), "threshold": 0.5}
+    with Pair(edge, on_cloud_error="raise", **own) as pair:
+        with pytest.raises(CloudError, match="gone"):
+            pair.ask(list(b"sky: "))
+        assert pair.ask(list(b"sky: ")).text == "grey"
+
+
+def test_several_threads_may_ask_at_a_time() -> None:
+    texts: list[str] = []
+    with Pair(cloud="none", slots=3, threads=1) as pair:
+        whole = pair.ask(QUESTION).text
+        threads = [
+            threading.Thread(target=lambda: texts.append(pair.ask(QUESTION).text)) for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert texts == [whole] * 3
+
+
+def test_a_conversations_next_turn_finds_the_last_one() -> None:
+    for keeps in (True, False):
+        with Pair(cloud="none", keep_prefixes=keeps, threads=1) as pair:
+            first = pair.ask(QUESTION, max_tokens=8)
+            turns = [Message("user", QUESTION), Message("assistant", first.text)]
+            usage = pair.ask([*turns, Message("user", "And iron?")], max_tokens=2).usage
+            assert (usage.cached_tokens > 0) is keeps
+
+
+def test_commands_open_the_same_pair() -> None:
+    settings = Settings(threads=1, cloud_share=0.1, slots=7, api_key="sk-1", system="Be brief.")
+    with open_pair(settings, slots=2) as pair:
+        assert pair.settings == msgspec.structs.replace(settings, slots=2, api_key=None)
+        assert pair.policy.cloud_share == 0.1
+        assert pair.card is not None
+        assert pair.ask(QUESTION, max_tokens=2).tokens
+
+
+def test_models_for_routers_of_ones_own() -> None:
+    with open_models(Settings(threads=1, router="no-such-router")) as pair:
+        edge, cloud = pair.both()
+        assert cloud.local is not None
+        sessions = [edge.session(), edge.session()]
+        sessions[0].open([1])
+        assert pair.router.score(sessions[0].step()) == 0
+        for session in sessions:
+            session.close()
+
+
+def test_the_readme_shows_what_works(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    section = (ROOT / "README.md").read_text().partition("## In Python")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    (tmp_path / "small.gguf").symlink_to(bundled("edge"))
+    (tmp_path / "large.gguf").symlink_to(bundled("cloud"))
+    monkeypatch.chdir(tmp_path)
+    exec(block, {})
+    assert capsys.readouterr().out.strip()
+
+
+def test_a_message_has_the_roles_that_templates_know() -> None:
+    hint = Message.__annotations__["role"]
+    assert set(get_args(hint)) == {"system", "user", "assistant"}

@@ -1,0 +1,91 @@
+"""A training of two scripted models with a router that needs no torch."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edgewise.evaluation.tasks.base import Question, Task
+from edgewise.routers.card import (
+    CONFIG,
+    TRAINED_ON,
+    WEIGHTS,
+    Input,
+)
+from edgewise.testing.scripted_cloud import Failing, ScriptedCloud
+from edgewise.testing.scripted_edge import ScriptedEdge, replying
+from edgewise.training.kinds import Recipe
+from edgewise.training.labels.base import Label
+from edgewise.training.labels.named import labels_named
+from edgewise.training.publish import README
+from edgewise.training.router import Progress, Stage, Training
+from tests.training.linear import KIND
+
+PROMPT = "How many {:02d}?"
+EDGE, CLOUD = "So it is 3.", "Oh it is 7."
+STAGES: tuple[Stage, ...] = ("collect", "label", "fit", "calibrate")
+INPUTS: tuple[Input, ...] = ("hidden", "scalars")
+
+
+def sums(start: int, count: int, reference: str = "") -> Task:
+    questions = [
+        Question(f"{i}", "sums", PROMPT.format(i), "7", "number", reference=reference)
+        for i in range(start, start + count)
+    ]
+    return Task("sums", tuple(questions), max_tokens=30)
+
+
+def scripted(text: str) -> ScriptedEdge:
+    return ScriptedEdge(replying(text, prompt=PROMPT.format(0), unsure=range(len(text))))
+
+
+class Told(Progress):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[str, int | None]] = []
+        self.counts: list[int] = []
+
+    def stage(self, name: str, total: int | None) -> None:
+        self.stages.append((name, total))
+        self.counts.append(0)
+
+    def done(self) -> None:
+        self.counts[-1] += 1
+
+
+def training(
+    folder: Path,
+    label: str | Label = "mismatch",
+    *,
+    fault: Failing = lambda ask: None,
+    cloud: ScriptedCloud | None = None,
+    reference: str = "",
+    **more: Any,
+) -> Training:
+    return Training(
+        sums(0, 20, reference),
+        sums(50, 3),
+        folder,
+        edge=more.pop("edge", None) or scripted(EDGE),
+        cloud=cloud or ScriptedCloud(replying(CLOUD, prompt=PROMPT.format(0)), fault=fault),
+        label=labels_named(label)[0] if isinstance(label, str) else label,
+        inputs=more.pop("inputs", INPUTS),
+        recipe=more.pop("recipe", Recipe(epochs=2)),
+        kind=more.pop("kind", KIND),
+        **more,
+    )
+
+
+def only(one: Training, stage: Stage) -> None:
+    steps: dict[Stage, Callable[[], object]] = {
+        "collect": one.collect,
+        "label": one.label,
+        "fit": one.fit,
+        "calibrate": one.calibrate,
+    }
+    steps[stage]()
+
+
+def made(folder: Path) -> dict[str, bytes]:
+    """A checkpoint's files."""
+    return {name: (folder / name).read_bytes() for name in (CONFIG, WEIGHTS, TRAINED_ON, README)}

@@ -1,0 +1,108 @@
+"""What a router is fitted to: rows of the inputs asked for, whole texts held out."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgewise.errors import UsageError
+from edgewise.routers.card import Input
+from edgewise.training.collect import COLUMNS, KEPT, Columns, Sample
+from edgewise.training.data import Data, data_of, held_out
+
+INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
+
+
+def columns(answers: int = 4, tokens: int = 5) -> Columns:
+    rng = np.random.default_rng(0)
+    n = answers * tokens
+    widths = {"hidden": 4, "top_logprobs": KEPT, "scalars": 4}
+    return Columns(
+        tuple(str(i) for i in range(answers)),
+        np.repeat(np.arange(answers, dtype=np.int32), tokens),
+        np.arange(n, dtype=np.int32),
+        np.arange(n, dtype=np.int32),
+        np.zeros(n, np.float32),
+        {name: rng.standard_normal((n, widths[name])).astype(np.float32) for name in COLUMNS},
+    )
+
+
+def answered(count: int = 4) -> list[Sample]:
+    return [Sample(str(i), (1,), (0,) * 5, (-0.5,) * 5, True) for i in range(count)]
+
+
+def test_rows_hold_the_inputs_asked_for() -> None:
+    marked = {str(i): [0.0, 0.0, 1.0, 0.0, 0.0] for i in range(4)}
+    inputs: tuple[Input, ...] = ("scalars", "top_logprobs")
+    data = data_of(columns(), marked, answered(), inputs=inputs, top_k=3, embeddings=None)
+    assert data.inputs.shape == (20, 7)
+    assert np.array_equal(data.inputs[:, :4], columns().inputs["scalars"])
+    assert list(np.flatnonzero(data.labels)) == [2, 7, 12, 17]
+    assert data.cloud_logprob is not None
+
+
+@pytest.mark.parametrize(("value", "problem"), [(0.0, "at no token"), (1.0, "at every token")])
+def test_labels_of_one_class(value: float, problem: str) -> None:
+    marked = {str(i): [value] * 5 for i in range(4)}
+    with pytest.raises(UsageError, match=problem):
+        data_of(columns(), marked, answered(), inputs=INPUTS, top_k=3, embeddings=None)
+
+
+def test_labels_of_other_texts() -> None:
+    marked = {str(i): [0.0, 1.0] for i in range(4)}
+    with pytest.raises(UsageError, match="labels belong to other texts; remove the folder's data"):
+        data_of(columns(), marked, answered(), inputs=INPUTS, top_k=3, embeddings=None)
+
+
+def test_without_logprobs_there_are_none() -> None:
+    """A reference has none; then no router can be fitted to a likelihood."""
+    marked = {str(i): [0.0, 0.0, 1.0, 0.0, 0.0] for i in range(4)}
+    references = [Sample(str(i), (1,), (0,) * 5, (), True) for i in range(4)]
+    data = data_of(columns(), marked, references, inputs=("hidden",), top_k=0, embeddings=None)
+    assert data.cloud_logprob is None
+    assert data.edge_logprob is not None
+
+
+def test_the_embedding_is_no_column() -> None:
+    marked = {str(i): [0.0, 0.0, 1.0, 0.0, 0.0] for i in range(4)}
+    table = np.zeros((30, 6), np.float32)
+    for inputs, width, held in (
+        (("token_embedding",), 0, True),
+        (("hidden", "token_embedding"), 4, True),
+        (("hidden",), 4, False),
+    ):
+        data = data_of(columns(), marked, answered(), inputs=inputs, top_k=0, embeddings=table)
+        assert data.inputs.shape == (20, width)
+        assert (data.embeddings is not None) == held
+
+
+def labelled(texts: int, tokens: int) -> Data:
+    n = texts * tokens
+    groups = np.repeat(np.arange(texts, dtype=np.int32), tokens)
+    return Data(np.zeros((n, 1), np.float32), np.ones(n, np.float32), groups, np.zeros(n, np.int32))
+
+
+@given(
+    texts=st.integers(2, 40),
+    tokens=st.integers(1, 9),
+    fraction=st.floats(0.0, 0.9),
+    seed=st.integers(0, 5),
+)
+def test_whole_texts_are_held_out(texts: int, tokens: int, fraction: float, seed: int) -> None:
+    data = labelled(texts, tokens)
+    mask = held_out(data, fraction, seed)
+    apart, kept = set(data.groups[mask]), set(data.groups[~mask])
+    assert apart
+    assert kept
+    assert not apart & kept
+    assert len(apart) == max(1, int(fraction * texts))
+    assert np.array_equal(mask, held_out(data, fraction, seed))
+
+
+def test_too_few_texts_to_hold_one_out() -> None:
+    with pytest.raises(UsageError, match="too few answers to learn from; give more questions"):
+        held_out(labelled(1, 9), 0.1, 0)
+    nothing = labelled(4, 3)
+    nothing.labels[:] = 0.0
+    with pytest.raises(UsageError, match="too few answers"):
+        held_out(nothing, 0.1, 0)

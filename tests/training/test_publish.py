@@ -1,0 +1,135 @@
+"""The checkpoint on disk, and what its card says to people."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from edgewise.routers.card import CONFIG, TRAINED_ON, WEIGHTS, RouterCard, read_card
+from edgewise.training.publish import (
+    README,
+    Measured,
+    isotonic,
+    model_card,
+    save_card,
+    save_weights,
+)
+
+CARD = RouterCard(
+    kind="mlp",
+    edge_fingerprint="0123456789abcdef0123",
+    tokenizer_fingerprint="fedcba9876543210ffff",
+    hidden_size=4,
+    inputs=("hidden", "scalars"),
+    thresholds={"0.05": 0.75},
+    trained_on="sums, 20 questions",
+    label="value of a consult",
+    calibrated_on="sums, 4 other questions",
+    probability=((0.0, 0.0), (0.5, 0.2), (1.0, 0.6)),
+)
+MEASURED = Measured(0.05, 0.75, 0.048, [True, False], [True, True], [True, True])
+
+
+def test_isotonic_probabilities_ascend_and_fit() -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.random(5000).astype(np.float32)
+    labels = (rng.random(5000) < scores**2).astype(np.float32)
+    card = msgspec.structs.replace(CARD, probability=isotonic(scores, labels))
+    for score in (0.2, 0.5, 0.9):
+        assert card.probability_at(score) == pytest.approx(score**2, abs=0.06)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 1, width=32), st.sampled_from([0.0, 0.25, 1.0])),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_a_card_takes_whatever_knots_come_out(rows: list[tuple[float, float]]) -> None:
+    """They ascend from 0 to 1, keep the mean, and fit no worse than any constant."""
+    scores, labels = (np.array(column, np.float32) for column in zip(*rows, strict=True))
+    knots = isotonic(scores, labels)
+    assert all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(knots))
+    assert all(0 <= value <= 1 for knot in knots for value in knot)
+    assert knots[0][0] == scores.min()
+    assert knots[-1][0] == scores.max()
+    assert knots[0][1] <= labels.mean() + 1e-6
+    assert knots[-1][1] >= labels.mean() - 1e-6
+
+
+def test_knots_by_hand() -> None:
+    """0.9 before 0.1 pools into 0.5; what ascends already stays."""
+    scores = np.array([0.4, 0.1, 0.3, 0.2], np.float32)
+    labels = np.array([1.0, 0.0, 0.1, 0.9], np.float32)
+    found = np.array(isotonic(scores, labels))
+    assert found == pytest.approx(np.array([(0.1, 0.0), (0.2, 0.5), (0.3, 0.5), (0.4, 1.0)]))
+
+
+def test_many_scores_are_no_trouble() -> None:
+    """Labels that all descend are one block."""
+    n = 100_000
+    labels = np.linspace(1, 0, n, dtype=np.float32)
+    found = np.array(isotonic(np.linspace(0, 1, n, dtype=np.float32), labels))
+    assert found == pytest.approx(np.array([(0.0, 0.5), (1.0, 0.5)]), abs=1e-3)
+
+
+def test_weights_come_with_what_they_were_fitted_to(tmp_path: Path) -> None:
+    tensors = {"weights": np.arange(3, dtype=np.float32)}
+    save_weights(tmp_path / "router", tensors, ["b", "a", "a"])
+    assert np.array_equal(load_file(tmp_path / "router" / WEIGHTS)["weights"], tensors["weights"])
+    lines = (tmp_path / "router" / TRAINED_ON).read_text().splitlines()
+    assert (len(lines), lines) == (2, sorted(lines))
+    assert all(len(line) == 16 for line in lines)
+
+
+def test_new_weights_have_no_card_yet(tmp_path: Path) -> None:
+    save_card(tmp_path, CARD, [MEASURED])
+    assert read_card(tmp_path) == CARD
+    save_weights(tmp_path, {}, [])
+    assert not (tmp_path / CONFIG).exists()
+
+
+def test_a_card_is_there_whole_or_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_card(tmp_path, CARD, [])
+
+    def cut(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", cut)
+    with pytest.raises(KeyboardInterrupt):
+        save_card(tmp_path, msgspec.structs.replace(CARD, thresholds={}), [])
+    assert read_card(tmp_path) == CARD
+
+
+def test_people_are_told_what_was_measured() -> None:
+    text = model_card(CARD, [MEASURED])
+    assert "| 5% | 0.750000 | 4.8% | 40% | 50.0% (0 to 100) | 100.0% (100 to 100) |" in text
+    assert "Right answers to the 2 questions" in text
+    assert "kind: `mlp`, inputs: hidden, scalars" in text
+    assert "file `0123456789abcdef`,\n  tokenizer `fedcba9876543210`" in text
+    assert text.startswith("---\nlibrary_name: edgewise\n")
+
+
+def test_people_are_told_of_what_is_not_there() -> None:
+    bare = msgspec.structs.replace(
+        CARD, inputs=(), label="", trained_on="", calibrated_on="", thresholds={}
+    )
+    text = model_card(bare, [])
+    for said in ("inputs: none", "trained on: nothing", "label: none", "nothing yet"):
+        assert said in text
+    assert "cloud share asked" not in text
+
+
+def test_names_are_not_made_to_markup() -> None:
+    """A card may come from a hub: what it says is text."""
+    odd = msgspec.structs.replace(CARD, label="{{ 7 * 7 }} & <b>")
+    assert "label: {{ 7 * 7 }} & <b>" in model_card(odd, [])
+    assert (README, CONFIG) == ("README.md", "config.json")

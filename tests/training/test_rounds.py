@@ -1,0 +1,122 @@
+"""What a training does as its label says: by what it is fitted, who writes, in which rounds."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgewise.errors import UsageError
+from edgewise.routers.card import (
+    Input,
+    read_card,
+)
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import replying
+from edgewise.training.kinds import Recipe
+from edgewise.training.labels.named import labels_named
+from tests.training.linear import Linear
+from tests.training.scripted_training import CLOUD, EDGE, PROMPT, scripted, training
+
+
+@pytest.mark.parametrize(
+    ("label", "objective", "described"),
+    [
+        ("value", "cross-entropy", "value of a consult, 1 rollout(s)"),
+        ("mismatch", "cross-entropy", "the edge's token differs"),
+        ("co-llm", "marginal-likelihood", "marginal likelihood"),
+    ],
+)
+def test_a_label_says_what_it_is_fitted_by(
+    tmp_path: Path, label: str, objective: str, described: str
+) -> None:
+    (one,) = labels_named(label)
+    assert one.objective == objective
+    recipe = Recipe(epochs=1, objective=one.objective)
+    training(tmp_path / "router", one, recipe=recipe).run()
+    assert Linear.recipes[-1].objective == objective
+    assert read_card(tmp_path / "router").label.startswith(described)
+
+
+def test_value_is_positive_at_the_number_alone(tmp_path: Path) -> None:
+    one = training(tmp_path / "router", "value")
+    one.collect()
+    one.label()
+    lines = (tmp_path / "router" / "data" / "labels-value.jsonl").read_bytes().splitlines()
+    values = [msgspec.json.decode(line)["values"] for line in lines]
+    assert len(values) == 20
+    assert all([at for at, value in enumerate(one) if value] == [9] for one in values)
+
+
+def test_two_rounds_of_citer(tmp_path: Path) -> None:
+    """The second round's branches are written by the pair under the first one's router."""
+    folder = tmp_path / "router"
+    first, second = labels_named("citer")
+    reference = "Oh it is 7."
+    # Both differ from the reference here and there, so that branches are rolled out.
+    cloud = ScriptedCloud(replying("Ah it is 7.", prompt=PROMPT.format(0)))
+    one = training(folder, second, reference=reference, cloud=cloud)
+    one.collect()
+    with pytest.raises(UsageError, match="There is no router"):
+        one.label()
+    begun = training(folder, first, reference=reference, cloud=cloud)
+    begun.label()
+    begun.fit()
+    with pytest.raises(UsageError, match="The first round is not calibrated"):
+        one.label()
+    begun.calibrate()
+    one.run()
+    assert "rolled out by the pair" in read_card(folder).label
+    data = folder / "data"
+    assert {path.name for path in data.iterdir()} == {
+        "reference-00000.safetensors",
+        "labels-citer-edge.jsonl",
+        "labels-citer-pair.jsonl",
+    }
+    one.fit()  # and again, though the card of the round before is gone
+
+
+def test_a_second_round_is_labelled_by_the_router_of_its_own_first(tmp_path: Path) -> None:
+    """Another router in the same folder has values of its own; the same one's are kept."""
+
+    def rounds(inputs: tuple[Input, ...]) -> int:
+        """How often the cloud was asked for the labels of the second round."""
+        cloud = ScriptedCloud(replying("Ah it is 7.", prompt=PROMPT.format(0)))
+        first, second = (
+            training(
+                tmp_path / "router", label, reference="Oh it is 7.", cloud=cloud, inputs=inputs
+            )
+            for label in labels_named("citer")
+        )
+        first.run()
+        before = len(cloud.asks)
+        second.label()
+        asked = len(cloud.asks) - before
+        second.fit()
+        return asked
+
+    journal = tmp_path / "router" / "data" / "labels-citer-pair.jsonl"
+    assert rounds(("hidden",)) > 0
+    held = journal.read_bytes()
+    assert rounds(("hidden",)) == 0
+    assert journal.read_bytes() == held
+    assert rounds(("scalars",)) > 0
+    assert rounds(("hidden",)) == 0
+    # Kept, and the last ones again.
+    assert journal.read_bytes().endswith(held)
+
+
+def test_references_must_come_with_the_task(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="sums has none; choose a label that reads") as caught:
+        training(tmp_path / "router", "citer").collect()
+    assert caught.value.setting == "label"
+
+
+def test_only_who_writes_for_a_label_is_asked(tmp_path: Path) -> None:
+    cloud = ScriptedCloud(replying(CLOUD, prompt=PROMPT.format(0)))
+    edge = scripted(EDGE)
+    one = training(tmp_path / "router", cloud=cloud, edge=edge)
+    one.collect()
+    opened = cloud.opened
+    assert opened == 20
+    one.label()
+    assert (cloud.opened, edge.sessions) == (opened, 0)

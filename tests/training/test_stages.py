@@ -1,0 +1,310 @@
+"""Collect, label, fit, calibrate: in this order, alone or all at once, cut anywhere and gone on."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgewise.errors import CloudUnavailable, RouterMismatch, UsageError
+from edgewise.pair import open_router
+from edgewise.routers.card import (
+    CONFIG,
+    WEIGHTS,
+    Input,
+    RouterCard,
+    digest,
+    read_card,
+    trained_digests,
+)
+from edgewise.settings import Settings
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from edgewise.training.kinds import Recipe
+from edgewise.training.publish import README
+from edgewise.training.router import SHARES, Stage
+from tests.training.linear import KIND, Linear
+from tests.training.scripted_training import (
+    CLOUD,
+    EDGE,
+    INPUTS,
+    PROMPT,
+    STAGES,
+    Told,
+    made,
+    only,
+    scripted,
+    training,
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training that was not cut."""
+    folder = tmp_path_factory.mktemp("whole") / "router"
+    training(folder).run()
+    return folder
+
+
+def test_a_checkpoint_says_what_it_is(whole: Path) -> None:
+    card = read_card(whole)
+    assert (card.kind, card.inputs, card.top_k) == (KIND, INPUTS, 0)
+    assert card.label == "the edge's token differs from the cloud's"
+    assert card.trained_on == "sums, 20 questions"
+    assert card.calibrated_on == "sums, 3 other questions"
+    assert list(card.thresholds) == [f"{share:g}" for share in SHARES]
+    assert [value for _, value in sorted(card.probability)] == sorted(
+        value for _, value in card.probability
+    )
+    assert trained_digests(whole) == {digest(PROMPT.format(i)) for i in range(20)}
+    assert "3 questions that the thresholds were set on" in (whole / README).read_text()
+
+
+def test_the_router_knows_what_it_learnt(whole: Path) -> None:
+    """The label is positive where the two texts differ, and only there."""
+    edge = scripted(EDGE)
+    router, _ = open_router(Settings(router=str(whole)), edge)
+    session = edge.session(router.needs, top=router.top)
+    scores: list[float] = []
+    for at in range(len(CLOUD) + 1):
+        session.open([*PROMPT.format(60).encode(), *CLOUD.encode()[:at]])
+        scores.append(router.score(session.step()))
+    assert all(0 <= score <= 1 for score in scores)
+    differs = [a != b for a, b in zip(CLOUD, EDGE, strict=True)] + [False]
+    assert np.mean(np.array(scores)[differs]) > np.mean(np.array(scores)[~np.array(differs)])
+
+
+def test_stage_by_stage_is_as_all_at_once(tmp_path: Path, whole: Path) -> None:
+    for stage in STAGES:
+        only(training(tmp_path / "router"), stage)
+    assert made(tmp_path / "router") == made(whole)
+
+
+def test_all_at_once_again_asks_for_nothing_new(tmp_path: Path, whole: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "router"))
+    cloud = ScriptedCloud(replying(CLOUD, prompt=PROMPT.format(0)))
+    one = training(folder, cloud=cloud)
+    one.collect()
+    one.label()
+    one.fit()
+    assert cloud.asks == []
+    one.calibrate()
+    assert made(folder) == made(whole)
+
+
+@pytest.mark.parametrize(
+    ("stage", "first"), [("label", "collect"), ("fit", "collect"), ("calibrate", None)]
+)
+def test_a_stage_needs_the_one_before(tmp_path: Path, stage: Stage, first: str | None) -> None:
+    problem = "There is no router" if first is None else f"run the stage {first} first"
+    with pytest.raises(UsageError, match=problem) as caught:
+        only(training(tmp_path / "router"), stage)
+    assert caught.value.setting == ("router" if first is None else "stage")
+
+
+def test_a_fit_needs_labels_of_its_own_name(tmp_path: Path) -> None:
+    one = training(tmp_path / "router")
+    one.collect()
+    with pytest.raises(UsageError, match="run the stage label first"):
+        one.fit()
+    one.label()
+    with pytest.raises(UsageError, match="run the stage label first"):
+        training(tmp_path / "router", "co-llm").fit()
+    one.fit()
+
+
+def test_labels_that_were_cut_are_not_fitted_to(tmp_path: Path, whole: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "router"))
+    path = folder / "data" / "labels-mismatch.jsonl"
+    path.write_bytes(path.read_bytes()[:-40])
+    one = training(folder)
+    with pytest.raises(UsageError, match="run the stage label first"):
+        one.fit()
+    one.label()
+    one.fit()
+    one.calibrate()
+    assert made(folder) == made(whole)
+
+
+@pytest.mark.parametrize("gone", [0, 7, 19, 20, 24])
+def test_a_cloud_that_goes_away_at_any_moment(tmp_path: Path, whole: Path, gone: int) -> None:
+    """While answers are collected, and while thresholds are set."""
+
+    def fault(ask: int) -> CloudUnavailable | None:
+        return CloudUnavailable("gone") if ask == gone else None
+
+    with pytest.raises(CloudUnavailable):
+        training(tmp_path / "router", fault=fault).run()
+    training(tmp_path / "router").run()
+    assert made(tmp_path / "router") == made(whole)
+
+
+@pytest.mark.parametrize("name", ["answers.jsonl", "labels-mismatch.jsonl"])
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.999])
+def test_a_journal_that_was_cut_anywhere(
+    tmp_path: Path, whole: Path, name: str, keep: float
+) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "router"))
+    path = folder / "data" / name
+    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
+    training(folder).run()
+    assert made(folder) == made(whole)
+
+
+def test_features_that_were_cut(tmp_path: Path, whole: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "router"))
+    (shard,) = (folder / "data").glob("answer-*.safetensors")
+    shard.write_bytes(shard.read_bytes()[:-9])
+    with pytest.raises(UsageError, match=r"is damaged .*; remove it"):
+        training(folder).fit()
+    shard.unlink()
+    training(folder).run()
+    assert made(folder) == made(whole)
+
+
+@pytest.mark.parametrize("failing", ["save_file", "partial"])
+def test_a_fit_that_is_cut_leaves_no_card_of_other_weights(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """Old thresholds beside new weights would be believed."""
+    folder = Path(shutil.copytree(whole, tmp_path / "router"))
+
+    def cut(*arguments: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        if failing == "save_file":
+            patched.setattr("edgewise.training.publish.save_file", cut)
+        else:
+            patched.setattr(Path, "replace", cut)
+        with pytest.raises(KeyboardInterrupt):
+            training(folder, recipe=Recipe(epochs=2, seed=5)).fit()
+    assert not (folder / CONFIG).exists()
+    with pytest.raises(UsageError, match="There is no router"):
+        training(folder).calibrate()
+    training(folder).run()
+    assert made(folder) == made(whole)
+
+
+def test_a_router_of_another_edge_is_not_calibrated(tmp_path: Path, whole: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "router"))
+    card = msgspec.structs.replace(read_card(folder), edge_fingerprint="another")
+    (folder / CONFIG).write_bytes(msgspec.json.encode(card))
+    with pytest.raises(RouterMismatch, match="another file"):
+        training(folder).calibrate()
+    tokenizer = ByteTokenizer("other")
+    edge = ScriptedEdge(replying(EDGE, prompt=PROMPT.format(0)), tokenizer=tokenizer)
+    with pytest.raises(RouterMismatch, match="another tokenizer"):
+        training(whole, edge=edge).calibrate()
+
+
+def test_a_folder_holds_one_kind(whole: Path) -> None:
+    with pytest.raises(UsageError, match=r"router of the kind 'tests.*, not 'mlp'") as caught:
+        training(whole, kind="mlp").calibrate()
+    assert caught.value.setting == "kind"
+
+
+@pytest.mark.parametrize("kind", ["entropy", "margin", "tests.training.test_stages:Late"])
+def test_a_router_without_training_is_calibrated(tmp_path: Path, kind: str) -> None:
+    one = training(tmp_path / "router", kind=kind)
+    one.collect()
+    one.label()
+    with pytest.raises(UsageError, match="cannot be trained: it has no fit"):
+        one.fit()
+    card = one.calibrate([0.1, 0.5])
+    assert (card.kind, card.inputs, card.label) == (kind, (), "")
+    assert list(card.thresholds) == ["0.1", "0.5"]
+    assert not (tmp_path / "router" / WEIGHTS).exists()
+    router, found = open_router(Settings(router=str(tmp_path / "router")), scripted(EDGE))
+    assert found == card
+    assert router.top >= 0
+    again = one.calibrate([0.2])
+    assert list(again.thresholds) == ["0.2"]
+
+
+class Late:
+    """The later a token, the higher its score."""
+
+    from edgewise.edge.base import Needs
+
+    needs, top = Needs.NOTHING, 0
+
+    def score(self, step: Any) -> float:
+        return min(1.0, step.position / 64)
+
+
+def test_progress_names_every_stage(tmp_path: Path) -> None:
+    told = Told()
+    training(tmp_path / "router", progress=told).run()
+    assert list(dict.fromkeys(told.stages)) == [
+        ("cloud's answers", 20),
+        ("edge's features", 20),
+        ("labels", 20),
+        ("fitting", 2),
+        ("calibrating", None),
+    ]
+    for (name, total), count in zip(told.stages, told.counts, strict=True):
+        assert total is None or count == total, name
+    assert told.counts[-1] > 0
+
+
+def test_data_may_lie_elsewhere_and_be_shared(tmp_path: Path, whole: Path) -> None:
+    cloud = ScriptedCloud(replying(CLOUD, prompt=PROMPT.format(0)))
+    one, other = (
+        training(tmp_path / name, cloud=cloud, data=tmp_path / "data", inputs=inputs)
+        for name, inputs in (("one", INPUTS), ("other", ("hidden",)))
+    )
+    one.run()
+    asked = len(cloud.asks)
+    other.collect()
+    other.label()
+    other.fit()
+    assert len(cloud.asks) == asked
+    assert not (tmp_path / "one" / "data").exists()
+    assert made(tmp_path / "one") == made(whole)
+    assert read_card(tmp_path / "other").inputs == ("hidden",)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "top_k", "problem"),
+    [
+        (("hidden",), 5, "belongs to the input top_logprobs"),
+        (("hidden", "scalars"), 10, "belongs to the input top_logprobs"),
+        (("top_logprobs",), 0, "must be from 1 to 64, not 0"),
+        (("top_logprobs",), 65, "must be from 1 to 64, not 65"),
+    ],
+)
+def test_a_top_k_that_goes_with_nothing(
+    tmp_path: Path, inputs: tuple[Input, ...], top_k: int, problem: str
+) -> None:
+    with pytest.raises(UsageError, match=problem) as caught:
+        training(tmp_path / "router", inputs=inputs, top_k=top_k)
+    assert caught.value.setting == "top_k"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "given", "kept"),
+    [(("hidden",), None, 0), (("top_logprobs",), None, 10), (("hidden", "top_logprobs"), 3, 3)],
+)
+def test_a_card_has_the_top_k_that_is_read(
+    tmp_path: Path, inputs: tuple[Input, ...], given: int | None, kept: int
+) -> None:
+    one = training(tmp_path / "router", inputs=inputs, top_k=given)
+    one.collect()
+    one.label()
+    one.fit()
+    card = read_card(tmp_path / "router")
+    assert card.top_k == kept
+    assert Linear.load(card, tmp_path / "router").top == kept
+
+
+def test_an_uncalibrated_checkpoint_has_no_threshold(tmp_path: Path) -> None:
+    one = training(tmp_path / "router")
+    one.collect()
+    one.label()
+    one.fit()
+    card: RouterCard = read_card(tmp_path / "router")
+    assert card.thresholds == {}
+    assert "calibrated on: nothing yet" in (tmp_path / "router" / README).read_text()
