@@ -29,7 +29,7 @@ from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.gateway.process import gateway_process
-from edgewise.pair import open_router
+from edgewise.parts import open_router
 from edgewise.settings import Settings
 from tests.llama_server_process import llama_server
 

@@ -24,7 +24,7 @@ from edgewise.evaluation.tasks.base import Task
 from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Budget, Policy
-from edgewise.pair import open_router
+from edgewise.parts import open_router
 from edgewise.settings import Settings
 
 

@@ -20,6 +20,7 @@ LAYERS = (
     ("cloud",),
     ("rollouts", "loop"),
     ("testing", "traces", "gateway"),
+    ("parts",),
     ("pair",),
     ("__init__",),
     ("evaluation",),

@@ -7,173 +7,26 @@ from typing import TypedDict, Unpack
 
 from msgspec.structs import asdict, replace
 
-from edgewise.addresses import bundled, checkpoint, resolve
 from edgewise.cloud.base import CloudModel
-from edgewise.edge.base import EdgeModel, EdgeOptions
-from edgewise.edge.named import EDGES
+from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.events import Event
 from edgewise.loop.account import Account
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.generation import Generation
 from edgewise.loop.policy import Budget, Policy
-from edgewise.prompts import Prompt, Prompted, prompt_from, require_text
-from edgewise.registry import is_code
-from edgewise.routers.base import Router
-from edgewise.routers.card import RouterCard, read_card
-from edgewise.routers.named import (
-    identity_named,
-    identity_of,
-    is_router,
-    router_named,
-    router_of,
+from edgewise.parts import (
+    cloud_address,
+    make_policy,
+    open_cloud,
+    open_edge,
+    open_router,
+    sampling_of,
 )
-from edgewise.sampling import Sampling
+from edgewise.prompts import Prompt, Prompted, prompt_from, require_text
+from edgewise.routers.base import Router
+from edgewise.routers.card import RouterCard
 from edgewise.settings import Settings, settings_of, spelled
-
-FALLBACK_ROUTER, DEFAULT_SHARE = "entropy", 0.05
-_GGUF = "llamacpp"
-
-
-def open_edge(settings: Settings, *, keep_prefixes: bool = False) -> EdgeModel:
-    """Load the edge model that the settings name; see `EdgeOptions` for `keep_prefixes`."""
-    engine = _GGUF if settings.edge_engine == "auto" else settings.edge_engine
-    return _load(settings, engine, settings.edge, keep_prefixes)
-
-
-def cloud_address(settings: Settings) -> str:
-    """Where the cloud model is: as set, else the bundled one beside the bundled edge model."""
-    if settings.cloud is not None:
-        return settings.cloud
-    return "bundled" if settings.edge == "bundled" else "none"
-
-
-def open_cloud(
-    settings: Settings, edge: EdgeModel, *, keep_prefixes: bool = False
-) -> CloudModel | None:
-    """Open the cloud model and prove its vocabulary; with "none" nothing is opened at all.
-
-    `keep_prefixes` is for a model in this process.
-    """
-    cloud = connect(settings, keep_prefixes=keep_prefixes)
-    if cloud is not None:
-        try:
-            cloud.check(edge.tokenizer)
-        except BaseException:
-            cloud.close()
-            raise
-    return cloud
-
-
-def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | None:
-    """The cloud model, not yet checked. Raises `UsageError` for a cloud engine of no known name."""
-    from edgewise.cloud.named import check_name
-
-    check_name(settings.cloud_engine)
-    address = cloud_address(settings)
-    if address == "none":
-        return None
-    if "://" in address and not address.startswith("hf://"):
-        from edgewise.cloud.connect import connect as connect_to
-
-        return connect_to(address, key=settings.cloud_key, engine=settings.cloud_engine)
-    from edgewise.cloud.local import LocalCloud
-
-    return LocalCloud(_load(settings, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
-
-
-def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
-    """The router and, for a checkpoint, its card (already checked against the edge model)."""
-    folder = router_folder(settings)
-    if folder is None:
-        name = settings.router or FALLBACK_ROUTER
-        return router_named(name), None
-    card = _card(settings, folder)
-    card.check(edge, folder)
-    return router_of(card, folder), card
-
-
-def default_router(settings: Settings) -> str:
-    """What to call the router that is used where the settings name none."""
-    return "bundled" if settings.edge == "bundled" else FALLBACK_ROUTER
-
-
-def router_identity(settings: Settings) -> str:
-    """A digest that tells the router that the settings name from any other."""
-    folder = router_folder(settings)
-    if folder is None:
-        return identity_named(settings.router or FALLBACK_ROUTER)
-    return identity_of(_card(settings, folder), folder)
-
-
-def router_folder(settings: Settings) -> Path | None:
-    """Where the checkpoint lies that the settings name, downloaded if need be; None for none."""
-    name = settings.router
-    if name is None:
-        name = default_router(settings)
-    if name == "bundled":
-        return bundled("router")
-    if is_router(name):
-        return None
-    return checkpoint(name)
-
-
-def _card(settings: Settings, folder: Path) -> RouterCard:
-    """A checkpoint's card. Raises `UsageError` where a download says what code to run."""
-    card = read_card(folder)
-    if is_code(card.kind) and not _is_here(settings.router):
-        raise UsageError(
-            f"The router {settings.router!r} is of the kind {card.kind!r}: a download may not say "
-            "what code to run",
-            hint="install a package that registers its kind, or name a folder of your own",
-            setting="router",
-        )
-    return card
-
-
-def _is_here(router: str | None) -> bool:
-    """Whether a checkpoint was not downloaded."""
-    return router in (None, "bundled") or Path(str(router)).expanduser().is_dir()
-
-
-def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
-    """The policy: a threshold as given, or a share, steered from the card's threshold on."""
-    share = settings.cloud_share
-    if settings.threshold is None and share is None:
-        share = DEFAULT_SHARE
-    calibrated = card.threshold(share) if card and share is not None else None
-    start = settings.threshold if settings.threshold is not None else calibrated
-    return Policy(
-        threshold=0.5 if start is None else start,
-        cloud_share=share,
-        max_cloud_tokens=settings.max_cloud_tokens,
-        span=settings.span,
-        deadline=settings.deadline,
-        on_cloud_error=settings.on_cloud_error,
-        run_ahead=settings.run_ahead,
-    )
-
-
-def _load(settings: Settings, engine: str, address: str, keep_prefixes: bool) -> EdgeModel:
-    options = EdgeOptions(
-        context=settings.ctx,
-        threads=settings.threads,
-        gpu_layers=settings.gpu_layers,
-        slots=settings.slots or 1,
-        keep_prefixes=keep_prefixes,
-    )
-    return EDGES.load(engine)(address, options)
-
-
-def sampling_of(settings: Settings) -> Sampling:
-    """The sampling that the settings name. Raises `UsageError`."""
-    return Sampling(
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
-        min_p=settings.min_p,
-        seed=settings.seed or 0,
-    )
 
 
 class Wishes(TypedDict, total=False):

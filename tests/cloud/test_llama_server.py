@@ -12,7 +12,7 @@ from socket import SHUT_RDWR
 import pytest
 import trustme
 
-from edgewise import pair
+from edgewise import parts
 from edgewise.cloud.engine import LlamaServer
 from edgewise.errors import (
     CloudError,
@@ -286,10 +286,10 @@ def test_without_a_cloud_no_socket_is_opened(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("socket.socket", refuse)
     monkeypatch.setattr("socket.create_connection", refuse)
     settings = Settings(cloud="none")
-    edge = pair.open_edge(settings)
-    router, card = pair.open_router(settings, edge)
-    assert pair.open_cloud(settings, edge) is None
-    policy = pair.make_policy(settings, card)
+    edge = parts.open_edge(settings)
+    router, card = parts.open_router(settings, edge)
+    assert parts.open_cloud(settings, edge) is None
+    policy = parts.make_policy(settings, card)
     result = Decoder(edge, router=router, policy=policy, cloud=None).generate(
         edge.tokenizer.encode("Tell me about copper."), max_tokens=20
     )

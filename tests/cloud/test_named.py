@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from edgewise import pair
+from edgewise import parts
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import EngineCloud
@@ -99,7 +99,7 @@ def test_settings_name_it(add: Add) -> None:
     add(shouting=f"{__name__}:ShoutingCloud")
     chosen = Settings(cloud="shout://somewhere", cloud_engine="shouting", cloud_key="sk")
     edge = ScriptedEdge(replying("so so", prompt="sky: "))
-    cloud = pair.open_cloud(chosen, edge)
+    cloud = parts.open_cloud(chosen, edge)
     assert isinstance(cloud, ShoutingCloud)
     assert cloud.identity() == "shout://somewhere"
 
@@ -126,7 +126,7 @@ def test_the_built_in_ones_are_there(name: str, kind: type[CloudModel], dialect:
 def test_an_unknown_name_is_one_sentence_wherever_the_cloud_is(cloud: str) -> None:
     """Never ignored: not with a file for a cloud, not without any."""
     with pytest.raises(UsageError) as refused:
-        pair.connect(Settings(cloud=cloud, cloud_engine="vlm"))
+        parts.connect(Settings(cloud=cloud, cloud_engine="vlm"))
     assert str(refused.value) == (
         "There is no cloud engine 'vlm'; known are auto, gateway, llama-server, sglang, vllm."
     )

@@ -12,7 +12,7 @@ from edgewise.edge.named import EDGES
 from edgewise.errors import AddressError, UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
-from edgewise.pair import open_edge, open_router
+from edgewise.parts import open_edge, open_router
 from edgewise.rollouts.base import Prefix
 from edgewise.rollouts.open import edge_rollouts
 from edgewise.settings import Settings, load

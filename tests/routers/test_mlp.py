@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from edgewise.edge.base import Floats, Needs, Step
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import RouterMismatch, UsageError
-from edgewise.pair import open_router
+from edgewise.parts import open_router
 from edgewise.routers.card import CONFIG, WEIGHTS, Input, RouterCard, read_card
 from edgewise.routers.features import SCALARS
 from edgewise.routers.mlp import Mlp

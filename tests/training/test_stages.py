@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgewise.errors import CloudUnavailable, RouterMismatch, UsageError
-from edgewise.pair import open_router
+from edgewise.parts import open_router
 from edgewise.routers.card import (
     CONFIG,
     WEIGHTS,

@@ -24,7 +24,8 @@ from edgewise.evaluation.calibration import thresholds_for
 from edgewise.evaluation.plan import Contender
 from edgewise.evaluation.tasks.base import Task
 from edgewise.evaluation.tasks.named import with_calibration
-from edgewise.pair import DEFAULT_SHARE, cloud_address, open_cloud, open_edge, open_pair
+from edgewise.pair import open_pair
+from edgewise.parts import DEFAULT_SHARE, cloud_address, open_cloud, open_edge
 from edgewise.settings import Settings
 
 PAPER_SHARE = 0.07

@@ -17,7 +17,8 @@ from edgewise.cli import render
 from edgewise.cli.options import MACHINE, MODELS, ROUTING, SAMPLING, SERVING, takes, told
 from edgewise.errors import UsageError
 from edgewise.events import Candidate, Event, Finished, Token
-from edgewise.pair import Pair, make_policy, open_pair, sampling_of
+from edgewise.pair import Pair, open_pair
+from edgewise.parts import make_policy, sampling_of
 from edgewise.prompts import MAX_PROMPT, Message, require_text
 from edgewise.settings import Settings
 

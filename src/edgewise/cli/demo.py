@@ -19,7 +19,8 @@ from edgewise.evaluation.tasks.grading import is_right
 from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import LONGEST_DEADLINE
-from edgewise.pair import DEFAULT_SHARE, Pair, open_pair
+from edgewise.pair import Pair, open_pair
+from edgewise.parts import DEFAULT_SHARE
 from edgewise.settings import Settings
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 import typer
 
-from edgewise import pair
+from edgewise import parts
 from edgewise.cli import options, render
 from edgewise.cli.options import MODELS, SAMPLING, takes
 from edgewise.cloud.base import CloudModel
@@ -95,14 +95,14 @@ class _Doctor:
             return Check(name, "fail", error.message.rstrip("."), fix or str(error))
 
     def _edge(self, models: list[EdgeModel]) -> Check:
-        model = pair.open_edge(self._chosen)
+        model = parts.open_edge(self._chosen)
         self._stack.callback(model.close)
         models.append(model)
         size = f"{model.parameters / 1e6:.1f} M parameters, " if model.parameters else ""
         return Check("edge model", "ok", f"{model.name}, {size}context {model.context}")
 
     def _cloud(self, model: EdgeModel) -> Iterator[Check]:
-        if pair.cloud_address(self._chosen) == "none":
+        if parts.cloud_address(self._chosen) == "none":
             yield Check("cloud model", "ok", "none: no connection is opened")
             return
         opened: list[CloudModel] = []
@@ -114,7 +114,7 @@ class _Doctor:
             yield self._guarded("consult", lambda cloud=cloud: _consult(cloud, model, self._chosen))
 
     def _connect(self, opened: list[CloudModel]) -> Check:
-        cloud = pair.connect(self._chosen)
+        cloud = parts.connect(self._chosen)
         assert cloud is not None
         self._stack.callback(cloud.close)
         opened.append(cloud)
@@ -150,9 +150,9 @@ def _round_trip(model: EdgeModel) -> Check:
 
 
 def _router(chosen: Settings, model: EdgeModel) -> Check:
-    _, card = pair.open_router(chosen, model)
+    _, card = parts.open_router(chosen, model)
     if card is None:
-        name = chosen.router or pair.FALLBACK_ROUTER
+        name = chosen.router or parts.FALLBACK_ROUTER
         return Check(
             "router",
             "warn",
@@ -193,7 +193,7 @@ def _consult(cloud: CloudModel, model: EdgeModel, chosen: Settings) -> Check:
 
 
 def _leaves(chosen: Settings) -> Check:
-    address = pair.cloud_address(chosen)
+    address = parts.cloud_address(chosen)
     if address == "none":
         return Check("what leaves the device", "ok", "nothing")
     if "://" not in address or address.startswith("hf://"):

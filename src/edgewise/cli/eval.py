@@ -8,7 +8,7 @@ import msgspec
 import typer
 from msgspec.structs import replace
 
-from edgewise import pair
+from edgewise import pair, parts
 from edgewise.cli import options, render
 from edgewise.cli.options import DRAWS, MACHINE, MODELS, SERVING, takes
 from edgewise.edge.base import EdgeModel
@@ -134,7 +134,7 @@ def _require_accuracy(metric: str) -> None:
 
 
 def _shares(given: list[float] | None, chosen: Settings) -> list[float]:
-    default = pair.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
+    default = parts.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
     shares = given or [default]
     if not all(0 < share < 1 for share in shares):
         raise UsageError("A cloud share must lie between 0 and 1, such as 0.05.")
@@ -147,12 +147,12 @@ def _contenders(
     found: dict[str, Contender] = {}
     for name in names:
         named = replace(chosen, router=name)
-        _require_unseen(pair.router_folder(named), task)
-        router, card = pair.open_router(named, edge)
-        shown = Path(name).name if name else pair.default_router(named)
+        _require_unseen(parts.router_folder(named), task)
+        router, card = parts.open_router(named, edge)
+        shown = Path(name).name if name else parts.default_router(named)
         if shown in found:
             raise UsageError(f"Two routers would be shown as {shown!r}; rename one's folder.")
-        found[shown] = Contender(shown, router, card, pair.router_identity(named))
+        found[shown] = Contender(shown, router, card, parts.router_identity(named))
     return list(found.values())
 
 

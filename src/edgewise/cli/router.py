@@ -13,7 +13,8 @@ from edgewise.bench.speed import score_seconds
 from edgewise.cli import options, render
 from edgewise.cli.options import everything_but, takes
 from edgewise.errors import UsageError
-from edgewise.pair import open_pair, router_folder
+from edgewise.pair import open_pair
+from edgewise.parts import router_folder
 from edgewise.routers.card import RouterCard, read_card, trained_digests
 from edgewise.settings import Settings
 

@@ -10,7 +10,8 @@ import typer
 from edgewise.cli import render
 from edgewise.cli.options import MACHINE, MODELS, ROUTING, SAMPLING, SERVING, takes
 from edgewise.errors import UsageError
-from edgewise.pair import Pair, open_pair, sampling_of
+from edgewise.pair import Pair, open_pair
+from edgewise.parts import sampling_of
 from edgewise.settings import Settings
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from edgewise.gateway.connection import Connection
-from edgewise.gateway.consults import Consults
+from edgewise.gateway.consults import KeyedConsults
 from edgewise.gateway.fleet import Fleet
 from edgewise.gateway.keys import Keys
 from edgewise.gateway.metrics import GatewayMetrics
@@ -32,7 +32,7 @@ class Gateway:
     def __init__(self, fleet: Fleet, keys: Keys, sessions: Sessions) -> None:
         self.fleet, self.keys, self.sessions = fleet, keys, sessions
         self.metrics = GatewayMetrics()
-        self.consults = Consults(fleet, keys, self.metrics)
+        self.consults = KeyedConsults(fleet, keys, self.metrics)
         self.draining = False
         self.connections: set[Connection] = set()
 

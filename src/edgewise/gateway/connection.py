@@ -10,7 +10,7 @@ import structlog
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from edgewise.errors import CloudProtocolError
-from edgewise.gateway.consults import Consults
+from edgewise.gateway.consults import KeyedConsults
 from edgewise.gateway.fleet import Fleet
 from edgewise.gateway.keys import Key
 from edgewise.gateway.metrics import GatewayMetrics
@@ -50,7 +50,7 @@ class Shared(Protocol):
 
     fleet: Fleet
     sessions: Sessions
-    consults: Consults
+    consults: KeyedConsults
     metrics: GatewayMetrics
 
 

@@ -33,7 +33,7 @@ _SAID = {
 log = structlog.get_logger("edgewise.gateway")
 
 
-class Consults:
+class KeyedConsults:
     """Every connection's consults, within the limits of its key. Sends nothing itself."""
 
     def __init__(self, fleet: Fleet, keys: Keys, metrics: GatewayMetrics) -> None:

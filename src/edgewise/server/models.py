@@ -5,7 +5,7 @@ import re
 from msgspec.structs import replace
 
 from edgewise.loop.policy import Policy
-from edgewise.pair import make_policy
+from edgewise.parts import make_policy
 from edgewise.routers.card import RouterCard
 from edgewise.server.errors import ApiError
 from edgewise.settings import Settings
