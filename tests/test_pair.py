@@ -206,7 +206,7 @@ def test_bad_wishes(alone: Pair, wishes: Any, said: str) -> None:
         ({"edge": Path("none.gguf")}, "There is no file './none.gguf'; name a path"),
         ({"edge": Path("owner/repo")}, "There is no file './owner/repo'; name a path"),
         ({"cloud": Path("owner/repo")}, "There is no file './owner/repo'; name a path"),
-        ({"cloud": NOWHERE}, f"The cloud engine at '{NOWHERE}' cannot be reached"),
+        ({"cloud": NOWHERE}, f"The cloud at '{NOWHERE}' cannot be reached"),
         ({"router": "coin"}, "There is no router 'coin'"),
         ({"router": Path("no/where")}, "There is no router './no/where'"),
         ({"clod": "none"}, "There is no setting 'clod'; did you mean 'cloud'?"),

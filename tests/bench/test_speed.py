@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgewise.bench.speed import bare_loop, measure, score_seconds
+from edgewise.bench.speed import measure, score_seconds
 from edgewise.edge.base import Needs, Step
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.loop.decoder import Decoder
@@ -36,7 +36,7 @@ def test_the_bare_loop_leaves_the_model_as_it_was(model: LlamaModel) -> None:
     session.open(ids)
     before = session.step().proposed
     session.close()
-    assert bare_loop(model, [1, 2, 3], 4) > 0
+    assert model.bare_loop([1, 2, 3], 4) > 0
     again = model.session(Needs.ENTROPY)
     again.open(ids)
     assert again.step().proposed == before

@@ -64,16 +64,17 @@ class Answering:
         """Wait for the threads; answers under way are stopped by the end of their requests."""
         self._threads.shutdown()
 
-    def enter(self, question: DecodeRequest) -> Ticket:
+    def enter(self, asked: DecodeRequest) -> Ticket:
         """A place for an answer. Raises `ContextOverflow`, or `ApiError` 429 for a full queue."""
-        if len(question.prompt.ids) >= self.edge.context:
+        if len(asked.prompt.ids) >= self.edge.context:
             raise ContextOverflow(
-                f"The prompt has {len(question.prompt.ids)} tokens and the context holds "
-                f"{self.edge.context}; shorten it."
+                f"The prompt has {len(asked.prompt.ids)} tokens and the context holds "
+                f"{self.edge.context}",
+                hint="shorten it",
             )
         return self.admission.enter()
 
-    async def events(self, question: DecodeRequest, ticket: Ticket) -> AsyncGenerator[Event]:
+    async def events(self, asked: DecodeRequest, ticket: Ticket) -> AsyncGenerator[Event]:
         """The answer's events once its turn has come. Closing it early stops the work.
 
         The ticket is given back when the work has ended. Raises an `EdgewiseError`.
@@ -82,21 +83,21 @@ class Answering:
         loop = asyncio.get_running_loop()
         told: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
         stop = threading.Event()
-        work = loop.run_in_executor(self._threads, self._write, question, loop, told, stop)
+        work = loop.run_in_executor(self._threads, self._write, asked, loop, told, stop)
         work.add_done_callback(lambda _: ticket.leave())
         try:
             while (event := await told.get()) is not None:
                 if isinstance(event, BaseException):
                     raise event
                 self.metrics.count(event)
-                if question.pending or not isinstance(event, Pending | Rewound):
+                if asked.pending or not isinstance(event, Pending | Rewound):
                     yield event
         finally:
             stop.set()
 
     def _write(
         self,
-        question: DecodeRequest,
+        asked: DecodeRequest,
         loop: asyncio.AbstractEventLoop,
         told: "asyncio.Queue[Event | BaseException | None]",
         stop: threading.Event,
@@ -109,21 +110,21 @@ class Answering:
         decoder = Decoder(
             self.edge,
             router=self.router,
-            policy=question.policy,
+            policy=asked.policy,
             cloud=self.cloud,
             breaker=self.breaker,
             latency=self.latency,
         )
-        account = self._account(question.policy.cloud_share)
+        account = self._account(asked.policy.cloud_share)
         taken = left = account.take()
         try:
             with decoder.stream(
-                question.prompt,
-                max_tokens=question.max_tokens,
-                sampling=question.sampling,
-                stop=question.stop,
+                asked.prompt,
+                max_tokens=asked.max_tokens,
+                sampling=asked.sampling,
+                stop=asked.stop,
                 budget=taken,
-                candidates=question.candidates,
+                candidates=asked.candidates,
                 # Asked for always: it is where a run-ahead can be stopped.
                 pending=True,
             ) as events:

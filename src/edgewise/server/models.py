@@ -27,7 +27,7 @@ def policy_for(model: str, settings: Settings, card: RouterCard | None, *, cloud
         shared = replace(settings, cloud_share=float(match[1]), threshold=None)
         return make_policy(shared, card)
     if model == CLOUD:
-        message = f"{CLOUD!r} needs a cloud model; start the server with --cloud."
+        message = f"{CLOUD!r} needs a cloud model, and the server has none."
     else:
         message = (
             f"There is no model {model[:60]!r}; ask for {PAIR}, {PAIR}@0.05 (a cloud share from 0 "

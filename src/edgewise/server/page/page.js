@@ -96,7 +96,10 @@ class Answer {
     this.timeline.append(bar);
     if (token.source === "cloud") this.cloud += 1;
     if (token.source === "cloud" && token.reason !== "span") this.calls += 1;
-    if (fault) this.complain(`The cloud ${FAULTS[token.reason]} (${token.reason}); the edge model stood in.`);
+    // A pause follows from what failed before it, which says more.
+    if (fault && !(this.complained && token.reason === "circuit_open")) {
+      this.complain(`The cloud ${FAULTS[token.reason]} (${token.reason}); the edge model stood in.`);
+    }
     this.count();
   }
 
@@ -152,6 +155,7 @@ class Answer {
     const problem = this.article.querySelector(".problem");
     if (problem.textContent !== text) problem.textContent = text;
     problem.hidden = false;
+    this.complained = true;
   }
 
   walk(event) {
