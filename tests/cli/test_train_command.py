@@ -32,7 +32,7 @@ FEW = ("--limit", "40", "--calibration", "6")
         (("--kind", "magic"), "no router 'magic'"),
         (("--kind", "entropy"), "cannot be trained"),
         (("--inputs", "hidden", "--top-k", "5"), "belongs to the input top_logprobs"),
-        (("--cloud", "none"), "name one with --cloud"),
+        (("--cloud", "none"), "name one (--cloud)"),
         (("--stage", "label"), "run the stage collect first"),
         (("--stage", "fit"), "run the stage collect first"),
         (("--stage", "calibrate"), "There is no router"),
