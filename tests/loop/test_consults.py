@@ -341,3 +341,16 @@ def test_a_verdict_that_is_none_is_a_fault_and_the_answer_goes_on(verdict: Verdi
     answer = decoder.generate(IDS)
     assert answer.text == "blue"
     assert answer.tokens[0].reason == "protocol"
+
+
+def test_a_consult_that_is_left_behind_is_paid_for() -> None:
+    """Whoever leaves in the middle has asked all the same."""
+    cloud = Watched(noise())
+    cloud.silent = True
+    policy = Policy(cloud_share=0.5, run_ahead=4, deadline=30)
+    decoder = Decoder(edge_saying("blue sky"), router=Constant(1.0), policy=policy, cloud=cloud)
+    with decoder.stream(IDS, pending=True) as events:
+        next(events)
+    asked = sum(n for _, n in cloud.asks)
+    assert asked >= 1
+    assert events.budget.credit == Budget().credit - asked

@@ -118,7 +118,7 @@ class Answering:
         account = self._account(asked.policy.cloud_share)
         taken = left = account.take()
         try:
-            with decoder.stream(
+            answer = decoder.stream(
                 asked.prompt,
                 max_tokens=asked.max_tokens,
                 sampling=asked.sampling,
@@ -127,14 +127,15 @@ class Answering:
                 candidates=asked.candidates,
                 # Asked for always: it is where a run-ahead can be stopped.
                 pending=True,
-            ) as events:
-                try:
+            )
+            try:
+                with answer as events:
                     for event in events:
                         if stop.is_set():
                             break
                         tell(event)
-                finally:
-                    left = events.budget
+            finally:
+                left = answer.budget
         except BaseException as error:
             tell(error)
         finally:
