@@ -79,7 +79,7 @@ def test_garbage_is_no_json() -> None:
 
 
 @pytest.mark.parametrize("fault", ["hang", "reset"])
-def test_faults_without_a_reply(fault: Misbehaviour) -> None:
+def test_faults_without_a_reply(fault: Misbehaviour, caplog: pytest.LogCaptureFixture) -> None:
     engine = ScriptedEngine(fault=lambda number: fault)
     with pytest.raises(OSError, match=r"timed out|[Rr]eset|closed"):
         ask(engine, [1], timeout=0.3)
@@ -89,6 +89,7 @@ def test_faults_without_a_reply(fault: Misbehaviour) -> None:
     assert engine.running == 0
     assert engine.abandoned == (1 if fault == "hang" else engine.abandoned)
     engine.close()
+    assert "Traceback" not in caplog.text
 
 
 def test_it_tokenises_as_the_byte_tokenizer(engine: ScriptedEngine) -> None:

@@ -176,6 +176,8 @@ class ScriptedEngine:
         if fault == "reset":
             assert request.transport is not None
             request.transport.abort()
+            # aiohttp wants a reply all the same; nobody is there to read it.
+            return web.Response(status=_STATUS["error"])
         if fault == "garbage":
             return web.Response(body=b'{"tokens": "none", \xff', content_type="application/json")
         return web.Response(status=_STATUS[fault], body=b"as the script says")
