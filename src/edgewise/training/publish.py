@@ -1,8 +1,9 @@
 """The checkpoint on disk, its model card, and the way to a hub."""
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from edgewise.edge.base import Floats
+from edgewise.errors import UsageError
 from edgewise.evaluation.statistics import mean_interval
 from edgewise.routers.card import CONFIG, TRAINED_ON, WEIGHTS, RouterCard, digest
 
@@ -31,31 +33,21 @@ class Measured(msgspec.Struct, frozen=True):
 def isotonic(scores: Floats, labels: Floats) -> tuple[tuple[float, float], ...]:
     """Knots (score, probability) of the isotonic regression of labels on scores.
 
-    Pool adjacent violators (Barlow et al. 1972): neighbours that descend become one block of
-    their mean, until none does. A block gives a knot at each end.
+    Raises `UsageError` without scipy.
     """
+    try:
+        optimize: Any = import_module("scipy.optimize")
+    except ImportError as error:
+        raise UsageError(
+            "Training needs scipy", hint="install it: pip install 'edgewise[train]'"
+        ) from error
     order = np.argsort(scores, kind="stable")
-    blocks: list[_Block] = []
-    for at, label in enumerate(labels[order].tolist()):
-        block = _Block(at, at, label)
-        while blocks and blocks[-1].mean >= block.mean:
-            block = blocks.pop().merged(block)
-        blocks.append(block)
-    ends = {at: block.mean for block in blocks for at in (block.first, block.last)}
-    return tuple((float(scores[order[at]]), mean) for at, mean in sorted(ends.items()))
-
-
-class _Block(NamedTuple):
-    """Neighbours, by position, that share a probability."""
-
-    first: int
-    last: int
-    mean: float
-
-    def merged(self, after: "_Block") -> "_Block":
-        n, m = self.last + 1 - self.first, after.last + 1 - after.first
-        mean = (n * self.mean + m * after.mean) / (n + m)
-        return _Block(self.first, after.last, min(1.0, max(0.0, mean)))
+    fitted = optimize.isotonic_regression(labels[order].astype(np.float64))
+    starts, ends = fitted.blocks[:-1], fitted.blocks[1:] - 1
+    return tuple(
+        (float(scores[order[at]]), min(1.0, max(0.0, float(fitted.x[at]))))
+        for at in sorted({*starts.tolist(), *ends.tolist()})
+    )
 
 
 def save_weights(
