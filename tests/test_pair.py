@@ -24,6 +24,7 @@ from edgewise import (
     Token,
 )
 from edgewise.addresses import bundled
+from edgewise.edge.base import Needs
 from edgewise.errors import CloudError, CloudUnavailable, UsageError, VocabularyMismatch
 from edgewise.pair import Wishes, open_models, open_pair
 from edgewise.prompts import prompt_ids
@@ -419,3 +420,37 @@ def test_the_readme_shows_what_works(
 def test_a_message_has_the_roles_that_templates_know() -> None:
     hint = Message.__annotations__["role"]
     assert set(get_args(hint)) == {"system", "user", "assistant"}
+
+
+def test_a_loop_that_breaks_off_keeps_no_slot() -> None:
+    with Pair("bundled", threads=1) as pair:
+        for _ in range(3):
+            for event in pair.stream("Tell me about copper."):
+                if isinstance(event, Token):
+                    break
+        assert pair.ask("Tell me about copper.").text
+
+
+@pytest.mark.parametrize("edge", [None, 3, object(), b"bundled"])
+def test_what_is_no_edge_model_is_a_sentence(edge: Any) -> None:
+    with pytest.raises(UsageError, match="is no edge model; give an address"):
+        Pair(edge)
+
+
+class Wrong:
+    """A router whose parts can be taken away."""
+
+    needs, top = Needs.NOTHING, 0
+
+    def score(self, step: object) -> float:
+        return 0.5
+
+
+class Mute(Wrong):
+    needs: Any = 3
+
+
+@pytest.mark.parametrize("router", [3, object(), Wrong, Mute()])
+def test_what_is_no_router_is_a_sentence(router: Any) -> None:
+    with pytest.raises(UsageError, match=r"is no router|does not say what it reads"):
+        Pair("bundled", router=router)

@@ -8,7 +8,7 @@ from typing import TypedDict, Unpack
 from msgspec.structs import asdict, replace
 
 from edgewise.cloud.base import CloudModel
-from edgewise.edge.base import EdgeModel
+from edgewise.edge.base import EdgeAbilities, EdgeModel
 from edgewise.errors import UsageError
 from edgewise.events import Event
 from edgewise.loop.account import Account
@@ -26,6 +26,7 @@ from edgewise.parts import (
 from edgewise.prompts import Prompt, Prompted, prompt_from, require_text
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
+from edgewise.routers.named import checked_router
 from edgewise.settings import Settings, settings_of, spelled
 
 
@@ -76,6 +77,10 @@ class Pair:
             if isinstance(edge, str | Path):
                 self.edge: EdgeModel = open_edge(self.settings, keep_prefixes=keep_prefixes)
                 opened.callback(self.edge.close)
+            elif not isinstance(getattr(edge, "abilities", None), EdgeAbilities):
+                raise UsageError(
+                    f"{edge!r} is no edge model", hint="give an address, a Path or an open model"
+                )
             else:
                 self.edge = edge
             self.router, self.card = _router(router, self.settings, self.edge)
@@ -196,6 +201,10 @@ class AnswerStream(Iterator[Event]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        # Who breaks off a loop over it must not keep the slot.
+        self.close()
+
 
 def open_pair(settings: Settings, *, slots: int = 1, keep_prefixes: bool = False) -> Pair:
     """The pair that the settings name, `slots` answers at a time. Raises as `Pair`."""
@@ -253,4 +262,4 @@ def _router(
 ) -> tuple[Router, RouterCard | None]:
     if router is None or isinstance(router, str | Path):
         return open_router(settings, edge)
-    return router, None
+    return checked_router(type(router).__name__, router), None

@@ -12,7 +12,7 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
-from edgewise.testing.scripted_edge import ScriptedEdge, noise
+from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +68,12 @@ def test_a_short_context_bounds_the_steps() -> None:
     assert score >= 0
     assert step >= 0
     assert edge.sessions == 0
+
+
+def test_an_end_token_does_not_shorten_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both decode as many tokens, whatever the model would end with."""
+    edge = ScriptedEdge(replying("", prompt="x" * 16))
+    monkeypatch.setattr(edge, "bare_loop", lambda prompt, tokens: 100.0, raising=False)
+    decoder = Decoder(edge, router=Constant(0.0), policy=Policy(threshold=1.0))
+    found = measure(decoder, context=16, tokens=8, blocks=2)
+    assert found.edgewise_tokens_per_second > 0

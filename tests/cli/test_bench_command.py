@@ -80,6 +80,11 @@ def test_a_trace_is_shown(edgewise: Edgewise, tmp_path: Path) -> None:
     assert "time to first token" in result.out
     assert "viewer.json" in result.err
     assert json.loads((tmp_path / "viewer.json").read_text())["traceEvents"]
+    kept = (tmp_path / "t.jsonl").read_bytes()
+    refused = edgewise("trace", "show", "t.jsonl", "--out", "t.jsonl")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "the trace itself" in refused.err
+    assert (tmp_path / "t.jsonl").read_bytes() == kept
 
 
 def test_what_is_no_trace_is_refused(edgewise: Edgewise, tmp_path: Path) -> None:

@@ -244,8 +244,8 @@ def test_a_local_copy_is_all_there_is(tmp_path: Path) -> None:
     data = write(tmp_path / "test.jsonl", *lines)
     used, held_out = prepared("gsm8k", data=data)
     assert [text.split()[1] for text in (*used, *held_out)] == [f"{i}?" for i in range(6)]
-    used, held_out = prepared("gsm8k", data=data, calibration_data=data, calibration=6)
-    assert used == held_out
+    with pytest.raises(EdgewiseError, match="name a file of others"):
+        prepared("gsm8k", data=data, calibration_data=data, calibration=6)
 
 
 def test_the_train_split_ends_with_what_thresholds_are_set_on(
@@ -364,3 +364,31 @@ def test_the_bundled_questions_can_all_be_graded(split: Split) -> None:
     assert [question.family for question in task.questions[:3]] == list(task.families)
     assert len({question.id for question in task.questions}) == len(task.questions)
     assert all(is_right(question, question.reference) for question in task.questions)
+
+
+def test_a_calibration_file_brings_no_question_that_is_used(tmp_path: Path) -> None:
+    line = '{{"prompt": "Say {0}.", "answer": "{0}"}}\n'
+    used, more = tmp_path / "used.jsonl", tmp_path / "more.jsonl"
+    used.write_text("".join(line.format(n) for n in range(6)))
+    more.write_text("".join(line.format(n) for n in range(3, 12)))
+
+    def opened(other: Path, calibration: int = 4) -> tuple[Task, Task]:
+        return with_calibration(
+            str(used),
+            "test",
+            data=None,
+            check="exact",
+            limit=None,
+            calibration=calibration,
+            calibration_data=other,
+        )
+
+    task, held_out = opened(more)
+    assert len(task.questions) == 6
+    assert [question.prompt for question in held_out.questions] == [
+        f"Say {n}." for n in range(8, 12)
+    ]
+    assert len(opened(more, calibration=100)[1].questions) == 6
+    with pytest.raises(EdgewiseError, match="name a file of others") as problem:
+        opened(used)
+    assert problem.value.setting == "calibration_data"

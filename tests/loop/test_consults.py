@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import pytest
@@ -235,13 +236,16 @@ def test_where_the_cloud_writes_everything_no_share_is_above_all() -> None:
         assert span > 1 or usage.wasted_tokens == 0
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.001, 1.001, np.float32(2)])
-def test_a_score_that_is_none_names_the_router(value: float) -> None:
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), float("inf"), -0.001, 1.001, np.float32(2), "0.4", None, [0.5], np.zeros(1)],
+)
+def test_a_score_that_is_none_names_the_router(value: Any) -> None:
     class Odd:
         needs, top = Constant(0).needs, 0
 
         def score(self, step: object) -> float:
-            return value
+            return value  # type: ignore[no-any-return]
 
     edge = edge_saying("blue")
     with pytest.raises(UsageError, match=r"router 'Odd' gave the score .*score\(\)"):

@@ -32,6 +32,8 @@ def show(
     records = read(file)
     found = timeline(records)
     path = out or file.with_suffix(".chrome.json")
+    if path.exists() and path.samefile(file):
+        raise UsageError(f"{str(path)!r} is the trace itself; name another file with --out.")
     try:
         path.write_bytes(msgspec.json.encode(chrome_trace(records)))
     except OSError as error:

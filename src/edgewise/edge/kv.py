@@ -196,6 +196,7 @@ class KvSession:
 
     def _forget(self, position: int) -> None:
         with self._cache.lock:
+            self._check_open()
             self._computed = self._cache.forget(position)
 
     def _run(self, end: int, outputs: Outputs, needs: Needs) -> list[LogitsStep]:
@@ -203,6 +204,7 @@ class KvSession:
         start, cache = self._computed, self._cache
         hidden = self._hidden and outputs != "none"
         with cache.lock:
+            self._check_open()
             try:
                 rows = cache.run(self._ids[start:end], start, outputs, hidden=hidden)
             except BaseException:

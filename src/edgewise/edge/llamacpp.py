@@ -144,6 +144,7 @@ class LlamaModel(EdgeModel):
     def close(self) -> None:
         """Free weights and caches; sessions of the model are unusable afterwards."""
         if self._slots.close():
+            self._tokenizer.close()
             llama_cpp.llama_model_free(self._model)
 
     def __enter__(self) -> "LlamaModel":

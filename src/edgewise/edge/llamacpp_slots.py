@@ -67,6 +67,8 @@ class LlamaSlots:
             if self.closed:
                 return False
             self.closed = True
+            # Views into it are stale from here on.
+            self.context.decodes += 1
             self.context.close()
             return True
 

@@ -1,6 +1,7 @@
 """The tokenizer inside a GGUF, through llama.cpp's own calls."""
 
 import ctypes
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,16 +14,46 @@ _LONGEST_PIECE = 64
 _SPECIAL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
 
 
+class _Life:
+    """`with life:` around calls into a vocabulary, which is freed once none is under way."""
+
+    def __init__(self) -> None:
+        self._calls, self._over = 0, False
+        self._changed = threading.Condition()
+
+    def __enter__(self) -> None:
+        with self._changed:
+            if self._over:
+                raise UsageError("The model is closed", hint="load it again")
+            self._calls += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._calls -= 1
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Let no call begin any more, and wait for those under way."""
+        with self._changed:
+            self._over = True
+            self._changed.wait_for(lambda: not self._calls)
+
+
 class LlamaTokenizer:
     """Implements `Tokenizer`, for any number of threads. Lives as long as its model."""
 
     def __init__(self, model: Any) -> None:
+        self._life = _Life()
         self._vocab = llama_cpp.llama_model_get_vocab(model)
         self.size: int = llama_cpp.llama_vocab_n_tokens(self._vocab)
         self.eos_ids = self._end_ids()
         template = llama_cpp.llama_model_chat_template(model, None)
         self.chat_template = template.decode("utf-8", "replace") if template else None
         self._special: Mapping[int, str] | None = None
+
+    def close(self) -> None:
+        """Before the model is freed: what is asked later is refused, and not looked up there."""
+        self._life.end()
 
     def _end_ids(self) -> frozenset[int]:
         named = {llama_cpp.llama_vocab_eos(self._vocab), llama_cpp.llama_vocab_eot(self._vocab)}
@@ -34,15 +65,17 @@ class LlamaTokenizer:
         """Control tokens and the unknown token, with their text."""
         if self._special is None:
             kind = llama_cpp.llama_vocab_get_attr
-            found = [i for i in range(self.size) if kind(self._vocab, i) & _SPECIAL]
+            with self._life:
+                found = [i for i in range(self.size) if kind(self._vocab, i) & _SPECIAL]
             self._special = {token: self._text(token) for token in found}
         return self._special
 
     @property
     def bos_id(self) -> int | None:
         """The id that begins a text, None where the model wants none."""
-        bos = llama_cpp.llama_vocab_bos(self._vocab)
-        return bos if bos >= 0 and llama_cpp.llama_vocab_get_add_bos(self._vocab) else None
+        with self._life:
+            bos = llama_cpp.llama_vocab_bos(self._vocab)
+            return bos if bos >= 0 and llama_cpp.llama_vocab_get_add_bos(self._vocab) else None
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of `text`; with `special`, special tokens written in it become their ids."""
@@ -50,7 +83,10 @@ class LlamaTokenizer:
         room = len(data) + 8
         while True:
             ids = (llama_cpp.llama_token * room)()
-            n = llama_cpp.llama_tokenize(self._vocab, data, len(data), ids, room, False, special)
+            with self._life:
+                n = llama_cpp.llama_tokenize(
+                    self._vocab, data, len(data), ids, room, False, special
+                )
             if n >= 0:
                 return list(ids[:n])
             room = -n  # what it needs
@@ -70,7 +106,8 @@ class LlamaTokenizer:
         while True:
             # Of this call alone: ctypes lets other threads in while llama.cpp writes.
             buffer = (ctypes.c_char * room)()
-            n = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, room, 0, False)
+            with self._life:
+                n = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, room, 0, False)
             if n >= 0:
                 return buffer.raw[:n]
             room = -n  # what it needs
@@ -78,8 +115,11 @@ class LlamaTokenizer:
     def special_text(self, name: str) -> str:
         """How the special token `bos` or `eos` is written; empty where there is none."""
         call = {"bos": llama_cpp.llama_vocab_bos, "eos": llama_cpp.llama_vocab_eos}[name]
-        token = call(self._vocab)
+        with self._life:
+            token = call(self._vocab)
         return self._text(token) if token >= 0 else ""
 
     def _text(self, token: int) -> str:
-        return llama_cpp.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")
+        with self._life:
+            text = llama_cpp.llama_vocab_get_text(self._vocab, token)
+        return text.decode("utf-8", "replace")

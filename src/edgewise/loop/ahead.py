@@ -8,6 +8,8 @@ does not, it is dropped. Guesses are decided on by the answer's own rules, so th
 import time
 from typing import NamedTuple
 
+import numpy as np
+
 from edgewise.edge.base import EdgeSession, Step
 from edgewise.errors import UsageError
 from edgewise.events import Candidate
@@ -52,10 +54,10 @@ class Reader:
         """Of the next step. Raises `UsageError` for a router whose score is none."""
         step = self._edge.step()
         score = self._router.score(step)
-        if not 0.0 <= score <= 1.0:
+        if not _is_score(score):
             raise UsageError(
-                f"The router {type(self._router).__name__!r} gave the score {score}, which is not "
-                "a number from 0 to 1",
+                f"The router {type(self._router).__name__!r} gave the score {score!r}, which is "
+                "not a number from 0 to 1",
                 hint="mend its score()",
                 setting="router",
             )
@@ -149,3 +151,8 @@ class RunAhead:
 
     def _drop_consults(self, start: int = 0, end: int | None = None) -> int:
         return 0 if self._consults is None else self._consults.drop(start, end)
+
+
+def _is_score(score: object) -> bool:
+    # Routers are anybody's code: text, None and arrays come as well as numbers.
+    return isinstance(score, float | int | np.floating) and 0.0 <= float(score) <= 1.0

@@ -116,7 +116,14 @@ def _made(name: str, make: Callable[[], Router]) -> Router:
             f"The router {name!r} cannot be made ({type(error).__name__}: {error})",
             hint="repair its class",
         ) from error
+    return checked_router(name, router)
+
+
+def checked_router(name: str, router: Router) -> Router:
+    """The router, if the decoder can use it. Raises `UsageError`."""
     needs, top = (getattr(router, attribute, None) for attribute in ("needs", "top"))
+    if isinstance(router, type) or not callable(getattr(router, "score", None)):
+        raise UsageError(f"{name!r} is no router", hint="give an object with score, needs and top")
     if not isinstance(needs, Needs) or not isinstance(top, int) or top < 0:
         raise UsageError(
             f"The router {name!r} does not say what it reads",

@@ -69,8 +69,8 @@ def with_calibration(
             raise UsageError(f"The {setting} must be 1 or more, not {value}.", setting=setting)
     task = open_task(name, data=data, check=check, use=use)
     if calibration_data is not None:
-        other = _beside(name, calibration_data, check)
-        return task.first(limit), replace(other, questions=other.questions[-calibration:])
+        used = task.first(limit)
+        return used, _apart(_beside(name, calibration_data, check), used, calibration)
     splits = _splits(name, data)
     if "calibration" in splits:
         held_out = _checked(name, TASKS.load(name)().open("calibration"))
@@ -117,6 +117,19 @@ def _beside(name: str, data: Path, check: Grading | None) -> Task:
     if name in TASKS:
         return open_task(name, data=data, check=check)
     return open_task(str(data), check=check)
+
+
+def _apart(other: Task, used: Task, calibration: int) -> Task:
+    """The last of `other`'s questions, none that is used."""
+    prompts = {question.prompt for question in used.questions}
+    rest = tuple(question for question in other.questions if question.prompt not in prompts)
+    if not rest:
+        raise UsageError(
+            "The questions to calibrate on are those that are used",
+            hint="name a file of others",
+            setting="calibration_data",
+        )
+    return replace(other, questions=rest[-calibration:])
 
 
 def _split(task: Task, calibration: int) -> tuple[Task, Task]:
