@@ -87,9 +87,14 @@ def test_closing_runs_both_ends_around_what_is_given_up() -> None:
 
 
 def test_closing_again_does_nothing() -> None:
-    thread = IoThread("far")
-    thread.close(nothing(), nothing())
-    thread.close(nothing(), nothing())
+    thread, order = IoThread("far"), []
+
+    async def note(what: str) -> None:
+        order.append(what)
+
+    thread.close(note("first"), note("last"))
+    thread.close(note("again"), note("again"))
+    assert order == ["first", "last"]
 
 
 def test_after_closing_work_fails_at_once() -> None:
