@@ -454,3 +454,10 @@ class Mute(Wrong):
 def test_what_is_no_router_is_a_sentence(router: Any) -> None:
     with pytest.raises(UsageError, match=r"is no router|does not say what it reads"):
         Pair("bundled", router=router)
+
+
+@pytest.mark.parametrize("cloud", ["none", "bundled", str(bundled("cloud"))])
+def test_an_engine_is_refused_where_the_cloud_is_no_url(cloud: str) -> None:
+    with pytest.raises(UsageError, match="is none; leave the engine out") as problem:
+        Pair("bundled", cloud=cloud, cloud_engine="vllm", threads=1)
+    assert problem.value.setting == "cloud_engine"

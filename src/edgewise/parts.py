@@ -56,17 +56,27 @@ def open_cloud(
 
 
 def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | None:
-    """The cloud model, not yet checked. Raises `UsageError` for a cloud engine of no known name."""
-    from edgewise.cloud.named import check_name
+    """The cloud model, not yet checked. Raises `UsageError` for an engine of no known name.
+
+    Nor is there one to name where the cloud is no URL.
+    """
+    from edgewise.cloud.named import AUTO, check_name
 
     check_name(settings.cloud_engine)
     address = cloud_address(settings)
-    if address == "none":
-        return None
     if "://" in address and not address.startswith("hf://"):
         from edgewise.cloud.connect import connect as connect_to
 
         return connect_to(address, key=settings.cloud_key, engine=settings.cloud_engine)
+    if settings.cloud_engine != AUTO:
+        raise UsageError(
+            f"The cloud engine {settings.cloud_engine!r} would answer at a URL, and the cloud "
+            f"{address!r} is none",
+            hint="leave the engine out",
+            setting="cloud_engine",
+        )
+    if address == "none":
+        return None
     from edgewise.cloud.local import LocalCloud
 
     return LocalCloud(_load(settings, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
