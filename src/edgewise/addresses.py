@@ -178,7 +178,7 @@ def _download(address: _Address) -> Path:
                     local_files_only=not listing.online,
                 )
             )
-            for part in _parts(name)
+            for part in parts_of(name)
         ]
         return paths[0]
 
@@ -315,7 +315,8 @@ def _choose(address: _Address, listing: _Listing) -> str:
     return firsts[0]
 
 
-def _parts(name: str) -> list[str]:
+def parts_of(name: str) -> list[str]:
+    """The files of a split model that `name` is the first of; any other name alone."""
     match = _PART.search(name)
     if not match:
         return [name]
