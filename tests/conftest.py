@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests import models
+
+# pytest tests/test_outside_bytes.py --hypothesis-profile=faults
+settings.register_profile("faults", max_examples=2000, deadline=None)
 
 
 @pytest.fixture(scope="session", autouse=True)

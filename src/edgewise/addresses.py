@@ -44,15 +44,7 @@ _LONGEST_NAME, _LONGEST_PART, _SHOWN, _MOST_PARTS = 1000, 256, 300, 1000
 _NO_MODEL = re.compile(r"(?i)mmproj|imatrix")
 
 
-_NO_ANSWER = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+_NO_ANSWER = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What the hub's client raises for replies that are no hub's."""
 
 
