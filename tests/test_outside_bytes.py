@@ -28,8 +28,8 @@ from edgewise.engines.base import Engine
 from edgewise.engines.http import HttpEngine
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.sglang import SglangEngine
-from edgewise.engines.vllm import VllmEngine
-from edgewise.errors import CloudError, CloudProtocolError, EdgewiseError, UsageError
+from edgewise.engines.vllm import GENERATE, VllmEngine
+from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, EdgewiseError, UsageError
 from edgewise.evaluation import journal
 from edgewise.evaluation.tasks import commonsenseqa, gsm8k, records
 from edgewise.evaluation.tasks.base import Grading
@@ -148,15 +148,18 @@ DIALECTS: dict[str, tuple[type[HttpEngine], object]] = {
     "llama-server": (LlamaServerEngine, LLAMA_SERVER),
     "sglang": (SglangEngine, SGLANG),
     "vllm": (VllmEngine, VLLM),
-    "vllm's completions": (VllmEngine, VLLM_TEXT),
+    "vllm's completions": (VllmEngine, VLLM_TEXT | MODELS),
 }
 
 
-def answering(kind: type[HttpEngine], reply: bytes) -> Engine:
+def answering(dialect: str, reply: bytes) -> Engine:
     """An engine of this dialect whose every reply this is."""
+    kind, _ = DIALECTS[dialect]
 
     class Answering(kind):  # type: ignore[misc, valid-type]
-        async def post(self, *_: object, **__: object) -> bytes:
+        async def post(self, path: str, *_: object, **__: object) -> bytes:
+            if path == GENERATE and dialect == "vllm's completions":
+                raise CloudRejected("This form is closed.")
             return reply
 
         async def get(self, path: str) -> bytes:
@@ -168,8 +171,8 @@ def answering(kind: type[HttpEngine], reply: bytes) -> Engine:
 @pytest.mark.parametrize("dialect", DIALECTS)
 @given(data=st.data())
 def test_an_engines_replies(dialect: str, data: st.DataObject) -> None:
-    kind, valid = DIALECTS[dialect]
-    engine = answering(kind, data.draw(json_like(valid)))
+    _, valid = DIALECTS[dialect]
+    engine = answering(dialect, data.draw(json_like(valid)))
     with suppress(CloudError):
         verdict = asyncio.run(engine.complete([1, 2, 3], 2, Sampling()))
         verdict.check(VOCABULARY)
@@ -178,10 +181,30 @@ def test_an_engines_replies(dialect: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
+def test_valid_replies_are_read_whole(dialect: str) -> None:
+    """So that what is changed in them is looked at."""
+    reply = DIALECTS[dialect][1]
+    verdict = asyncio.run(
+        answering(dialect, json.dumps(reply).encode()).complete([1, 2, 3], 2, Sampling())
+    )
+    verdict.check(VOCABULARY)
+    assert verdict.ids == (4, 5)
+    assert [top[0].id for top in verdict.top] == [4, 5]
+    assert verdict.cached == 3
+
+
+def test_an_id_of_five_thousand_digits() -> None:
+    """More than Python turns into a number."""
+    reply = json.dumps(VLLM_TEXT | MODELS).replace("token_id:4", "token_id:" + "9" * 5000)
+    engine = answering("vllm's completions", reply.encode())
+    with pytest.raises(CloudProtocolError):
+        asyncio.run(engine.complete([1, 2, 3], 2, Sampling()))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
 @given(data=st.data())
 def test_what_an_engine_says_of_itself(dialect: str, data: st.DataObject) -> None:
-    kind, _ = DIALECTS[dialect]
-    engine = answering(kind, data.draw(json_like(MODELS, TOKENS)))
+    engine = answering(dialect, data.draw(json_like(MODELS, TOKENS)))
     for ask in (engine.model_name, lambda: engine.tokenize("a"), engine.probe):
         with suppress(CloudError):
             asyncio.run(ask())  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ from edgewise.verdict import Verdict
 
 GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 _ID = "token_id:"
+_DIGITS = 20
 
 
 class _Details(msgspec.Struct):
@@ -231,6 +232,7 @@ def _top_id(top: _Top) -> int:
 def _id(token: str) -> int:
     """`token_id:123` is 123."""
     number = token.removeprefix(_ID)
-    if not token.startswith(_ID) or not number.isascii() or not number.isdigit():
+    plain = number.isascii() and number.isdigit() and len(number) <= _DIGITS
+    if not token.startswith(_ID) or not plain:
         raise CloudProtocolError("vLLM sent tokens as text where ids were asked for.")
     return int(number)

@@ -121,12 +121,15 @@ class TextFormat(_Strict):
     type: Literal["text"]
 
 
+_MOST_PARTS = {"most": MAX_PARTS}
+
+
 def _few_parts(messages: object) -> object:
     """Before each is looked at."""
     if isinstance(messages, list) and len(turns := cast(list[Any], messages)) <= MAX_MESSAGES:
         contents = [turn.get("content") for turn in turns if isinstance(turn, dict)]
         if sum(len(content) for content in contents if isinstance(content, list)) > MAX_PARTS:
-            raise PydanticCustomError("too_long", f"at most {MAX_PARTS} parts are taken")
+            raise PydanticCustomError("too_long", "at most {most} parts are taken", _MOST_PARTS)
     return cast(object, messages)
 
 
