@@ -1,0 +1,147 @@
+"""Traces and metrics as a real collector gets them, by OTLP over HTTP."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from edgewise.errors import UsageError
+from edgewise.gateway.metrics import GatewayMetrics
+from edgewise.gateway.telemetry import outcome, telemetry, trace_id
+
+
+class Collector:
+    """What was posted to it."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[str, list[bytes]] = {}
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                outer.bodies.setdefault(self.path, []).append(body)
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def spans(self) -> list[Any]:
+        return [
+            span
+            for body in self.bodies.get("/v1/traces", [])
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+        ]
+
+    def metrics(self) -> dict[str, Any]:
+        return {
+            metric.name: metric
+            for body in self.bodies.get("/v1/metrics", [])
+            for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+        }
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    made = Collector()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    yield made
+    made.close()
+
+
+def attributes(span: Any) -> dict[str, Any]:
+    return {one.key: one.value.string_value or one.value.int_value for one in span.attributes}
+
+
+def test_a_consult_is_a_span_whose_trace_the_request_id_names(collector: Collector) -> None:
+    metrics = GatewayMetrics()
+    told = telemetry(metrics.registry, lambda: None)
+    with told.consult("abcdefgh-1f", {"edgewise.key": "laptop", "edgewise.tokens": 3}) as headers:
+        outcome("answered")
+    told.close()
+    (span,) = collector.spans()
+    assert span.trace_id.hex() == trace_id("abcdefgh-1f")
+    assert headers["traceparent"] == f"00-{span.trace_id.hex()}-{span.span_id.hex()}-01"
+    assert attributes(span) == {
+        "edgewise.request_id": "abcdefgh-1f",
+        "edgewise.key": "laptop",
+        "edgewise.tokens": 3,
+        "edgewise.outcome": "answered",
+    }
+
+
+def test_a_consult_that_fails_is_a_span_with_its_error(collector: Collector) -> None:
+    told = telemetry(GatewayMetrics().registry, lambda: None)
+    with pytest.raises(RuntimeError), told.consult("abcdefgh-2", {}):
+        raise RuntimeError("broken")
+    told.close()
+    (span,) = collector.spans()
+    assert span.status.code == 2
+
+
+def test_every_metric_reaches_the_collector_with_its_labels(collector: Collector) -> None:
+    metrics = GatewayMetrics()
+    metrics.asks.labels("answered").inc(2)
+    metrics.asks.labels("timeout").inc()
+    metrics.seconds.observe(0.25)
+    told = telemetry(metrics.registry, lambda: metrics.sessions.set(7))
+    told.close()
+    found = collector.metrics()
+    points = found["edgewise_gateway_asks_total"].sum.data_points
+    counted = {point.attributes[0].value.string_value: point.as_double for point in points}
+    assert counted == {"answered": 2, "timeout": 1}
+    (held,) = found["edgewise_gateway_sessions"].gauge.data_points
+    assert held.as_double == 7
+    (seconds,) = found["edgewise_gateway_ask_seconds_sum"].sum.data_points
+    assert seconds.as_double == 0.25
+
+
+def test_without_a_collector_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    told = telemetry(GatewayMetrics().registry, lambda: None)
+    with told.consult("abcdefgh-3", {}) as headers:
+        outcome("answered")
+    told.close()
+    assert headers == {}
+
+
+def test_a_collector_without_the_sdk_is_a_sentence(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(UsageError, match=r"pip install 'edgewise\[gateway,otel\]', or unset it"):
+        telemetry(GatewayMetrics().registry, lambda: None)
+
+
+def test_a_collector_that_is_gone_costs_nothing_but_a_log_line(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    told = telemetry(GatewayMetrics().registry, lambda: None)
+    with told.consult("abcdefgh-4", {}):
+        pass
+    told.close()
