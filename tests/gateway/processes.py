@@ -1,0 +1,149 @@
+"""Gateways as processes of their own, as operators start them, and the haproxy before them."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.llama_server_process import free_port
+
+ROOT = Path(__file__).parents[2]
+START_SECONDS = 60
+HAPROXY = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+REQUIRED = os.environ.get("TEST_SERVERS") == "required"
+
+needs_haproxy = pytest.mark.skipif(
+    HAPROXY is None and not REQUIRED, reason="needs Debian's haproxy; .ci/run installs it"
+)
+
+
+class GatewayProcess:
+    """`edgewise gateway` on a port of its own; it may be killed, ended and started again."""
+
+    def __init__(self, engine: str, keys: Path) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._command = [sys.executable, "-m", "edgewise", "gateway", "--engine", engine]
+        self._command += ["--keys", str(keys), "--port", str(self.port)]
+        # A file and not a pipe, which would stop the gateway when nobody reads it.
+        self._told = tempfile.TemporaryFile()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Until it is ready."""
+        kept = {name: value for name, value in os.environ.items() if name[:9] != "EDGEWISE_"}
+        self._process = subprocess.Popen(
+            self._command, env=kept, stdout=subprocess.DEVNULL, stderr=self._told
+        )
+        until(lambda: self._stands() and _found(f"{self.url}/ready"), "the gateway's readiness")
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is saved, nobody is told."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def drain(self) -> None:
+        """SIGTERM; returns at once."""
+        assert self._process is not None
+        self._process.terminate()
+
+    def ended(self) -> int:
+        """Its exit status, once it has one."""
+        assert self._process is not None
+        return self._process.wait(START_SECONDS)
+
+    def close(self) -> None:
+        """Whatever state it is in."""
+        if self._process is not None:
+            self.kill()
+        self._told.close()
+
+    def told(self) -> str:
+        """What it wrote to stderr, every start of it."""
+        self._told.seek(0)
+        return self._told.read().decode()
+
+    def count(self, name: str, **labels: str) -> float:
+        """A number of its metrics, 0 where it has not counted yet."""
+        return metric(f"{self.url}/metrics", f"edgewise_gateway_{name}", **labels)
+
+    def _stands(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise RuntimeError(f"the gateway did not start: {self.told()}")
+        return True
+
+
+@contextmanager
+def two_gateways(engine: str, keys: Path) -> Iterator[tuple[GatewayProcess, GatewayProcess]]:
+    """Both ready; they end with the block."""
+    both = GatewayProcess(engine, keys), GatewayProcess(engine, keys)
+    try:
+        for one in both:
+            one.start()
+        yield both
+    finally:
+        for one in both:
+            one.close()
+
+
+@contextmanager
+def haproxy(configuration: Path, numbers: str, **environment: str) -> Iterator[None]:
+    """Run with a configuration, whose variables are set; it ends with the block.
+
+    It is there once it shows its `numbers`.
+    """
+    assert HAPROXY is not None, "haproxy is required here and missing"
+    command = [HAPROXY, "-db", "-f", str(configuration)]
+    kept = os.environ | environment
+    with tempfile.TemporaryFile() as told:
+        process = subprocess.Popen(command, env=kept, stdout=told, stderr=told)
+
+        def stands() -> bool:
+            if process.poll() is not None:
+                told.seek(0)
+                raise RuntimeError(f"haproxy ended: {told.read().decode()}")
+            return _found(numbers)
+
+        try:
+            until(stands, "haproxy")
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
+
+def metric(url: str, name: str, **labels: str) -> float:
+    """The sum of a Prometheus metric over what has these labels."""
+    found = httpx2.get(url, timeout=5, trust_env=False).text
+    total = 0.0
+    for given, number in re.findall(rf"^{name}(?:\{{(.*)\}})? (\S+)$", found, re.MULTILINE):
+        if set(labels.items()) <= set(re.findall(r'(\w+)="([^"]*)"', given)):
+            total += float(number)
+    return total
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    """Wait; fails after a long time."""
+    end = time.monotonic() + START_SECONDS
+    while not true():
+        if time.monotonic() > end:
+            pytest.fail(f"{what} did not come within {START_SECONDS} s")
+        time.sleep(0.02)
+
+
+def _found(url: str) -> bool:
+    try:
+        return httpx2.get(url, timeout=2, trust_env=False).is_success
+    except httpx2.TransportError:
+        return False
