@@ -29,21 +29,23 @@ needs_haproxy = pytest.mark.skipif(
 class GatewayProcess:
     """`edgewise gateway` on a port of its own; it may be killed, ended and started again."""
 
-    def __init__(self, engine: str, keys: Path) -> None:
+    def __init__(self, engine: str, keys: Path, told: Path) -> None:
+        """What it writes to stderr goes to the file `told`."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [sys.executable, "-m", "edgewise", "gateway", "--engine", engine]
         self._command += ["--keys", str(keys), "--port", str(self.port)]
-        # A file and not a pipe, which would stop the gateway when nobody reads it.
-        self._told = tempfile.TemporaryFile()
+        self._told = told
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Until it is ready."""
         kept = {name: value for name, value in os.environ.items() if name[:9] != "EDGEWISE_"}
-        self._process = subprocess.Popen(
-            self._command, env=kept, stdout=subprocess.DEVNULL, stderr=self._told
-        )
+        # A file and not a pipe, which would stop the gateway when nobody reads it.
+        with self._told.open("ab") as told:
+            self._process = subprocess.Popen(
+                self._command, env=kept, stdout=subprocess.DEVNULL, stderr=told
+            )
         until(lambda: self._stands() and _found(f"{self.url}/ready"), "the gateway's readiness")
 
     def kill(self) -> None:
@@ -66,12 +68,10 @@ class GatewayProcess:
         """Whatever state it is in."""
         if self._process is not None:
             self.kill()
-        self._told.close()
 
     def told(self) -> str:
         """What it wrote to stderr, every start of it."""
-        self._told.seek(0)
-        return self._told.read().decode()
+        return self._told.read_text()
 
     def count(self, name: str, **labels: str) -> float:
         """A number of its metrics, 0 where it has not counted yet."""
@@ -87,7 +87,8 @@ class GatewayProcess:
 @contextmanager
 def two_gateways(engine: str, keys: Path) -> Iterator[tuple[GatewayProcess, GatewayProcess]]:
     """Both ready; they end with the block."""
-    both = GatewayProcess(engine, keys), GatewayProcess(engine, keys)
+    a, b = (GatewayProcess(engine, keys, keys.with_name(f"{name}.log")) for name in "ab")
+    both = a, b
     try:
         for one in both:
             one.start()
