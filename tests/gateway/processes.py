@@ -40,12 +40,20 @@ class GatewayProcess:
 
     def start(self) -> None:
         """Until it is ready."""
+        self.begin()
+        self.require_ready()
+
+    def begin(self) -> None:
+        """Start; returns at once."""
         kept = {name: value for name, value in os.environ.items() if name[:9] != "EDGEWISE_"}
         # A file and not a pipe, which would stop the gateway when nobody reads it.
         with self._told.open("ab") as told:
             self._process = subprocess.Popen(
                 self._command, env=kept, stdout=subprocess.DEVNULL, stderr=told
             )
+
+    def require_ready(self) -> None:
+        """Wait until it is; fails where it ended."""
         until(lambda: self._stands() and _found(f"{self.url}/ready"), "the gateway's readiness")
 
     def kill(self) -> None:
@@ -91,7 +99,9 @@ def two_gateways(engine: str, keys: Path) -> Iterator[tuple[GatewayProcess, Gate
     both = a, b
     try:
         for one in both:
-            one.start()
+            one.begin()
+        for one in both:
+            one.require_ready()
         yield both
     finally:
         for one in both:
