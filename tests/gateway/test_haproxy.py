@@ -1,7 +1,9 @@
 """Two gateways behind one address, by the haproxy and the configuration that `deploy/` ships."""
 
 import asyncio
+import os
 import ssl
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -39,6 +41,7 @@ from edgewise.wire.protocol import (
     tokenizer_fingerprint,
 )
 from tests.gateway.processes import (
+    HAPROXY,
     ROOT,
     GatewayProcess,
     haproxy,
@@ -374,6 +377,25 @@ class _Telling(Constant):
         self._before.get(self._count, lambda: None)()
         self._count += 1
         return 1.0
+
+
+@pytest.mark.parametrize("others", [[], ["/etc/haproxy/haproxy.cfg"]], ids=["alone", "debians"])
+def test_the_shipped_file_is_well_formed(others: list[str], tmp_path: Path) -> None:
+    """Alone, and beside the file of Debian's package, whose global part it needs there."""
+    if not all(Path(one).exists() for one in others):
+        pytest.skip("haproxy is not Debian's here")
+    pem = tmp_path / "edgewise.pem"
+    issued = trustme.CA().issue_cert("localhost")
+    issued.private_key_and_cert_chain_pem.write_to_path(str(pem))
+    files = [part for one in [*others, str(CONFIGURATION)] for part in ("-f", one)]
+    done = subprocess.run(
+        [str(HAPROXY), "-c", *files],
+        env=os.environ | {"EDGEWISE_PEM": str(pem)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
 
 
 def test_silence_is_found_later_than_a_ping_is_sent() -> None:
