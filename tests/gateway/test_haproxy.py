@@ -6,9 +6,8 @@ import ssl
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import aiohttp
 import httpx2
@@ -21,7 +20,6 @@ from edgewise.cloud.gateway import HEARTBEAT_SECONDS, GatewayCloud
 from edgewise.edge.base import EdgeModel, Floats
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.evaluation.tasks.pocketqa import pocketqa
-from edgewise.gateway.keys import add_key
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import Policy
@@ -40,71 +38,14 @@ from edgewise.wire.protocol import (
     from_gateway,
     tokenizer_fingerprint,
 )
-from tests.gateway.processes import (
-    HAPROXY,
-    ROOT,
-    GatewayProcess,
-    haproxy,
-    metric,
-    needs_haproxy,
-    two_gateways,
-    until,
-)
-from tests.llama_server_process import free_port, llama_server
+from tests.gateway.one_address import CONFIGURATION, Address, address
+from tests.gateway.processes import HAPROXY, needs_haproxy, until
+from tests.llama_server_process import llama_server
 
 pytestmark = needs_haproxy
 
-CONFIGURATION = ROOT / "deploy" / "haproxy.cfg"
 DEVICES, TOKENS = 8, 50
 FAULTS = {"unavailable", "timeout", "refused", "rejected", "protocol", "circuit_open"}
-
-
-class Address(NamedTuple):
-    """One address, the gateways behind it, a key for both, and HAProxy's own numbers."""
-
-    url: str
-    a: GatewayProcess
-    b: GatewayProcess
-    secret: str
-    numbers: str
-
-    def up(self, name: str) -> bool:
-        """Whether HAProxy sends new sessions to a gateway."""
-        return bool(
-            metric(self.numbers, "haproxy_server_status", proxy="gateways", server=name, state="UP")
-        )
-
-    def device(self, edge: EdgeModel) -> GatewayCloud:
-        """Its cloud, with a session opened."""
-        made = GatewayCloud(self.url, key=self.secret)
-        made.check(edge.tokenizer)
-        return made
-
-
-@contextmanager
-def address(engine: str, folder: Path) -> Iterator[Address]:
-    """The shipped configuration over two gateways, with TLS; the process trusts its authority."""
-    authority = trustme.CA()
-    pem = folder / "edgewise.pem"
-    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(pem))
-    keys = folder / "keys.json"
-    secret = add_key(keys, "devices", asks_per_second=0, tokens_per_day=0, sessions=0)
-    port, numbers = free_port(), free_port()
-    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        trusted = folder / "authority.pem"
-        authority.cert_pem.write_to_path(str(trusted))
-        patch.setenv("SSL_CERT_FILE", str(trusted))
-        a, b = stack.enter_context(two_gateways(engine, keys))
-        environment = {
-            "EDGEWISE_BIND": f"127.0.0.1:{port}",
-            "EDGEWISE_PEM": str(pem),
-            "EDGEWISE_GATEWAY_A": f"127.0.0.1:{a.port}",
-            "EDGEWISE_GATEWAY_B": f"127.0.0.1:{b.port}",
-            "EDGEWISE_NUMBERS": f"127.0.0.1:{numbers}",
-        }
-        shown = f"http://127.0.0.1:{numbers}/metrics"
-        stack.enter_context(haproxy(CONFIGURATION, shown, **environment))
-        yield Address(f"https://localhost:{port}", a, b, secret, shown)
 
 
 @pytest.fixture
