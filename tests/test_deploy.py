@@ -20,8 +20,8 @@ from packaging.requirements import Requirement
 from edgewise.gateway.server import DRAIN_SECONDS
 from edgewise.testing.scripted_engine import ScriptedEngine
 from tests.deployment import DEPLOY, ROOT, compose, parsed
+from tests.gateway.processes import lasting_port
 from tests.gateway.running import gateway
-from tests.llama_server_process import free_port
 
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 GATEWAYS = {"gateway-llama-server": "llama-server", "gateway-vllm": "vllm"}
@@ -335,8 +335,8 @@ def test_the_health_check_takes_any_certificate_on_loopback_alone(host: str, cod
 
 
 def test_waiting_ends_when_an_engine_answers() -> None:
-    port = free_port()
-    urls = [f"http://127.0.0.1:{free_port()}/health", f"http://127.0.0.1:{port}/health"]
+    port = lasting_port()
+    urls = [f"http://127.0.0.1:{lasting_port()}/health", f"http://127.0.0.1:{port}/health"]
     command = [sys.executable, str(DEPLOY / "answers.py"), "--wait", *urls]
     with subprocess.Popen(command) as waiting:
         with pytest.raises(subprocess.TimeoutExpired):

@@ -11,8 +11,14 @@ import trustme
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.base import EdgeModel
 from edgewise.gateway.keys import add_key
-from tests.gateway.processes import ROOT, GatewayProcess, haproxy, metric, two_gateways
-from tests.llama_server_process import free_port
+from tests.gateway.processes import (
+    ROOT,
+    GatewayProcess,
+    haproxy,
+    lasting_port,
+    metric,
+    two_gateways,
+)
 
 CONFIGURATION = ROOT / "deploy" / "haproxy.cfg"
 
@@ -47,7 +53,7 @@ def address(engine: str, folder: Path) -> Iterator[Address]:
     authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(pem))
     keys = folder / "keys.json"
     secret = add_key(keys, "devices", asks_per_second=0, tokens_per_day=0, sessions=0)
-    port, numbers = free_port(), free_port()
+    port, numbers = lasting_port(), lasting_port()
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         trusted = folder / "authority.pem"
         authority.cert_pem.write_to_path(str(trusted))

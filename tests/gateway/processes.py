@@ -1,8 +1,11 @@
 """Gateways as processes of their own, as operators start them, and the haproxy before them."""
 
+import contextlib
 import os
 import re
+import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,8 +17,6 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.llama_server_process import free_port
-
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 60
 HAPROXY = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
@@ -26,12 +27,24 @@ needs_haproxy = pytest.mark.skipif(
 )
 
 
+def lasting_port() -> int:
+    """A port that nothing listens on, and that no connection to elsewhere is given meanwhile.
+
+    Systems number those from 32,768 on; a server that is started later, or again, finds it free.
+    """
+    while True:
+        port = secrets.choice(range(10_000, 32_000))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 class GatewayProcess:
     """`edgewise gateway` on a port of its own; it may be killed, ended and started again."""
 
     def __init__(self, engine: str, keys: Path, told: Path) -> None:
         """What it writes to stderr goes to the file `told`."""
-        self.port = free_port()
+        self.port = lasting_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [sys.executable, "-m", "edgewise", "gateway", "--engine", engine]
         self._command += ["--keys", str(keys), "--port", str(self.port)]

@@ -10,8 +10,7 @@ from edgewise.engines.base import Client
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_engine import ScriptedEngine, reply_to
-from tests.gateway.processes import ROOT, haproxy, metric, needs_haproxy, until
-from tests.llama_server_process import free_port
+from tests.gateway.processes import ROOT, haproxy, lasting_port, metric, needs_haproxy, until
 
 pytestmark = needs_haproxy
 
@@ -34,7 +33,7 @@ def replicas() -> Iterator[list[ScriptedEngine]]:
 @contextmanager
 def routed(replicas: Sequence[ScriptedEngine]) -> Iterator[tuple[str, str]]:
     """The address of all of them, and where HAProxy shows its numbers."""
-    port, numbers = free_port(), free_port()
+    port, numbers = lasting_port(), lasting_port()
     shown = f"http://127.0.0.1:{numbers}/metrics"
     environment = {
         "BY_SESSION_BIND": f"127.0.0.1:{port}",
