@@ -1,14 +1,13 @@
 """Keys: kept as hashes, found in constant time, gone when revoked."""
 
-import time
 from pathlib import Path
 
 import pytest
 
 from edgewise.errors import UsageError
 from edgewise.gateway import keys
-from edgewise.gateway.keys import ANYBODY, Key, Keys, add_key, read_keys, revoke_key
-from edgewise.gateway.limits import DAY_SECONDS, Limits
+from edgewise.gateway.key_file import ANYBODY, read_keys
+from edgewise.gateway.keys import Keys, add_key, revoke_key
 
 
 def add(path: Path, name: str = "laptop", **limits: float) -> str:
@@ -80,24 +79,3 @@ def test_names_are_there_once(tmp_path: Path) -> None:
 
 def test_without_a_file_everybody_comes_in() -> None:
     assert Keys(None).find("") is ANYBODY
-    assert Limits().wait(ANYBODY) == 0
-
-
-def key(**limits: float) -> Key:
-    return Key(name="k", sha256="", created="", **limits)  # type: ignore[arg-type]
-
-
-def test_a_rate_is_held() -> None:
-    limits, rate = Limits(), 20.0
-    begun, allowed = time.monotonic(), 0
-    while time.monotonic() - begun < 0.5:
-        allowed += limits.wait(key(asks_per_second=rate)) == 0
-    burst = rate * 2
-    assert burst <= allowed <= burst + rate * 0.5 + 2
-
-
-def test_a_days_tokens_are_a_promise() -> None:
-    limits, thrifty = Limits(), key(tokens_per_day=10, asks_per_second=0.0)
-    assert limits.wait(thrifty) == 0
-    limits.wrote(thrifty, 10)
-    assert DAY_SECONDS - 5 < limits.wait(thrifty) <= DAY_SECONDS

@@ -219,7 +219,7 @@ def _check(ids: "array[int]") -> int:
     upper, lower = terms.reshape(rows, _ROW) * _UPPER, terms.reshape(rows, _ROW) * _LOWER
     reduced = (upper >> np.uint64(32)) + ((upper & _LOW) << np.uint64(29)) + lower
     high, low = (reduced >> np.uint64(32)).sum(axis=1), (reduced & _LOW).sum(axis=1)
-    sums = ((int(h) << 32) + int(l) for h, l in zip(high, low, strict=True))
+    sums = ((int(upmost) << 32) + int(lowest) for upmost, lowest in zip(high, low, strict=True))
     return _horner(sums, pow(_BASE, _ROW, _PRIME))
 
 
