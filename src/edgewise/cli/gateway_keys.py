@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.measure import Measurement
 from rich.table import Table
 
 from edgewise.cli import render
@@ -18,6 +19,8 @@ keys_app = typer.Typer(no_args_is_help=True, help="Add, list, rotate and revoke 
 
 File = Annotated[Path, typer.Option("--keys", help="File of keys.")]
 Name = Annotated[str, typer.Argument(help="Whose key.")]
+
+_WIDTH = 200
 
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 
@@ -71,8 +74,11 @@ def list_keys(file: File) -> None:
             key.sessions,
             key.ids,
         )
-        shown = (f"{limit:,g}" if limit else "no limit" for limit in limits)
+        shown = (f"{limit:,.10g}" if limit else "no limit" for limit in limits)
         table.add_row(render.printable(key.name), key.created, _expiry(key, now), *shown)
+    # As wide as it is: a date that is cut off tells nothing.
+    wide = render.out.options.update(width=_WIDTH)
+    table.width = Measurement.get(render.out, wide, table).maximum
     render.out.print(table)
 
 
@@ -116,10 +122,7 @@ def _end(told: str) -> datetime:
         return datetime.combine(last + timedelta(days=1), time(), UTC)
     except (ValueError, OverflowError):
         pass
-    try:
-        return datetime.now(UTC) + _duration(told, "--expires")
-    except OverflowError as error:
-        raise UsageError(f"--expires {told!r} is too far away.") from error
+    return datetime.now(UTC) + _duration(told, "--expires")
 
 
 def _duration(told: str, flag: str) -> timedelta:

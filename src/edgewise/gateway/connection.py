@@ -86,10 +86,7 @@ class Connection:
         """Until the device leaves, or breaks the protocol."""
         await self._socket.accept()
         try:
-            async with asyncio.timeout(None) as self._in_force:
-                self._session = await self._open()
-                while session := self._session:
-                    await self._take(await self._frame(), session)
+            await self._talk()
         except (WebSocketDisconnect, DeviceLeft):
             pass
         except TimeoutError:
@@ -99,7 +96,6 @@ class Connection:
         except _Ended as end:
             await self._end(end)
         finally:
-            self._in_force = None
             self._leave()
 
     def check_key(self) -> None:
@@ -107,12 +103,23 @@ class Connection:
         if self._in_force is not None and self._shared.keys.find_named(self._key) is None:
             self._stop()
             self._in_force.reschedule(0.0)
+            self._in_force = None
 
     async def drain(self) -> None:
         """Let consults in flight end, then hang up."""
         await asyncio.gather(*self._asks.values(), return_exceptions=True)
         with contextlib.suppress(RuntimeError):
             await self._socket.close(GOING_AWAY)
+
+    async def _talk(self) -> None:
+        """Until the device closes its session; raises `TimeoutError` once the key is revoked."""
+        async with asyncio.timeout(None) as self._in_force:
+            try:
+                self._session = await self._open()
+                while session := self._session:
+                    await self._take(await self._frame(), session)
+            finally:
+                self._in_force = None
 
     async def _open(self) -> Session:
         frame = await self._first_frame()

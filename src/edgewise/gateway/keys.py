@@ -8,6 +8,7 @@ in force, each until it expires: a mistake with a file must not lock everybody o
 import hmac
 import secrets
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -43,9 +44,11 @@ _Keys = tuple[Key, ...]
 class Keys:
     """The keys of a file, looked up by what a device shows. Logs each change, by name."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(
+        self, path: Path | None, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
         """Without a path everybody is let in, as one key without limits. Raises `UsageError`."""
-        self._path = path
+        self._path, self._clock = path, clock
         self._keys: dict[str, Key] = {}
         self._stamp: FileStamp | None = None
         self._content = b""
@@ -57,7 +60,7 @@ class Keys:
         if path is not None:
             self._stamp, self._content = stamp_of(path), content_of(path)
             self._keys = {key.name: key for key in decoded(path, self._content)}
-            self._moment = self._next_moment(datetime.now(UTC))
+            self._moment = self._next_moment(self._clock())
 
     def refreshed(self) -> int:
         """Look at the file where that is due; a number that is another whenever anything changed.
@@ -73,7 +76,7 @@ class Keys:
         if self._path is None:
             return ANYBODY
         self._refresh()
-        shown, now, found = hash_of(secret), datetime.now(UTC), None
+        shown, now, found = hash_of(secret), self._clock(), None
         for key in self._keys.values():
             if _matches(key, shown, now):
                 found = msgspec.structs.replace(key, sha256=shown)
@@ -85,7 +88,7 @@ class Keys:
             return key
         self._refresh()
         known = self._keys.get(key.name)
-        if known is None or not _matches(known, key.sha256, datetime.now(UTC)):
+        if known is None or not _matches(known, key.sha256, self._clock()):
             return None
         return msgspec.structs.replace(known, sha256=key.sha256)
 
@@ -101,7 +104,7 @@ class Keys:
         if problem and problem != self._problem:
             _log_warning("keys not read", problem)
         self._problem = problem
-        self._note_expiry(datetime.now(UTC))
+        self._note_expiry(self._clock())
 
     def _note_expiry(self, now: datetime) -> None:
         if now < self._moment:
@@ -123,7 +126,7 @@ class Keys:
                 keys = {key.name: key for key in decoded(self._path, content)}
                 _log_difference(self._keys, keys)
                 self._keys, self._content = keys, content
-                self._moment = self._next_moment(datetime.now(UTC))
+                self._moment = self._next_moment(self._clock())
                 self.changes += 1
             self._stamp = stamp
             self._settled = abs(time.time() - stamp.changed / 1e9) > SETTLED_SECONDS
@@ -234,6 +237,8 @@ def rotate_key(path: Path, name: str, *, grace: timedelta) -> str:
         new = msgspec.structs.replace(key, sha256=hash_of(secret), retired=retired)
         return tuple(new if known is key else known for known in keys)
 
+    if not path.exists():
+        raise _unknown(path, name)
     change(path, "rotate", name, rotated, {"old_until": until})
     return secret
 

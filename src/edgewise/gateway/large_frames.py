@@ -1,4 +1,4 @@
-"""Large frames, taken apart in a thread: one of a key at a time, a quarter of the time at most."""
+"""Large frames, taken apart in a thread: one of a key at a time, a tenth of the time at most."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ LARGE = 1 << 14
 LARGE_IDS = 4096
 """As many ids are charged, or listed for an engine, in a step of their own."""
 
-PAUSES = 3.0
+PAUSES = 9.0
 """How much longer than a large frame took its key waits for the next."""
 
 

@@ -24,6 +24,8 @@ ANSWER_SECONDS = 1.0
 """How long Redis may take to answer."""
 
 CONNECTIONS = 32
+CROWD_SECONDS = 5.0
+"""How long a consult may wait for one of the connections."""
 
 # A hash a key: when its buckets are full, and the tokens of its last days. The same arithmetic as
 # in `limits_sqlite`, whose words explain it; `tests/gateway/test_limits.py` holds both to it.
@@ -120,7 +122,7 @@ class RedisLimits(LimitStore):
             pool = BlockingConnectionPool.from_url(
                 url,
                 max_connections=CONNECTIONS,
-                timeout=ANSWER_SECONDS,
+                timeout=CROWD_SECONDS,
                 socket_timeout=ANSWER_SECONDS,
                 socket_connect_timeout=ANSWER_SECONDS,
                 decode_responses=True,

@@ -5,12 +5,12 @@ machine without power the last moments at most.
 """
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -127,8 +127,10 @@ class SqliteLimits(LimitStore):
     def _connected(self) -> sqlite3.Connection:
         if self._db is None:
             if self._path is not None:
-                # SQLite's other files take over the mode of this one.
-                os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+                # SQLite's other files take over the mode of this one. One that is there is not
+                # opened: closing it would end the locks that this process has on it.
+                with contextlib.suppress(FileExistsError):
+                    os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
             db = sqlite3.connect(
                 self._path or ":memory:",
                 timeout=BUSY_SECONDS,
@@ -153,7 +155,7 @@ class SqliteLimits(LimitStore):
             self._db.close()
             self._db = None
 
-    @contextmanager
+    @contextlib.contextmanager
     def _change(self) -> Generator[sqlite3.Connection]:
         """A transaction; raises `LimitsDown`, and opens the file anew the next time."""
         try:
