@@ -165,11 +165,13 @@ def test_a_quota_survives_a_kill_and_the_log_names_what_changed(edgewise: Edgewi
             with pytest.raises(CloudRefused):
                 ask(port)
             started.kill()
-            told = started.communicate()[1]
+            assert started.stderr is not None
+            told = started.stderr.read()
     finally:
         engine.close()
     assert any(
         line["event"] == "key revoked" and line["key"] == "laptop"
         for line in map(json.loads, filter(lambda line: line[0] == "{", told.splitlines()))
     )
+    assert "keys.json.limits" in told
     assert secret not in told

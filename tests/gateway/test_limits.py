@@ -445,6 +445,7 @@ def test_nothing_is_granted_while_the_store_is_down(
 
     spend(failing, work)
     assert [entry["event"].split(":")[0] for entry in told.entries] == [
+        "limits kept",
         "limits not kept",
         "limits kept again",
     ]
@@ -567,7 +568,7 @@ def test_where_limits_are_kept(tmp_path: Path) -> None:
         ("{}/none/limits", "No such file"),
         ("{}/text", "not a database"),
         ("{}/newer", "another version"),
-        ("{}", "directory"),
+        ("{}", "unable to open"),
     ],
 )
 def test_where_limits_cannot_be_kept(tmp_path: Path, where: str, problem: str) -> None:

@@ -64,7 +64,12 @@ class LimitsDown(Exception):
 
 
 class LimitStore(ABC):
-    """What keys have used, by their names. Every call is all or nothing, beside any other's."""
+    """What keys have used, by their names. Every call is all or nothing, beside any other's.
+
+    `where` says who shares it, without secrets.
+    """
+
+    where: str
 
     @abstractmethod
     async def open(self) -> None:
@@ -134,10 +139,15 @@ class KeyLimits:
     def __init__(self, store: LimitStore) -> None:
         self._store = store
         self._running: set[asyncio.Task[Any]] = set()
+        self._opened = False
         self._down = 0.0
 
     async def open(self) -> None:
-        """Raises `UsageError`; a store that is down may come up later."""
+        """Raises `UsageError`; a store that is down may come up later. Twice does nothing."""
+        if self._opened:
+            return
+        self._opened = True
+        log.info("limits kept", where=self._store.where)
         try:
             await self._store.open()
         except LimitsDown as error:

@@ -118,7 +118,7 @@ class RedisLimits(LimitStore):
         self._clock = clock
         try:
             parts = urlsplit(url)
-            self._told = f"{parts.scheme}://{parts.hostname or ''}:{parts.port or 6379}"
+            self.where = f"{parts.scheme}://{parts.hostname or ''}:{parts.port or 6379}"
             pool = BlockingConnectionPool.from_url(
                 url,
                 max_connections=CONNECTIONS,
@@ -146,7 +146,7 @@ class RedisLimits(LimitStore):
         except LimitsDown as error:
             if isinstance(error.__cause__, AuthenticationError | AuthorizationError):
                 raise UsageError(
-                    f"The Redis at {self._told} refuses the password", hint="check its address"
+                    f"The Redis at {self.where} refuses the password", hint="check its address"
                 ) from error
             raise
 
@@ -171,7 +171,7 @@ class RedisLimits(LimitStore):
                 keys=[f"edgewise:limits:{key.name}"], args=[now, call, *rates, *cost, *rules, day]
             )
         except (RedisError, OSError, TimeoutError) as error:
-            raise LimitsDown(f"{self._told}: {type(error).__name__}") from error
+            raise LimitsDown(f"{self.where}: {type(error).__name__}") from error
 
 
 ANYONE = Key(name="nobody", sha256="", created="", asks_per_second=0, ids_per_second=0)

@@ -94,6 +94,7 @@ class SqliteLimits(LimitStore):
 
     def __init__(self, path: Path | None, *, clock: Callable[[], float] = time.time) -> None:
         """Without a path, in this process's memory."""
+        self.where = str(path) if path else "memory of this process alone"
         self._path, self._clock = path, clock
         self._db: sqlite3.Connection | None = None
         self._thread = ThreadPoolExecutor(1, "limits")
