@@ -146,12 +146,12 @@ class KeyLimits:
         """Raises `UsageError`; a store that is down may come up later. Twice does nothing."""
         if self._opened:
             return
-        self._opened = True
-        log.info("limits kept", where=self._store.where)
         try:
             await self._store.open()
+            log.info("limits kept", where=self._store.where)
         except LimitsDown as error:
             self._note_down(error)
+        self._opened = True
 
     async def close(self) -> None:
         """What is being settled ends first."""
