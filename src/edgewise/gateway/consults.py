@@ -34,7 +34,12 @@ log = structlog.get_logger("edgewise.gateway")
 
 
 class KeyedConsults:
-    """Every connection's consults, within the limits of its key. Sends nothing itself."""
+    """Every connection's consults, within the limits of its key. Sends nothing itself.
+
+    A key is a tenant: no other may learn from an engine's cache what it asked. What of a prompt was
+    cached or computed, and the engine's own time, are told only where every engine keeps caches
+    apart by a salt, or where there are no keys: then all devices are one tenant.
+    """
 
     def __init__(self, fleet: Fleet, keys: Keys, metrics: GatewayMetrics) -> None:
         self._fleet, self._keys, self._metrics = fleet, keys, metrics
@@ -63,7 +68,7 @@ class KeyedConsults:
         """Let the engine compute what was pushed. Nobody waits for it."""
         outcome = "superseded"
         try:
-            client = Client(session.name, session.salt, urgent=False)
+            client = self._client(session, urgent=False)
             async with session.turn:
                 await self._fleet.prefill(ids, client)
             outcome = "warmed"
@@ -89,7 +94,7 @@ class KeyedConsults:
             return _busy(frame, wait)
         try:
             sampling = unpacked(frame.sampling)
-            client = Client(session.name, session.salt)
+            client = self._client(session)
             async with asyncio.timeout(frame.deadline / 1000), session.turn:
                 verdict = await self._fleet.complete(ids, frame.n, sampling, client)
         except TimeoutError:
@@ -101,7 +106,11 @@ class KeyedConsults:
         except UsageError as error:
             return Failed(frame.ask, "rejected", str(error))
         self._count(verdict, key)
-        return _reply(frame, verdict)
+        return _reply(frame, verdict, metered=not self._keys.required or self._fleet.salted)
+
+    def _client(self, session: Session, *, urgent: bool = True) -> Client:
+        tenant = session.key if self._keys.required else ""
+        return Client(session.name, session.salt, urgent=urgent, tenant=tenant)
 
     def _count(self, verdict: Verdict, key: Key) -> None:
         written = len(verdict.ids)
@@ -127,15 +136,15 @@ def _failed(frame: Ask, error: CloudError, session: Session) -> Failed:
     return Failed(frame.ask, error.reason, _SAID[error.reason], None, error.request_id)
 
 
-def _reply(frame: Ask, verdict: Verdict) -> Reply:
+def _reply(frame: Ask, verdict: Verdict, *, metered: bool) -> Reply:
     tops = verdict.top if frame.top else ()
     return Reply(
         frame.ask,
         verdict.ids,
         verdict.logprobs,
         verdict.stopped,
-        verdict.cached,
-        verdict.computed,
-        verdict.engine_seconds,
+        verdict.cached if metered else None,
+        verdict.computed if metered else None,
+        verdict.engine_seconds if metered else None,
         tuple(tuple((one.id, one.logprob) for one in top[: frame.top]) for top in tops),
     )
