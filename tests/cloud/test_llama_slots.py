@@ -1,11 +1,12 @@
 """The table of a llama-server's slots: who gets which, and what a request may reuse there."""
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgewise.engines.llama_slots import LINGER_SECONDS, Place, SlotTable
@@ -141,60 +142,75 @@ def test_two_requests_of_one_session_at_once_have_slots_of_their_own() -> None:
     run(work())
 
 
-Step = tuple[int, int, str]
+class Step(NamedTuple):
+    """A request after `pause` seconds; one that runs `later` is cut off before."""
+
+    tenant: str
+    session: int
+    pause: float
+    how: Literal["whole", "cut before", "cut after", "cut and run later", "declined"]
+    later: float
+
+
 STEPS = st.lists(
-    st.tuples(
-        st.integers(0, 2),
-        st.integers(0, 2),
-        st.sampled_from(["whole", "cut before", "cut after", "cut and run later", "declined"]),
+    st.builds(
+        Step,
+        tenant=st.sampled_from("ab"),
+        session=st.integers(0, 1),
+        pause=st.sampled_from([0.0, 1.0, LINGER_SECONDS / 2, LINGER_SECONDS + 1]),
+        how=st.sampled_from(
+            ["whole", "whole", "cut before", "cut after", "cut and run later", "declined"]
+        ),
+        later=st.sampled_from([0.5, LINGER_SECONDS / 3, LINGER_SECONDS - 1]),
     ),
-    max_size=40,
+    max_size=12,
 )
 
 
-@given(slots=st.integers(1, 3), steps=STEPS, late=st.lists(st.integers(0, 5), max_size=40))
-def test_no_request_reuses_what_another_tenant_left(
-    slots: int, steps: list[Step], late: list[int]
-) -> None:
-    """Against a server that runs what was cut off before, at once, or so many requests later."""
-    clock = Clock()
-    table = SlotTable(slots, clock=clock)
-    holds = ["somebody before"] * slots
-    coming: list[tuple[int, int, str, bool]] = []
+class Server:
+    """Slots with a prompt of somebody's each; `coming` are requests that will run at a time."""
 
-    def write(slot: int, tenant: str, reuse: bool) -> None:
-        assert not reuse or holds[slot] == tenant, "another tenant's prompt was reused"
-        holds[slot] = tenant
+    def __init__(self, slots: int) -> None:
+        self.holds = ["somebody before"] * slots
+        self.coming: list[tuple[float, int, str]] = []
+
+    def run(self, place: Place, tenant: str) -> None:
+        assert not place.reuse or self.holds[place.slot] == tenant, "another's prompt was reused"
+        self.holds[place.slot] = tenant
+
+    def catch_up(self, now: float) -> None:
+        """What was cut off and runs all the same; nobody hears what it reused."""
+        for request in sorted(self.coming):
+            if request[0] <= now:
+                self.coming.remove(request)
+                self.holds[request[1]] = request[2]
+
+
+@settings(max_examples=300)
+@given(slots=st.integers(1, 2), steps=STEPS)
+def test_no_request_reuses_what_another_tenant_left(slots: int, steps: list[Step]) -> None:
+    """Against a server that runs what was cut off before, at once, or some time later."""
+    clock = Clock()
+    table, server = SlotTable(slots, clock=clock), Server(slots)
+
+    async def one(step: Step) -> None:
+        session = f"{step.tenant}{step.session}"
+        with contextlib.suppress(CloudUnavailable, CloudRejected):
+            async with table.place(session, step.tenant) as place:
+                if step.how in ("whole", "cut after"):
+                    server.run(place, step.tenant)
+                if step.how == "cut and run later":
+                    server.coming.append((clock.now + step.later, place.slot, step.tenant))
+                if step.how == "declined":
+                    raise CloudRejected("too long")
+                if step.how != "whole":
+                    raise CloudUnavailable("cut")
 
     async def work() -> None:
-        for number, (tenant, session, how) in enumerate(steps):
-            clock.now += 1.0
-            for at, slot, who, reuse in list(coming):
-                if at <= number:
-                    coming.remove((at, slot, who, reuse))
-                    holds[slot] = who
-            name = f"tenant {tenant}"
-            faults = {"whole": None, "declined": CloudRejected("no")}
-            fault = faults.get(how, CloudUnavailable("cut"))
-            place = await ask_while(name, f"{name} {session}", fault, how)
-            if how == "cut and run later":
-                wait = late[number] if number < len(late) else 1
-                coming.append((number + wait, place.slot, name, place.reuse))
-
-    async def ask_while(
-        tenant: str, session: str, fault: BaseException | None, how: str
-    ) -> Place:
-        found = None
-        try:
-            async with table.place(session, tenant) as found:
-                if how in ("whole", "cut after"):
-                    write(found.slot, tenant, found.reuse)
-                if fault is not None:
-                    raise fault
-        except (CloudUnavailable, CloudRejected):
-            pass
-        assert found is not None
-        return found
+        for step in steps:
+            clock.now += step.pause
+            server.catch_up(clock.now)
+            await one(step)
 
     run(work())
 

@@ -61,13 +61,14 @@ class SlotTable:
         async with self._free:
             slot = self._chosen(session, tenant)
             others = self._late(slot, tenant)
-            reuse = not others and slot.holds <= {tenant}
+            # Those who may yet write are among them.
+            reuse = slot.holds <= {tenant}
             slot.session, slot.busy = session, True
             slot.holds = slot.holds | {tenant}
             try:
                 yield Place(slot.number, reuse)
-                # What was cut off may have run before or after this.
-                slot.holds = {tenant} | others | self._late(slot, tenant)
+                # What was cut off may run before or after this.
+                slot.holds = {tenant} | others
             except CloudRejected:
                 # It was answered: nothing of it comes later.
                 raise
