@@ -4,14 +4,18 @@ The bundled cloud model in a real llama-server. A victim consults again and agai
 does; an attacker with another key asks beside it and looks at what comes back.
 
 - By the meter: six secret tokens after a beginning that the attacker knows, 16 candidates each.
-  A guess that was cached further than the attacker itself has asked is a token of the victim's.
+  A guess of which more was cached than the attacker itself has asked is a token of the victim's.
+  "Aside" is the same by one who asks something else before each guess, which moves the guess on
+  to the slot that was used least recently: the victim's.
 - By time: 16 documents of 300 tokens, of which the victim has one. The attacker takes the one that
   is answered fastest; by chance that is right one time in 16.
 
 Each is made through a gateway with two keys, and straight at the server, where nothing keeps keys
-apart: that is the baseline, and proves that the attack works. Prints Markdown; ends with code 1
-where anything is recovered through the gateway (by time: where chance would do as well less than
-one time in a thousand).
+apart: that is the baseline, and shows that the attack works. Prints Markdown; ends with code 1
+where anything is recovered through the gateway: a token by the meter under any flags, or documents
+by time under the recommended ones, so many that chance does as well less than one time in 1,000.
+With a cache in RAM (the server's default) time tells a little more than nothing, which a gateway
+warns of.
 """
 
 import argparse
@@ -34,6 +38,7 @@ from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.gateway.keys import add_key
+from edgewise.gateway.server import log_as_json
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from tests.gateway.running import gateway
@@ -43,6 +48,12 @@ BEGINNING, SECRET, CANDIDATES = 48, 6, 16
 DOCUMENT = 300
 IDS = (10, 1000)
 CHANCE = 0.001
+
+FLAGS: Mapping[str, Mapping[str, float]] = {
+    "none": {},
+    "--cache-ram 0 --no-kv-unified": {"cache_ram_mib": 0, "kv_unified": False},
+    "and --slot-prompt-similarity 0": RECOMMENDED,
+}
 
 
 class Seen(NamedTuple):
@@ -87,8 +98,13 @@ def asking(cloud: CloudModel) -> Ask:
     return ask
 
 
-def by_meter(victim: Ask, attacker: Ask, *, asks: int, seed: int = 0) -> Recovered:
-    """One secret after the other, token by token, until `asks` are used up."""
+def by_meter(
+    victim: Ask, attacker: Ask, *, asks: int, seed: int = 0, aside: bool = False
+) -> Recovered:
+    """One secret after the other, token by token, until `asks` guesses are made.
+
+    With `aside` the attacker asks something else before each.
+    """
     rng = random.Random(seed)
     made = tokens = right = 0
     while made < asks:
@@ -99,6 +115,8 @@ def by_meter(victim: Ask, attacker: Ask, *, asks: int, seed: int = 0) -> Recover
             guesses = _with_decoys(rng, token)
             while guesses and made < asks:
                 victim([*prompt, *_some(rng, 2)])
+                if aside:
+                    attacker(_some(rng, 4))
                 guess, made = guesses.pop(), made + 1
                 if _reached(attacker([*known, guess, *_some(rng, 1)]), len(known) + 2) > len(known):
                     right += guess == token
@@ -188,28 +206,35 @@ def _both(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--asks", type=int, default=200, help="of the attacker, in each attack")
+    parser.add_argument("--asks", type=int, default=200, help="guesses in each attack")
     options = parser.parse_args()
-    servers: Mapping[str, Mapping[str, float]] = {"none": {}, "recommended": RECOMMENDED}
+    if options.asks < 2 * CANDIDATES:
+        parser.error(f"--asks must be at least {2 * CANDIDATES}")
+    log_as_json()
     edge = LlamaModel(bundled("edge"), threads=1)
     lines = line(
-        ["server's flags", "asked", "by", "asks", "tokens", "recovered", "right, ms", "wrong, ms"],
+        ["server's flags", "asked", "by", "guesses", "sought", "found", "right, ms", "wrong, ms"],
         head=True,
     )
     leaks = False
-    for flags, set_to in servers.items():
+    for flags, set_to in FLAGS.items():
         for how, made in (("straight", straight), ("with keys", through_gateway)):
             with (
                 llama_server(bundled("cloud"), **set_to) as url,
                 made(url, edge.tokenizer) as (victim, attacker),
             ):
-                metered = by_meter(victim, attacker, asks=options.asks)
+                metered = {
+                    "meter": by_meter(victim, attacker, asks=options.asks),
+                    "meter, aside": by_meter(victim, attacker, asks=options.asks, aside=True),
+                }
                 timed = by_time(victim, attacker, asks=options.asks)
-            lines += line([flags, how, "meter", *map(str, metered), "", ""])
+            for by, found in metered.items():
+                lines += line([flags, how, by, *map(str, found), "", ""])
             shown = [_spread(timed.hits), _spread(timed.misses)]
             lines += line([flags, how, "time", *map(str, timed.recovered), *shown])
             if made is through_gateway:
-                leaks |= metered.right > 0 or luck(timed.recovered) < CHANCE
+                leaks |= any(found.right for found in metered.values())
+                leaks |= set_to is RECOMMENDED and luck(timed.recovered) < CHANCE
     edge.close()
     print("\n".join(lines))
     sys.exit(1 if leaks else 0)

@@ -222,6 +222,12 @@ def test_what_an_operator_should_change_is_logged_at_the_start(
         assert "--slot-prompt-similarity 0" in why
 
 
+def test_the_deployment_starts_a_server_with_these_flags() -> None:
+    text = (Path(__file__).parents[2] / "deploy" / "compose.yaml").read_text(encoding="utf-8")
+    for flag in ("--slot-prompt-similarity 0", "--cache-ram 0", "--no-kv-unified"):
+        assert flag in text
+
+
 def test_an_engine_without_a_salt_is_told_of_too(keys: tuple[Path, list[str]]) -> None:
     with capture_logs() as logs, serving(Noting(), Noting(salt=True, name="b"), keys=keys[0]):
         pass
