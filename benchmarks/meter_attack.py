@@ -220,7 +220,7 @@ def main() -> None:
     for flags, set_to in FLAGS.items():
         for how, made in (("straight", straight), ("with keys", through_gateway)):
             with (
-                llama_server(bundled("cloud"), **set_to) as url,
+                llama_server(bundled("cloud"), flags=set_to) as url,
                 made(url, edge.tokenizer) as (victim, attacker),
             ):
                 metered = {

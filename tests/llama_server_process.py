@@ -7,7 +7,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,14 +38,14 @@ def free_port() -> int:
 
 @contextmanager
 def llama_server(
-    model: Path, *, key: str | None = None, port: int | None = None, **flags: float
+    model: Path, *, key: str | None = None, flags: Mapping[str, float] | None = None
 ) -> Iterator[str]:
     """Serve `model`; yields the URL. The process ends with the block.
 
     `flags` are fields of `xllamacpp.CommonParams`; 1,024 tokens and two slots without any.
     """
-    port = port or free_port()
-    set_to = json.dumps({"api_keys": [key] if key else [], **flags})
+    port = free_port()
+    set_to = json.dumps({"api_keys": [key] if key else [], **(flags or {})})
     command = [sys.executable, "-c", _SERVE, str(model), str(port), set_to]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -343,7 +343,7 @@ def test_at_a_real_server_no_more_is_cached_than_the_tenant_itself_has_asked(
         for _ in range(25):
             await asyncio.gather(*(one(engine, who) for who in rng.sample(clients, 3)))
 
-    with llama_server(bundled("cloud"), **flags) as url:
+    with llama_server(bundled("cloud"), flags=flags) as url:
         with_engine(url, work)
     assert len(cached) > 40
 
@@ -356,5 +356,5 @@ def test_at_a_real_server_a_slot_asked_to_reuse_nothing_computes_everything() ->
         verdict = await engine.complete(LONG, 1, Sampling(), Client("sc", tenant="c"))
         assert (verdict.cached, verdict.computed) == (0, len(LONG))
 
-    with llama_server(bundled("cloud"), **RECOMMENDED) as url:
+    with llama_server(bundled("cloud"), flags=RECOMMENDED) as url:
         with_engine(url, work)

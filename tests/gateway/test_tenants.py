@@ -71,7 +71,7 @@ def test_the_meter_tells_one_key_nothing_of_another(
     tokenizer: Tokenizer, flags: Mapping[str, float]
 ) -> None:
     with (
-        llama_server(bundled("cloud"), **flags) as url,
+        llama_server(bundled("cloud"), flags=flags) as url,
         through_gateway(url, tokenizer) as (victim, attacker),
     ):
         assert by_meter(victim, attacker, asks=48).right == 0
@@ -181,7 +181,7 @@ def test_with_the_recommended_flags_a_key_still_reuses_its_own(
     path, secrets = keys
     prompts = [list(range(10, 60)), list(range(200, 250))]
     with (
-        llama_server(bundled("cloud"), **RECOMMENDED) as url,
+        llama_server(bundled("cloud"), flags=RECOMMENDED) as url,
         gateway([url], keys=path) as running,
     ):
         clouds = [GatewayCloud(running.url, key=secret) for secret in secrets]
@@ -209,7 +209,7 @@ def test_with_the_recommended_flags_a_key_still_reuses_its_own(
 def test_what_an_operator_should_change_is_logged_at_the_start(
     keys: tuple[Path, list[str]], flags: Mapping[str, float], with_keys: bool, said: str | None
 ) -> None:
-    with llama_server(bundled("cloud"), **flags) as url, capture_logs() as logs:
+    with llama_server(bundled("cloud"), flags=flags) as url, capture_logs() as logs:
         with gateway([url], keys=keys[0] if with_keys else None):
             pass
         warned = [str(entry["why"]) for entry in logs if entry["event"] == "caches are shared"]
