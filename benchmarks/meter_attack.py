@@ -207,9 +207,11 @@ def _both(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--asks", type=int, default=200, help="guesses in each attack")
+    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.asks < 2 * CANDIDATES:
         parser.error(f"--asks must be at least {2 * CANDIDATES}")
+    asks, seed = options.asks, options.seed
     log_as_json()
     edge = LlamaModel(bundled("edge"), threads=1)
     lines = line(
@@ -224,10 +226,10 @@ def main() -> None:
                 made(url, edge.tokenizer) as (victim, attacker),
             ):
                 metered = {
-                    "meter": by_meter(victim, attacker, asks=options.asks),
-                    "meter, aside": by_meter(victim, attacker, asks=options.asks, aside=True),
+                    by: by_meter(victim, attacker, asks=asks, seed=seed, aside=aside)
+                    for by, aside in (("meter", False), ("meter, aside", True))
                 }
-                timed = by_time(victim, attacker, asks=options.asks)
+                timed = by_time(victim, attacker, asks=asks, seed=seed)
             for by, found in metered.items():
                 lines += line([flags, how, by, *map(str, found), "", ""])
             shown = [_spread(timed.hits), _spread(timed.misses)]

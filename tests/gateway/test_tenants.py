@@ -56,12 +56,16 @@ def keys(tmp_path: Path) -> tuple[Path, list[str]]:
     ]
 
 
+@pytest.mark.parametrize(("flags", "aside"), [({}, False), (RECOMMENDED, True)])
 def test_the_attack_reads_secrets_where_nothing_keeps_sessions_apart(
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer, flags: Mapping[str, float], aside: bool
 ) -> None:
-    """Without this the tests below prove nothing."""
-    with llama_server(bundled("cloud")) as url, straight(url, tokenizer) as (victim, attacker):
-        found = by_meter(victim, attacker, asks=60)
+    """Without this the test below proves nothing. Flags alone do not stop it."""
+    with (
+        llama_server(bundled("cloud"), flags=flags) as url,
+        straight(url, tokenizer) as (victim, attacker),
+    ):
+        found = by_meter(victim, attacker, asks=60, aside=aside)
     assert found.tokens >= 4
     assert found.right >= found.tokens - 1
 
@@ -74,7 +78,8 @@ def test_the_meter_tells_one_key_nothing_of_another(
         llama_server(bundled("cloud"), flags=flags) as url,
         through_gateway(url, tokenizer) as (victim, attacker),
     ):
-        assert by_meter(victim, attacker, asks=48).right == 0
+        for aside in (False, True):
+            assert by_meter(victim, attacker, asks=32, aside=aside).right == 0
         seen = attacker(range(10, 40))
     assert seen[:3] == (None, None, None)
 
