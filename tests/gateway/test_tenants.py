@@ -179,6 +179,14 @@ def test_without_keys_there_is_one_tenant() -> None:
     assert [client.tenant for client in engine.clients] == [""]
 
 
+def test_a_key_named_as_nobodys_is_a_tenant_as_well(tmp_path: Path) -> None:
+    path, engine = tmp_path / "keys.json", Noting()
+    secret = add_key(path, "anybody", asks_per_second=0, tokens_per_day=0, sessions=0)
+    with serving(engine, keys=path) as running:
+        assert ask(running.url, secret).cached is None
+    assert [client.tenant for client in engine.clients] == ["anybody"]
+
+
 def test_with_the_recommended_flags_a_key_still_reuses_its_own(
     tokenizer: Tokenizer, keys: tuple[Path, list[str]]
 ) -> None:

@@ -9,7 +9,7 @@ import structlog
 from edgewise.engines.base import Client
 from edgewise.errors import CloudError, EdgewiseError, UsageError
 from edgewise.gateway.fleet import Busy, Fleet
-from edgewise.gateway.keys import Key, Keys
+from edgewise.gateway.keys import ANYBODY, Key, Keys
 from edgewise.gateway.limits import Limits
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Session
@@ -64,11 +64,11 @@ class KeyedConsults:
         self._metrics.asks.labels(outcome).inc()
         self._metrics.seconds.observe(time.monotonic() - begun)
 
-    async def warm(self, ids: Sequence[int], session: Session) -> None:
+    async def warm(self, ids: Sequence[int], session: Session, key: Key) -> None:
         """Let the engine compute what was pushed. Nobody waits for it."""
         outcome = "superseded"
         try:
-            client = self._client(session, urgent=False)
+            client = _client(session, key, urgent=False)
             async with session.turn:
                 await self._fleet.prefill(ids, client)
             outcome = "warmed"
@@ -94,7 +94,7 @@ class KeyedConsults:
             return _busy(frame, wait)
         try:
             sampling = unpacked(frame.sampling)
-            client = self._client(session)
+            client = _client(session, key)
             async with asyncio.timeout(frame.deadline / 1000), session.turn:
                 verdict = await self._fleet.complete(ids, frame.n, sampling, client)
         except TimeoutError:
@@ -106,11 +106,7 @@ class KeyedConsults:
         except UsageError as error:
             return Failed(frame.ask, "rejected", str(error))
         self._count(verdict, key)
-        return _reply(frame, verdict, metered=not self._keys.required or self._fleet.salted)
-
-    def _client(self, session: Session, *, urgent: bool = True) -> Client:
-        tenant = session.key if self._keys.required else ""
-        return Client(session.name, session.salt, urgent=urgent, tenant=tenant)
+        return _reply(frame, verdict, metered=key is ANYBODY or self._fleet.salted)
 
     def _count(self, verdict: Verdict, key: Key) -> None:
         written = len(verdict.ids)
@@ -118,6 +114,11 @@ class KeyedConsults:
         self._metrics.tokens.labels(key.name).inc(written)
         self._metrics.prompt.labels("hit").inc(verdict.cached or 0)
         self._metrics.prompt.labels("miss").inc(verdict.computed or 0)
+
+
+def _client(session: Session, key: Key, *, urgent: bool = True) -> Client:
+    tenant = "" if key is ANYBODY else key.name
+    return Client(session.name, session.salt, urgent=urgent, tenant=tenant)
 
 
 def _busy(frame: Ask, wait: float) -> Failed:
