@@ -45,7 +45,7 @@ def answer(request: bytes, longest: int) -> bytes:
         return _refusal("length")
     except Exception as error:
         # Cut first: splitting a huge text takes several times its memory.
-        said = " ".join(str(error)[: 10 * LONGEST_REASON].split())[:LONGEST_REASON]
+        said = " ".join(str(error)[: 10 * LONGEST_REASON].split())[:LONGEST_REASON].strip()
         return _refusal("template", said or type(error).__name__)
 
 
