@@ -6,10 +6,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,12 +25,26 @@ HAS_PROC = Path("/proc/self/status").exists()
 needs_proc = pytest.mark.skipif(not HAS_PROC, reason="looks processes up in /proc")
 
 
+Make = Callable[..., Renderer]
+
+
 @pytest.fixture
-def renderer() -> Iterator[Renderer]:
-    """With processes of its own."""
-    made = Renderer(seconds=SECONDS)
-    yield made
-    made.close()
+def make() -> Iterator[Make]:
+    """Makes renderers with processes of their own."""
+    with ExitStack() as made:
+
+        def one(**limits: Any) -> Renderer:
+            renderer = Renderer(**limits)
+            made.callback(renderer.close)
+            return renderer
+
+        yield one
+
+
+@pytest.fixture
+def renderer(make: Make) -> Renderer:
+    """One that does not take long."""
+    return make(seconds=SECONDS)
 
 
 def said(*contents: str) -> dict[str, object]:
@@ -126,12 +141,11 @@ def test_what_is_no_text_is_refused(renderer: Renderer) -> None:
     assert renderer.render("a\0b" + PLAIN, said("c\0d")) == "a\0b<user>c\0d\n"
 
 
-def test_the_longest_text_passes() -> None:
+def test_the_longest_text_passes(make: Make) -> None:
     """With the widest characters, whose strings are the largest."""
-    renderer = Renderer(seconds=30)
+    renderer = make(seconds=30)
     long = "\U0001f600" * (MAX_PROMPT - len("<user>\n"))
     assert renderer.render(PLAIN, said(long)) == f"<user>{long}\n"
-    renderer.close()
 
 
 def test_many_threads_get_each_their_own(renderer: Renderer) -> None:
@@ -145,8 +159,8 @@ def test_many_threads_get_each_their_own(renderer: Renderer) -> None:
         )  # the four, and the one that other tests of this process use
 
 
-def test_one_slow_conversation_keeps_nobody_waiting() -> None:
-    renderer = Renderer(seconds=60)
+def test_one_slow_conversation_keeps_nobody_waiting(make: Make) -> None:
+    renderer = make(seconds=60)
     stuck: list[Exception] = []
 
     def stick() -> None:
@@ -167,18 +181,17 @@ def test_one_slow_conversation_keeps_nobody_waiting() -> None:
     assert "ended the process that renders it" in str(stuck[0])
 
 
-def test_more_slow_ones_than_processes_are_each_ended() -> None:
-    renderer = Renderer(seconds=0.3, workers=2)
+def test_more_slow_ones_than_processes_are_each_ended(make: Make) -> None:
+    renderer = make(seconds=0.3, workers=2)
     with ThreadPoolExecutor(5) as pool:
         found = [pool.submit(renderer.render, ENDLESS, said("Hi")) for _ in range(5)]
         assert all("takes more than 0.3 s" in str(one.exception(30)) for one in found)
-    renderer.close()
 
 
 @needs_proc
-def test_a_process_is_kept_and_one_that_was_killed_is_replaced() -> None:
+def test_a_process_is_kept_and_one_that_was_killed_is_replaced(make: Make) -> None:
     before = workers()
-    renderer = Renderer()
+    renderer = make(seconds=10)
     renderer.start()
     (first,) = workers() - before
     assert [renderer.render(PLAIN, said("Hi")) for _ in range(3)] == ["<user>Hi\n"] * 3
@@ -192,12 +205,14 @@ def test_a_process_is_kept_and_one_that_was_killed_is_replaced() -> None:
 
 
 @needs_proc
-def test_a_process_knows_no_secrets_and_no_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_knows_no_secrets_and_no_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, make: Make
+) -> None:
     monkeypatch.setenv("EDGEWISE_CLOUD_KEY", "secret")
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     before = workers()
-    renderer = Renderer()
+    renderer = make(seconds=10)
     assert renderer.render(PLAIN, said("Hi")) == "<user>Hi\n"
     (worker,) = workers() - before
     assert Path(f"/proc/{worker}/environ").read_bytes() == b"TZ=Asia/Tokyo\0"
@@ -205,13 +220,12 @@ def test_a_process_knows_no_secrets_and_no_ctrl_c(monkeypatch: pytest.MonkeyPatc
     assert renderer.render(PLAIN, said("Hi")) == "<user>Hi\n"
     assert workers() - before == {worker}
     assert os.getpgid(worker) != os.getpgid(0)  # a terminal's Ctrl-C does not even reach it
-    renderer.close()
 
 
 PARENT = """
 import os, sys, threading
 from edgewise.prompts import Renderer
-renderer = Renderer()
+renderer = Renderer(seconds=5)
 print(renderer.render({plain!r}, {given!r}), flush=True)
 if "stick" in sys.argv:
     threading.Thread(target=renderer.render, args=({endless!r}, {given!r}), daemon=True).start()
@@ -254,7 +268,7 @@ def test_nothing_outlives_a_parent_that_is_killed(how: list[str]) -> None:
     (worker,) = workers(process.pid)
     if "stick" in how:
         ticks = int(Path(f"/proc/{worker}/stat").read_text().split()[13])
-        while int(Path(f"/proc/{worker}/stat").read_text().split()[13]) < ticks + 5:
+        while int(Path(f"/proc/{worker}/stat").read_text().split()[13]) < ticks + 2:
             time.sleep(0.02)  # until it works on what never ends
     process.kill()
     process.communicate()
@@ -326,7 +340,7 @@ def test_it_is_started_with_the_models_where_there_is_a_template(template: str |
     ],
 )
 def test_a_process_that_was_taken_over_lies_in_vain(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, worker: str, words: str
+    monkeypatch: pytest.MonkeyPatch, make: Make, tmp_path: Path, worker: str, words: str
 ) -> None:
     lines = [
         "import sys",
@@ -335,10 +349,9 @@ def test_a_process_that_was_taken_over_lies_in_vain(
         worker,
     ]
     (tmp_path / "worker.py").write_text("\n".join(lines))
-    renderer = Renderer()
+    renderer = make(seconds=10)
     with monkeypatch.context() as changed:
         changed.setattr("edgewise.prompts.worker.__file__", str(tmp_path / "worker.py"))
         with pytest.raises(ModelError, match=words):
             renderer.render(PLAIN, said("Hi"))
     assert renderer.render(PLAIN, said("Hi")) == "<user>Hi\n"
-    renderer.close()

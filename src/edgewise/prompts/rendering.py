@@ -138,9 +138,12 @@ class Renderer:
 
     def _give_back(self, process: TemplateProcess) -> None:
         with self._changed:
-            if process in self._all:
+            kept = process in self._all
+            if kept:
                 self._idle.append(process)
             self._changed.notify()
+        if not kept:  # closed meanwhile
+            process.end()
 
     def _end(self, process: TemplateProcess) -> None:
         process.end()
