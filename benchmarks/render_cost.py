@@ -71,6 +71,13 @@ def cell(seconds: Sequence[float]) -> str:
     return f"{middle:.0f} ({low:.0f} to {high:.0f})"
 
 
+def compared(ones: Sequence[float], others: Sequence[float]) -> list[str]:
+    """Cells of a row."""
+    low, high = median(ones), median(others)
+    more = [f"{1e6 * (high - low):.0f}", f"{high / low:.1f}"]
+    return [cell(ones), cell(others), *more, f"{len(ones)}"]
+
+
 def starts(count: int) -> list[float]:
     """Seconds from nothing to the first text."""
     found: list[float] = []
@@ -99,7 +106,7 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=20)
     options = parser.parse_args()
     renderer = Renderer()
-    head = ["conversation", "here, us", "other process, us", "more, us", "n each"]
+    head = ["conversation", "here, us", "other process, us", "more, us", "ratio", "n each"]
     lines = line(head, head=True)
     for name, (turns, characters) in TALKS.items():
         talk = variables(turns, characters)
@@ -110,14 +117,12 @@ def main() -> None:
             options.blocks,
             options.times,
         )
-        more = f"{1e6 * (median(there) - median(here)):.0f}"
-        lines += line([name, cell(here), cell(there), more, f"{len(here)}"])
+        lines += line([name, *compared(here, there)])
     renderer.close()
     plain, code = guarded(options.blocks, options.times)
-    more = f"{1e6 * (median(code) - median(plain)):.0f}"
-    lines += line(["ids: plain, angle brackets", cell(plain), cell(code), more, f"{len(code)}"])
+    lines += line(["ids: plain, angle brackets", *compared(plain, code)])
     begun = starts(options.starts)
-    lines += line(["start to first text", "", cell(begun), "", f"{len(begun)}"])
+    lines += line(["start to first text", "", cell(begun), "", "", f"{len(begun)}"])
     print("\n".join(lines))
 
 

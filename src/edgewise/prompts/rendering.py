@@ -26,7 +26,7 @@ SECONDS = 2.0
 """Longest that one rendering may take, compiling included."""
 
 MEMORY = 512 << 20
-"""Most address space of a process that renders, bytes; without a template it takes 30 MB."""
+"""Most address space of a process that renders, bytes. Idle it takes 100 MB, 21 MB of them used."""
 
 WORKERS = 4
 """Most processes that render at a time: as many as a server has slots."""
