@@ -119,11 +119,11 @@ async def _served(plan: _Plan, limits: _Limits) -> None:
 
     log_as_json()
     keys, used = Keys(plan.keys), limits_at(plan.limits, plan.keys)
-    # Here, so that a problem is a sentence and not a failed start of the server.
-    await used.open()
     engines = await engines_at(plan.engines, key=plan.key, kind=plan.kind)
     fleet = Fleet(engines, concurrency=limits.concurrency, queue=limits.queue)
+    # Here, so that a problem is a sentence and not a failed start of the server.
     await fleet.start()
+    await used.open()
     held = Sessions(most=limits.sessions, most_ids=limits.session_ids, idle=limits.idle)
     render.note(plan.told)
     await serve(

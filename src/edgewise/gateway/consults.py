@@ -8,7 +8,7 @@ import structlog
 from edgewise.engines.base import Client
 from edgewise.errors import CloudError, EdgewiseError, UsageError
 from edgewise.gateway.fleet import Busy, Fleet
-from edgewise.gateway.key_file import Key
+from edgewise.gateway.key_file import ANYBODY, Key
 from edgewise.gateway.large_frames import listed
 from edgewise.gateway.limits import KeyLimits, OverLimit, Spent, Tab
 from edgewise.gateway.metrics import GatewayMetrics
@@ -34,7 +34,12 @@ log = structlog.get_logger("edgewise.gateway")
 
 
 class KeyedConsults:
-    """Every connection's consults, within the limits of its key. Sends nothing itself."""
+    """Every connection's consults, within the limits of its key. Sends nothing itself.
+
+    A key is a tenant: no other may learn from an engine's cache what it asked. What of a prompt was
+    cached or computed, and the engine's own time, are told only where every engine keeps caches
+    apart by a salt, or where there are no keys: then all devices are one tenant.
+    """
 
     def __init__(self, fleet: Fleet, limits: KeyLimits, metrics: GatewayMetrics) -> None:
         self._fleet, self._limits, self._metrics = fleet, limits, metrics
@@ -83,7 +88,7 @@ class KeyedConsults:
             if not await self._limits.may_warm(key, tab):
                 outcome = "limited"
                 return
-            client = Client(session.name, session.salt, urgent=False)
+            client = _client(session, key, urgent=False)
             async with session.turn:
                 await self._fleet.prefill(await listed(ids), client)
             outcome = "warmed"
@@ -101,7 +106,7 @@ class KeyedConsults:
     ) -> AskReply:
         try:
             sampling = unpacked(frame.sampling)
-            client = Client(session.name, session.salt)
+            client = _client(session, key)
             async with asyncio.timeout(frame.deadline / 1000), session.turn:
                 whole, spent.asked = await listed(ids), True
                 verdict = await self._fleet.complete(whole, frame.n, sampling, client)
@@ -113,12 +118,17 @@ class KeyedConsults:
             return Failed(frame.ask, "rejected", str(error))
         spent.tokens, spent.computed = len(verdict.ids), verdict.computed or 0
         self._count(verdict, key)
-        return _reply(frame, verdict)
+        return _reply(frame, verdict, metered=key is ANYBODY or self._fleet.salted)
 
     def _count(self, verdict: Verdict, key: Key) -> None:
         self._metrics.tokens.labels(key.name).inc(len(verdict.ids))
         self._metrics.prompt.labels("hit").inc(verdict.cached or 0)
         self._metrics.prompt.labels("miss").inc(verdict.computed or 0)
+
+
+def _client(session: Session, key: Key, *, urgent: bool = True) -> Client:
+    tenant = "" if key is ANYBODY else key.name
+    return Client(session.name, session.salt, urgent=urgent, tenant=tenant)
 
 
 def _busy(frame: Ask, wait: float) -> Failed:
@@ -137,15 +147,15 @@ def _failed(frame: Ask, error: CloudError, session: Session) -> Failed:
     return Failed(frame.ask, error.reason, _SAID[error.reason], None, error.request_id)
 
 
-def _reply(frame: Ask, verdict: Verdict) -> Reply:
+def _reply(frame: Ask, verdict: Verdict, *, metered: bool) -> Reply:
     tops = verdict.top if frame.top else ()
     return Reply(
         frame.ask,
         verdict.ids,
         verdict.logprobs,
         verdict.stopped,
-        verdict.cached,
-        verdict.computed,
-        verdict.engine_seconds,
+        verdict.cached if metered else None,
+        verdict.computed if metered else None,
+        verdict.engine_seconds if metered else None,
         tuple(tuple((one.id, one.logprob) for one in top[: frame.top]) for top in tops),
     )
