@@ -1,16 +1,19 @@
 """An event loop in a thread of its own, for the connections of a cloud model."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from edgewise.cloud.base import failed
-from edgewise.errors import CloudTimeout, CloudUnavailable
+from edgewise.errors import CloudTimeout, CloudUnavailable, EdgewiseError
 
 CLOSING_SECONDS = 0.02
 """TLS says goodbye in the loop's next turns."""
+
+_log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -52,6 +55,8 @@ class IoThread:
         self._loop.close()
 
     async def _bounded(self, work: Coroutine[Any, Any, _T], deadline: float) -> _T:
+        if task := asyncio.current_task():
+            task.add_done_callback(_heard)
         try:
             async with asyncio.timeout(deadline):
                 return await work
@@ -66,3 +71,10 @@ class IoThread:
         await asyncio.gather(*tasks, return_exceptions=True)
         await last
         await asyncio.sleep(CLOSING_SECONDS)
+
+
+def _heard(task: "asyncio.Task[Any]") -> None:
+    """Of work that was given up nobody asks how it ended; a bug in it is told all the same."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None and task.cancelling() and not isinstance(error, EdgewiseError):
+        _log.error("work that was given up failed", exc_info=error)

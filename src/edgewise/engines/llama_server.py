@@ -63,7 +63,7 @@ class LlamaServerEngine(HttpEngine):
             body["samplers"] = _SAMPLERS
         answered = await self.post("/completion", body, client, ids=len(ids))
         reply = decoded(answered, _Completion, self.dialect)
-        return _verdict(reply, n)
+        return _verdict(reply)
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
         body = {"prompt": ids, "n_predict": 0, "cache_prompt": True}
@@ -73,8 +73,8 @@ class LlamaServerEngine(HttpEngine):
         return await self.tokens({"content": text, "add_special": False, "parse_special": False})
 
 
-def _verdict(reply: _Completion, n: int) -> Verdict:
-    ids = reply.tokens[:n]
+def _verdict(reply: _Completion) -> Verdict:
+    ids = reply.tokens
     known = {p.id: p for p in reply.completion_probabilities}
     rows = [known.get(token) for token in ids]
     timings = reply.timings or _Timings()

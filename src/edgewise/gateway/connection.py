@@ -186,15 +186,17 @@ class Connection:
         if self._warming is not None:
             self._warming.cancel()
         # The ids are those of this moment: a later frame may replace them.
-        work = self._answer(frame, _put(session, frame), session)
+        work = self._answer(frame, _put(session, frame), session, others=len(self._asks))
         task = self._asks[frame.ask] = asyncio.create_task(work)
         task.add_done_callback(lambda _: self._asks.pop(frame.ask, None))
 
-    async def _answer(self, frame: Ask, ids: Sequence[int] | None, session: Session) -> None:
+    async def _answer(
+        self, frame: Ask, ids: Sequence[int] | None, session: Session, *, others: int
+    ) -> None:
+        """`others` of the session's consults were waiting when it came."""
         begun, outcome = time.monotonic(), "cancelled"
         consults = self._shared.consults
         try:
-            others = len(self._asks) - 1
             answer = await consults.answer(frame, ids, session, self._key, others=others)
             outcome = "answered"
             if isinstance(answer, Failed):

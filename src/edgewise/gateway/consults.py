@@ -49,7 +49,10 @@ class KeyedConsults:
         """
         try:
             return await self._verdict(frame, ids, session, key, others)
-        except Exception:
+        except (Exception, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
             log.exception("consult failed on the way to its verdict", session=session.name[:8])
             message = "The gateway failed; its log says how."
             return Failed(frame.ask, "unavailable", message)
