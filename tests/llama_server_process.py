@@ -32,9 +32,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def llama_server(model: Path, *, key: str | None = None) -> Iterator[str]:
+def llama_server(
+    model: Path, *, key: str | None = None, port: int | None = None
+) -> Iterator[str]:
     """Serve `model`; yields the URL. The process ends with the block."""
-    port = free_port()
+    port = port or free_port()
     command = [sys.executable, "-c", _SERVE, str(model), str(port), *([key] if key else [])]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
