@@ -32,9 +32,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def llama_server(
-    model: Path, *, key: str | None = None, port: int | None = None
-) -> Iterator[str]:
+def llama_server(model: Path, *, key: str | None = None, port: int | None = None) -> Iterator[str]:
     """Serve `model`; yields the URL. The process ends with the block."""
     port = port or free_port()
     command = [sys.executable, "-c", _SERVE, str(model), str(port), *([key] if key else [])]
