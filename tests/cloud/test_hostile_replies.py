@@ -276,8 +276,7 @@ def test_what_passes_the_check_can_be_trusted(
     )
     try:
         verdict.check(asked=asked, prompt=LENGTH, size=SIZE)
-    except CloudProtocolError as error:
-        assert "\n" not in str(error)
+    except CloudProtocolError:
         return
     assert 1 <= len(ids) == len(logprobs) <= asked
     assert all(type(token) is int and 0 <= token < SIZE for token in ids)
