@@ -13,7 +13,13 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines import proof as proofs
 from edgewise.engines.base import Client
 from edgewise.engines.proof import Proof
-from edgewise.errors import CloudError, CloudUnavailable, OtherVocabulary, VocabularyMismatch
+from edgewise.errors import (
+    CloudError,
+    CloudTimeout,
+    CloudUnavailable,
+    OtherVocabulary,
+    VocabularyMismatch,
+)
 from edgewise.events import Consult, Event
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
@@ -202,18 +208,28 @@ def test_a_consult_that_leaves_does_not_end_a_look_others_wait_for() -> None:
     asyncio.run(work())
 
 
-def test_a_look_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proofs, "LOOK_SECONDS", 0.05)
+@pytest.mark.parametrize("limit", ["LOOK_SECONDS", "PROBE_SECONDS"])
+def test_a_look_has_an_end(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(proofs, limit, 0.05)
+    monkeypatch.setattr(proofs, "PROVEN_SECONDS", -1.0)
 
-    class Stalled(PlainEngine):
+    class Stalling(PlainEngine):
+        stalled = limit == "PROBE_SECONDS"
+
         async def ready(self) -> None:
-            await asyncio.sleep(3600)
+            if self.stalled:
+                await asyncio.sleep(3600)
 
     async def work() -> None:
-        proof = Proof(Stalled(), lambda: None)
-        with pytest.raises(CloudError, match=r"did not say within 0\.05 s"):
+        engine = Stalling()
+        proof = Proof(engine, lambda: None)
+        if not engine.stalled:
+            await proof.look()
+            engine.stalled = True
+        with pytest.raises(CloudTimeout, match="does not say what it is"):
             await proof.complete([1], 1, Sampling(), Client("s"))
-        assert not proof.holds
+        engine.stalled = False
+        assert (await proof.complete([1], 1, Sampling(), Client("s"))).ids == (97,)
 
     asyncio.run(work())
 

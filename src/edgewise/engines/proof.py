@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from edgewise.engines.base import Client, Engine
+from edgewise.engines.base import PROBE_SECONDS, Client, Engine
 from edgewise.errors import (
     CloudTimeout,
     CloudUnavailable,
@@ -20,7 +20,7 @@ from edgewise.sampling import Sampling
 from edgewise.verdict import Verdict
 
 LOOK_SECONDS = 10.0
-"""How long a look at an engine may take."""
+"""How long it may take to see that an engine is the same."""
 
 PROVEN_SECONDS = 4.0
 """A proof that is older is renewed beside the next consult."""
@@ -115,12 +115,11 @@ class Proof:
             async with asyncio.timeout(LOOK_SECONDS):
                 if self.holds and await self._engine.unchanged():
                     return
-                self.holds = False
+            self.holds = False
+            async with asyncio.timeout(PROBE_SECONDS):
                 await self._engine.probe()
         except TimeoutError as error:
-            raise CloudTimeout(
-                f"{self._engine.url!r} did not say within {LOOK_SECONDS:g} s what it is."
-            ) from error
+            raise CloudTimeout(f"{self._engine.url!r} does not say what it is.") from error
         try:
             self._accept()
         except UsageError as error:
