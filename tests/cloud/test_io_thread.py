@@ -48,6 +48,16 @@ def test_an_error_comes_back_as_it_is() -> None:
     thread.close(nothing(), nothing())
 
 
+def test_work_that_cancels_itself_is_a_sentence() -> None:
+    async def breaking() -> None:
+        raise asyncio.CancelledError
+
+    thread = IoThread("far")
+    with pytest.raises(CloudUnavailable, match="'far' was broken off"):
+        thread.submit(breaking(), 5).result(5)
+    thread.close(nothing(), nothing())
+
+
 def test_cancelling_a_future_cancels_the_work() -> None:
     cancelled = threading.Event()
 

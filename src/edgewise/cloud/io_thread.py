@@ -55,13 +55,19 @@ class IoThread:
         self._loop.close()
 
     async def _bounded(self, work: Coroutine[Any, Any, _T], deadline: float) -> _T:
-        if task := asyncio.current_task():
-            task.add_done_callback(_heard)
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(_heard)
         try:
             async with asyncio.timeout(deadline):
                 return await work
         except TimeoutError as error:
             raise CloudTimeout(f"{self._name!r} did not answer within {deadline:g} s.") from error
+        except asyncio.CancelledError as error:
+            if task.cancelling():
+                raise
+            # Nobody gave it up: something on the way did.
+            raise CloudUnavailable(f"The call to {self._name!r} was broken off.") from error
 
     async def _end(self, first: Coroutine[Any, Any, None], last: Coroutine[Any, Any, None]) -> None:
         await first
