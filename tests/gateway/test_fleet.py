@@ -404,6 +404,32 @@ def test_the_same_strings_with_another_size_are_another_vocabulary() -> None:
     run(work)
 
 
+def test_one_that_is_being_proven_anew_is_not_proven() -> None:
+    """Consults for it wait; whoever asks whether the gateway is ready hears no."""
+    go = asyncio.Event()
+
+    class Thinking(Telling):
+        async def complete(self, *asked: Any, **more: Any) -> Verdict:
+            if self.probes:
+                await go.wait()
+            return await super().complete(*asked, **more)
+
+    async def work() -> None:
+        engine = Thinking()
+        async with started([engine]) as fleet:
+            assert fleet.up == 1
+            engine.model = "another"
+            await until(lambda: not fleet.up)
+            waiting = asyncio.create_task(ask(fleet))
+            await asyncio.sleep(0.05)
+            assert engine.asked == 0
+            go.set()
+            assert (await waiting).ids == (97,)
+            assert fleet.up == 1
+
+    run(work)
+
+
 def test_another_name_is_proven_anew_and_served() -> None:
     async def work() -> None:
         engine = Telling()

@@ -429,7 +429,8 @@ def test_a_probe_that_is_answered_with_no_verdict_keeps_the_breaker_open() -> No
     decoder.generate(IDS)
     assert breaker.is_open
     now[0] = 100.0
-    decoder.generate(IDS)
+    reasons = [token.reason for token in decoder.generate(IDS).tokens]
+    assert reasons.count("protocol") == 1, "the probe, and nothing after it"
     assert breaker.is_open
     decoder = Decoder(
         decoder.edge,
