@@ -250,15 +250,17 @@ class Connection:
             raise CloudProtocolError(f"Consult {frame.ask} is being answered already.")
         if self._warming is not None:
             self._warming.cancel()
-        work = self._answer(frame, ids, session, self._standing())
+        work = self._answer(frame, ids, session, self._standing(), others=len(self._asks))
         task = self._asks[frame.ask] = asyncio.create_task(work)
         task.add_done_callback(lambda _: self._asks.pop(frame.ask, None))
 
-    async def _answer(self, frame: Ask, ids: Ledger | None, session: Session, key: Key) -> None:
+    async def _answer(
+        self, frame: Ask, ids: Ledger | None, session: Session, key: Key, *, others: int
+    ) -> None:
+        """`others` of the session's consults were waiting when it came."""
         begun, outcome = time.monotonic(), "cancelled"
         consults = self._shared.consults
         try:
-            others = len(self._asks) - 1
             answer = await consults.answer(frame, ids, session, key, self._tab, others=others)
             outcome = "answered"
             if isinstance(answer, Failed):

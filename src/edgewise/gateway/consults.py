@@ -71,7 +71,10 @@ class KeyedConsults:
             return Failed(frame.ask, over.reason, str(over), later)
         except TimeoutError:
             return Failed(frame.ask, "timeout", "The engine did not answer before the deadline.")
-        except Exception:
+        except (Exception, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
             log.exception("consult failed on the way to its verdict", session=session.name[:8])
             message = "The gateway failed; its log says how."
             return Failed(frame.ask, "unavailable", message)
