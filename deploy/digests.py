@@ -16,7 +16,12 @@ from pathlib import Path
 HERE = Path(__file__).parent
 LINE = re.compile(r"([A-Z_]+_IMAGE)=([a-z0-9][\w./:-]*)")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-NAMES = {"GATEWAY_IMAGE": "edgewise", "VLLM_IMAGE": "vllm", "HAPROXY_IMAGE": "haproxy"}
+NAMES = {
+    "GATEWAY_IMAGE": "edgewise",
+    "VLLM_IMAGE": "vllm",
+    "HAPROXY_IMAGE": "haproxy",
+    "REDIS_IMAGE": "redis",
+}
 """What the manifests call an image."""
 
 

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
@@ -48,7 +49,7 @@ def test_what_is_applied_is_what_is_there(folder: str) -> None:
     assert set(described["resources"]) == files
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("workload", [*WORKLOADS, "StatefulSet limits"])
 def test_a_pod_may_do_little(workload: str) -> None:
     found = pod(workload)
     assert found["automountServiceAccountToken"] is False
@@ -184,3 +185,18 @@ def test_the_outside_sees_what_devices_need() -> None:
         ("/v1/session", "Exact"),
         ("/v1/models", "Exact"),
     }
+
+
+def test_limits_are_kept_where_all_gateways_reach_them() -> None:
+    where = urlsplit(parsed(main("Deployment gateway")["args"])["limits"])
+    service = manifests()[f"Service {where.hostname}"]["spec"]
+    labels = manifests()["StatefulSet limits"]["spec"]["template"]["metadata"]["labels"]
+    assert service["selector"] == labels
+    assert [port["port"] for port in service["ports"]] == [where.port]
+    assert [port["containerPort"] for port in main("StatefulSet limits")["ports"]] == [where.port]
+    (rule,) = manifests()["NetworkPolicy limits"]["spec"]["ingress"]
+    gateways = manifests()["Deployment gateway"]["spec"]["selector"]
+    assert rule["from"] == [{"podSelector": gateways}]
+    # A Secret is mounted for reading: nothing could be counted beside the keys.
+    (mount,) = (one for one in main("Deployment gateway")["volumeMounts"] if one["name"] == "keys")
+    assert mount["readOnly"] is True
