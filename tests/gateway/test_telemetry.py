@@ -1,79 +1,20 @@
 """Traces and metrics as a real collector gets them, by OTLP over HTTP."""
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-)
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from edgewise.errors import UsageError
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.telemetry import outcome, telemetry, trace_id
-
-
-class Collector:
-    """What was posted to it."""
-
-    def __init__(self) -> None:
-        self.bodies: dict[str, list[bytes]] = {}
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                outer.bodies.setdefault(self.path, []).append(body)
-                self.send_response(200)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-    def spans(self) -> list[Any]:
-        return [
-            span
-            for body in self.bodies.get("/v1/traces", [])
-            for resource in ExportTraceServiceRequest.FromString(body).resource_spans
-            for scope in resource.scope_spans
-            for span in scope.spans
-        ]
-
-    def metrics(self) -> dict[str, Any]:
-        return {
-            metric.name: metric
-            for body in self.bodies.get("/v1/metrics", [])
-            for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-        }
+from tests.gateway.collector import Collector, attributes
 
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    made = Collector()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    yield made
-    made.close()
-
-
-def attributes(span: Any) -> dict[str, Any]:
-    return {one.key: one.value.string_value or one.value.int_value for one in span.attributes}
+    with Collector() as made:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
+        yield made
 
 
 def test_a_consult_is_a_span_whose_trace_the_request_id_names(collector: Collector) -> None:
