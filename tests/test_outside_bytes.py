@@ -34,7 +34,7 @@ from edgewise.evaluation import journal
 from edgewise.evaluation.tasks import commonsenseqa, gsm8k, records
 from edgewise.evaluation.tasks.base import Grading
 from edgewise.evaluation.tasks.named import open_task
-from edgewise.gateway.keys import read_keys
+from edgewise.gateway.key_file import read_keys
 from edgewise.routers.card import CONFIG, TRAINED_ON, WEIGHTS, read_card, trained_digests
 from edgewise.routers.named import identity_of, router_of
 from edgewise.sampling import Sampling
@@ -174,8 +174,8 @@ def test_an_engines_replies(dialect: str, data: st.DataObject) -> None:
     _, valid = DIALECTS[dialect]
     engine = answering(dialect, data.draw(json_like(valid)))
     with suppress(CloudError):
-        verdict = asyncio.run(engine.complete([1, 2, 3], 2, Sampling()))
-        verdict.check(VOCABULARY)
+        verdict = asyncio.run(engine.complete([1, 2, 3, 4], 2, Sampling()))
+        verdict.check(asked=2, prompt=4, size=VOCABULARY)
         assert len(verdict.ids) <= 2
         assert all(0 <= token < VOCABULARY for token in verdict.ids)
 
@@ -185,9 +185,9 @@ def test_valid_replies_are_read_whole(dialect: str) -> None:
     """So that what is changed in them is looked at."""
     reply = DIALECTS[dialect][1]
     verdict = asyncio.run(
-        answering(dialect, json.dumps(reply).encode()).complete([1, 2, 3], 2, Sampling())
+        answering(dialect, json.dumps(reply).encode()).complete([1, 2, 3, 4], 2, Sampling())
     )
-    verdict.check(VOCABULARY)
+    verdict.check(asked=2, prompt=4, size=VOCABULARY)
     assert verdict.ids == (4, 5)
     assert [top[0].id for top in verdict.top] == [4, 5]
     assert verdict.cached == 3
@@ -198,7 +198,7 @@ def test_an_id_of_five_thousand_digits() -> None:
     reply = json.dumps(VLLM_TEXT | MODELS).replace("token_id:4", "token_id:" + "9" * 5000)
     engine = answering("vllm's completions", reply.encode())
     with pytest.raises(CloudProtocolError):
-        asyncio.run(engine.complete([1, 2, 3], 2, Sampling()))
+        asyncio.run(engine.complete([1, 2, 3, 4], 2, Sampling()))
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

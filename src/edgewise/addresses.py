@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from edgewise.errors import AddressError
+from edgewise.model_files import models_among, of_quant, parts_of, preferred
 
 LISTING_SECONDS = 10.0
 """How long the hub may take to say which files a repository has."""
@@ -38,10 +39,7 @@ _REPOSITORY = re.compile(
 _FILE = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>.+))?")
 _LARGEST_FILE = 1 << 40
 _HASH = re.compile(r"[A-Za-z0-9]+")
-_PREFERRED = ("Q4_K_M", "Q4_0", "Q4_K_S", "Q5_K_M", "Q8_0")
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _LONGEST_NAME, _LONGEST_PART, _SHOWN, _MOST_PARTS = 1000, 256, 300, 1000
-_NO_MODEL = re.compile(r"(?i)mmproj|imatrix")
 
 
 _NO_ANSWER = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -66,6 +64,20 @@ def bundled(role: Literal["edge", "cloud", "router"]) -> Path:
     """Where a part of the bundled pair lies."""
     name = {"edge": "edge.gguf", "cloud": "cloud.gguf", "router": "router"}[role]
     return Path(str(files("edgewise") / "bundled" / name))
+
+
+def is_url(address: str) -> bool:
+    """Whether `address` is an engine's or a gateway's."""
+    return "://" in address and not address.startswith("hf://")
+
+
+def local_folder(name: str) -> Path | None:
+    """The folder that `name` is the path of; None where there is none."""
+    try:
+        folder = Path(name).expanduser()
+        return folder if folder.is_dir() else None
+    except (OSError, RuntimeError, ValueError):
+        return None
 
 
 def resolve(address: str, role: Literal["edge", "cloud"]) -> Path:
@@ -93,12 +105,8 @@ def checkpoint(name: str) -> Path | None:
     """
     import huggingface_hub as hub
 
-    try:
-        folder = Path(name).expanduser()
-        if folder.is_dir():
-            return folder
-    except (OSError, RuntimeError, ValueError):
-        return None
+    if folder := local_folder(name):
+        return folder
     address = _parse(name)
     if address is None or address.quant or address.file:
         return None
@@ -371,29 +379,16 @@ def _cached(address: _Address, problem: AddressError) -> list[str]:
 def _choose(address: _Address, listing: _Listing) -> str:
     """The first part of the file that the quantisation names, or of the preferred one."""
     # Others would lead out of the cache's folder.
-    plain = (name for name in listing.names if _is_plain(name))
-    names = sorted(name for name in plain if not _NO_MODEL.search(name))
-    firsts = [name for name in names if (part := _PART.search(name)) is None or int(part[1]) == 1]
+    firsts = models_among([name for name in listing.names if _is_plain(name)])
     if not firsts:
         raise AddressError(f"{address.repo!r} holds no GGUF file", hint="name a GGUF repository")
-    for quant in [address.quant] if address.quant else _PREFERRED:
-        for name in firsts:
-            if re.search(rf"(?i)(?:^|[.\-_/]){re.escape(quant)}(?:[.\-/]|$)", name):
-                return name
-    if address.quant:
+    if address.quant is None:
+        return preferred(firsts)
+    found = of_quant(firsts, address.quant)
+    if found is None:
         where = "" if listing.online else " in the local cache, and the hub cannot be reached"
         raise AddressError(
             f"{address.repo!r} has no {address.quant!r}{where}",
             hint=f"it has {_short(', '.join(firsts))}",
         )
-    return firsts[0]
-
-
-def parts_of(name: str) -> list[str]:
-    """The files of a split model that `name` is the first of; any other name alone."""
-    match = _PART.search(name)
-    if not match:
-        return [name]
-    count = int(match[2])
-    stem = name[: match.start()]
-    return [f"{stem}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1)]
+    return found

@@ -24,7 +24,7 @@ from edgewise.parts import (
     open_router,
     sampling_of,
 )
-from edgewise.prompts import Message, Prompt, Prompted, prompt_from, require_text
+from edgewise.prompts import Message, Prompt, Prompted, prepare, prompt_from, require_text
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.routers.named import checked_router
@@ -84,6 +84,7 @@ class Pair:
                 )
             else:
                 self.edge = edge
+            prepare(self.edge.tokenizer)
             self.router, self.card = _router(router, self.settings, self.edge)
             policy = make_policy(self.settings, self.card)
             if cloud is None or isinstance(cloud, str | Path):

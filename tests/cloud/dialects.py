@@ -87,6 +87,17 @@ def said(reply: Any, status: int = 200) -> Reply:
     return lambda body: (status, reply)
 
 
+def knowing_salt(reply: Reply) -> Reply:
+    """As `reply`, but a salt that is no text is declined, as by all who know what a salt is."""
+
+    def checked(body: Any) -> tuple[int, Any]:
+        if isinstance(body.get("cache_salt", ""), str):
+            return reply(body)
+        return 400, {"message": "Parameter 'cache_salt' must be a non-empty string."}
+
+    return checked
+
+
 def _models(owner: str) -> Reply:
     return said({"object": "list", "data": [{"id": "qwen", "owned_by": owner}]})
 
@@ -126,16 +137,21 @@ def completion(ids: list[int], *, finish: str = "length") -> dict[str, Any]:
     return {"choices": [choice], "usage": {"prompt_tokens": 8, "prompt_tokens_details": None}}
 
 
+def _generate(body: Any) -> tuple[int, Any]:
+    total = len(body["token_ids"])
+    return 200, generation([97], cached=total - 1, total=total)
+
+
 def vllm_routes(*, generate: bool = True) -> dict[Route, Reply]:
     """vLLM with its tokenizer; with `generate` the short form is open."""
     routes: dict[Route, Reply] = {
         ("GET", "/health"): said({}),
         ("GET", "/v1/models"): _models("vllm"),
         ("POST", "/tokenize"): _tokens,
-        ("POST", "/v1/completions"): said(completion([98])),
+        ("POST", "/v1/completions"): knowing_salt(said(completion([98]))),
     }
     if generate:
-        routes["POST", "/inference/v1/generate"] = said(generation([97], cached=6))
+        routes["POST", "/inference/v1/generate"] = _generate
     return routes
 
 
@@ -143,8 +159,8 @@ def sglang_routes() -> dict[Route, Reply]:
     """SGLang with its tokenizer."""
     meta = {
         "finish_reason": {"type": "length", "length": 1},
-        "prompt_tokens": 7,
-        "cached_tokens": 5,
+        "prompt_tokens": 1,
+        "cached_tokens": 1,
         "output_token_logprobs": [[-0.25, 115, None]],
         "output_top_logprobs": [[[-0.25, 115, None], [-2.0, 98, None]]],
     }
@@ -152,5 +168,5 @@ def sglang_routes() -> dict[Route, Reply]:
         ("GET", "/health"): said({}),
         ("GET", "/v1/models"): _models("sglang"),
         ("POST", "/tokenize"): _tokens,
-        ("POST", "/generate"): said({"output_ids": [115], "meta_info": meta}),
+        ("POST", "/generate"): knowing_salt(said({"output_ids": [115], "meta_info": meta})),
     }

@@ -20,9 +20,9 @@ REPLY: dict[str, Any] = {
     "meta_info": {
         "id": "rid",
         "finish_reason": {"type": "length", "length": 2},
-        "prompt_tokens": 7,
+        "prompt_tokens": 3,
         "completion_tokens": 2,
-        "cached_tokens": 5,
+        "cached_tokens": 2,
         "e2e_latency": 0.0123,
         "output_token_logprobs": [[-0.25, 115, None], [-0.5, 107, None]],
         "output_top_logprobs": [
@@ -31,6 +31,14 @@ REPLY: dict[str, Any] = {
         ],
     },
 }
+
+
+def written(n: int, prompt: int) -> dict[str, Any]:
+    """The first `n` tokens of `REPLY`, after `prompt` ids."""
+    meta = dict(REPLY["meta_info"], prompt_tokens=prompt, cached_tokens=prompt - 1)
+    for name in ("output_token_logprobs", "output_top_logprobs"):
+        meta[name] = meta[name][:n]
+    return {"output_ids": REPLY["output_ids"][:n], "meta_info": meta}
 
 
 class Server(ThreadingHTTPServer):
@@ -42,6 +50,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.reply: Any = REPLY
         self.status = 200
+        self.knows_salt = True
         self.asked: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
 
@@ -64,7 +73,12 @@ class _Handler(BaseHTTPRequestHandler):
             return self._say(200, {"tokens": ids, "count": len(ids), "max_model_len": 32768})
         self.server.asked.append(body)
         self.server.headers.append(dict(self.headers))
-        return self._say(self.server.status, self.server.reply)
+        if self.server.knows_salt and not isinstance(body.get("cache_salt", ""), str):
+            return self._say(422, {"detail": "Input should be a valid string"})
+        reply = self.server.reply
+        if reply is REPLY:
+            reply = written(body["sampling_params"]["max_new_tokens"], len(body["input_ids"]))
+        return self._say(self.server.status, reply)
 
     def _say(self, status: int, described: Any) -> None:
         body = json.dumps(described).encode()
@@ -102,7 +116,7 @@ def test_a_consult(server: Server, cloud: Sglang) -> None:
     assert verdict.ids == (115, 107)
     assert verdict.logprobs == (-0.25, -0.5)
     assert [[c.id for c in top] for top in verdict.top] == [[115, 98], [107, 99]]
-    assert (verdict.cached, verdict.computed, verdict.stopped) == (5, 2, False)
+    assert (verdict.cached, verdict.computed, verdict.stopped) == (2, 1, False)
     assert verdict.engine_seconds == pytest.approx(0.0123)
 
 
@@ -111,6 +125,13 @@ def test_what_it_can_do(server: Server, cloud: Sglang) -> None:
     able = cloud.engine.abilities
     assert (able.engine, able.model, able.meter, able.salt) == ("SGLang", "qwen", True, True)
     assert (able.top, able.priority, able.tokenizer) == (2, "none", True)
+
+
+def test_one_that_takes_anything_for_a_salt_has_none(server: Server, cloud: Sglang) -> None:
+    """Before July 2026 `/generate` ignored the field without a word."""
+    server.knows_salt = False
+    cloud.check(ByteTokenizer())
+    assert not cloud.engine.abilities.salt
 
 
 def test_sampling_and_the_end(server: Server, cloud: Sglang) -> None:

@@ -18,8 +18,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
-from edgewise.addresses import bundled, parts_of
+from edgewise.addresses import bundled
 from edgewise.errors import ModelError
+from edgewise.model_files import parts_of
 
 HEARD = 3
 """Exit status of a child that was refused by llama.cpp in words: the caller will hear them too."""

@@ -7,7 +7,7 @@ I/O thread and implements `CloudModel`; the gateway runs many in its event loop.
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -23,6 +23,12 @@ TOP = 5
 """Candidates asked for with every token."""
 
 PROBE_SECONDS = 30.0
+
+REQUEST_ID = "X-Request-Id"
+"""The header that names a request, there and back."""
+
+# All fixed strings at once: one request shows whether a vocabulary is still the same.
+_ALL = "\n".join(PROBES)
 
 # Every vocabulary has them.
 _ANY_IDS = (1, 2, 3)
@@ -49,23 +55,37 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: bool = False
 
 
+class Described(msgspec.Struct, frozen=True):
+    """What an engine says it serves: a model, of how many ids; None where it does not tell."""
+
+    model: str | None = None
+    size: int | None = None
+
+
 class Client(msgspec.Struct, frozen=True):
     """Whose consult it is: `session` keeps a replica's cache warm, `salt` keeps tenants apart.
 
-    `sent` is told what travels.
+    `tenant` is who must not learn what others ask, where several share an engine: a gateway's key.
+    `sent` is told what travels. `request_id` names the consult in the engine's log, `trace` are
+    headers by which its spans join the gateway's.
     """
 
     session: str = ""
     salt: str = ""
     urgent: bool = True
     sent: Sent | None = None
+    tenant: str = ""
+    request_id: str = ""
+    trace: Mapping[str, str] = {}
 
     @property
     def headers(self) -> dict[str, str]:
         """Under the names by which fleets route: Ray Serve, vLLM and llm-d; SGLang's gateway."""
+        named = {REQUEST_ID: self.request_id} if self.request_id else {}
         if not self.session:
-            return {}
-        return {"X-Session-Id": self.session, "X-SMG-Routing-Key": self.session}
+            return named
+        routing = {"X-Session-Id": self.session, "X-SMG-Routing-Key": self.session}
+        return {**routing, **named, **self.trace}
 
 
 NOBODY = Client()
@@ -75,16 +95,20 @@ class Engine(ABC):
     """One engine. Methods run in one event loop; `close` gives its connections back.
 
     `vocabulary` holds the ids of the fixed strings (`edgewise.edge.base.PROBES`) once the engine
-    was probed; None where it does not tell.
+    was probed, None where it does not tell; `described` is what it said of its model then.
+    `connections` were made to it, for an engine that is somewhere else.
     """
 
     dialect: ClassVar[str]
+    connections = 0
 
     def __init__(self, url: str) -> None:
         """`url` says which engine it is."""
         self.url = url
         self.abilities = Abilities(engine=self.dialect)
         self.vocabulary: tuple[list[int], ...] | None = None
+        self.described = Described()
+        self._told: list[int] | None = None
 
     @abstractmethod
     async def complete(
@@ -104,6 +128,10 @@ class Engine(ABC):
     async def model_name(self) -> str | None:
         """What it serves; raises a `CloudError` where the engine is not of this dialect."""
 
+    async def describe(self) -> Described:
+        """What it serves now; raises as `model_name`."""
+        return Described(await self.model_name())
+
     @abstractmethod
     async def ready(self) -> None:
         """Raises a `CloudError` unless the engine can answer."""
@@ -120,6 +148,18 @@ class Engine(ABC):
         """Whether prefix caches can be kept apart."""
         return False
 
+    async def advice(self) -> str | None:
+        """What is to be changed where several tenants share the engine; None where nothing is.
+
+        One sentence, after a probe; raises a `CloudError`.
+        """
+        if self.abilities.salt:
+            return None
+        return (
+            f"The engine at {self.url!r} has no salt that keeps the caches of several keys apart, "
+            "so how long a consult takes can tell what others asked; choose a version that has one."
+        )
+
     async def probe(self) -> Abilities:
         """Find out what the engine can do; raises `CloudRejected` for one that takes no ids.
 
@@ -127,10 +167,13 @@ class Engine(ABC):
         """
         async with side_by_side() as requests:
             requests.begin(self.ready())
-            model = requests.begin(self.model_name())
+            described = requests.begin(self.describe())
+        self.described = described.result()
         async with side_by_side() as requests:
             told = [requests.begin(self.tokenize(text)) for text in PROBES]
+            together = requests.begin(self.tokenize(_ALL))
         self.vocabulary = _all_of([task.result() for task in told])
+        self._told = together.result()
         ids = self.vocabulary[0] if self.vocabulary else _ANY_IDS
         async with side_by_side() as requests:
             verdict = requests.begin(self._first_verdict(ids))
@@ -139,7 +182,7 @@ class Engine(ABC):
         first = verdict.result()
         self.abilities = Abilities(
             engine=self.dialect,
-            model=model.result(),
+            model=self.described.model,
             meter=first.cached is not None,
             top=len(first.top[0]) if first.top else 0,
             priority=priority.result(),
@@ -147,6 +190,17 @@ class Engine(ABC):
             tokenizer=self.vocabulary is not None,
         )
         return self.abilities
+
+    async def unchanged(self) -> bool:
+        """Whether what answers is what was probed, as far as it tells; one round of requests.
+
+        Raises a `CloudError` where it is not ready.
+        """
+        async with side_by_side() as requests:
+            requests.begin(self.ready())
+            described = requests.begin(self.describe())
+            told = requests.begin(self.tokenize(_ALL))
+        return (described.result(), told.result()) == (self.described, self._told)
 
     def prove(self, tokenizer: Tokenizer) -> str:
         """Compare what both make of the fixed strings, after a probe; says how it was proven.
@@ -170,7 +224,9 @@ class Engine(ABC):
 
     async def _first_verdict(self, ids: Sequence[int]) -> Verdict:
         try:
-            return await self.complete(ids, 1, Sampling())
+            verdict = await self.complete(ids, 1, Sampling())
+            verdict.check(asked=1, prompt=len(ids), size=self.described.size)
+            return verdict
         except (CloudRejected, CloudProtocolError) as error:
             raise CloudRejected(
                 f"The engine at {self.url!r} does not take and return token ids, so it cannot "
@@ -212,9 +268,20 @@ def candidates(found: Sequence[tuple[int, float | None]]) -> tuple[Candidate, ..
     return tuple(sorted(known, key=lambda candidate: -candidate.logprob)[:TOP])
 
 
-def for_each(ids: Sequence[int], logprobs: Sequence[float | None]) -> tuple[float | None, ...]:
-    """One logprob an id, None where the engine told fewer."""
-    return tuple([*logprobs, *[None] * len(ids)][: len(ids)])
+def for_each(
+    ids: Sequence[int], logprobs: Sequence[float | None], *, stopped: bool
+) -> tuple[float | None, ...]:
+    """One logprob an id, None where the engine tells none; as many as it told where they differ.
+
+    An engine that stopped may keep an end token to itself, and tell its logprob.
+    """
+    kept = of_kept(ids, logprobs, stopped=stopped)
+    return tuple(kept) if kept else (None,) * len(ids)
+
+
+def of_kept(ids: Sequence[int], rows: Sequence[_T], *, stopped: bool) -> Sequence[_T]:
+    """Without the row of an end token that a stopped engine kept to itself."""
+    return rows[: len(ids)] if stopped and len(rows) == len(ids) + 1 else rows
 
 
 def uncached(total: int | None, cached: int | None) -> int | None:

@@ -16,9 +16,16 @@ from edgewise.gateway.connection import Connection
 from edgewise.gateway.consults import KeyedConsults
 from edgewise.gateway.fleet import Fleet
 from edgewise.gateway.keys import Keys
+from edgewise.gateway.large_frames import LargeFrames
+from edgewise.gateway.limits import KeyLimits
+from edgewise.gateway.limits_sqlite import SqliteLimits
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Sessions
+from edgewise.gateway.telemetry import telemetry
 from edgewise.wire.protocol import PATH, VERSION
+
+SWEEP_SECONDS = 0.25
+"""Between two looks at what has gone: sessions left for long, keys out of force."""
 
 OWNER = "edgewise-gateway"
 """Whose the models are, so that a device finds out what it talks to."""
@@ -29,10 +36,16 @@ log = structlog.get_logger("edgewise.gateway")
 class Gateway:
     """State shared by all connections of a process. Holds nothing that a device cannot rebuild."""
 
-    def __init__(self, fleet: Fleet, keys: Keys, sessions: Sessions) -> None:
+    def __init__(
+        self, fleet: Fleet, keys: Keys, sessions: Sessions, limits: KeyLimits | None = None
+    ) -> None:
+        """Without `limits`, what keys use is counted in this process."""
         self.fleet, self.keys, self.sessions = fleet, keys, sessions
         self.metrics = GatewayMetrics()
-        self.consults = KeyedConsults(fleet, keys, self.metrics)
+        self.limits = limits or KeyLimits(SqliteLimits(None))
+        self.large_frames = LargeFrames(self.limits)
+        self._telemetry = telemetry(self.metrics.registry, self._measure)
+        self.consults = KeyedConsults(fleet, self.limits, self.metrics, self._telemetry)
         self.draining = False
         self.connections: set[Connection] = set()
 
@@ -54,17 +67,34 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
+        await self.limits.open()
         await self.fleet.start()
         log.info("started", engines=len(self.fleet.replicas), model=self.fleet.model)
+        if self.keys.required:
+            await self.fleet.warn_of_shared_caches()
         sweeping = asyncio.create_task(self._sweep())
         yield
         sweeping.cancel()
         await self.fleet.close()
+        await self.limits.close()
+        await asyncio.to_thread(self._telemetry.close)
 
     async def _sweep(self) -> None:
+        seen = self.keys.changes
         while True:
-            await asyncio.sleep(1.0)
-            self.sessions.expire()
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                self.sessions.expire()
+                self._check_keys(seen)
+                seen = self.keys.changes
+            except Exception:
+                log.exception("sweep failed")
+
+    def _check_keys(self, seen: int) -> None:
+        """Hang up on keys that a change after `seen` put out of force."""
+        if self.keys.refreshed() != seen:
+            for connection in list(self.connections):
+                connection.check_key()
 
     async def _serve(self, socket: WebSocket) -> None:
         key = self.keys.find(_bearer(socket))
@@ -95,12 +125,16 @@ class Gateway:
         return JSONResponse(described, 200 if ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
+        self._measure()
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _measure(self) -> None:
+        """Bring the gauges up to date."""
         metrics = self.metrics
         metrics.sessions.set(len(self.sessions))
         metrics.ids.set(self.sessions.ids)
         metrics.connections.set(len(self.connections))
         metrics.engines.set(self.fleet.up)
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def _models(self, request: Request) -> Response:
         """What the engines serve."""

@@ -2,19 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
 
 import structlog
+from msgspec.structs import replace
 
 from edgewise.engines.base import Client
 from edgewise.errors import CloudError, EdgewiseError, UsageError
 from edgewise.gateway.fleet import Busy, Fleet
-from edgewise.gateway.keys import Key, Keys
-from edgewise.gateway.limits import Limits
+from edgewise.gateway.key_file import ANYBODY, Key
+from edgewise.gateway.large_frames import listed
+from edgewise.gateway.limits import KeyLimits, OverLimit, Spent, Tab
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Session
+from edgewise.gateway.telemetry import Telemetry, outcome
 from edgewise.verdict import Verdict
-from edgewise.wire.protocol import Ask, Failed, NeedFull, Reply, unpacked
+from edgewise.wire.protocol import Ask, Failed, Ledger, NeedFull, Reply, request_id, unpacked
 
 WAITING_ASKS = 8
 """Consults of one session that may wait for their turn."""
@@ -34,23 +36,66 @@ log = structlog.get_logger("edgewise.gateway")
 
 
 class KeyedConsults:
-    """Every connection's consults, within the limits of its key. Sends nothing itself."""
+    """Every connection's consults, within the limits of its key. Sends nothing itself.
 
-    def __init__(self, fleet: Fleet, keys: Keys, metrics: GatewayMetrics) -> None:
-        self._fleet, self._keys, self._metrics = fleet, keys, metrics
-        self._limits = Limits()
+    A key is a tenant: no other may learn from an engine's cache what it asked. What of a prompt was
+    cached or computed, and the engine's own time, are told only where every engine keeps caches
+    apart by a salt, or where there are no keys: then all devices are one tenant.
+    """
+
+    def __init__(
+        self, fleet: Fleet, limits: KeyLimits, metrics: GatewayMetrics, telemetry: Telemetry
+    ) -> None:
+        self._fleet, self._limits = fleet, limits
+        self._metrics, self._telemetry = metrics, telemetry
 
     async def answer(
-        self, frame: Ask, ids: Sequence[int] | None, session: Session, key: Key, *, others: int
+        self,
+        frame: Ask,
+        ids: Ledger | None,
+        session: Session,
+        key: Key,
+        tab: Tab,
+        *,
+        others: int,
     ) -> AskReply:
         """What to say to `frame`, which means `ids` (None: the session does not hold them).
 
-        `others` of the session's consults wait beside it. Whatever goes wrong, the device hears it.
+        `others` of the session's consults wait beside it; `tab` is charged to `key`. Whatever goes
+        wrong, the device hears it.
         """
+        if ids is None:
+            return NeedFull(frame.ask)
+        if others >= WAITING_ASKS:
+            return _busy(frame, 0.1)
+        name = request_id(session.name, frame.ask)
+        about = {"edgewise.key": key.name, "edgewise.ids": len(ids), "edgewise.tokens": frame.n}
+        with self._telemetry.consult(name, about) as trace:
+            client = replace(_client(session, key), request_id=name, trace=trace)
+            answer = await self._within_limits(frame, ids, session, key, tab, client)
+            ended = answer.reason if isinstance(answer, Failed) else "answered"
+            outcome(ended)
+        log.debug("consult", request_id=name, key=key.name, outcome=ended)
+        if isinstance(answer, Failed) and answer.request_id is None:
+            return replace(answer, request_id=name)
+        return answer
+
+    async def _within_limits(
+        self, frame: Ask, ids: Ledger, session: Session, key: Key, tab: Tab, client: Client
+    ) -> Reply | Failed:
         try:
-            return await self._verdict(frame, ids, session, key, others)
-        except Exception:
-            log.exception("consult failed on the way to its verdict", session=session.name[:8])
+            async with self._limits.spending(key, tab, frame.n) as spent:
+                return await self._verdict(frame, ids, session, key, client, spent)
+        except OverLimit as over:
+            later = None if over.retry_after is None else int(1000 * over.retry_after) + 1
+            return Failed(frame.ask, over.reason, str(over), later)
+        except TimeoutError:
+            return Failed(frame.ask, "timeout", "The engine did not answer before the deadline.")
+        except (Exception, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            log.exception("consult failed on the way to its verdict", request_id=client.request_id)
             message = "The gateway failed; its log says how."
             return Failed(frame.ask, "unavailable", message)
 
@@ -59,13 +104,16 @@ class KeyedConsults:
         self._metrics.asks.labels(outcome).inc()
         self._metrics.seconds.observe(time.monotonic() - begun)
 
-    async def warm(self, ids: Sequence[int], session: Session) -> None:
-        """Let the engine compute what was pushed. Nobody waits for it."""
+    async def warm(self, ids: Ledger, session: Session, key: Key, tab: Tab) -> None:
+        """Let the engine compute what was pushed, if `key` may ask. Nobody waits for it."""
         outcome = "superseded"
         try:
-            client = Client(session.name, session.salt, urgent=False)
+            if not await self._limits.may_warm(key, tab):
+                outcome = "limited"
+                return
+            client = _client(session, key, urgent=False)
             async with session.turn:
-                await self._fleet.prefill(ids, client)
+                await self._fleet.prefill(await listed(ids), client)
             outcome = "warmed"
         except (EdgewiseError, Busy) as error:
             outcome = "failed"
@@ -77,38 +125,32 @@ class KeyedConsults:
             self._metrics.pushes.labels(outcome).inc()
 
     async def _verdict(
-        self, frame: Ask, ids: Sequence[int] | None, session: Session, key: Key, others: int
-    ) -> AskReply:
-        if ids is None:
-            return NeedFull(frame.ask)
-        if self._keys.find_named(key) is None:
-            return Failed(frame.ask, "refused", "The key was revoked.")
-        if others >= WAITING_ASKS:
-            return _busy(frame, 0.1)
-        if wait := self._limits.wait(key):
-            return _busy(frame, wait)
+        self, frame: Ask, ids: Ledger, session: Session, key: Key, client: Client, spent: Spent
+    ) -> Reply | Failed:
         try:
             sampling = unpacked(frame.sampling)
-            client = Client(session.name, session.salt)
             async with asyncio.timeout(frame.deadline / 1000), session.turn:
-                verdict = await self._fleet.complete(ids, frame.n, sampling, client)
-        except TimeoutError:
-            return Failed(frame.ask, "timeout", "The engine did not answer before the deadline.")
+                whole, spent.asked = await listed(ids), True
+                verdict = await self._fleet.complete(whole, frame.n, sampling, client)
         except Busy as busy:
             return _busy(frame, busy.retry_after)
         except CloudError as error:
-            return _failed(frame, error, session)
+            return _failed(frame, error, client)
         except UsageError as error:
             return Failed(frame.ask, "rejected", str(error))
+        spent.tokens, spent.computed = len(verdict.ids), verdict.computed or 0
         self._count(verdict, key)
-        return _reply(frame, verdict)
+        return _reply(frame, verdict, metered=key is ANYBODY or self._fleet.salted)
 
     def _count(self, verdict: Verdict, key: Key) -> None:
-        written = len(verdict.ids)
-        self._limits.wrote(key, written)
-        self._metrics.tokens.labels(key.name).inc(written)
+        self._metrics.tokens.labels(key.name).inc(len(verdict.ids))
         self._metrics.prompt.labels("hit").inc(verdict.cached or 0)
         self._metrics.prompt.labels("miss").inc(verdict.computed or 0)
+
+
+def _client(session: Session, key: Key, *, urgent: bool = True) -> Client:
+    tenant = "" if key is ANYBODY else key.name
+    return Client(session.name, session.salt, urgent=urgent, tenant=tenant)
 
 
 def _busy(frame: Ask, wait: float) -> Failed:
@@ -116,26 +158,26 @@ def _busy(frame: Ask, wait: float) -> Failed:
     return Failed(frame.ask, "unavailable", message, int(1000 * wait) + 1)
 
 
-def _failed(frame: Ask, error: CloudError, session: Session) -> Failed:
+def _failed(frame: Ask, error: CloudError, client: Client) -> Failed:
     """What the engine says may hold parts of the prompt; the device gets the kind of it."""
     log.warning(
         "consult failed",
         reason=error.reason,
-        session=session.name[:8],
-        request_id=error.request_id,
+        request_id=client.request_id,
+        engine_request_id=error.request_id,
     )
     return Failed(frame.ask, error.reason, _SAID[error.reason], None, error.request_id)
 
 
-def _reply(frame: Ask, verdict: Verdict) -> Reply:
+def _reply(frame: Ask, verdict: Verdict, *, metered: bool) -> Reply:
     tops = verdict.top if frame.top else ()
     return Reply(
         frame.ask,
         verdict.ids,
         verdict.logprobs,
         verdict.stopped,
-        verdict.cached,
-        verdict.computed,
-        verdict.engine_seconds,
+        verdict.cached if metered else None,
+        verdict.computed if metered else None,
+        verdict.engine_seconds if metered else None,
         tuple(tuple((one.id, one.logprob) for one in top[: frame.top]) for top in tops),
     )
