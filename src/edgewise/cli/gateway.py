@@ -1,8 +1,10 @@
 """`edgewise gateway`: serve many devices in front of your engines; look after their keys."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 import typer
@@ -10,10 +12,16 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from edgewise.cli import render
+from edgewise.cli.listening import CertificateFile, Doors, Most, PerPeer, PrivateKeyFile
 from edgewise.cli.options import everything_but, takes
 from edgewise.errors import UsageError
 from edgewise.gateway.keys import Keys, add_key, read_keys, revoke_key
+from edgewise.listening.logs import Level
+from edgewise.listening.sockets import LOOPBACK, address_of, is_loopback, listen
 from edgewise.settings import Settings
+
+if TYPE_CHECKING:
+    from edgewise.listening.config import Place
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -23,7 +31,16 @@ app = typer.Typer(
 keys_app = typer.Typer(no_args_is_help=True, help="Add, list and revoke keys.")
 app.add_typer(keys_app, name="keys")
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+METRICS_CONNECTIONS = 32
+
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(min=0, max=65535, help="Port of /metrics alone, which is then not at --port."),
+]
+MetricsHost = Annotated[
+    str | None, typer.Option(help="Address that --metrics-port listens on; default 127.0.0.1.")
+]
+LogLevel = Annotated[Level, typer.Option(help="What is logged: debug, info, warning or error.")]
 
 File = Annotated[Path, typer.Option("--keys", help="File of keys.")]
 
@@ -44,8 +61,13 @@ def gateway(
     keys: Annotated[Path | None, typer.Option(help="File of keys; see gateway keys add.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8400,
-    certificate: Annotated[Path | None, typer.Option(help="TLS certificate, PEM.")] = None,
-    private_key: Annotated[Path | None, typer.Option(help="TLS private key, PEM.")] = None,
+    certificate: CertificateFile = None,
+    private_key: PrivateKeyFile = None,
+    connections: Most = None,
+    connections_per_peer: PerPeer = 0,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = None,
+    log_level: LogLevel = "info",
     sessions: Annotated[int, typer.Option(min=1, help="Sessions held at most.")] = 20_000,
     session_ids: Annotated[
         int, typer.Option(min=1, help="Token ids held by sessions without a device, at most.")
@@ -63,38 +85,22 @@ def gateway(
         return
     if not engine:
         raise UsageError("A gateway needs an engine; name one with --engine URL, or bundled.")
-    _require_guarded(host, keys, certificate, private_key)
+    if metrics_host is not None and metrics_port is None:
+        raise UsageError("--metrics-host is where --metrics-port listens; give that too.")
+    _require_guarded(host, keys)
     _require_extra()
+    doors = Doors(certificate, private_key, connections, connections_per_peer)
+    doors.require_whole()
     plan = _Plan(
         engines=engine,
         kind=engine_kind,
         key=chosen.cloud_key,
         keys=keys,
         host=host,
-        port=port,
-        certificate=certificate,
-        private_key=private_key,
+        doors=doors,
+        limits=_Limits(sessions, session_ids, idle, concurrency, queue),
     )
-    asyncio.run(_served(plan, _Limits(sessions, session_ids, idle, concurrency, queue)))
-
-
-class _Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is served, where and to whom."""
-
-    engines: list[str]
-    kind: str
-    key: str | None
-    keys: Path | None
-    host: str
-    port: int
-    certificate: Path | None
-    private_key: Path | None
-
-    @property
-    def told(self) -> str:
-        """One line."""
-        scheme = "https" if self.certificate else "http"
-        return f"gateway for {', '.join(self.engines)} at {scheme}://{self.host}:{self.port}"
+    _run(plan, port, metrics_host or LOOPBACK[0], metrics_port, log_level)
 
 
 class _Limits(NamedTuple):
@@ -107,41 +113,73 @@ class _Limits(NamedTuple):
     queue: int
 
 
-async def _served(plan: _Plan, limits: _Limits) -> None:
+class _Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is served, with what and to whom."""
+
+    engines: list[str]
+    kind: str
+    key: str | None
+    keys: Path | None
+    host: str
+    doors: Doors
+    limits: _Limits
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """What requests may be addressed to; with keys any, since no page knows one."""
+        return ("*",) if self.keys else (*LOOPBACK, self.host)
+
+    @property
+    def reserve(self) -> int:
+        """Open files for consults at engines, and for metrics."""
+        return len(self.engines) * self.limits.concurrency + METRICS_CONNECTIONS
+
+
+def _run(plan: _Plan, port: int, metrics_host: str, metrics_port: int | None, level: Level) -> None:
+    """Listen first: it takes longer to look at engines than to find out that a port is taken."""
+    from edgewise.listening.config import Place
+    from edgewise.listening.logs import json_lines
+    from edgewise.listening.seats import Seats
+
+    with ExitStack() as stack:
+        listening = stack.enter_context(listen(plan.host, port))
+        place, metrics = plan.doors.place(listening, reserve=plan.reserve), None
+        at = {"at": address_of(listening, plan.host, tls=plan.doors.tls)}
+        if metrics_port is not None:
+            beside = stack.enter_context(listen(metrics_host, metrics_port))
+            metrics = Place(beside, Seats(METRICS_CONNECTIONS))
+            at["metrics"] = address_of(beside, metrics_host, tls=False) + "/metrics"
+        stack.enter_context(json_lines(level))
+        asyncio.run(_served(plan, place, metrics, at))
+
+
+async def _served(
+    plan: _Plan, place: "Place", metrics: "Place | None", at: Mapping[str, str]
+) -> None:
     """Until a signal ends it."""
+    import structlog
+
     from edgewise.gateway.app import Gateway
     from edgewise.gateway.fleet import Fleet
-    from edgewise.gateway.server import engines_at, log_as_json, serve
+    from edgewise.gateway.server import engines_at, serve
     from edgewise.gateway.sessions import Sessions
 
-    log_as_json()
+    limits = plan.limits
     engines = await engines_at(plan.engines, key=plan.key, kind=plan.kind)
     fleet = Fleet(engines, concurrency=limits.concurrency, queue=limits.queue)
     # Here, so that a problem is a sentence and not a failed start of the server.
     await fleet.start()
     held = Sessions(most=limits.sessions, most_ids=limits.session_ids, idle=limits.idle)
-    render.note(plan.told)
-    await serve(
-        Gateway(fleet, Keys(plan.keys), held),
-        host=plan.host,
-        port=plan.port,
-        certificate=plan.certificate,
-        private_key=plan.private_key,
-    )
+    structlog.get_logger("edgewise.gateway").info("listening", engines=plan.engines, **at)
+    gateway = Gateway(fleet, Keys(plan.keys), held)
+    await serve(gateway, place, metrics=metrics, hosts=plan.hosts)
 
 
-def _require_guarded(
-    host: str, keys: Path | None, certificate: Path | None, private_key: Path | None
-) -> None:
-    if keys is None and host not in LOOPBACK:
+def _require_guarded(host: str, keys: Path | None) -> None:
+    if keys is None and not is_loopback(host):
         raise UsageError(
             f"Without keys anybody who reaches {host} could use the engine; give --keys FILE."
         )
-    if (certificate is None) != (private_key is None):
-        raise UsageError("TLS needs both --certificate and --private-key.")
-    for path in (certificate, private_key):
-        if path is not None and not path.is_file():
-            raise UsageError(f"There is no file {str(path)!r}.")
     if keys is not None and not keys.exists():
         raise UsageError(
             f"There is no file {str(keys)!r}; make one with edgewise gateway keys add."
