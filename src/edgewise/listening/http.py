@@ -87,6 +87,13 @@ class HttpProtocol(H11Protocol):
         super().data_received(data)
         self._note()
 
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """As uvicorn's, which loses what came in one piece with the request."""
+        super().handle_websocket_upgrade(event)
+        protocol, rest = self.transport.get_protocol(), self.conn.trailing_data[0]
+        if rest and isinstance(protocol, asyncio.Protocol) and not self.transport.is_closing():
+            protocol.data_received(rest)
+
     def on_response_complete(self) -> None:
         """The connection may be asked to make room again."""
         super().on_response_complete()
@@ -138,4 +145,8 @@ class HttpProtocol(H11Protocol):
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(self.conn.refusal(status, message))
         # Else an answer is under way, and there is no place for another.
+        if self.cycle and not self.cycle.response_complete:
+            # Whoever answers is told that the client is gone, and what it still says is dropped.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self.transport.close()

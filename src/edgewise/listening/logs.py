@@ -88,7 +88,8 @@ def _kind_of(record: logging.LogRecord) -> str | None:
         return f"{event}: {why}" if event in _EVENTS else None
     if record.name.split(".")[0] not in _STRANGERS and record.name not in _STRANGERS:
         return None
-    return record.getMessage().partition("\n")[0][:100] if record.args else str(told)[:100]
+    first = str(told).partition("\n")[0][:100]
+    return f"{first} {record.args}"[:200] if record.args else first
 
 
 _log = logging.getLogger("edgewise.listening.logs")

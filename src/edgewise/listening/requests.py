@@ -13,7 +13,12 @@ MAX_LINE = 8192
 MAX_HEADERS = 100
 MAX_METHOD = 32
 
-_REASONS = {431: "The headers are too large.", 414: "The address is too long."}
+_REASONS = {
+    414: "The address is too long.",
+    431: "The headers are too large.",
+    501: "The method is unknown.",
+    505: "The version of HTTP is unknown.",
+}
 
 
 class Requests(h11.Connection):
@@ -40,7 +45,8 @@ class Requests(h11.Connection):
                 _check(event)
         except h11.RemoteProtocolError as error:
             self.status = error.error_status_hint
-            if self.status == 431 and b"\n" not in self.trailing_data[0][:MAX_LINE]:
+            begun = self.trailing_data[0]
+            if self.status == 431 and begun and b"\n" not in begun[:MAX_LINE]:
                 self.status = 414
             raise
         return event
@@ -66,6 +72,8 @@ def _check(request: h11.Request) -> None:
     # "METHOD target HTTP/1.1\r\n" and "name: value\r\n".
     first = len(request.method) + len(request.target) + 12
     lines = [len(name) + len(value) + 4 for name, value in request.headers]
+    if request.http_version not in (b"1.0", b"1.1"):
+        raise h11.RemoteProtocolError("unknown version", error_status_hint=505)
     if len(request.method) > MAX_METHOD:
         raise h11.RemoteProtocolError("unknown method", error_status_hint=501)
     if first > MAX_LINE:
