@@ -74,7 +74,9 @@ def test_every_line_is_json(capsys: pytest.CaptureFixture[str]) -> None:
         logging.getLogger("uvicorn.error").warning("an %s", "argument")
         logging.getLogger("uvicorn.error").info("not told either")
         logging.getLogger("edgewise.listening").info("closed: %s", "why", extra={"peer": "1.2.3.4"})
-        warnings.warn("a warning", stacklevel=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("a warning", stacklevel=1)
         print("two\nlines", file=sys.stderr)
         print("begun", end="", file=sys.stderr)
         thread = threading.Thread(target=lambda: 1 / 0, name="worker")
