@@ -1,21 +1,22 @@
 """What strangers cost those who ask: `python -m benchmarks.silent_connections`.
 
 `edgewise gateway` (before a scripted engine) and `edgewise serve` as processes with 1,024 open
-files. Against each, beside the probes: 1,100 connections that say nothing, 50 that send a body at 1
-byte per 50 ms, 20 header floods a second of 64 KiB each; all come back a second after they were
+files. Beside the probes: nobody; 1,100 connections that say nothing; or these, 50 that send a body
+at 1 byte per 50 ms and 20 that send 64 KiB of headers. All come back a second or so after they were
 hung up on. A probe is a new connection and a whole exchange: `/health`, or at the gateway a device
-that opens a session and has one consult answered. Quiet and attacked seconds take turns, so that
-both see the same machine. Prints Markdown.
+that opens a session and has one consult answered. The three take turns, so that all see the same
+machine. Prints Markdown.
 """
 
 import argparse
 import asyncio
 import contextlib
 import multiprocessing
+import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from multiprocessing.synchronize import Event
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
 import numpy as np
@@ -39,6 +40,8 @@ from tests.listening.processes import Process, server
 
 SILENT, SLOW, FLOODS = 1100, 50, 20
 PROBE_SECONDS, PAUSE = 5.0, 0.02
+
+QUIET, SILENCE, ALL = BESIDE = "nobody", "1,100 silent", "and slow bodies, header floods"
 
 FINGERPRINT = tokenizer_fingerprint(ByteTokenizer())
 BODY = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -73,12 +76,14 @@ async def device(port: int) -> None:
 
 async def stranger(port: int, begun: bytes, then: bytes, pause: float) -> None:
     """One connection after another: `begun`, then `then` every `pause` seconds."""
+    await asyncio.sleep(2 * random.random())
     while True:
         with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             try:
                 writer.write(begun)
                 gone = asyncio.create_task(reader.read())
+                gone.add_done_callback(lambda task: task.cancelled() or task.exception())
                 while not gone.done():
                     await asyncio.wait([gone], timeout=pause)
                     writer.write(then)
@@ -86,29 +91,29 @@ async def stranger(port: int, begun: bytes, then: bytes, pause: float) -> None:
                 await gone
             finally:
                 writer.transport.abort()
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.5 + random.random())
 
 
-async def attack(port: int, on: Event) -> None:
-    """All strangers, while `on` is set."""
+async def attack(port: int, silent: Event, others: Event) -> None:
+    """The strangers whose turn it is."""
     while True:
-        while not on.is_set():
+        while not silent.is_set():
             await asyncio.sleep(0.01)
-        work: list[Coroutine[Any, Any, None]] = []
-        work += [stranger(port, b"", b"", 60) for _ in range(SILENT)]
-        work += [stranger(port, BODY, b"x", 0.05) for _ in range(SLOW)]
-        work += [stranger(port, HEADERS, b"", 60) for _ in range(FLOODS)]
+        work = [stranger(port, b"", b"", 60) for _ in range(SILENT)]
+        if others.is_set():
+            work += [stranger(port, BODY, b"x", 0.05) for _ in range(SLOW)]
+            work += [stranger(port, HEADERS, b"", 60) for _ in range(FLOODS)]
         tasks = [asyncio.create_task(one) for one in work]
-        while on.is_set():
+        while silent.is_set():
             await asyncio.sleep(0.01)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def attacker(port: int, on: Event) -> None:
+def attacker(port: int, silent: Event, others: Event) -> None:
     """A process of its own, so that the probes wait for the server alone."""
-    asyncio.run(attack(port, on))
+    asyncio.run(attack(port, silent, others))
 
 
 class Seen(NamedTuple):
@@ -133,38 +138,43 @@ async def probed(probe: Probe, port: int, seconds: float, seen: Seen) -> None:
 
 
 def measured(process: Process, probes: dict[str, Probe], rounds: int, seconds: float) -> list[str]:
-    """A line of the table for each kind of probe."""
+    """A line of the table for each kind of probe beside each kind of stranger."""
     context = multiprocessing.get_context("spawn")
-    on = context.Event()
-    against = context.Process(target=attacker, args=(process.port, on), daemon=True)
+    silent, others = context.Event(), context.Event()
+    against = context.Process(target=attacker, args=(process.port, silent, others), daemon=True)
     against.start()
-    seen = {(name, bad): Seen([], []) for name in probes for bad in (False, True)}
-    log = {False: 0, True: 0}
+    seen = {(name, beside): Seen([], []) for name in probes for beside in BESIDE}
+    log = dict.fromkeys(BESIDE, 0)
     try:
         for _ in range(rounds):
-            for bad in (False, True):
+            for beside in BESIDE:
                 before = process.told.stat().st_size
-                (on.set if bad else on.clear)()
-                time.sleep(3.0)  # all are there, or gone
+                (others.set if beside == ALL else others.clear)()
+                (silent.clear if beside == QUIET else silent.set)()
+                time.sleep(3.0)  # all are there
                 for name, probe in probes.items():
-                    asyncio.run(probed(probe, process.port, seconds, seen[name, bad]))
-                log[bad] += process.told.stat().st_size - before
+                    asyncio.run(probed(probe, process.port, seconds, seen[name, beside]))
+                log[beside] += process.told.stat().st_size - before
+                silent.clear()
+                time.sleep(2.0)  # and gone
     finally:
         against.kill()
         against.join()
-    return [row(name, seen[name, False], seen[name, True], log[True]) for name in probes]
+    rows: list[str] = []
+    for name in probes:
+        for beside in BESIDE:
+            rows += row(name, beside, seen[name, beside], seen[name, QUIET], log[beside])
+    return rows
 
 
-def row(name: str, quiet: Seen, attacked: Seen, log: int) -> str:
+def row(name: str, beside: str, found: Seen, quiet: Seen, log: int) -> list[str]:
     """Latencies in ms."""
-    cells = [name]
-    for one in (quiet, attacked):
-        p50, p99 = (1000 * np.quantile(one.seconds, q) for q in (0.5, 0.99))
-        cells += [f"{len(one.seconds)}", f"{len(one.lost)}", f"{p50:.1f}", f"{p99:.1f}"]
-    ratio = np.quantile(attacked.seconds, 0.99) / np.quantile(quiet.seconds, 0.99)
-    for reason in sorted({*quiet.lost, *attacked.lost}):
+    p50, p99 = (1000 * np.quantile(found.seconds or [np.nan], q) for q in (0.5, 0.99))
+    ratio = p99 / 1000 / np.quantile(quiet.seconds or [np.nan], 0.99)
+    for reason in sorted(set(found.lost)):
         print(f"lost: {reason}")
-    return line([*cells, f"{ratio:.2f}", f"{log / 1024:.0f}"])
+    figures = [f"{p50:.1f}", f"{p99:.1f}", f"{ratio:.2f}", f"{log / 1024:.0f}"]
+    return line([name, beside, f"{len(found.seconds)}", f"{len(found.lost)}", *figures])
 
 
 def main() -> None:
@@ -172,9 +182,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=5.0, help="of probes, a turn")
     asked = parser.parse_args()
-    head = ["probe", "quiet: n", "lost", "p50, ms", "p99", "attacked: n", "lost", "p50", "p99"]
-    head += ["p99 / quiet p99", "log, KiB"]
-    rows = [line(head), line(["---"] * len(head))]
+    head = ["probe", "beside", "n", "lost", "p50, ms", "p99, ms", "p99 / quiet", "log, KiB"]
+    rows = line(head, head=True)
     engine = ScriptedEngine()
     try:
         with server("gateway", "--engine", engine.url, files=1024) as gateway:
