@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from edgewise.listening.config import ListenConfig, Place
+from edgewise.listening.config import Door, ListenConfig
 from edgewise.listening.seats import Seats
 from edgewise.listening.server import Listener
 from edgewise.listening.sockets import listen
@@ -69,12 +69,12 @@ def listener(
 ) -> Iterator[Here]:
     """Serve until the block ends."""
     ended: list[str] = []
-    place = Place(
+    door = Door(
         listen("127.0.0.1", 0),
         Seats(most, per_peer),
         Certificate(*certificate) if certificate else None,
     )
-    config = ListenConfig(_app(ended), place, grace=0)
+    config = ListenConfig(_app(ended), door, grace=0)
     config.ws, config.ws_per_message_deflate = WebSocketProtocol, False
     server = Listener(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.listen()))
@@ -83,7 +83,7 @@ def listener(
         assert thread.is_alive()
         time.sleep(0.01)
     try:
-        yield Here(place.socket.getsockname()[1], place.seats, ended)
+        yield Here(door.socket.getsockname()[1], door.seats, ended)
     finally:
         server.should_exit = True
         thread.join(20)

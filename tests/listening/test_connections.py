@@ -61,9 +61,10 @@ def test_those_who_wait_make_room_for_one_who_asks(begun: bytes, limits: dict[st
     with listener(**limits) as here, connections(here, 60, begun) as crowd:
         until(lambda: len(here.seats) <= 20)
         assert all(here.probe() for _ in range(30))
-        # The newest are left, the oldest had to go.
-        assert heard(crowd[0]) == b""
         assert len(here.seats) <= 20
+        if begun != POST:
+            # The oldest had to go; with bodies that is up to whose had begun when it was needed.
+            assert heard(crowd[0]) == b""
 
 
 def test_an_idle_connection_makes_room_too() -> None:

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from edgewise.cli import render
-from edgewise.cli.listening import CertificateFile, Doors, Most, PerPeer, PrivateKeyFile
+from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PerPeer, PrivateKeyFile
 from edgewise.cli.options import everything_but, takes
 from edgewise.errors import UsageError
 from edgewise.gateway.keys import Keys, add_key, read_keys, revoke_key
@@ -21,7 +21,7 @@ from edgewise.listening.sockets import LOOPBACK, address_of, is_loopback, listen
 from edgewise.settings import Settings
 
 if TYPE_CHECKING:
-    from edgewise.listening.config import Place
+    from edgewise.listening.config import Door
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -89,15 +89,15 @@ def gateway(
         raise UsageError("--metrics-host is where --metrics-port listens; give that too.")
     _require_guarded(host, keys)
     _require_extra()
-    doors = Doors(certificate, private_key, connections, connections_per_peer)
-    doors.require_whole()
+    listens = ListenFlags(certificate, private_key, connections, connections_per_peer)
+    listens.require_whole()
     plan = _Plan(
         engines=engine,
         kind=engine_kind,
         key=chosen.cloud_key,
         keys=keys,
         host=host,
-        doors=doors,
+        listens=listens,
         limits=_Limits(sessions, session_ids, idle, concurrency, queue),
     )
     _run(plan, port, metrics_host or LOOPBACK[0], metrics_port, log_level)
@@ -121,7 +121,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None
     keys: Path | None
     host: str
-    doors: Doors
+    listens: ListenFlags
     limits: _Limits
 
     @property
@@ -137,25 +137,23 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def _run(plan: _Plan, port: int, metrics_host: str, metrics_port: int | None, level: Level) -> None:
     """Listen first: it takes longer to look at engines than to find out that a port is taken."""
-    from edgewise.listening.config import Place
+    from edgewise.listening.config import Door
     from edgewise.listening.logs import json_lines
     from edgewise.listening.seats import Seats
 
     with ExitStack() as stack:
         listening = stack.enter_context(listen(plan.host, port))
-        place, metrics = plan.doors.place(listening, reserve=plan.reserve), None
-        at = {"at": address_of(listening, plan.host, tls=plan.doors.tls)}
+        door, metrics = plan.listens.door(listening, reserve=plan.reserve), None
+        at = {"at": address_of(listening, plan.host, tls=plan.listens.tls)}
         if metrics_port is not None:
             beside = stack.enter_context(listen(metrics_host, metrics_port))
-            metrics = Place(beside, Seats(METRICS_CONNECTIONS))
+            metrics = Door(beside, Seats(METRICS_CONNECTIONS))
             at["metrics"] = address_of(beside, metrics_host, tls=False) + "/metrics"
         stack.enter_context(json_lines(level))
-        asyncio.run(_served(plan, place, metrics, at))
+        asyncio.run(_served(plan, door, metrics, at))
 
 
-async def _served(
-    plan: _Plan, place: "Place", metrics: "Place | None", at: Mapping[str, str]
-) -> None:
+async def _served(plan: _Plan, door: "Door", metrics: "Door | None", at: Mapping[str, str]) -> None:
     """Until a signal ends it."""
     import structlog
 
@@ -172,7 +170,7 @@ async def _served(
     held = Sessions(most=limits.sessions, most_ids=limits.session_ids, idle=limits.idle)
     structlog.get_logger("edgewise.gateway").info("listening", engines=plan.engines, **at)
     gateway = Gateway(fleet, Keys(plan.keys), held)
-    await serve(gateway, place, metrics=metrics, hosts=plan.hosts)
+    await serve(gateway, door, metrics=metrics, hosts=plan.hosts)
 
 
 def _require_guarded(host: str, keys: Path | None) -> None:

@@ -9,7 +9,7 @@ import typer
 from edgewise.errors import UsageError
 
 if TYPE_CHECKING:
-    from edgewise.listening.config import Place
+    from edgewise.listening.config import Door
 
 CertificateFile = Annotated[
     Path | None, typer.Option("--certificate", help="TLS certificate, PEM; read again on change.")
@@ -34,7 +34,7 @@ PerPeer = Annotated[
 ]
 
 
-class Doors(NamedTuple):
+class ListenFlags(NamedTuple):
     """As the flags of these names."""
 
     certificate: Path | None
@@ -52,12 +52,12 @@ class Doors(NamedTuple):
         if (self.certificate is None) != (self.private_key is None):
             raise UsageError("TLS needs both --certificate and --private-key.")
 
-    def place(self, listening: socket.socket, *, reserve: int) -> "Place":
+    def door(self, listening: socket.socket, *, reserve: int) -> "Door":
         """Where connections are taken; `reserve` open files are left for others.
 
         Raises `UsageError` for a bad certificate, or more connections than files.
         """
-        from edgewise.listening.config import Place
+        from edgewise.listening.config import Door
         from edgewise.listening.files import connections_for
         from edgewise.listening.seats import Seats
         from edgewise.listening.tls import Certificate
@@ -65,4 +65,4 @@ class Doors(NamedTuple):
         most = connections_for(self.connections, reserve=reserve)
         pair = (self.certificate, self.private_key)
         certificate = Certificate(pair[0], pair[1]) if pair[0] and pair[1] else None
-        return Place(listening, Seats(most, self.per_peer), certificate)
+        return Door(listening, Seats(most, self.per_peer), certificate)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgewise.cli import render
-from edgewise.cli.listening import CertificateFile, Doors, Most, PerPeer, PrivateKeyFile
+from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PerPeer, PrivateKeyFile
 from edgewise.cli.options import MACHINE, MODELS, ROUTING, SAMPLING, SERVING, takes
 from edgewise.errors import UsageError
 from edgewise.listening.sockets import LOOPBACK, address_of, is_loopback, listen
@@ -19,7 +19,7 @@ from edgewise.settings import Settings
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from edgewise.listening.config import Place
+    from edgewise.listening.config import Door
     from edgewise.server.answering import Answering
 
 DEFAULT_SLOTS = 4
@@ -52,20 +52,20 @@ def serve(
     sampling_of(chosen)  # refused now and not once the models are loaded
     _require_extra()
     origins = _origins(cors_origin)
-    doors = Doors(certificate, private_key, connections, connections_per_peer)
-    doors.require_whole()
+    listens = ListenFlags(certificate, private_key, connections, connections_per_peer)
+    listens.require_whole()
     slots = chosen.slots or DEFAULT_SLOTS
     with ExitStack() as stack:
         # Before the models are loaded, which takes longer than finding out that a port is taken.
         listening = stack.enter_context(listen(host, port))
-        place = doors.place(listening, reserve=OPEN_FILES)
+        door = listens.door(listening, reserve=OPEN_FILES)
         pair = stack.enter_context(open_pair(chosen, slots=slots, keep_prefixes=True))
         answering = _answering(pair, chosen, slots=slots, queue=queue)
         stack.callback(answering.close)
         app = _app(answering, chosen.api_key, origins, host)
-        where = address_of(listening, host, tls=doors.tls)
+        where = address_of(listening, host, tls=listens.tls)
         render.note(f"serving {pair.edge.name} at {where} (page, /v1, /docs)")
-        _run(app, place)
+        _run(app, door)
 
 
 def _answering(pair: Pair, chosen: Settings, *, slots: int, queue: int) -> "Answering":
@@ -91,14 +91,14 @@ def _app(
     return make_app(answering, api_key=api_key, origins=origins, hosts=hosts)
 
 
-def _run(app: "FastAPI", place: "Place") -> None:
+def _run(app: "FastAPI", door: "Door") -> None:
     """Until a signal ends it."""
     from edgewise.listening.config import ListenConfig
     from edgewise.listening.logs import plain_lines
     from edgewise.listening.server import Listener
 
     with plain_lines():
-        asyncio.run(Listener(ListenConfig(app, place)).listen())
+        asyncio.run(Listener(ListenConfig(app, door)).listen())
 
 
 def _origins(given: Sequence[str] | None) -> list[str]:

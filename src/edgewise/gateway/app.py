@@ -55,7 +55,7 @@ class Gateway:
         return Starlette(routes=routes, middleware=[guard], lifespan=self._lifespan)
 
     def metrics_app(self) -> Starlette:
-        """Metrics alone, for a place of their own."""
+        """Metrics alone, for a door of their own."""
         return Starlette(routes=[self._metrics_route()], middleware=[Middleware(Visitors)])
 
     def _metrics_route(self) -> Route:

@@ -11,7 +11,7 @@ from edgewise.engines.detect import GATEWAY, found_at
 from edgewise.engines.named import ENGINES
 from edgewise.errors import UsageError
 from edgewise.gateway.app import Gateway
-from edgewise.listening.config import ListenConfig, Place
+from edgewise.listening.config import Door, ListenConfig
 from edgewise.listening.server import Listener
 from edgewise.listening.upgraded import WebSocketProtocol
 from edgewise.listening.visitors import ANY
@@ -55,15 +55,15 @@ def _engine(address: str, kind: str, key: str | None) -> Engine:
 
 
 async def serve(
-    gateway: Gateway, place: Place, *, metrics: Place | None = None, hosts: Sequence[str] = (ANY,)
+    gateway: Gateway, door: Door, *, metrics: Door | None = None, hosts: Sequence[str] = (ANY,)
 ) -> None:
     """Until SIGTERM or SIGINT: then no new sessions, and consults in flight end first.
 
-    With a place of their own `metrics` are not at the other one. `hosts` are what requests may be
+    With a door of their own `metrics` are not at the other one. `hosts` are what requests may be
     addressed to.
     """
     config = ListenConfig(
-        gateway.app(hosts=hosts, metrics=metrics is None), place, grace=DRAIN_SECONDS
+        gateway.app(hosts=hosts, metrics=metrics is None), door, grace=DRAIN_SECONDS
     )
     config.ws, config.ws_max_size = WebSocketProtocol, MAX_FRAME
     config.ws_per_message_deflate = False

@@ -11,7 +11,7 @@ from edgewise.listening.seats import Seats
 from edgewise.listening.tls import Certificate
 
 
-class Place(NamedTuple):
+class Door(NamedTuple):
     """Where a server listens, and whom it has room for."""
 
     socket: socket.socket
@@ -20,9 +20,9 @@ class Place(NamedTuple):
 
 
 class ListenConfig(uvicorn.Config):
-    """uvicorn's settings, with the place."""
+    """uvicorn's settings, with the door."""
 
-    def __init__(self, app: ASGIApp, place: Place, *, grace: int = 5) -> None:
+    def __init__(self, app: ASGIApp, door: Door, *, grace: int = 5) -> None:
         """`grace` seconds for answers under way when the server ends.
 
         Speaks no protocol yet: `http` and `ws` are for the server to set.
@@ -36,4 +36,4 @@ class ListenConfig(uvicorn.Config):
             server_header=False,
             timeout_graceful_shutdown=grace,
         )
-        self.place = place
+        self.door = door

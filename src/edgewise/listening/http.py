@@ -30,9 +30,9 @@ class HttpProtocol(H11Protocol):
         super().__init__(config, server_state, app_state, _loop)
         self.conn: Requests = Requests()
         self.seat: Seat | None = None
-        place = config.place
-        self._seats = place.seats
-        self._tls = place.certificate.context if place.certificate else None
+        door = config.door
+        self._seats = door.seats
+        self._tls = door.certificate.context if door.certificate else None
         self._handshake: asyncio.Task[None] | None = None
         self._made = False
         self._early = bytearray()
@@ -144,7 +144,7 @@ class HttpProtocol(H11Protocol):
             return
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(self.conn.refusal(status, message))
-        # Else an answer is under way, and there is no place for another.
+        # Else an answer is under way, and there is no room for another.
         if self.cycle and not self.cycle.response_complete:
             # Whoever answers is told that the client is gone, and what it still says is dropped.
             self.cycle.disconnected = True

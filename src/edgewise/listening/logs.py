@@ -64,10 +64,10 @@ class Sparing(logging.Filter):
             seen.left_out += seen.lines > BURST
             return seen.lines <= BURST
 
-    def overdue(self) -> list[tuple[str, int]]:
-        """Kinds that have stopped coming, with how many of their lines nobody was told of."""
+    def overdue(self, seconds: float = WINDOW_SECONDS) -> list[tuple[str, int]]:
+        """Kinds older than that, with how many of their lines were not told; they begin anew."""
         with self._lock:
-            ended = self._clock() - WINDOW_SECONDS
+            ended = self._clock() - seconds
             old = {name: kind for name, kind in self._kinds.items() if kind.since <= ended}
             for name in old:
                 del self._kinds[name]
@@ -96,10 +96,10 @@ _log = logging.getLogger("edgewise.listening.logs")
 _sparing = Sparing()
 
 
-def flush_counts() -> None:
-    """Tell what was left out of kinds that have stopped coming."""
-    for kind, count in _sparing.overdue():
-        _log.info("lines were left out: %s", kind, extra={"left_out": count, "summary": True})
+def flush_counts(seconds: float = WINDOW_SECONDS) -> None:
+    """Tell what was left out of kinds that are older than that."""
+    for kind, count in _sparing.overdue(seconds):
+        _log.warning("lines were left out: %s", kind, extra={"left_out": count})
 
 
 @contextmanager
@@ -183,6 +183,7 @@ def _handled_by(handler: logging.Handler, level: Level) -> Generator[None]:
     """All loggers' lines go to `handler`, sparingly."""
     root = logging.getLogger()
     before, of_uvicorn = root.level, logging.getLogger("uvicorn").level
+    _sparing.overdue(0)
     handler.addFilter(_sparing)
     root.addHandler(handler)
     root.setLevel(level.upper())
@@ -192,7 +193,7 @@ def _handled_by(handler: logging.Handler, level: Level) -> Generator[None]:
     try:
         yield
     finally:
-        flush_counts()
+        flush_counts(0)
         logging.captureWarnings(False)
         root.removeHandler(handler)
         root.setLevel(before)

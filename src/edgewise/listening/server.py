@@ -36,7 +36,7 @@ class Listener(uvicorn.Server):
         beside: Sequence[ListenConfig] = (),
         drain: Drain | None = None,
     ) -> None:
-        """`beside` are served at places of their own, without a lifespan.
+        """`beside` are served at doors of their own, without a lifespan.
 
         `drain` runs after the signal, while connections are still taken.
         """
@@ -51,27 +51,27 @@ class Listener(uvicorn.Server):
         """Serve until a signal, or `should_exit`."""
         self._loop = asyncio.get_running_loop()
         async with self._sweeping():
-            await self.serve([self.config.place.socket])
+            await self.serve([self.config.door.socket])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, and at the places beside."""
+        """As uvicorn's, and at the doors beside."""
         await super().startup(sockets)
         loop = asyncio.get_running_loop()
         for config in self._configs[1:]:
             made = await loop.create_server(
                 lambda config=config: HttpProtocol(config, self.server_state, {}),
-                sock=config.place.socket,
+                sock=config.door.socket,
                 backlog=ACCEPTS,
             )
             self.servers.append(made)
         for config in self._configs:
             # asyncio has made the queue as short as what it takes at one go.
-            config.place.socket.listen(BACKLOG)
+            config.door.socket.listen(BACKLOG)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, which does not know of those in a TLS handshake."""
         for config in self._configs:
-            config.place.seats.cut_unsecured()
+            config.door.seats.cut_unsecured()
         await super().shutdown(sockets)
 
     @contextmanager
@@ -119,7 +119,7 @@ class Listener(uvicorn.Server):
 
     def _sweep(self) -> None:
         for config in self._configs:
-            config.place.seats.sweep()
-            if config.place.certificate is not None:
-                config.place.certificate.refresh()
+            config.door.seats.sweep()
+            if config.door.certificate is not None:
+                config.door.certificate.refresh()
         flush_counts()

@@ -24,7 +24,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._seats = config.place.seats
+        self._seats = config.door.seats
         self._seat: Seat | None = None
 
     def connection_made(self, transport: BaseTransport) -> None:
