@@ -27,6 +27,7 @@ from rich.progress import track
 from benchmarks.pocket_routers import line
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.gateway import keys
+from edgewise.gateway.key_file import read_keys
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import Policy
@@ -135,7 +136,7 @@ def _restored(rig: Rig) -> None:
     if not rig.engine.listening:
         rig.engine.start()
     rig.link.restore()
-    if not keys.read_keys(rig.keys):
+    if not read_keys(rig.keys):
         rig.secret = keys.add_key(
             rig.keys, "device", asks_per_second=0, tokens_per_day=0, sessions=0
         )

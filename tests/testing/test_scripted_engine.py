@@ -118,3 +118,17 @@ def test_a_consult_takes_as_long_as_told() -> None:
     ask(engine, [1], 0)
     assert time.monotonic() - begun < 0.1
     engine.close()
+
+
+def test_it_becomes_another_model(engine: ScriptedEngine) -> None:
+    def told(path: str, body: bytes | None = None) -> Any:
+        with urllib.request.urlopen(urllib.request.Request(engine.url + path, body)) as response:
+            return json.load(response)
+
+    text = json.dumps({"content": "Hi"}).encode()
+    assert told("/v1/models")["data"] == [{"id": "scripted", "owned_by": "llamacpp"}]
+    assert told("/tokenize", text) == {"tokens": [72, 105]}
+    engine.model, engine.size, engine.mark = "another", 300, 1
+    model = {"id": "another", "owned_by": "llamacpp", "meta": {"n_vocab": 300}}
+    assert told("/v1/models")["data"] == [model]
+    assert told("/tokenize", text) == {"tokens": [73, 104]}

@@ -46,7 +46,8 @@ class ScriptedEngine:
 
     `fault` is told the number of each consult and may name what to do with it. `running` consults
     are being answered, `abandoned` ones were given up by who asked. Every reply to a consult has
-    its number as `x-request-id` (`scripted-0`, ...).
+    its number as `x-request-id` (`scripted-0`, ...). It says that it serves `model`, of `size` ids
+    (None: it does not say); with a `mark` other than 0 its vocabulary is another.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class ScriptedEngine:
         """`seconds` a consult takes; port 0 is any free one."""
         self.script, self.fault, self.seconds = script, fault, seconds
         self.asked = self.prefills = self.running = self.abandoned = 0
+        self.model, self.mark = "scripted", 0
+        self.size: int | None = None
         self._tokenizer = ByteTokenizer()
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None
@@ -119,11 +122,12 @@ class ScriptedEngine:
         return _json({"status": "ok"})
 
     async def _models(self, request: web.Request) -> web.Response:
-        return _json({"data": [{"id": "scripted", "owned_by": "llamacpp"}]})
+        meta = {} if self.size is None else {"meta": {"n_vocab": self.size}}
+        return _json({"data": [{"id": self.model, "owned_by": "llamacpp", **meta}]})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         text = msgspec.json.decode(await request.read(), type=_Text).content
-        return _json({"tokens": self._tokenizer.encode(text)})
+        return _json({"tokens": [token ^ self.mark for token in self._tokenizer.encode(text)]})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         asked = msgspec.json.decode(await request.read(), type=_Completion)
