@@ -11,6 +11,9 @@ from hypothesis import settings
 
 from tests import models
 
+# No example is timed: a busy machine is no defect.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 # pytest tests/test_outside_bytes.py --hypothesis-profile=faults
 settings.register_profile("faults", max_examples=2000, deadline=None)
 
