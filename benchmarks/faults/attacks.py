@@ -12,7 +12,7 @@ from edgewise.wire.protocol import MAX_FRAME
 SILENT = 1100
 """More connections than a process may have files, by what a shell gives it."""
 
-TRICKLES, FLOODS, READERS, FRAMES = 100, 16, 50, 20
+TRICKLES, FLOODS, READERS = 100, 8, 50
 OPENS = 10_000
 BYTE_SECONDS = 0.05
 
@@ -169,7 +169,7 @@ def attacked(
         thread.join()
 
 
-def answered_long_head(port: int, path: str, size: int, seconds: float = 15.0) -> bool:
+def answered_long_head(port: int, path: str, size: int, seconds: float = 5.0) -> bool:
     """Whether an upgrade whose headers have `size` bytes is answered, or hung up on."""
     attack = Attack(port, path, websocket=True)
     made = attack.connect()

@@ -45,6 +45,16 @@ def _killed(engine: ScriptedEngine) -> None:
     engine.stop()
 
 
+def _both_restarted(engines: Sequence[ScriptedEngine]) -> None:
+    for engine in engines:
+        _restarted(engine, another_vocabulary, DOWN_SECONDS)
+
+
+def _both_killed(engines: Sequence[ScriptedEngine]) -> None:
+    for engine in engines:
+        _killed(engine)
+
+
 Break = Callable[[Sequence[ScriptedEngine]], None]
 
 ONE: dict[str, Break] = {
@@ -61,11 +71,9 @@ TWO: dict[str, Break] = {
         e[1], another_vocabulary, DOWN_SECONDS
     ),
     "the other replica does": lambda e: _restarted(e[0], another_vocabulary, DOWN_SECONDS),
-    "both do": lambda e: (
-        [_restarted(each, another_vocabulary, DOWN_SECONDS) for each in e] and None
-    ),
+    "both do": _both_restarted,
     "a replica is killed": lambda e: _killed(e[0]),
-    "both are killed": lambda e: [_killed(each) for each in e] and None,
+    "both are killed": _both_killed,
 }
 
 

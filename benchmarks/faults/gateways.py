@@ -1,7 +1,8 @@
-"""Two gateways behind one address; the one that serves is killed, or drained, before every token."""
+"""Two gateways behind one address: the one that serves is killed or drained at every token."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,6 +30,19 @@ def gateway_faults() -> list[Row]:
         ]
 
 
+def _at(position: int, act: Callable[[], None]) -> Callable[[int], None]:
+    def breaks(number: int) -> None:
+        if number == position:
+            act()
+
+    return breaks
+
+
+def _moved(link: Link, serving: Service, other: Service, end: Callable[[Service], None]) -> None:
+    link.move("127.0.0.1", other.port)
+    end(serving)
+
+
 def _row(name: str, link: Link, pair: list[Service], end: Callable[[Service], None]) -> Row:
     tries = seen = lost = 0
     reasons: list[str] = []
@@ -36,16 +50,7 @@ def _row(name: str, link: Link, pair: list[Service], end: Callable[[Service], No
         serving, other = pair
         before = link.connections
 
-        def breaks(
-            number: int,
-            position: int = position,
-            serving: Service = serving,
-            other: Service = other,
-        ) -> None:
-            if number == position:
-                link.move("127.0.0.1", other.port)
-                end(serving)
-
+        breaks = _at(position, partial(_moved, link, serving, other, end))
         try:
             answer = answer_at(link.url, None, breaks, Breaker())
         except Exception:

@@ -1,5 +1,6 @@
 """Real processes that are attacked: whether they live, what they log, and their end."""
 
+import contextlib
 import json
 import queue
 import resource
@@ -149,17 +150,25 @@ class Device:
         return reply
 
     def answer(self, deadline: float, tokens: int) -> dict[str, Any]:
-        """Ids and reasons of an answer whose every token is asked for; "error" where there is none."""
+        """An answer whose every token is asked for: ids and reasons, or "error"."""
         return self._order({"do": "answer", "deadline": deadline, "tokens": tokens})
 
     def alone(self, tokens: int) -> dict[str, Any]:
         """What the edge writes by itself."""
         return self._order({"do": "alone", "tokens": tokens})
 
-    def close(self) -> None:
+    def kill(self) -> None:
+        """As what it gets might."""
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+
+    def close(self) -> None:
+        self.kill()
         self._reader.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
     def _order(self, order: dict[str, Any]) -> dict[str, Any]:
         try:

@@ -1,4 +1,4 @@
-"""A circuit breaker that never opens, so that every token is asked for, however often that fails."""
+"""A circuit breaker that never opens: every token is asked for, however often that fails."""
 
 from edgewise.loop.breaker import Breaker
 
