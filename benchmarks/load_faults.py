@@ -136,26 +136,17 @@ def loaded(
     begin = time.monotonic() + 1.0
     acting = threading.Thread(target=_act, args=(begin, actions))
     acting.start()
-    with _readers(started, begin) as told:
-        pass
-    acting.join()
-    return _merged(told), begin
-
-
-@contextmanager
-def _readers(started: Sequence["subprocess.Popen[str]"], begin: float) -> Iterator[list[str]]:
-    """Tell each when to begin; what they say is there when the block ends."""
     told: list[str] = []
 
-    def read(process: "subprocess.Popen[str]") -> None:
+    def listen(process: "subprocess.Popen[str]") -> None:
         told.append(process.communicate(f"{begin}\n")[0])
 
-    threads = [threading.Thread(target=read, args=(process,)) for process in started]
-    for thread in threads:
+    listening = [threading.Thread(target=listen, args=(process,)) for process in started]
+    for thread in listening:
         thread.start()
-    yield told
-    for thread in threads:
+    for thread in [*listening, acting]:
         thread.join()
+    return _merged(told), begin
 
 
 def _act(begin: float, actions: Sequence[Action]) -> None:
@@ -236,6 +227,8 @@ def killed(site: Site, options: argparse.Namespace) -> tuple[list[str], bool]:
 def beside_silence(site: Site, options: argparse.Namespace) -> tuple[list[str], bool]:
     """Rounds in turn: quiet, and beside silent connections; p50 and p99 of answered consults."""
     length, rounds = options.round, 2 * options.rounds
+    # Every session has asked twice: what it costs to open them is another figure.
+    warm = 2 * options.sessions / options.rate
     with ExitStack() as stack:
         attack = ExitStack()
         stack.callback(attack.close)
@@ -245,8 +238,11 @@ def beside_silence(site: Site, options: argparse.Namespace) -> tuple[list[str], 
 
         actions: list[Action] = []
         for number in range(1, rounds, 2):
-            actions += [(number * length, begin), ((number + 1) * length, attack.close)]
-        report, begun = loaded(site.gateway.url, options, rounds * length, actions)
+            actions += [
+                (warm + number * length, begin),
+                (warm + (number + 1) * length, attack.close),
+            ]
+        report, begun = loaded(site.gateway.url, options, warm + rounds * length, actions)
     wrong, _ = differing(report, site, options.engine)
     lines = line(["round", "consults", "unanswered", "p50, ms", "p99, ms"], head=True)
     ratio: list[float] = []
@@ -255,7 +251,9 @@ def beside_silence(site: Site, options: argparse.Namespace) -> tuple[list[str], 
         mine = [
             (seconds, good)
             for at, seconds, good in report.consults
-            if int((at - begun) // length) % 2 == parity and (at - begun) % length > length / 4
+            if 0 <= (since := at - begun - warm) < rounds * length
+            and int(since // length) % 2 == parity
+            and since % length > length / 4
         ]
         good = [1000 * seconds for seconds, answered in mine if answered]
         p50, p99 = np.percentile(good, (50, 99)) if good else (np.inf, np.inf)
