@@ -1,23 +1,28 @@
 """The real llama-server (from the xllamacpp wheel) as a process of its own on 127.0.0.1."""
 
+import json
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+RECOMMENDED = {"cache_ram_mib": 0, "kv_unified": False, "slot_prompt_similarity": 0.0}
+"""The flags that docs/backends.md asks for, under the names of `xllamacpp.CommonParams`."""
+
 _SERVE = """
-import sys, threading
+import json, sys
 import xllamacpp
 params = xllamacpp.CommonParams()
 params.model.path, params.port = sys.argv[1], int(sys.argv[2])
 params.n_ctx, params.n_parallel = 1024, 2
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-params.api_keys = sys.argv[3:]
+for name, value in json.loads(sys.argv[3]).items():
+    setattr(params, name, value)
 server = xllamacpp.Server(params)
 sys.stdin.read()
 """
@@ -32,10 +37,16 @@ def free_port() -> int:
 
 
 @contextmanager
-def llama_server(model: Path, *, key: str | None = None) -> Iterator[str]:
-    """Serve `model`; yields the URL. The process ends with the block."""
+def llama_server(
+    model: Path, *, key: str | None = None, flags: Mapping[str, float] | None = None
+) -> Iterator[str]:
+    """Serve `model`; yields the URL. The process ends with the block.
+
+    `flags` are fields of `xllamacpp.CommonParams`; 1,024 tokens and two slots without any.
+    """
     port = free_port()
-    command = [sys.executable, "-c", _SERVE, str(model), str(port), *([key] if key else [])]
+    set_to = json.dumps({"api_keys": [key] if key else [], **(flags or {})})
+    command = [sys.executable, "-c", _SERVE, str(model), str(port), set_to]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -61,6 +61,20 @@ def bundled(role: Literal["edge", "cloud", "router"]) -> Path:
     return Path(str(files("edgewise") / "bundled" / name))
 
 
+def is_url(address: str) -> bool:
+    """Whether `address` is an engine's or a gateway's."""
+    return "://" in address and not address.startswith("hf://")
+
+
+def local_folder(name: str) -> Path | None:
+    """The folder that `name` is the path of; None where there is none."""
+    try:
+        folder = Path(name).expanduser()
+        return folder if folder.is_dir() else None
+    except (OSError, RuntimeError, ValueError):
+        return None
+
+
 def resolve(address: str, role: Literal["edge", "cloud"]) -> Path:
     """The file that `address` names, downloaded if need be. Raises `AddressError`."""
     if address == "bundled":
@@ -85,12 +99,8 @@ def checkpoint(name: str) -> Path | None:
     """
     import huggingface_hub as hub
 
-    try:
-        folder = Path(name).expanduser()
-        if folder.is_dir():
-            return folder
-    except (OSError, RuntimeError, ValueError):
-        return None
+    if folder := local_folder(name):
+        return folder
     address = _parse(name)
     if address is None or address.quant or address.file:
         return None

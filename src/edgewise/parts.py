@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from edgewise.addresses import bundled, checkpoint, resolve
+from edgewise.addresses import bundled, checkpoint, is_url, local_folder, resolve
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel, EdgeOptions
 from edgewise.edge.named import EDGES
@@ -64,7 +64,7 @@ def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | 
 
     check_name(settings.cloud_engine)
     address = cloud_address(settings)
-    if "://" in address and not address.startswith("hf://"):
+    if is_url(address):
         from edgewise.cloud.connect import connect as connect_to
 
         return connect_to(address, key=settings.cloud_key, engine=settings.cloud_engine)
@@ -133,7 +133,7 @@ def _card(settings: Settings, folder: Path) -> RouterCard:
 
 def _is_here(router: str | None) -> bool:
     """Whether a checkpoint was not downloaded."""
-    return router in (None, "bundled") or Path(str(router)).expanduser().is_dir()
+    return router in (None, "bundled") or local_folder(str(router)) is not None
 
 
 def make_policy(settings: Settings, card: RouterCard | None) -> Policy:

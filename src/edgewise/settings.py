@@ -3,7 +3,7 @@
 import difflib
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +14,8 @@ from edgewise.errors import UsageError
 
 FILE = "edgewise.toml"
 PREFIX = "EDGEWISE_"
+MAX_FILE = 64 << 10
+"""Largest `edgewise.toml`, bytes."""
 
 _FLAGS, _ENVIRONMENT = "the flags", "the environment"
 
@@ -114,6 +116,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 NAMES = Settings.__struct_fields__
 _DEFAULTS = Settings()
 
+Vet = Callable[[Settings, Collection[str]], None]
+"""Told the settings and the names of those that the file decided; may refuse them."""
+
 
 def load(
     flags: Mapping[str, object],
@@ -122,12 +127,14 @@ def load(
     reader: str = "edgewise",
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    vet: Vet | None = None,
 ) -> Settings:
     """Merge the three sources; flags that are None were not given. Raises `UsageError`.
 
     A source that names one half of an either-or pair (threshold and cloud share) drops the other
     half of the sources below it. What of the result is in `refused` and no default is more than
-    `reader`, a command, can honour.
+    `reader`, a command, can honour. `vet` sees what came from the file, which whoever made the
+    folder wrote.
     """
     merged: dict[str, object] = {}
     places: dict[str, str] = {}
@@ -146,6 +153,8 @@ def load(
         places |= dict.fromkeys(source, where)
     found = _checked(merged, "the settings")
     _require_honoured(found, {n: places[n] for n in merged if n in refused}, reader)
+    if vet is not None:
+        vet(found, [name for name in merged if places[name] == FILE])
     return found
 
 
@@ -182,6 +191,7 @@ def _from_file(path: Path) -> dict[str, object]:
     if not path.is_file():
         return {}
     try:
+        _require_own(path)
         found: dict[str, object] = msgspec.toml.decode(path.read_bytes(), type=dict[str, object])
     except OSError as error:
         raise UsageError(f"{FILE} cannot be read: {error.strerror}.") from error
@@ -191,6 +201,18 @@ def _from_file(path: Path) -> dict[str, object]:
     for name in names:
         _require_known(name, f"{FILE} has the unknown key {name!r}")
     return names
+
+
+def _require_own(path: Path) -> None:
+    """Nobody else decides where a user's prompts and key go."""
+    stat = path.stat()
+    if stat.st_size > MAX_FILE:
+        raise UsageError(f"{FILE} has more than {MAX_FILE} bytes", hint="shorten it")
+    if hasattr(os, "getuid") and stat.st_uid not in (os.getuid(), 0):
+        raise UsageError(
+            f"{FILE} in this folder belongs to another user",
+            hint="copy it if you trust it, or run in a folder of your own",
+        )
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:

@@ -170,6 +170,56 @@ def test_a_bad_edgewise_toml(edgewise: Edgewise, tmp_path: Path, content: str, w
     assert_one_sentence(edgewise("run", "Hello"), words)
 
 
+def marking(folder: Path) -> Path:
+    """Where code of a router leaves a mark when it is run."""
+    mark = folder / "mark"
+    (folder / "own.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Own: score = 1\n")
+    return mark
+
+
+@pytest.mark.parametrize("router", ["./own.py:Own", "own:Own", "./folder"])
+def test_a_folders_file_runs_no_code(edgewise: Edgewise, tmp_path: Path, router: str) -> None:
+    mark = marking(tmp_path)
+    card = msgspec.structs.replace(read_card(bundled("router")), kind="../own.py:Own")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "config.json").write_bytes(msgspec.json.encode(card))
+    (tmp_path / "edgewise.toml").write_text(f"router = '{router}'\n")
+    assert edgewise("run", "Hello").code == 2
+    assert not mark.exists()
+
+
+def test_a_folders_file_that_names_code_is_told_how_to_name_it(
+    edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = marking(tmp_path)
+    (tmp_path / "edgewise.toml").write_text("router = './own.py:Own'\n")
+    refused = edgewise("run", "Hello")
+    assert_one_sentence(refused, "a file in the working folder may not; name it with --router or ")
+    monkeypatch.setenv("EDGEWISE_ROUTER", "./own.py:Own")
+    assert "runs code" not in edgewise("run", "Hello").err
+    assert mark.exists()
+
+
+def test_a_folders_file_says_where_text_goes(edgewise: Edgewise, tmp_path: Path) -> None:
+    (tmp_path / "edgewise.toml").write_text("cloud = 'http://127.0.0.1:9'\n")
+    told = "edgewise.toml names the cloud: http://127.0.0.1:9\n"
+    assert told in edgewise("run", "Hello").err
+    assert told not in edgewise("run", "Hello", "--cloud", "none").err
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs another user")
+def test_a_file_of_another_user_is_refused(edgewise: Edgewise, tmp_path: Path) -> None:
+    file = tmp_path / "edgewise.toml"
+    file.write_text("span = 1\n")
+    os.chown(file, 12345, -1)
+    assert_one_sentence(edgewise("run", "Hello", "--cloud", "none"), "belongs to another user")
+
+
+def test_a_file_that_is_too_large(edgewise: Edgewise, tmp_path: Path) -> None:
+    (tmp_path / "edgewise.toml").write_text("#" * (1 << 17))
+    assert_one_sentence(edgewise("run", "Hello"), "has more than 65536 bytes; shorten it.")
+
+
 @pytest.mark.parametrize(
     ("variable", "words"),
     [

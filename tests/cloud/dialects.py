@@ -87,6 +87,17 @@ def said(reply: Any, status: int = 200) -> Reply:
     return lambda body: (status, reply)
 
 
+def knowing_salt(reply: Reply) -> Reply:
+    """As `reply`, but a salt that is no text is declined, as by all who know what a salt is."""
+
+    def checked(body: Any) -> tuple[int, Any]:
+        if isinstance(body.get("cache_salt", ""), str):
+            return reply(body)
+        return 400, {"message": "Parameter 'cache_salt' must be a non-empty string."}
+
+    return checked
+
+
 def _models(owner: str) -> Reply:
     return said({"object": "list", "data": [{"id": "qwen", "owned_by": owner}]})
 
@@ -132,7 +143,7 @@ def vllm_routes(*, generate: bool = True) -> dict[Route, Reply]:
         ("GET", "/health"): said({}),
         ("GET", "/v1/models"): _models("vllm"),
         ("POST", "/tokenize"): _tokens,
-        ("POST", "/v1/completions"): said(completion([98])),
+        ("POST", "/v1/completions"): knowing_salt(said(completion([98]))),
     }
     if generate:
         routes["POST", "/inference/v1/generate"] = said(generation([97], cached=6))
@@ -152,5 +163,5 @@ def sglang_routes() -> dict[Route, Reply]:
         ("GET", "/health"): said({}),
         ("GET", "/v1/models"): _models("sglang"),
         ("POST", "/tokenize"): _tokens,
-        ("POST", "/generate"): said({"output_ids": [115], "meta_info": meta}),
+        ("POST", "/generate"): knowing_salt(said({"output_ids": [115], "meta_info": meta})),
     }

@@ -42,6 +42,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.reply: Any = REPLY
         self.status = 200
+        self.knows_salt = True
         self.asked: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
 
@@ -64,6 +65,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._say(200, {"tokens": ids, "count": len(ids), "max_model_len": 32768})
         self.server.asked.append(body)
         self.server.headers.append(dict(self.headers))
+        if self.server.knows_salt and not isinstance(body.get("cache_salt", ""), str):
+            return self._say(422, {"detail": "Input should be a valid string"})
         return self._say(self.server.status, self.server.reply)
 
     def _say(self, status: int, described: Any) -> None:
@@ -111,6 +114,13 @@ def test_what_it_can_do(server: Server, cloud: Sglang) -> None:
     able = cloud.engine.abilities
     assert (able.engine, able.model, able.meter, able.salt) == ("SGLang", "qwen", True, True)
     assert (able.top, able.priority, able.tokenizer) == (2, "none", True)
+
+
+def test_one_that_takes_anything_for_a_salt_has_none(server: Server, cloud: Sglang) -> None:
+    """Before July 2026 `/generate` ignored the field without a word."""
+    server.knows_salt = False
+    cloud.check(ByteTokenizer())
+    assert not cloud.engine.abilities.salt
 
 
 def test_sampling_and_the_end(server: Server, cloud: Sglang) -> None:

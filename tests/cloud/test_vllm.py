@@ -101,6 +101,12 @@ def test_without_salt_and_priority_neither_is_sent(server: DialectServer, cloud:
     assert "cache_salt" not in body
 
 
+def test_one_that_takes_anything_for_a_salt_has_none(server: DialectServer, cloud: Vllm) -> None:
+    server.routes["POST", COMPLETIONS] = said(completion([98]))
+    cloud.check(ByteTokenizer())
+    assert not cloud.abilities.salt
+
+
 @pytest.mark.parametrize(("urgent", "priority"), [(True, 0), (False, 1)])
 def test_salt_and_priority_where_it_has_them(
     server: DialectServer, cloud: Vllm, urgent: bool, priority: int

@@ -1,7 +1,7 @@
 """The commands' options that stand for settings, and which command honours which setting."""
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
 from types import NoneType, UnionType
@@ -11,8 +11,11 @@ import msgspec
 import typer
 
 from edgewise import settings
-from edgewise.errors import EdgewiseError
+from edgewise.addresses import is_url
+from edgewise.cli import render
+from edgewise.errors import EdgewiseError, UsageError
 from edgewise.evaluation.tasks.base import Grading
+from edgewise.routers.named import runs_code
 from edgewise.settings import NAMES, Settings
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
@@ -66,7 +69,7 @@ def takes(
             context = values[asked] if asked else values.pop(_CONTEXT)
             flags = {name: values.pop(name) for name in options}
             flags |= {name: _first(values[name]) for name in reads if name in own}
-            chosen = settings.load(flags, refused=refused, reader=context.command_path)
+            chosen = settings.load(flags, refused=refused, reader=context.command_path, vet=_vetted)
             command(**values, chosen=chosen)
 
         # What Typer reads; without it `wraps` would show it the command's own.
@@ -104,6 +107,17 @@ def fix(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:
     """What the error says to do, in the same words; None where it says nothing."""
     where = _reached(error, parameters)
     return error.hint and error.hint + (f" ({where})" if where else "")
+
+
+def _vetted(chosen: Settings, of_file: Collection[str]) -> None:
+    """A folder's file neither runs code nor says unseen where prompts and key go."""
+    if "router" in of_file and chosen.router and runs_code(chosen.router):
+        raise UsageError(
+            f"router in {settings.FILE} runs code, which a file in the working folder may not",
+            hint="name it with --router or EDGEWISE_ROUTER",
+        )
+    if "cloud" in of_file and is_url(chosen.cloud or ""):
+        render.note(f"{settings.FILE} names the cloud: {chosen.cloud}")
 
 
 def _reached(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:

@@ -108,6 +108,10 @@ class LocalSession:
         self._used = True
         self._in_background(partial(self._prefill, list(ids)))
 
+    def forget(self) -> None:
+        """Drop what the KV cache holds, after what was asked before and before what comes next."""
+        self._in_background(self._drop)
+
     def close(self) -> None:
         """Consults still waiting fail; the thread gives the cache back when it is free."""
         if self._used and not self._closing.is_set():
@@ -121,6 +125,10 @@ class LocalSession:
         if self._session is None:
             self._session = self._cloud.model.session(_KEPT, top=TOP)
         return self._session
+
+    def _drop(self) -> None:
+        if self._session is not None and not self._closing.is_set():
+            self._session.rewind(0)
 
     def _end(self) -> None:
         if self._session is not None:

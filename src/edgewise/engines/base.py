@@ -52,6 +52,7 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
 class Client(msgspec.Struct, frozen=True):
     """Whose consult it is: `session` keeps a replica's cache warm, `salt` keeps tenants apart.
 
+    `tenant` is who must not learn what others ask, where several share an engine: a gateway's key.
     `sent` is told what travels.
     """
 
@@ -59,6 +60,7 @@ class Client(msgspec.Struct, frozen=True):
     salt: str = ""
     urgent: bool = True
     sent: Sent | None = None
+    tenant: str = ""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -119,6 +121,18 @@ class Engine(ABC):
     async def has_salt(self, ids: Sequence[int]) -> bool:
         """Whether prefix caches can be kept apart."""
         return False
+
+    async def advice(self) -> str | None:
+        """What is to be changed where several tenants share the engine; None where nothing is.
+
+        One sentence, after a probe; raises a `CloudError`.
+        """
+        if self.abilities.salt:
+            return None
+        return (
+            f"The engine at {self.url!r} has no salt that keeps the caches of several keys apart, "
+            "so how long a consult takes can tell what others asked; choose a version that has one."
+        )
 
     async def probe(self) -> Abilities:
         """Find out what the engine can do; raises `CloudRejected` for one that takes no ids.

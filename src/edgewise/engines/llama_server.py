@@ -1,20 +1,27 @@
 """The large model behind a llama-server: `POST /completion`, token ids both ways."""
 
-from collections.abc import Sequence
-from typing import Any
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import msgspec
 
-from edgewise.engines.base import NOBODY, TOP, Client, candidates, sampling_fields
+from edgewise.engines.base import NOBODY, TOP, Abilities, Client, candidates, sampling_fields
 from edgewise.engines.http import HttpEngine, decoded
+from edgewise.engines.llama_slots import SlotTable
+from edgewise.errors import CloudProtocolError, CloudRejected
 from edgewise.sampling import Sampling
 from edgewise.verdict import Verdict
 
 # Without it the reply echoes the prompt.
-_FIELDS = ["tokens", "completion_probabilities", "timings", "stop_type"]
+_FIELDS = ["tokens", "completion_probabilities", "timings", "stop_type", "id_slot"]
 
 # In the order in which Edgewise applies them.
 _SAMPLERS = ["temperature", "top_k", "top_p", "min_p"]
+
+# Ids of a prompt that is made up to see what is reused, and how many of them are no coincidence.
+_MADE_UP, _NOTED = 32, 16
 
 
 class _TopLogprob(msgspec.Struct):
@@ -42,10 +49,65 @@ class _Completion(msgspec.Struct):
     stop_type: str = "limit"
 
 
+class _Props(msgspec.Struct):
+    total_slots: Annotated[int, msgspec.Meta(ge=1, le=65_536)]
+
+
+class _Placed(msgspec.Struct):
+    id_slot: int = -1
+
+
+class _Looked(_Placed):
+    timings: _Timings = msgspec.field(default_factory=_Timings)
+
+
+class _Habits(msgspec.Struct, frozen=True):
+    """How a server goes about its slots, none of which can be named where `slots` is None.
+
+    `apart`: a request to a slot reuses what that slot holds or nothing, and nothing on demand.
+    `shared`: a request that names no slot reuses what another's held.
+    """
+
+    slots: SlotTable | None
+    apart: bool = False
+    shared: bool = True
+
+
 class LlamaServerEngine(HttpEngine):
-    """Implements `Engine`. It has no salt and no priority; the prefix cache is per slot."""
+    """Implements `Engine`. It has no salt and no priority; the prefix cache is per slot.
+
+    A client with a tenant is given a slot and reuses only what its own tenant left there, or
+    nothing at a server that mixes up its slots' prompts (`--cache-ram` does). Without a tenant the
+    server chooses the slot.
+    """
 
     dialect = "llama-server"
+
+    def __init__(self, url: str, *, key: str | None = None) -> None:
+        super().__init__(url, key=key)
+        self._slots: SlotTable | None = None
+        self._habits: _Habits | None = None
+        self._starts = 0
+        self._looking = asyncio.Lock()
+
+    async def probe(self) -> Abilities:
+        self._forget_habits()
+        return await super().probe()
+
+    async def advice(self) -> str | None:
+        habits = await self._learnt()
+        if habits.apart and not habits.shared:
+            return None
+        found = (
+            "hands the prompts of some requests to others"
+            if habits.apart
+            else "mixes up its slots' prompts, so nothing is reused for devices with keys, and how "
+            "long a consult takes may still tell what others asked"
+        )
+        return (
+            f"The llama-server at {self.url!r} {found}; start it with --slot-prompt-similarity 0 "
+            "--cache-ram 0 --no-kv-unified."
+        )
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
@@ -53,7 +115,6 @@ class LlamaServerEngine(HttpEngine):
         body: dict[str, Any] = {
             "prompt": ids,
             "n_predict": n,
-            "cache_prompt": True,
             "return_tokens": True,
             "n_probs": TOP,
             "response_fields": _FIELDS,
@@ -61,16 +122,78 @@ class LlamaServerEngine(HttpEngine):
         }
         if not sampling.greedy:
             body["samplers"] = _SAMPLERS
-        answered = await self.post("/completion", body, client, ids=len(ids))
-        reply = decoded(answered, _Completion, self.dialect)
+        reply = decoded(await self._completion(body, client), _Completion, self.dialect)
         return _verdict(reply, n)
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
-        body = {"prompt": ids, "n_predict": 0, "cache_prompt": True}
-        await self.post("/completion", body, client, ids=len(ids))
+        await self._completion(
+            {"prompt": ids, "n_predict": 0, "response_fields": ["id_slot"]}, client
+        )
 
     async def tokenize(self, text: str) -> list[int] | None:
         return await self.tokens({"content": text, "add_special": False, "parse_special": False})
+
+    async def _completion(self, body: Mapping[str, Any], client: Client) -> bytes:
+        """The reply to `body`, for which nothing of another tenant's is reused."""
+        if not client.tenant:
+            return await self._posted(body, client, {"cache_prompt": True})
+        habits = await self._learnt()
+        if habits.slots is None:
+            return await self._posted(body, client, {"cache_prompt": False})
+        async with habits.slots.place(client.session, client.tenant) as place:
+            where = {"id_slot": place.slot, "cache_prompt": place.reuse and habits.apart}
+            answered = await self._posted(body, client, where)
+            if decoded(answered, _Placed, self.dialect).id_slot != place.slot:
+                # It was started anew, with fewer slots.
+                self._forget_habits()
+            return answered
+
+    async def _posted(
+        self, body: Mapping[str, Any], client: Client, where: Mapping[str, Any]
+    ) -> bytes:
+        return await self.post("/completion", {**body, **where}, client, ids=len(body["prompt"]))
+
+    def _forget_habits(self) -> None:
+        self._starts += 1
+        self._habits = None
+
+    async def _learnt(self) -> _Habits:
+        """The server's habits, found out when they are needed first; raises a `CloudError`."""
+        async with self._looking:
+            while (habits := self._habits) is None:
+                starts, found = self._starts, await self._look()
+                if starts == self._starts:
+                    self._habits = found
+            return habits
+
+    async def _look(self) -> _Habits:
+        """Prompts that nobody has asked before, once each to the last slot, then to any."""
+        try:
+            total = decoded(await self.get("/props"), _Props, self.dialect).total_slots
+        except (CloudRejected, CloudProtocolError):
+            return _Habits(None)
+        # A server that was started anew holds less than the table says, never more.
+        if self._slots is None or len(self._slots) != total:
+            self._slots = SlotTable(total)
+        first, second = self._made_up(), self._made_up()
+        there = {"id_slot": total - 1, "cache_prompt": False}
+        looks = [await self._reuses(prompt, there) for prompt in (first, first, second)]
+        looks.append(await self._reuses(first, {**there, "cache_prompt": True}))
+        anywhere = [*first[:-4], *second[-4:]]
+        shared = await self._reuses(anywhere, {"cache_prompt": True})
+        # With one slot there is no other to go to.
+        return _Habits(self._slots, apart=not any(looks), shared=shared and total > 1)
+
+    async def _reuses(self, prompt: Sequence[int], where: Mapping[str, Any]) -> bool:
+        """Whether so much was reused, or another slot took it, that it cannot be chance."""
+        body = {"prompt": prompt, "n_predict": 0, "response_fields": ["timings", "id_slot"]}
+        reply = decoded(await self._posted(body, NOBODY, where), _Looked, self.dialect)
+        elsewhere = reply.id_slot != where.get("id_slot", reply.id_slot)
+        return elsewhere or reply.timings.cache_n is None or reply.timings.cache_n >= _NOTED
+
+    def _made_up(self) -> list[int]:
+        ids = sorted({token for known in self.vocabulary or ((1, 2, 3),) for token in known})
+        return [secrets.choice(ids) for _ in range(_MADE_UP)]
 
 
 def _verdict(reply: _Completion, n: int) -> Verdict:

@@ -12,6 +12,7 @@ from edgewise.engines.base import (
     candidates,
     for_each,
     sampling_fields,
+    side_by_side,
     uncached,
 )
 from edgewise.engines.http import HttpEngine, decoded
@@ -67,10 +68,17 @@ class SglangEngine(HttpEngine):
         return _verdict(reply, n)
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
+        """As `Engine.has_salt`; who takes a number for a salt does not know what it is."""
+        async with side_by_side() as requests:
+            taken = requests.begin(self._takes(ids, "edgewise-probe"))
+            no_salt = requests.begin(self._takes(ids, 0))
+        return taken.result() and not no_salt.result()
+
+    async def _takes(self, ids: Sequence[int], salt: object) -> bool:
         body = {
             "input_ids": list(ids),
             "sampling_params": {"max_new_tokens": 1, "temperature": 0},
-            "cache_salt": "edgewise-probe",
+            "cache_salt": salt,
         }
         try:
             await self.post("/generate", body)

@@ -19,6 +19,7 @@ from edgewise.engines.base import (
     candidates,
     for_each,
     sampling_fields,
+    side_by_side,
     uncached,
 )
 from edgewise.engines.http import HttpEngine, decoded, served_model
@@ -119,7 +120,11 @@ class VllmEngine(HttpEngine):
         return "lower first" if await self._accepts(ids, priority=1) else "none"
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
-        return await self._accepts(ids, cache_salt="edgewise-probe")
+        """As `Engine.has_salt`; who takes a number for a salt does not know what it is."""
+        async with side_by_side() as requests:
+            taken = requests.begin(self._accepts(ids, cache_salt="edgewise-probe"))
+            no_salt = requests.begin(self._accepts(ids, cache_salt=0))
+        return taken.result() and not no_salt.result()
 
     async def _accepts(self, ids: Sequence[int], **fields: Any) -> bool:
         try:

@@ -56,6 +56,8 @@ class Gateway:
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
         await self.fleet.start()
         log.info("started", engines=len(self.fleet.replicas), model=self.fleet.model)
+        if self.keys.required:
+            await self.fleet.warn_of_shared_caches()
         sweeping = asyncio.create_task(self._sweep())
         yield
         sweeping.cancel()

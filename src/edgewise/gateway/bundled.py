@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from edgewise.addresses import bundled
-from edgewise.cloud.local import LocalCloud
+from edgewise.cloud.local import LocalCloud, LocalSession
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines.base import NOBODY, Client, Engine
 from edgewise.prompts import Prompt
@@ -16,7 +16,10 @@ DEADLINE = 600.0
 
 
 class BundledEngine(Engine):
-    """Implements `Engine` in this process; a session's prefix stays in the slot it was last in."""
+    """Implements `Engine` in this process; a session's prefix stays in the slot it was last in.
+
+    A slot that is given to another tenant's session forgets what it holds.
+    """
 
     dialect = "bundled"
 
@@ -24,18 +27,17 @@ class BundledEngine(Engine):
         super().__init__("bundled")
         self._cloud = LocalCloud(LlamaModel(bundled("cloud"), slots=SLOTS))
         self._sessions = [self._cloud.open(Prompt(())) for _ in range(SLOTS)]
-        self._owners = [""] * SLOTS
+        self._owners = [NOBODY] * SLOTS
         self._turn = 0
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
     ) -> Verdict:
-        session = self._sessions[self._slot(client.session)]
-        asked = session.ask(ids, n, sampling, DEADLINE)
+        asked = self._session(client).ask(ids, n, sampling, DEADLINE)
         return await asyncio.wrap_future(asked)
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
-        self._sessions[self._slot(client.session)].prefill(ids)
+        self._session(client).prefill(ids)
 
     async def tokenize(self, text: str) -> list[int] | None:
         return self._cloud.model.tokenizer.encode(text)
@@ -51,10 +53,16 @@ class BundledEngine(Engine):
             session.close()
         await asyncio.to_thread(self._cloud.close)
 
-    def _slot(self, session: str) -> int:
-        """The session's own, else the one that has not been given away for longest."""
-        if session in self._owners:
-            return self._owners.index(session)
+    async def advice(self) -> str | None:
+        """None: its slots forget by themselves."""
+
+    def _session(self, client: Client) -> LocalSession:
+        """In the client's own slot, else in the one that has not been given away for longest."""
+        for session, owner in zip(self._sessions, self._owners, strict=True):
+            if (owner.tenant, owner.session) == (client.tenant, client.session):
+                return session
         self._turn = (self._turn + 1) % SLOTS
-        self._owners[self._turn] = session
-        return self._turn
+        if self._owners[self._turn].tenant != client.tenant:
+            self._sessions[self._turn].forget()
+        self._owners[self._turn] = client
+        return self._sessions[self._turn]

@@ -211,7 +211,7 @@ class Connection:
         """Let the engine compute what was pushed while nobody waits; the latest push counts."""
         if self._warming is not None:
             self._warming.cancel()
-        work = self._shared.consults.warm(list(session.ledger.ids), session)
+        work = self._shared.consults.warm(list(session.ledger.ids), session, self._key)
         self._warming = asyncio.create_task(work)
 
     async def _send(self, frame: FromGateway) -> None:

@@ -9,7 +9,7 @@ import structlog
 from edgewise.engines.base import Client
 from edgewise.errors import CloudError, EdgewiseError, UsageError
 from edgewise.gateway.fleet import Busy, Fleet
-from edgewise.gateway.keys import Key, Keys
+from edgewise.gateway.keys import ANYBODY, Key, Keys
 from edgewise.gateway.limits import Limits
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Session
@@ -34,7 +34,12 @@ log = structlog.get_logger("edgewise.gateway")
 
 
 class KeyedConsults:
-    """Every connection's consults, within the limits of its key. Sends nothing itself."""
+    """Every connection's consults, within the limits of its key. Sends nothing itself.
+
+    A key is a tenant: no other may learn from an engine's cache what it asked. What of a prompt was
+    cached or computed, and the engine's own time, are told only where every engine keeps caches
+    apart by a salt, or where there are no keys: then all devices are one tenant.
+    """
 
     def __init__(self, fleet: Fleet, keys: Keys, metrics: GatewayMetrics) -> None:
         self._fleet, self._keys, self._metrics = fleet, keys, metrics
@@ -59,11 +64,11 @@ class KeyedConsults:
         self._metrics.asks.labels(outcome).inc()
         self._metrics.seconds.observe(time.monotonic() - begun)
 
-    async def warm(self, ids: Sequence[int], session: Session) -> None:
+    async def warm(self, ids: Sequence[int], session: Session, key: Key) -> None:
         """Let the engine compute what was pushed. Nobody waits for it."""
         outcome = "superseded"
         try:
-            client = Client(session.name, session.salt, urgent=False)
+            client = _client(session, key, urgent=False)
             async with session.turn:
                 await self._fleet.prefill(ids, client)
             outcome = "warmed"
@@ -89,7 +94,7 @@ class KeyedConsults:
             return _busy(frame, wait)
         try:
             sampling = unpacked(frame.sampling)
-            client = Client(session.name, session.salt)
+            client = _client(session, key)
             async with asyncio.timeout(frame.deadline / 1000), session.turn:
                 verdict = await self._fleet.complete(ids, frame.n, sampling, client)
         except TimeoutError:
@@ -101,7 +106,7 @@ class KeyedConsults:
         except UsageError as error:
             return Failed(frame.ask, "rejected", str(error))
         self._count(verdict, key)
-        return _reply(frame, verdict)
+        return _reply(frame, verdict, metered=key is ANYBODY or self._fleet.salted)
 
     def _count(self, verdict: Verdict, key: Key) -> None:
         written = len(verdict.ids)
@@ -109,6 +114,11 @@ class KeyedConsults:
         self._metrics.tokens.labels(key.name).inc(written)
         self._metrics.prompt.labels("hit").inc(verdict.cached or 0)
         self._metrics.prompt.labels("miss").inc(verdict.computed or 0)
+
+
+def _client(session: Session, key: Key, *, urgent: bool = True) -> Client:
+    tenant = "" if key is ANYBODY else key.name
+    return Client(session.name, session.salt, urgent=urgent, tenant=tenant)
 
 
 def _busy(frame: Ask, wait: float) -> Failed:
@@ -127,15 +137,15 @@ def _failed(frame: Ask, error: CloudError, session: Session) -> Failed:
     return Failed(frame.ask, error.reason, _SAID[error.reason], None, error.request_id)
 
 
-def _reply(frame: Ask, verdict: Verdict) -> Reply:
+def _reply(frame: Ask, verdict: Verdict, *, metered: bool) -> Reply:
     tops = verdict.top if frame.top else ()
     return Reply(
         frame.ask,
         verdict.ids,
         verdict.logprobs,
         verdict.stopped,
-        verdict.cached,
-        verdict.computed,
-        verdict.engine_seconds,
+        verdict.cached if metered else None,
+        verdict.computed if metered else None,
+        verdict.engine_seconds if metered else None,
         tuple(tuple((one.id, one.logprob) for one in top[: frame.top]) for top in tops),
     )

@@ -102,6 +102,14 @@ class Fleet:
         self._tell(problems)
         self._watch = asyncio.create_task(self._keep_looking())
 
+    async def warn_of_shared_caches(self) -> None:
+        """Log what the engines' operator should change, where several keys share their caches."""
+        well = [replica for replica in self.replicas if replica.up]
+        told = await asyncio.gather(*(_advice(replica.engine) for replica in well))
+        for replica, advice in zip(well, told, strict=True):
+            if advice is not None:
+                log.warning("caches are shared", engine=replica.engine.url, why=advice)
+
     async def close(self) -> None:
         """Stop looking, close the connections."""
         if self._watch is not None:
@@ -112,6 +120,11 @@ class Fleet:
     def up(self) -> int:
         """Engines that are well."""
         return sum(replica.up for replica in self.replicas)
+
+    @property
+    def salted(self) -> bool:
+        """Whether every engine keeps the caches of several tenants apart by a salt."""
+        return all(replica.engine.abilities.salt for replica in self.replicas)
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client
@@ -196,6 +209,14 @@ class Fleet:
             )
         self.tokenizer, self.engine = known, abilities.engine
         self.model = abilities.model or ""
+
+
+async def _advice(engine: Engine) -> str | None:
+    try:
+        async with asyncio.timeout(HEALTH_SECONDS * 5):
+            return await engine.advice()
+    except (CloudError, TimeoutError) as error:
+        return f"Nothing shows that it keeps the caches of several keys apart ({_said(error)})."
 
 
 def _said(problem: Exception | None) -> str:

@@ -51,6 +51,11 @@ class Keys:
         if path is not None:
             self._load()
 
+    @property
+    def required(self) -> bool:
+        """Whether a device must show one; where not, all are one tenant."""
+        return self._path is not None
+
     def find(self, secret: str) -> Key | None:
         """The key, in constant time; None for one that is not, or no longer, there."""
         if self._path is None:

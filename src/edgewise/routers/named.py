@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+from edgewise.addresses import local_folder
 from edgewise.edge.base import Needs
 from edgewise.errors import EdgewiseError, UsageError
-from edgewise.registry import Registry, code_file
+from edgewise.registry import Registry, code_file, is_code
 from edgewise.routers.base import Router, Trained
-from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard
+from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard, read_card
 from edgewise.routers.constant import Constant
 
 ROUTERS: Registry[type[Router]] = Registry(
@@ -38,6 +39,14 @@ def is_router(name: str) -> bool:
 def is_trained(kind: str) -> bool:
     """Whether routers of this kind are loaded from a checkpoint's weights."""
     return hasattr(ROUTERS.load(kind), "load")
+
+
+def runs_code(name: str) -> bool:
+    """Whether `name` is code by itself, or a folder whose card says what code to run."""
+    if is_code(name):
+        return True
+    folder = local_folder(name)
+    return folder is not None and is_code(read_card(folder).kind)
 
 
 def router_named(name: str) -> Router:

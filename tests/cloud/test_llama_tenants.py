@@ -1,0 +1,360 @@
+"""What a llama-server is asked for a tenant: a slot of its own, and to reuse nothing of others'."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from edgewise.addresses import bundled
+from edgewise.engines.base import NOBODY, Client
+from edgewise.engines.llama_server import LlamaServerEngine
+from edgewise.errors import CloudError, CloudProtocolError, CloudRejected
+from edgewise.sampling import Sampling
+from edgewise.testing.scripted_edge import ByteTokenizer
+from tests.cloud.dialects import DialectServer, said, serving
+from tests.llama_server_process import RECOMMENDED, llama_server
+
+A, B = Client("sa", tenant="a"), Client("sb", tenant="b")
+LONG = list(range(10, 60))
+
+
+class Slots:
+    """A llama-server's slots. `ram`: prompts that a slot loses come back in any other.
+
+    `similar`: a request that names no slot goes where its prompt is known. `asked` holds the
+    requests about `LONG`, without those of probes.
+    """
+
+    def __init__(self, count: int = 2, *, ram: bool = False, similar: bool = False) -> None:
+        self.held: list[list[int]] = [[] for _ in range(count)]
+        self.ram, self.similar = ram, similar
+        self.lost: list[list[int]] = []
+        self.asked: list[dict[str, Any]] = []
+        self.turn = 0
+
+    def props(self, body: Any) -> tuple[int, Any]:
+        return 200, {"total_slots": len(self.held)}
+
+    def complete(self, body: Any) -> tuple[int, Any]:
+        prompt, count = body["prompt"], len(self.held)
+        if prompt[-len(LONG) :] == LONG:
+            self.asked.append(body)
+        slot = body.get("id_slot", -1) % count if "id_slot" in body else self._any(prompt)
+        known = [self.held[slot], *(self.lost if self.ram else [])]
+        cached = max(shared(prompt, one) for one in known) if body["cache_prompt"] else 0
+        self.lost.append(self.held[slot])
+        self.held[slot] = prompt
+        timings = {"cache_n": cached, "prompt_n": len(prompt) - cached}
+        return 200, {"tokens": [97], "id_slot": slot, "timings": timings}
+
+    def _any(self, prompt: Sequence[int]) -> int:
+        best = max(range(len(self.held)), key=lambda slot: shared(prompt, self.held[slot]))
+        if self.similar and shared(prompt, self.held[best]):
+            return best
+        self.turn += 1
+        return self.turn % len(self.held)
+
+    def routes(self) -> dict[tuple[str, str], Any]:
+        return {
+            ("GET", "/health"): said({}),
+            ("GET", "/v1/models"): said({"data": [{"id": "m", "owned_by": "llamacpp"}]}),
+            ("GET", "/props"): self.props,
+            ("POST", "/tokenize"): tokens,
+            ("POST", "/completion"): self.complete,
+        }
+
+    @property
+    def where(self) -> list[tuple[int | None, bool]]:
+        """Slot and reuse of each request."""
+        return [(body.get("id_slot"), body["cache_prompt"]) for body in self.asked]
+
+
+def tokens(body: Any) -> tuple[int, Any]:
+    return 200, {"tokens": ByteTokenizer().encode(body["content"])}
+
+
+def shared(one: Sequence[int], other: Sequence[int]) -> int:
+    count = 0
+    for first, second in zip(one, other, strict=False):
+        if first != second:
+            break
+        count += 1
+    return count
+
+
+Work = Callable[[LlamaServerEngine], Awaitable[Any]]
+
+
+def at(slots: Slots, work: Work) -> DialectServer:
+    """Do `work` with an engine in front of `slots`."""
+    with serving(slots.routes()) as server:
+        with_engine(server.url, work)
+    return server
+
+
+def with_engine(url: str, work: Work) -> None:
+    async def run() -> None:
+        engine = LlamaServerEngine(url)
+        try:
+            await work(engine)
+        finally:
+            await engine.close()
+
+    asyncio.run(run())
+
+
+async def ask(engine: LlamaServerEngine, client: Client, ids: Sequence[int] = LONG) -> int | None:
+    """How many ids were cached."""
+    return (await engine.complete(list(ids), 1, Sampling(), client)).cached
+
+
+def test_a_tenant_has_a_slot_and_reuses_its_own() -> None:
+    slots = Slots()
+
+    async def work(engine: LlamaServerEngine) -> None:
+        await engine.probe()
+        for _ in range(2):
+            await engine.prefill(LONG, A)
+            assert await ask(engine, B) in (0, len(LONG))
+
+    at(slots, work)
+    (first, second), again = slots.where[:2], slots.where[2:]
+    assert {first[0], second[0]} == {0, 1}
+    assert not first[1]
+    assert not second[1]
+    assert again == [(first[0], True), (second[0], True)]
+
+
+def test_without_a_tenant_the_server_chooses_and_is_asked_nothing_else() -> None:
+    slots = Slots()
+
+    async def work(engine: LlamaServerEngine) -> None:
+        await ask(engine, NOBODY)
+        await ask(engine, Client("s"))
+
+    server = at(slots, work)
+    assert slots.where == [(None, True), (None, True)]
+    assert [path for path, _ in server.asked] == ["/completion"] * 2
+
+
+def test_the_one_slot_of_a_server_changes_hands_empty() -> None:
+    slots = Slots(1)
+
+    async def work(engine: LlamaServerEngine) -> None:
+        assert [await ask(engine, client) for client in (A, A, B, B, A)] == [0, 50, 0, 50, 0]
+
+    at(slots, work)
+
+
+def test_at_a_server_that_mixes_up_its_slots_nothing_is_reused() -> None:
+    slots = Slots(ram=True)
+
+    async def work(engine: LlamaServerEngine) -> None:
+        for client in (A, A, B, B):
+            assert await ask(engine, client) == 0
+        assert "mixes up its slots' prompts" in (await engine.advice() or "")
+
+    at(slots, work)
+
+
+class Deaf(Slots):
+    """Reuses a prompt whatever it is asked."""
+
+    def complete(self, body: Any) -> tuple[int, Any]:
+        status, answer = super().complete({**body, "cache_prompt": True})
+        if self.asked:
+            self.asked[-1] = body
+        return status, answer
+
+
+class Elsewhere(Slots):
+    """Has a slot of its own choice for everything."""
+
+    def complete(self, body: Any) -> tuple[int, Any]:
+        return super().complete({**body, "id_slot": 0})
+
+
+@pytest.mark.parametrize("kind", [Deaf, Elsewhere])
+def test_a_server_that_ignores_what_it_is_asked_is_asked_to_reuse_nothing(
+    kind: type[Slots],
+) -> None:
+    slots = kind()
+
+    async def work(engine: LlamaServerEngine) -> None:
+        assert "nothing is reused" in (await engine.advice() or "")
+        slots.asked.clear()
+        for client in (A, A, B, B):
+            await ask(engine, client)
+
+    at(slots, work)
+    assert [reuse for _, reuse in slots.where] == [False] * 4
+
+
+@pytest.mark.parametrize(
+    ("slots", "advised"),
+    [(Slots(similar=True), True), (Slots(), False), (Slots(1, similar=True), False)],
+)
+def test_the_flag_is_checked_by_what_the_server_does(slots: Slots, advised: bool) -> None:
+    async def work(engine: LlamaServerEngine) -> None:
+        await engine.probe()
+        advice = await engine.advice()
+        assert (advice is not None) is advised
+        assert advice is None or "--slot-prompt-similarity 0" in advice
+
+    at(slots, work)
+
+
+@pytest.mark.parametrize(
+    "props",
+    [
+        (404, b"no such path"),
+        (200, {"total_slots": 0}),
+        (200, {"total_slots": 10**9}),
+        (200, {"total_slots": "2"}),
+        (200, b"<html>"),
+    ],
+)
+def test_a_server_that_does_not_say_how_many_slots_it_has(props: tuple[int, Any]) -> None:
+    slots = Slots()
+    routes = {**slots.routes(), ("GET", "/props"): lambda body: props}
+
+    async def work(engine: LlamaServerEngine) -> None:
+        assert [await ask(engine, client) for client in (A, A)] == [0, 0]
+        assert "nothing is reused" in (await engine.advice() or "")
+
+    with serving(routes) as server:
+        with_engine(server.url, work)
+    assert slots.where == [(None, False)] * 2
+
+
+def test_a_request_that_failed_proves_nothing() -> None:
+    slots = Slots(1)
+    replies: list[tuple[int, Any]] = [(200, b"{"), (500, b"oops"), (400, b"too long")]
+
+    def complete(body: Any) -> tuple[int, Any]:
+        answer = slots.complete(body)
+        return replies.pop() if body["prompt"][0] == 99 else answer
+
+    async def work(engine: LlamaServerEngine) -> None:
+        await ask(engine, A)
+        for error in (CloudRejected, CloudError, CloudProtocolError):
+            with pytest.raises(error):
+                await ask(engine, B, [99, *LONG])
+            assert slots.where[-1] == (0, False)
+        assert await ask(engine, B) == 0
+        assert await ask(engine, B) == len(LONG)
+
+    with serving({**slots.routes(), ("POST", "/completion"): complete}) as server:
+        with_engine(server.url, work)
+
+
+def test_a_server_that_comes_back_with_fewer_slots_is_looked_at_again() -> None:
+    """Numbers beyond its last slot wrap around there: two keys would share one."""
+    slots = Slots(4)
+
+    async def work(engine: LlamaServerEngine) -> None:
+        clients = [Client(f"s{n}", tenant=f"t{n}") for n in range(4)]
+        for client in clients:
+            await ask(engine, client)
+        slots.held = [[], []]
+        for client in clients:
+            await ask(engine, client)
+        slots.asked.clear()
+        for client in clients:
+            assert await ask(engine, client) == 0
+        assert {body["id_slot"] for body in slots.asked} == {0, 1}
+
+    at(slots, work)
+
+
+def test_a_probe_looks_again_and_keeps_what_still_holds() -> None:
+    slots = Slots(8)
+
+    async def work(engine: LlamaServerEngine) -> None:
+        await ask(engine, A)
+        await engine.probe()
+        assert await ask(engine, A) == len(LONG)
+        slots.ram = True
+        await engine.probe()
+        assert await ask(engine, A) == 0
+
+    at(slots, work)
+
+
+def test_those_who_come_while_it_is_looked_at_wait_for_that_one_look() -> None:
+    slots = Slots(4)
+
+    async def work(engine: LlamaServerEngine) -> None:
+        clients = [Client(f"s{n}", tenant=f"t{n}") for n in range(4)]
+        impatient = asyncio.create_task(ask(engine, A))
+        await asyncio.sleep(0.03)
+        impatient.cancel()
+        await asyncio.gather(*(ask(engine, client) for client in clients))
+
+    with serving(slots.routes(), seconds=0.02) as server:
+        with_engine(server.url, work)
+        assert [path for path, _ in server.asked].count("/props") <= 2
+    assert len({body["id_slot"] for body in slots.asked}) == 4
+
+
+FLAGS: dict[str, Mapping[str, float]] = {
+    "none": {},
+    "one slot": {"n_parallel": 1},
+    "one cache for all slots": {"kv_unified": True, "n_parallel": 3},
+    "by similarity": {"cache_ram_mib": 0},
+    "recommended": RECOMMENDED,
+}
+
+
+@pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
+def test_at_a_real_server_no_more_is_cached_than_the_tenant_itself_has_asked(
+    flags: Mapping[str, float],
+) -> None:
+    """Three tenants with two sessions each on fewer slots, prompts that begin alike, some cut."""
+    rng = random.Random(7)
+    roots = [[rng.randrange(10, 1000) for _ in range(60)] for _ in range(2)]
+    clients = [Client(f"{t}{s}", tenant=t) for t in "abc" for s in range(2)]
+    mine: dict[str, list[list[int]]] = {"a": [], "b": [], "c": []}
+    cached: list[int] = []
+
+    async def one(engine: LlamaServerEngine, client: Client) -> None:
+        root = rng.choice(roots)
+        prompt = [*root[: rng.randrange(20, 60)], *rng.choices(range(10, 30), k=3)]
+        before = [*mine[client.tenant]]
+        mine[client.tenant].append(prompt)
+        task = asyncio.create_task(engine.complete(prompt, 1, Sampling(), client))
+        if rng.random() < 0.2:
+            await asyncio.sleep(0.001)
+            task.cancel()
+        try:
+            verdict = await task
+        except asyncio.CancelledError:
+            return
+        assert verdict.cached is not None
+        # Two sessions of a tenant may ask side by side.
+        allowed = max((shared(prompt, other) for other in before), default=0)
+        assert verdict.cached <= allowed, "another tenant's prompt was reused"
+        cached.append(verdict.cached)
+
+    async def work(engine: LlamaServerEngine) -> None:
+        await engine.probe()
+        for _ in range(25):
+            await asyncio.gather(*(one(engine, who) for who in rng.sample(clients, 3)))
+
+    with llama_server(bundled("cloud"), flags=flags) as url:
+        with_engine(url, work)
+    assert len(cached) > 40
+
+
+def test_at_a_real_server_a_slot_asked_to_reuse_nothing_computes_everything() -> None:
+    async def work(engine: LlamaServerEngine) -> None:
+        await engine.probe()
+        # One session each on two slots, then a third tenant in the slot of the first.
+        assert [await ask(engine, client) for client in (A, A, B, B)] == [0, 49, 0, 49]
+        verdict = await engine.complete(LONG, 1, Sampling(), Client("sc", tenant="c"))
+        assert (verdict.cached, verdict.computed) == (0, len(LONG))
+
+    with llama_server(bundled("cloud"), flags=RECOMMENDED) as url:
+        with_engine(url, work)

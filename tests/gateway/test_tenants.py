@@ -1,0 +1,315 @@
+"""Two keys on one engine: neither learns what the other asks, by the meter or by what is reused."""
+
+import asyncio
+import re
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from benchmarks.meter_attack import by_meter, straight, through_gateway
+from edgewise.addresses import bundled
+from edgewise.cloud.gateway import GatewayCloud
+from edgewise.edge.base import Tokenizer
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.engines.base import NOBODY, Abilities, Client
+from edgewise.engines.llama_server import LlamaServerEngine
+from edgewise.errors import CloudUnavailable
+from edgewise.gateway.bundled import SLOTS, BundledEngine
+from edgewise.gateway.keys import add_key
+from edgewise.prompts import Prompt
+from edgewise.sampling import Sampling
+from edgewise.testing.scripted_edge import ByteTokenizer
+from edgewise.verdict import Verdict
+from tests.gateway.doubles import PlainEngine
+from tests.gateway.running import Running, gateway
+from tests.llama_server_process import RECOMMENDED, llama_server
+
+FLAGS: dict[str, Mapping[str, float]] = {
+    "none": {},
+    "one slot": {"n_parallel": 1},
+    "one cache for all slots": {"kv_unified": True},
+    "a cache in RAM": {"slot_prompt_similarity": 0.0},
+    "by similarity": {"cache_ram_mib": 0},
+    "recommended": RECOMMENDED,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Iterator[Tokenizer]:
+    model = LlamaModel(bundled("edge"), threads=1)
+    yield model.tokenizer
+    model.close()
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Path, list[str]]:
+    """A file of two keys, and the keys."""
+    path = tmp_path / "keys.json"
+    names = ("laptop", "phone")
+    return path, [
+        add_key(path, name, asks_per_second=0, tokens_per_day=0, sessions=0) for name in names
+    ]
+
+
+@pytest.mark.parametrize(("flags", "aside"), [({}, False), (RECOMMENDED, True)])
+def test_the_attack_reads_secrets_where_nothing_keeps_sessions_apart(
+    tokenizer: Tokenizer, flags: Mapping[str, float], aside: bool
+) -> None:
+    """Without this the test below proves nothing. Flags alone do not stop it."""
+    with (
+        llama_server(bundled("cloud"), flags=flags) as url,
+        straight(url, tokenizer) as (victim, attacker),
+    ):
+        found = by_meter(victim, attacker, asks=60, aside=aside)
+    assert found.tokens >= 4
+    assert found.right >= found.tokens - 1
+
+
+@pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
+def test_the_meter_tells_one_key_nothing_of_another(
+    tokenizer: Tokenizer, flags: Mapping[str, float]
+) -> None:
+    with (
+        llama_server(bundled("cloud"), flags=flags) as url,
+        through_gateway(url, tokenizer) as (victim, attacker),
+    ):
+        for aside in (False, True):
+            assert by_meter(victim, attacker, asks=32, aside=aside).right == 0
+        seen = attacker(range(10, 40))
+    assert seen[:3] == (None, None, None)
+
+
+def ask(url: str, secret: str | None = None) -> Verdict:
+    """One consult of two ids."""
+    cloud = GatewayCloud(url, key=secret)
+    try:
+        cloud.check(ByteTokenizer())
+        return cloud.open(Prompt(())).ask([1, 2], 1, Sampling(), 10).result()
+    finally:
+        cloud.close()
+
+
+class Noting(PlainEngine):
+    """Keeps the clients of prefills as well; its meter is whole."""
+
+    def __init__(self, *, salt: bool = False, name: str = "plain") -> None:
+        super().__init__(
+            name,
+            lambda ids, n: Verdict(
+                ids=(97,), logprobs=(None,), cached=1, computed=len(ids) - 1, engine_seconds=0.5
+            ),
+        )
+        self.salt = salt
+
+    async def has_salt(self, ids: Sequence[int]) -> bool:
+        return self.salt
+
+    async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
+        self.clients.append(client)
+
+
+@contextmanager
+def serving(*engines: PlainEngine, keys: Path | None = None) -> Iterator[Running]:
+    with gateway(engines, keys=keys) as running:
+        yield running
+
+
+METER, NOTHING = (1, 1, 0.5), (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("salts", "with_keys", "told"),
+    [
+        ((False,), True, NOTHING),
+        ((True, False), True, NOTHING),
+        ((True,), True, METER),
+        ((False,), False, METER),
+    ],
+)
+def test_the_meter_is_told_where_caches_are_apart_or_all_are_one(
+    keys: tuple[Path, list[str]], salts: Sequence[bool], with_keys: bool, told: tuple[object, ...]
+) -> None:
+    path, secrets = keys
+    engines = [Noting(salt=salt, name=str(number)) for number, salt in enumerate(salts)]
+    with serving(*engines, keys=path if with_keys else None) as running:
+        verdicts = [ask(running.url, secret if with_keys else None) for secret in secrets]
+        counted = urllib.request.urlopen(f"{running.url}/metrics").read().decode()
+    for verdict in verdicts:
+        assert (verdict.cached, verdict.computed, verdict.engine_seconds) == told
+    # The operator sees the sums all the same.
+    assert re.search(r'prompt_tokens_total\{cache="hit"\} 2\.0', counted)
+    assert re.search(r'prompt_tokens_total\{cache="miss"\} 2\.0', counted)
+
+
+def test_no_meter_while_an_engine_has_not_been_seen(keys: tuple[Path, list[str]]) -> None:
+    path, (secret, _) = keys
+    seen, down = Noting(salt=True), Noting(salt=True, name="down")
+    down.down = CloudUnavailable("not ready")
+    with serving(seen, down, keys=path) as running:
+        assert ask(running.url, secret).cached is None
+
+
+def test_an_engine_is_told_whose_consult_and_whose_push_it_is(
+    keys: tuple[Path, list[str]],
+) -> None:
+    path, secrets = keys
+    engine = Noting()
+    with serving(engine, keys=path) as running:
+        for secret in secrets:
+            cloud = GatewayCloud(running.url, key=secret)
+            cloud.check(ByteTokenizer())
+            session = cloud.open(Prompt(()))
+            session.push(list(range(40)))
+            session.ask(list(range(41)), 1, Sampling(), 10).result()
+            cloud.close()
+    assert {client.tenant for client in engine.clients if client.urgent} == {"laptop", "phone"}
+    assert {client.tenant for client in engine.clients if not client.urgent} <= {"laptop", "phone"}
+    assert len({client.session for client in engine.clients}) == 2
+
+
+def test_without_keys_there_is_one_tenant() -> None:
+    engine = Noting()
+    with serving(engine) as running:
+        ask(running.url)
+    assert [client.tenant for client in engine.clients] == [""]
+
+
+def test_a_key_named_as_nobodys_is_a_tenant_as_well(tmp_path: Path) -> None:
+    path, engine = tmp_path / "keys.json", Noting()
+    secret = add_key(path, "anybody", asks_per_second=0, tokens_per_day=0, sessions=0)
+    with serving(engine, keys=path) as running:
+        assert ask(running.url, secret).cached is None
+    assert [client.tenant for client in engine.clients] == ["anybody"]
+
+
+def test_with_the_recommended_flags_a_key_still_reuses_its_own(
+    tokenizer: Tokenizer, keys: tuple[Path, list[str]]
+) -> None:
+    """Told by the gateway's sums: the devices are not."""
+    path, secrets = keys
+    prompts = [list(range(10, 60)), list(range(200, 250))]
+    with (
+        llama_server(bundled("cloud"), flags=RECOMMENDED) as url,
+        gateway([url], keys=path) as running,
+    ):
+        clouds = [GatewayCloud(running.url, key=secret) for secret in secrets]
+        for cloud in clouds:
+            cloud.check(tokenizer)
+        sessions = [cloud.open(Prompt(())) for cloud in clouds]
+        for _ in range(3):
+            for session, prompt in zip(sessions, prompts, strict=True):
+                session.ask(prompt, 1, Sampling(), 30).result()
+        counted = urllib.request.urlopen(f"{running.url}/metrics").read().decode()
+        for cloud in clouds:
+            cloud.close()
+    assert 'prompt_tokens_total{cache="hit"} 196.0' in counted
+
+
+@pytest.mark.parametrize(
+    ("flags", "with_keys", "said"),
+    [
+        ({}, True, "mixes up its slots' prompts"),
+        ({"cache_ram_mib": 0}, True, "hands the prompts of some requests to others"),
+        (RECOMMENDED, True, None),
+        ({}, False, None),
+    ],
+)
+def test_what_an_operator_should_change_is_logged_at_the_start(
+    keys: tuple[Path, list[str]], flags: Mapping[str, float], with_keys: bool, said: str | None
+) -> None:
+    with llama_server(bundled("cloud"), flags=flags) as url, capture_logs() as logs:
+        with gateway([url], keys=keys[0] if with_keys else None):
+            pass
+        warned = [str(entry["why"]) for entry in logs if entry["event"] == "caches are shared"]
+    structlog.reset_defaults()
+    if said is None:
+        assert warned == []
+    else:
+        (why,) = warned
+        assert said in why
+        assert "--slot-prompt-similarity 0" in why
+
+
+def test_the_deployment_starts_a_server_with_these_flags() -> None:
+    text = (Path(__file__).parents[2] / "deploy" / "compose.yaml").read_text(encoding="utf-8")
+    for flag in ("--slot-prompt-similarity 0", "--cache-ram 0", "--no-kv-unified"):
+        assert flag in text
+
+
+def test_an_engine_without_a_salt_is_told_of_too(keys: tuple[Path, list[str]]) -> None:
+    with capture_logs() as logs, serving(Noting(), Noting(salt=True, name="b"), keys=keys[0]):
+        pass
+    warned = [entry for entry in logs if entry["event"] == "caches are shared"]
+    assert [entry["engine"] for entry in warned] == ["plain"]
+    assert "no salt" in warned[0]["why"]
+
+
+def test_an_engine_that_fails_to_tell_does_not_keep_the_gateway_from_starting(
+    keys: tuple[Path, list[str]],
+) -> None:
+    class Silent(Noting):
+        async def advice(self) -> str | None:
+            raise CloudUnavailable("gone")
+
+    with capture_logs() as logs, serving(Silent(), keys=keys[0]) as running:
+        assert ask(running.url, keys[1][0]).ids == (97,)
+    assert any("Nothing shows" in str(entry.get("why")) for entry in logs)
+
+
+def test_a_bundled_slot_forgets_what_another_tenant_left() -> None:
+    prompt = list(range(10, 50))
+
+    async def cached(engine: BundledEngine, session: str, tenant: str) -> int | None:
+        return (await engine.complete(prompt, 1, Sampling(), Client(session, tenant=tenant))).cached
+
+    async def work() -> None:
+        engine = BundledEngine()
+        try:
+            for number in range(SLOTS):
+                assert await cached(engine, f"a{number}", "a") == 0
+            assert await cached(engine, "b0", "b") == 0
+            assert await cached(engine, "b0", "b") == len(prompt)
+            # Within a tenant a slot may be handed on as it is.
+            assert await cached(engine, "a9", "a") == len(prompt)
+            # Side by side: what is asked first is answered, whoever takes its slot.
+            asked = [cached(engine, f"s{n}", f"tenant {n}") for n in range(3 * SLOTS)]
+            assert await asyncio.gather(*asked) == [0] * len(asked)
+        finally:
+            await engine.close()
+
+    asyncio.run(work())
+
+
+def test_a_prefill_of_another_tenants_is_forgotten_as_well() -> None:
+    prompt = list(range(10, 50))
+
+    async def work() -> None:
+        engine = BundledEngine()
+        try:
+            for number in range(SLOTS):
+                await engine.prefill(prompt, Client(f"a{number}", tenant="a"))
+            verdict = await engine.complete(prompt, 1, Sampling(), Client("b", tenant="b"))
+            assert verdict.cached == 0
+        finally:
+            await engine.close()
+
+    asyncio.run(work())
+
+
+def test_what_the_table_of_abilities_says_of_a_llama_server() -> None:
+    async def work() -> Abilities:
+        engine = LlamaServerEngine(url)
+        try:
+            return await engine.probe()
+        finally:
+            await engine.close()
+
+    with llama_server(bundled("cloud")) as url:
+        able = asyncio.run(work())
+    assert able.meter
+    assert not able.salt
