@@ -38,7 +38,7 @@ GIVEN_UP = 3
 LONG_HEADS = (4_000, 8_000, 8_193, 9_000, 16_385, 65_536, 70_000, 300_000)
 CHAT = "/v1/chat/completions"
 ASKED = {"model": "edgewise", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
-REVOKED_SECONDS = 2.0
+REVOKED_SECONDS = 1.5
 """Within which a revoked key has stopped working, open connections included."""
 
 Honest = Callable[[], tuple[bool, tuple[str, ...]]]

@@ -49,7 +49,7 @@ class Site(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Of one kind at one site."""
+    """Of one kind at one site, `way`."""
 
     tries: int
     seen: int
@@ -57,6 +57,7 @@ class Found(NamedTuple):
     processes: int
     watchers: int
     reasons: tuple[str, ...]
+    way: str
 
 
 def replies(only: Sequence[str] = (), tokens: int = TOKENS) -> list[Row]:
@@ -88,6 +89,7 @@ def tried(site: Site, name: str, misdeed: Misdeed, tokens: int) -> Found:
         dead + site.device.ended - ended,
         int(blind),
         tuple(answer.get("reasons", [answer.get("error", "")])),
+        site.way,
     )
 
 
@@ -136,7 +138,8 @@ def _repeating(alone: dict[str, Any]) -> Callable[[Sequence[int]], int]:
 def _row(name: str, each: Sequence[Found]) -> Row:
     reasons = told(reason for found in each for reason in found.reasons)
     sums = [sum(column) for column in zip(*(found[:5] for found in each), strict=True)]
-    return Row(name, *sums, reasons)
+    where = [found.way for found in each if found.lost or found.processes or found.watchers]
+    return Row(name, *sums, f"{reasons} (at {'; '.join(where)})" if where else reasons)
 
 
 PROBED = ("/health", "/v1/models", "/tokenize")
@@ -148,14 +151,16 @@ def probes() -> list[Row]:
     for dialect in DIALECTS:
         with site(dialect, "straight", 1) as made:
             rows.append(_probed(made, dialect, None))
-            rows += [_probed(made, dialect, path) for path in PROBED]
+            if dialect != "vllm-completions":
+                rows += [_probed(made, dialect, path) for path in PROBED]
     return rows
 
 
 def _probed(made: Site, dialect: Dialect, path: str | None) -> Row:
     """Every kind at one path, None for that of the consults."""
     engine, device = made.engine, made.device
-    tries = seen = lost = 0
+    tries = seen = 0
+    lost: list[str] = []
     ended = device.ended
     for name, misdeed in kinds(made.size).items():
         if name in SLOW or (path is not None and isinstance(misdeed, Twisted)):
@@ -169,10 +174,13 @@ def _probed(made: Site, dialect: Dialect, path: str | None) -> Row:
         engine.fault, engine.aside = (lambda number: None), (lambda asked: None)
         tries += 1
         seen += engine.faults > before
-        lost += "error" in reply and not reply["own"]
+        if "error" in reply and not reply["own"]:
+            lost.append(f"{name}: {reply['error'][:60]}")
     where = path or DIALECTS[dialect].path
     device.open(engine.url, ENGINES[dialect])
-    return Row(f"{dialect}: {where}", tries, seen, lost, device.ended - ended)
+    return Row(
+        f"{dialect}: {where}", tries, seen, len(lost), device.ended - ended, note="; ".join(lost)
+    )
 
 
 def lies_to_the_watch(most: int = 24) -> list[Row]:

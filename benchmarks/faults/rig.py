@@ -128,7 +128,11 @@ def _slow_link(rig: Rig) -> None:
 
 
 def _wrong_hash(rig: Rig) -> None:
-    for session in rig.running.gateway.sessions.all():
+    sessions, end = rig.running.gateway.sessions, time.monotonic() + 5
+    # What the device has pushed comes a little later.
+    while not sessions.ids and time.monotonic() < end:
+        time.sleep(0.005)
+    for session in sessions.all():
         session.ledger.put(0, [0] * len(session.ledger.ids))
 
 
