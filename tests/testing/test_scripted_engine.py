@@ -198,3 +198,17 @@ def test_another_engine_comes_back(engine: ScriptedEngine) -> None:
         assert json.loads(response.read())["tokens"] == [7]
     with urllib.request.urlopen(engine.url + "/v1/models") as response:
         assert json.loads(response.read())["data"][0]["id"] == "another"
+
+
+def test_it_becomes_another_model(engine: ScriptedEngine) -> None:
+    def told(path: str, body: bytes | None = None) -> Any:
+        with urllib.request.urlopen(urllib.request.Request(engine.url + path, body)) as response:
+            return json.load(response)
+
+    text = json.dumps({"content": "Hi"}).encode()
+    assert told("/v1/models")["data"] == [{"id": "scripted", "owned_by": "llamacpp"}]
+    assert told("/tokenize", text) == {"tokens": [72, 105]}
+    engine.model, engine.size, engine.mark = "another", 300, 1
+    model = {"id": "another", "owned_by": "llamacpp", "meta": {"n_vocab": 300}}
+    assert told("/v1/models")["data"] == [model]
+    assert told("/tokenize", text) == {"tokens": [73, 104]}

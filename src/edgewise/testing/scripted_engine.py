@@ -73,8 +73,8 @@ class ScriptedEngine:
     any other request; `faults` counts what they did. `running` consults are being answered,
     `abandoned` ones were given up by who asked, `looks` were taken at its health, `strays` are
     requests for what it does not have. Every reply to a consult has its number as `x-request-id`
-    (`scripted-0`, ...). `tokenizer` and `model` may be changed while it is stopped: then another
-    engine comes back.
+    (`scripted-0`, ...). It says that it serves `model`, of `size` ids (None: it does not say); with
+    another `tokenizer`, or a `mark` other than 0, its vocabulary is another.
     """
 
     def __init__(
@@ -93,7 +93,8 @@ class ScriptedEngine:
         self.asked = self.prefills = self.running = self.abandoned = 0
         self.faults = self.looks = self.strays = 0
         self.tokenizer: Tokenizer = tokenizer or ByteTokenizer()
-        self.model = "scripted"
+        self.model, self.mark = "scripted", 0
+        self.size: int | None = None
         self._dialect = DIALECTS[dialect]
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None
@@ -155,12 +156,14 @@ class ScriptedEngine:
         return await self._reply(request, {"status": "ok"}, self.aside(request.path))
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        served = {"data": [{"id": self.model, "owned_by": self._dialect.owner}]}
+        meta = {} if self.size is None else {"meta": {"n_vocab": self.size}}
+        served = {"data": [{"id": self.model, "owned_by": self._dialect.owner, **meta}]}
         return await self._reply(request, served, self.aside(request.path))
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
         said = msgspec.json.decode(await request.read(), type=_Text)
-        tokens = {"tokens": self.tokenizer.encode(said.content or said.prompt)}
+        ids = self.tokenizer.encode(said.content or said.prompt)
+        tokens = {"tokens": [token ^ self.mark for token in ids]}
         return await self._reply(request, tokens, self.aside(request.path))
 
     async def _stray(self, request: web.Request) -> web.StreamResponse:
