@@ -144,6 +144,7 @@ def _expired(rig: Rig) -> None:
 
 def _revoked(rig: Rig) -> None:
     keys.revoke_key(rig.keys, "device")
+    rig.secret = ""
     time.sleep(keys.CHECK_SECONDS * 1.2)
 
 
@@ -156,7 +157,7 @@ def _restored(rig: Rig) -> None:
     if rig.serving is not rig.engine:
         rig.restart()
     rig.link.restore()
-    if not keys.read_keys(rig.keys):
+    if not rig.secret:
         rig.secret = keys.add_key(
             rig.keys, "device", asks_per_second=0, tokens_per_day=0, sessions=0
         )
