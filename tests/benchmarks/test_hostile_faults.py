@@ -81,7 +81,7 @@ def test_a_fault_that_did_not_happen_proves_nothing() -> None:
         Row("lost", 17, 17, 1),
         Row("ended", 17, 17, 0, 1),
         Row("blind", 17, 17, 0, 0, 1),
-        Row("unseen", 17, 16, 0),
+        Row("unseen", 17, 15, 0),
         Row("untried", 0, 0, 0),
     ]
     assert failures([good, *bad]) == ["lost", "ended", "blind", "unseen", "untried"]
