@@ -195,7 +195,7 @@ def _asked(url: str, ids: Sequence[int]) -> int:
 def killed(site: Site, options: argparse.Namespace) -> tuple[list[str], bool]:
     """The load while both are killed, a third and two thirds of the time on."""
     seconds = options.seconds
-    report, _ = loaded(
+    report, begun = loaded(
         site.gateway.url,
         options,
         seconds,
@@ -212,7 +212,8 @@ def killed(site: Site, options: argparse.Namespace) -> tuple[list[str], bool]:
          "not a quiet engine's", "edge's own, with a reason", "wrong"],
         head=True,
     )  # fmt: skip
-    made = len(report.consults) / seconds
+    # The last answers end after the time is over.
+    made = len(report.consults) / (max(at for at, *_ in report.consults) - begun)
     lines += line(
         [f"{options.sessions:,}", f"{made:.0f}", f"{seconds:g}",
          f"gateway {site.gateway.kills}, engine {site.engine.kills}", f"{report.answers:,}",

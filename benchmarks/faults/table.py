@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from benchmarks.pocket_routers import line
 
-
 SEEN = 0.9
 """Of the tries: an engine may be out of use for a moment by what was done to it before."""
 

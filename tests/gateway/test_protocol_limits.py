@@ -24,8 +24,8 @@ from edgewise.sampling import Sampling
 from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.verdict import Verdict
 from tests.gateway.doubles import PlainEngine
+from tests.gateway.plain_client import PlainClient, check
 from tests.gateway.running import Running, gateway
-from tests.gateway.test_protocol_page import PlainClient, check
 from tests.llama_server_process import free_port
 
 ENDINGS, REFUSALS = (

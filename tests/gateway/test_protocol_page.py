@@ -1,7 +1,4 @@
-"""docs/protocol.md holds: its numbers are the code's, its bytes what travels, its rules enough.
-
-The client here knows the page and nothing else: no module of Edgewise helps it.
-"""
+"""docs/protocol.md holds: its numbers are the code's, its bytes what travels, its rules enough."""
 
 import json
 import re
@@ -12,8 +9,6 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 import pytest
 import uvicorn
-from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import ClientConnection, connect
 
 from benchmarks.protocol_exchange import BEGIN, END, PAGE, Side, exchange, text_engine, words
 from edgewise.addresses import bundled
@@ -26,6 +21,7 @@ from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.wire import protocol
 from edgewise.wire.protocol import FromDevice, FromGateway
+from tests.gateway.plain_client import PlainClient, check, fingerprint, page_probes
 from tests.gateway.running import Running, gateway
 
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -216,25 +212,6 @@ def test_bounds_of_sampling(
                 assert reply[:3] == [19, number, "rejected"], value
 
 
-def check(ids: list[int]) -> int:
-    """As the page has it."""
-    value = 0
-    for token in ids:
-        value = (value * 1000003 + token + 1) % (2**61 - 1)
-    return value
-
-
-def fingerprint(tokenised: list[list[int]]) -> str:
-    """As the page has it."""
-    return f"{check([token for ids in tokenised for token in [*ids, len(ids)]]):016x}"
-
-
-def page_probes() -> list[str]:
-    found = re.search(r"<!-- probes -->\s*```json\n(.*?)```", TEXT, re.DOTALL)
-    assert found
-    return json.loads(found[1])
-
-
 def test_the_probes_and_the_worked_vector() -> None:
     probes = page_probes()
     assert tuple(probes) == PROBES
@@ -262,57 +239,6 @@ def test_the_bundled_tokenizers_vector() -> None:
 
 def test_the_example_of_the_check() -> None:
     assert f"of [72] it is {check([72])}, of [72, 105] it is {check([72, 105])}." in TEXT
-
-
-class PlainClient:
-    """Written from the page alone."""
-
-    def __init__(self, url: str, key: str | None = None) -> None:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._connecting = connect(
-            url.replace("http", "ws", 1) + "/v1/session",
-            compression=None,
-            additional_headers=headers,
-        )
-        self.held: list[int] = []
-
-    def __enter__(self) -> "PlainClient":
-        self.socket: ClientConnection = self._connecting.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._connecting.__exit__(*error)
-
-    @property
-    def tokenizer(self) -> str:
-        return fingerprint([list(text.encode()) for text in page_probes()])
-
-    def open(self, session: str = "") -> list[Any]:
-        self.send([1, 1, self.tokenizer, session])
-        return self.receive()
-
-    def push(self, position: int, ids: list[int]) -> None:
-        self.held[position:] = ids
-        self.send([2, position, ids, check(self.held)])
-
-    def ask(self, number: int, position: int, ids: list[int], *more: Any) -> list[Any]:
-        self.held[position:] = ids
-        self.send([3, number, position, ids, check(self.held), *more])
-        return self.receive()
-
-    def send(self, frame: list[Any]) -> None:
-        self.socket.send(msgspec.msgpack.encode(frame))
-
-    def receive(self) -> list[Any]:
-        return msgspec.msgpack.decode(self.socket.recv(10))
-
-    def code(self) -> int | None:
-        """With which the gateway closes."""
-        try:
-            while True:
-                self.socket.recv(10)
-        except ConnectionClosed as closed:
-            return closed.rcvd.code if closed.rcvd else None
 
 
 @pytest.fixture(scope="module")
