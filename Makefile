@@ -7,7 +7,8 @@ export CMAKE_ARGS ?= -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/cmake/llama-onl
 	-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF \
 	-DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF
 
-.PHONY: help install demo test test-training test-vllm test-litellm lint pocket faults bench clean
+.PHONY: help install demo test test-training test-vllm test-litellm lint pocket faults bench \
+	lock sbom digests image clean
 
 help:  ## show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -68,6 +69,33 @@ faults: .venv/tested  ## every fault between device, gateway and engine, at ever
 
 bench: .venv/tested  ## measure decoding speed on a 0.5B-shaped model
 	$(BIN)/python -m benchmarks.edge_speed
+
+# What the gateway's image installs beyond the base install.
+IMAGE_EXTRAS ?= gateway-redis
+LOCKED = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
+	--generate-hashes --no-annotate --no-header
+
+lock: .venv/installed  ## lock what the image installs and what builds it, with hashes
+	$(BIN)/python -m pip install --quiet 'uv>=0.9,<1'
+	$(LOCKED) $(addprefix --extra ,$(IMAGE_EXTRAS)) pyproject.toml --output-file deploy/requirements.lock
+	$(LOCKED) deploy/build.in --output-file deploy/build.lock
+
+SBOM ?= build/sbom.json
+
+sbom: .venv/tested  ## write build/sbom.json: CycloneDX, of what the image installs
+	mkdir -p $(dir $(SBOM))
+	$(BIN)/python -W ignore -m cyclonedx_py requirements deploy/requirements.lock \
+		--pyproject pyproject.toml --output-reproducible --output-file $(SBOM)
+
+digests:  ## pin the images of a deployment by digest (needs docker and a network)
+	$(PYTHON) deploy/digests.py $(IMAGES)
+
+image: deploy/images.env  ## build the gateway's image
+	set -a && . deploy/images.env && docker build -f deploy/Dockerfile -t edgewise \
+		--build-arg PYTHON_IMAGE .
+
+deploy/images.env:
+	@echo "There are no digests yet; make digests looks them up." >&2; exit 1
 
 clean:  ## remove what was built
 	rm -rf .venv .venv-vllm .venv-litellm build dist

@@ -38,13 +38,17 @@ def free_port() -> int:
 
 @contextmanager
 def llama_server(
-    model: Path, *, key: str | None = None, flags: Mapping[str, float] | None = None
+    model: Path,
+    *,
+    key: str | None = None,
+    port: int | None = None,
+    flags: Mapping[str, float] | None = None,
 ) -> Iterator[str]:
     """Serve `model`; yields the URL. The process ends with the block.
 
     `flags` are fields of `xllamacpp.CommonParams`; 1,024 tokens and two slots without any.
     """
-    port = free_port()
+    port = port or free_port()
     set_to = json.dumps({"api_keys": [key] if key else [], **(flags or {})})
     command = [sys.executable, "-c", _SERVE, str(model), str(port), set_to]
     process = subprocess.Popen(

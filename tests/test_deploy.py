@@ -1,43 +1,353 @@
-"""The deployment's files name flags, files and ports that exist."""
+"""The deployment's files hold what they promise, and name flags, files and ports that exist."""
 
+import fnmatch
+import json
+import os
 import re
+import ssl
+import subprocess
+import sys
+import threading
+import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
+from packaging.requirements import Requirement
 
-yaml = pytest.importorskip("yaml")
+from edgewise.gateway.server import DRAIN_SECONDS
+from edgewise.testing.scripted_engine import ScriptedEngine
+from tests.deployment import DEPLOY, ROOT, compose, parsed
+from tests.gateway.processes import lasting_port
+from tests.gateway.running import gateway
 
-ROOT = Path(__file__).parents[1]
-
-
-def services() -> dict[str, Any]:
-    return yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
-
-
-def flags() -> set[str]:
-    text = (ROOT / "src" / "edgewise" / "cli" / "gateway.py").read_text()
-    signature = text[
-        text.index("def gateway(") : text.index(") -> None:", text.index("def gateway("))
-    ]
-    names = re.findall(r"^    (\w+): ", signature, re.MULTILINE)
-    return {"--" + name.replace("_", "-") for name in names}
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+GATEWAYS = {"gateway-llama-server": "llama-server", "gateway-vllm": "vllm"}
+ENGINES = list(GATEWAYS.values())
 
 
-@pytest.mark.parametrize("name", ["gateway-llama-server", "gateway-vllm"])
+def service(name: str) -> dict[str, Any]:
+    return compose()["services"][name]
+
+
+@pytest.mark.parametrize("name", GATEWAYS)
 def test_a_gateways_command_is_one_that_exists(name: str) -> None:
-    service = services()[name]
-    assert {part for part in service["command"] if part.startswith("--")} <= flags()
-    engine = service["command"][service["command"].index("--engine") + 1]
-    host, port = re.fullmatch(r"http://([\w-]+):(\d+)", engine).groups()  # type: ignore[union-attr]
-    assert port in str(services()[host]["healthcheck"]["test"])
-    assert service["depends_on"] == {host: {"condition": "service_healthy"}}
-    assert set(service["profiles"]) == set(services()[host]["profiles"])
+    found, engine = service(name), service(GATEWAYS[name])
+    options = parsed(found["command"])
+    (address,) = options["engine"]
+    host, port = re.fullmatch(r"http://([\w-]+):(\d+)", address).groups()  # type: ignore[union-attr]
+    assert host == GATEWAYS[name]
+    assert port in str(engine["healthcheck"]["test"])
+    assert found["depends_on"] == {host: {"condition": "service_healthy"}}
+    assert found["profiles"] == engine["profiles"]
+    assert found["ports"] == [f"{options['port']}:{options['port']}"]
+    assert f"EXPOSE {options['port']}" in DOCKERFILE
 
 
-def test_the_image_installs_what_a_gateway_needs() -> None:
-    text = (ROOT / "deploy" / "Dockerfile").read_text()
-    assert "'.[gateway]'" in text
-    assert "USER edgewise" in text
-    for copied in re.findall(r"/src/(\S+\.cmake)", text):
+@pytest.mark.parametrize("name", compose()["services"])
+def test_a_container_may_do_little(name: str) -> None:
+    found = service(name)
+    assert found["read_only"] is True
+    assert found["cap_drop"] == ["ALL"]
+    assert found["security_opt"] == ["no-new-privileges:true"]
+    assert [place.partition(":")[0] for place in found["tmpfs"]] == ["/tmp"]
+    assert "privileged" not in found
+    assert "cap_add" not in found
+    user = found.get("user") or re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE)[-1]
+    assert int(user.partition(":")[0]) > 0
+    assert found["logging"]["options"].keys() >= {"max-size", "max-file"}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_is_reached_by_its_gateway_alone_and_reaches_nobody(name: str) -> None:
+    assert "ports" not in service(name)
+    assert service(name)["networks"] == ["engines"]
+    assert compose()["networks"]["engines"] == {"internal": True}
+    assert service(f"gateway-{name}")["networks"] == ["devices", "engines"]
+    assert all(mount.endswith(":ro") for mount in service(name)["volumes"])
+
+
+@pytest.mark.parametrize("name", GATEWAYS)
+def test_a_gateway_has_longer_than_its_drain_takes(name: str) -> None:
+    """`DRAIN_SECONDS` for the consults in flight, and as long again for the connections."""
+    seconds = int(service(name)["stop_grace_period"].removesuffix("s"))
+    assert seconds > 2 * DRAIN_SECONDS + 5
+    assert "STOPSIGNAL SIGTERM" in DOCKERFILE
+
+
+@pytest.mark.parametrize("name", GATEWAYS)
+def test_keys_are_in_a_folder_that_is_mounted_and_not_in_the_image(name: str) -> None:
+    (mount,) = service(name)["volumes"]
+    here, there = mount.split(":")
+    keys = Path(parsed(service(name)["command"])["keys"])
+    assert str(keys.parent) == there
+    assert not here.endswith(".json")
+    assert ignored(f"deploy/{here.removeprefix('./')}/{keys.name}")
+
+
+@pytest.mark.parametrize("name", compose()["services"])
+def test_no_secret_stands_on_a_command_line(name: str) -> None:
+    found = service(name)
+    assert "key " not in str(found["command"]).replace("-", " ")
+    (file,) = found["env_file"]
+    assert file["required"] is False
+    assert ignored(f"deploy/{file['path']}")
+    assert not any("KEY" in variable for variable in found.get("environment", {}))
+
+
+def images() -> set[str]:
+    return set(re.findall(r"^(\w+_IMAGE)=", (DEPLOY / "images.txt").read_text(), re.MULTILINE))
+
+
+def test_every_image_is_pinned_by_digest_or_nothing_starts() -> None:
+    named = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
+    assert set(named) == {"${PYTHON_IMAGE}"}
+    assert re.search(r"^ARG PYTHON_IMAGE$", DOCKERFILE, re.MULTILINE)
+    for name, found in compose()["services"].items():
+        wanted = found["build"]["args"]["PYTHON_IMAGE"] if name in GATEWAYS else found["image"]
+        variable = re.fullmatch(r"\$\{(\w+):\?run make digests .*\}", wanted)
+        assert variable
+        assert variable[1] in images()
+
+
+FAKE_DOCKER = """#!/bin/sh
+case "$4" in {refused}) echo "no such manifest" >&2; exit 1;; esac
+echo "sha256:$(printf %s "$4" | sha256sum | cut -c -64)"
+"""
+
+
+def digests(folder: Path, *arguments: str, refused: str = "nothing") -> str:
+    """Run `deploy/digests.py` in a copy, with a docker that knows all images but one."""
+    for name in ("digests.py", "images.txt"):
+        (folder / name).write_text((DEPLOY / name).read_text())
+    (folder / "kubernetes").mkdir()
+    docker = folder / "bin" / "docker"
+    docker.parent.mkdir()
+    docker.write_text(FAKE_DOCKER.format(refused=refused))
+    docker.chmod(0o755)
+    paths = os.environ | {"PATH": f"{docker.parent}:{os.environ['PATH']}"}
+    command = [sys.executable, str(folder / "digests.py"), *arguments]
+    done = subprocess.run(command, env=paths, capture_output=True, text=True)
+    assert bool(done.returncode) == bool(done.stderr)
+    return done.stderr
+
+
+def test_digests_are_looked_up_for_every_image(tmp_path: Path) -> None:
+    assert digests(tmp_path, "GATEWAY_IMAGE=host:5000/edgewise:0.1.0") == ""
+    lines = (tmp_path / "images.env").read_text().splitlines()
+    assert {line.partition("=")[0] for line in lines} == images() | {"GATEWAY_IMAGE"}
+    assert all(re.search(r"=\S+:\S+@sha256:[0-9a-f]{64}$", line) for line in lines)
+    component = (tmp_path / "kubernetes" / "images" / "kustomization.yaml").read_text()
+    assert "kind: Component" in component
+    assert re.search(r"{name: edgewise, newName: host:5000/edgewise, digest: sha256:", component)
+    assert re.search(r"{name: vllm, newName: vllm/vllm-openai, digest: sha256:", component)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refused", "told"),
+    [([], "vllm*", "no such manifest"), (["GATEWAY=x"], "nothing", "is not NAME_IMAGE=image:tag")],
+)
+def test_without_every_digest_nothing_is_written(
+    tmp_path: Path, arguments: list[str], refused: str, told: str
+) -> None:
+    assert told in digests(tmp_path, *arguments, refused=refused)
+    assert not (tmp_path / "images.env").exists()
+    assert not (tmp_path / "kubernetes" / "images").exists()
+
+
+def test_the_image_is_made_from_what_is_locked() -> None:
+    installs = re.findall(r"pip (?:install|wheel) [^&\n]*", DOCKERFILE)
+    assert len(installs) == 4
+    for command in installs:
+        assert "--require-hashes" in command or "--no-deps" in command
+        assert "--no-build-isolation" in command or "pip wheel" not in command
+    assert ".[" not in DOCKERFILE
+    for copied in re.findall(r"/src/(\S+\.cmake)", DOCKERFILE):
         assert (ROOT / copied).exists()
+
+
+def locked(name: str) -> dict[str, list[Requirement]]:
+    """The pins of a lock file; each has a version, hashes and nothing else."""
+    found: dict[str, list[Requirement]] = {}
+    text = (DEPLOY / name).read_text().replace("\\\n", " ")
+    for line in text.splitlines():
+        pin, *hashes = line.split(" --hash=sha256:")
+        assert hashes
+        assert all(re.fullmatch(r"[0-9a-f]{64}\s*", one) for one in hashes)
+        requirement = Requirement(pin)
+        assert re.fullmatch(r"==[^*]+", str(requirement.specifier))
+        assert requirement.url is None
+        found.setdefault(requirement.name, []).append(requirement)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("lock", "wanted"),
+    [
+        ("requirements.lock", "dependencies"),
+        ("requirements.lock", "gateway"),
+        ("requirements.lock", "gateway-redis"),
+        ("build.lock", ""),
+    ],
+)
+def test_the_lock_covers_what_is_needed(lock: str, wanted: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    if wanted == "dependencies":
+        needed = project["project"]["dependencies"]
+    elif wanted:
+        needed = project["project"]["optional-dependencies"][wanted]
+    else:
+        lines = (DEPLOY / "build.in").read_text().splitlines()
+        needed = [line for line in lines if not line.startswith("#")]
+        needed += project["build-system"]["requires"]
+    pins = locked(lock)
+    for line in needed:
+        requirement = Requirement(line)
+        if requirement.name == "edgewise":
+            continue
+        found = pins[requirement.name.replace("_", "-").lower()]
+        for pin in found:
+            (version,) = pin.specifier
+            assert requirement.specifier.contains(version.version), line
+
+
+def test_the_lock_names_no_place() -> None:
+    for name in ("requirements.lock", "build.lock"):
+        text = (DEPLOY / name).read_text()
+        assert "://" not in text
+        assert "index" not in text
+        assert "find-links" not in text
+
+
+def test_the_sbom_lists_what_is_locked(tmp_path: Path) -> None:
+    written = tmp_path / "sbom.json"
+    command = ["make", "-s", "-o", ".venv/tested", "sbom", f"SBOM={written}"]
+    subprocess.run(
+        [*command, f"BIN={Path(sys.executable).parent}"], cwd=ROOT, check=True, capture_output=True
+    )
+    sbom = json.loads(written.read_text())
+    assert sbom["bomFormat"] == "CycloneDX"
+    assert sbom["metadata"]["component"]["name"] == "edgewise"
+    listed = {(one["name"], one["version"]) for one in sbom["components"]}
+    pins = [pin for found in locked("requirements.lock").values() for pin in found]
+    assert listed == {(pin.name, str(pin.specifier).removeprefix("==")) for pin in pins}
+
+
+def ignored(path: str) -> bool:
+    """Whether a path stays out of the build, by the rules of .dockerignore: the last match wins."""
+    out = False
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        rule = line.removeprefix("!")
+        if rule and not rule.startswith("#") and _matches(path.split("/"), rule.split("/")):
+            out = not line.startswith("!")
+    return out
+
+
+def _matches(path: list[str], rule: list[str]) -> bool:
+    """Whether a rule matches a path or a folder above it."""
+    if not rule:
+        return True
+    if rule[0] == "**":
+        return any(_matches(path[at:], rule[1:]) for at in range(len(path) + 1)) and bool(path)
+    return bool(path) and fnmatch.fnmatchcase(path[0], rule[0]) and _matches(path[1:], rule[1:])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "keys.json",
+        "keys.json.partial",
+        "deploy/keys/keys.json",
+        "deploy/keys/usage.sqlite-wal",
+        "deploy/kubernetes/keys.json",
+        "deploy/engine.env",
+        "deploy/edgewise.pem",
+        "deploy/tls.key",
+        ".env",
+        "deploy/models/large.gguf",
+        "small.gguf",
+        "pocket/work/edge.gguf",
+        "router/model.safetensors",
+        "results/cell.json",
+        ".git/config",
+        ".venv/bin/python",
+    ],
+)
+def test_what_may_not_get_into_an_image_does_not(path: str) -> None:
+    assert ignored(path)
+
+
+def test_what_the_image_needs_gets_in() -> None:
+    needed = [path for path in (ROOT / "src").rglob("*") if "__pycache__" not in path.parts]
+    needed += [ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "LICENSE", ROOT / "NOTICE"]
+    needed += [ROOT / copied for copied in re.findall(r"deploy/\S+\.(?:lock|py)", DOCKERFILE)]
+    needed += [ROOT / "cmake" / "llama-only.cmake"]
+    lost = [str(path) for path in needed if ignored(path.relative_to(ROOT).as_posix())]
+    assert lost == []
+    assert all(path.exists() for path in needed)
+
+
+def answering(*arguments: str, environment: dict[str, str] | None = None) -> int:
+    """The exit code of the image's health check."""
+    command = [sys.executable, str(DEPLOY / "answers.py"), *arguments]
+    return subprocess.run(command, env=os.environ | (environment or {}), timeout=60).returncode
+
+
+def health_check() -> list[str]:
+    """What the image runs, as it stands there."""
+    words = DOCKERFILE[DOCKERFILE.index("HEALTHCHECK") :].replace("\\\n", " ")
+    return json.loads(re.search(r"CMD (\[.*?\])", words)[1])  # type: ignore[index]
+
+
+def test_the_health_check_asks_the_gateway() -> None:
+    python, script, *urls = health_check()
+    assert python.startswith("/opt/edgewise/")
+    assert f"COPY deploy/{Path(script).name} {script}" in DOCKERFILE
+    assert {url.partition("://")[0] for url in urls} == {"http", "https"}
+    engine = ScriptedEngine()
+    with gateway([engine.url]) as running:
+        here = [re.sub(r"127.0.0.1:8400", running.url.partition("//")[2], url) for url in urls]
+        # No proxy is asked for what is on this machine.
+        assert answering(*here, environment={"http_proxy": "http://127.0.0.1:1"}) == 0
+        assert answering(f"{running.url}/nothing") == 1
+    assert answering(*here) == 1
+    engine.close()
+
+
+class _Well(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *told: object) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize(("host", "code"), [("127.0.0.1", 0), ("localhost", 1)])
+def test_the_health_check_takes_any_certificate_on_loopback_alone(host: str, code: int) -> None:
+    server = HTTPServer(("127.0.0.1", 0), _Well)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("gateway.example").configure_cert(context)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        assert answering(f"https://{host}:{server.server_port}/health") == code
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_waiting_ends_when_an_engine_answers() -> None:
+    port = lasting_port()
+    urls = [f"http://127.0.0.1:{lasting_port()}/health", f"http://127.0.0.1:{port}/health"]
+    command = [sys.executable, str(DEPLOY / "answers.py"), "--wait", *urls]
+    with subprocess.Popen(command) as waiting:
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(1)
+        engine = ScriptedEngine(port=port)
+        assert waiting.wait(60) == 0
+        engine.close()

@@ -6,6 +6,7 @@ from typing import Any
 
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.gateway.server import DRAIN_SECONDS
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 
@@ -35,3 +36,18 @@ def test_the_readme_is_short_and_its_files_are_there() -> None:
     assert text.count("\n") < 150
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (ROOT / target).exists(), target
+
+
+def test_what_the_deployment_page_names_is_there() -> None:
+    text = (ROOT / "docs" / "deployment.md").read_text()
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / "docs" / target).exists(), target
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE))
+    assert named
+    assert named <= targets
+    for name in re.findall(r"`([\w/]+\.(?:lock|yaml|cfg))`", text):
+        assert list((ROOT / "deploy").rglob(name.removeprefix("deploy/"))), name
+    drained = re.search(r"at most (\d+) s\), then connections", text)
+    assert drained
+    assert int(drained[1]) == DRAIN_SECONDS

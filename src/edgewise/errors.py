@@ -13,6 +13,7 @@
         +-- CloudTimeout         no answer before the deadline
         +-- CloudRefused         the key was refused
         +-- CloudRejected        the engine understood the request and declined it
+        |   +-- OtherVocabulary  the cloud model was replaced by one with other ids
         +-- CloudProtocolError   the reply was not what the engine promises
 
 Each says what is wrong and, as a hint, what to do, in words that hold wherever it is read. Which
@@ -110,6 +111,10 @@ class CloudRejected(CloudError):
     """The engine declined the request itself, for instance for its length."""
 
     reason = "rejected"
+
+
+class OtherVocabulary(CloudRejected):
+    """The cloud model, proven once, was replaced by one whose ids mean other bytes."""
 
 
 class CloudProtocolError(CloudError):

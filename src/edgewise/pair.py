@@ -23,7 +23,7 @@ from edgewise.parts import (
     open_router,
     sampling_of,
 )
-from edgewise.prompts import Prompt, Prompted, prompt_from, require_text
+from edgewise.prompts import Prompt, Prompted, prepare, prompt_from, require_text
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.routers.named import checked_router
@@ -83,6 +83,7 @@ class Pair:
                 )
             else:
                 self.edge = edge
+            prepare(self.edge.tokenizer)
             self.router, self.card = _router(router, self.settings, self.edge)
             policy = make_policy(self.settings, self.card)
             if cloud is None or isinstance(cloud, str | Path):

@@ -1,9 +1,23 @@
 """What a cloud model answers to a consult."""
 
+import math
+
 import msgspec
 
 from edgewise.errors import CloudProtocolError
 from edgewise.events import Candidate
+
+MOST_IDS = 1 << 31
+"""More than any vocabulary has: engines count ids in 32 bits, with a sign."""
+
+MOST_CANDIDATES = 20
+"""More for a token than anybody asks for."""
+
+MOST_SECONDS = 3600.0
+"""More than any consult takes of an engine's time."""
+
+# Of a probability of 1, in nats.
+_ROUNDING = 1e-3
 
 
 class Sent:
@@ -38,12 +52,54 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     computed: int | None = None
     engine_seconds: float | None = None
 
-    def check(self, size: int) -> None:
-        """Raise `CloudProtocolError` unless this is an answer in a vocabulary of `size` ids."""
-        listed = [*self.ids, *(candidate.id for top in self.top for candidate in top)]
-        if not self.ids:
+    def check(
+        self, *, asked: int, prompt: int, size: int | None = None, may_be_empty: bool = False
+    ) -> None:
+        """Raise `CloudProtocolError` unless this answers a consult for `asked` tokens.
+
+        `prompt` ids came before them; `size` is how many the vocabulary has, where that is known.
+        """
+        if not self.ids and not may_be_empty:
             raise CloudProtocolError("The cloud answered a consult without any token.")
+        if len(self.ids) > asked:
+            raise CloudProtocolError(
+                f"The cloud wrote {len(self.ids)} tokens where {asked} were asked for."
+            )
         if len(self.logprobs) != len(self.ids) or len(self.top) not in (0, len(self.ids)):
             raise CloudProtocolError("The cloud's logprobs do not go with its tokens.")
-        if not all(0 <= token < size for token in listed):
+        if any(len(top) > MOST_CANDIDATES for top in self.top):
+            raise CloudProtocolError(
+                f"The cloud told more than {MOST_CANDIDATES} candidates for a token."
+            )
+        self._check_ids(MOST_IDS if size is None else size)
+        self._check_logprobs()
+        self._check_meter(prompt)
+
+    def _check_ids(self, size: int) -> None:
+        listed = [*self.ids, *(candidate.id for top in self.top for candidate in top)]
+        if not all(_is_count(token, size - 1) for token in listed):
             raise CloudProtocolError(f"The cloud answered with ids outside 0 to {size - 1}.")
+
+    def _check_logprobs(self) -> None:
+        told = [logprob for logprob in self.logprobs if logprob is not None]
+        told += [candidate.logprob for top in self.top for candidate in top]
+        if not all(_is_number(logprob) and logprob <= _ROUNDING for logprob in told):
+            raise CloudProtocolError("The cloud told logprobs that are none.")
+
+    def _check_meter(self, prompt: int) -> None:
+        for count in (self.cached, self.computed):
+            if count is not None and not _is_count(count, prompt):
+                raise CloudProtocolError(
+                    f"The cloud counts prompt tokens that are not among the {prompt} it was sent."
+                )
+        seconds = self.engine_seconds
+        if seconds is not None and not (_is_number(seconds) and 0 <= seconds <= MOST_SECONDS):
+            raise CloudProtocolError("The cloud's own time is none that a consult can take.")
+
+
+def _is_count(value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

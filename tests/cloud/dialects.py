@@ -137,6 +137,11 @@ def completion(ids: list[int], *, finish: str = "length") -> dict[str, Any]:
     return {"choices": [choice], "usage": {"prompt_tokens": 8, "prompt_tokens_details": None}}
 
 
+def _generate(body: Any) -> tuple[int, Any]:
+    total = len(body["token_ids"])
+    return 200, generation([97], cached=total - 1, total=total)
+
+
 def vllm_routes(*, generate: bool = True) -> dict[Route, Reply]:
     """vLLM with its tokenizer; with `generate` the short form is open."""
     routes: dict[Route, Reply] = {
@@ -146,7 +151,7 @@ def vllm_routes(*, generate: bool = True) -> dict[Route, Reply]:
         ("POST", "/v1/completions"): knowing_salt(said(completion([98]))),
     }
     if generate:
-        routes["POST", "/inference/v1/generate"] = said(generation([97], cached=6))
+        routes["POST", "/inference/v1/generate"] = _generate
     return routes
 
 
@@ -154,8 +159,8 @@ def sglang_routes() -> dict[Route, Reply]:
     """SGLang with its tokenizer."""
     meta = {
         "finish_reason": {"type": "length", "length": 1},
-        "prompt_tokens": 7,
-        "cached_tokens": 5,
+        "prompt_tokens": 1,
+        "cached_tokens": 1,
         "output_token_logprobs": [[-0.25, 115, None]],
         "output_top_logprobs": [[[-0.25, 115, None], [-2.0, 98, None]]],
     }

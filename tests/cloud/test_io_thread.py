@@ -1,6 +1,7 @@
 """The thread that connections live in: deadlines, cancelling, an end that leaves nothing."""
 
 import asyncio
+import gc
 import threading
 import time
 from concurrent.futures import CancelledError
@@ -44,6 +45,16 @@ def test_an_error_comes_back_as_it_is() -> None:
     thread = IoThread("far")
     with pytest.raises(ZeroDivisionError):
         thread.submit(failing(), 5).result(5)
+    thread.close(nothing(), nothing())
+
+
+def test_work_that_cancels_itself_is_a_sentence() -> None:
+    async def breaking() -> None:
+        raise asyncio.CancelledError
+
+    thread = IoThread("far")
+    with pytest.raises(CloudUnavailable, match="'far' was broken off"):
+        thread.submit(breaking(), 5).result(5)
     thread.close(nothing(), nothing())
 
 
@@ -126,3 +137,30 @@ def test_whoever_submits_while_it_closes_gets_an_end(pauses: list[float], wait: 
     for asker in askers:
         asker.join(10)
     assert len(ends) == len(pauses)
+
+
+def test_work_that_fails_after_it_was_given_up_is_no_alarm(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nobody asks its future any more, and asyncio says nothing of it either."""
+
+    async def failing(error: Exception, begun: threading.Event) -> None:
+        try:
+            begun.set()
+            await asyncio.sleep(20)
+        finally:
+            raise error
+
+    thread = IoThread("far")
+    for error in (CloudUnavailable("gone."), ZeroDivisionError("a bug")):
+        begun = threading.Event()
+        future = thread.submit(failing(error, begun), 30)
+        assert begun.wait(5)
+        assert future.cancel()
+    thread.submit(after(0.01), 5).result(5)
+    gc.collect()
+    thread.submit(nothing(), 5).result(5)
+    thread.close(nothing(), nothing())
+    # But a bug is a bug.
+    assert [record.name for record in caplog.records] == ["edgewise.cloud.io_thread"]
+    assert "a bug" in caplog.text

@@ -14,6 +14,7 @@ import trustme
 
 from edgewise import parts
 from edgewise.cloud.engine import LlamaServer
+from edgewise.engines.http import Redirected
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -121,7 +122,7 @@ def replying_with(status: int, body: bytes) -> Act:
         (replying_with(403, b"no"), CloudRefused),
         (replying_with(400, b"too long"), CloudRejected),
         (replying_with(404, b"?"), CloudRejected),
-        (replying_with(302, b""), CloudRejected),
+        (replying_with(302, b""), Redirected),
         (replying_with(429, b"busy"), CloudUnavailable),
         (replying_with(500, b"oops"), CloudUnavailable),
         (replying_with(503, b"loading"), CloudUnavailable),

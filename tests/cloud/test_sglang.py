@@ -20,9 +20,9 @@ REPLY: dict[str, Any] = {
     "meta_info": {
         "id": "rid",
         "finish_reason": {"type": "length", "length": 2},
-        "prompt_tokens": 7,
+        "prompt_tokens": 3,
         "completion_tokens": 2,
-        "cached_tokens": 5,
+        "cached_tokens": 2,
         "e2e_latency": 0.0123,
         "output_token_logprobs": [[-0.25, 115, None], [-0.5, 107, None]],
         "output_top_logprobs": [
@@ -31,6 +31,14 @@ REPLY: dict[str, Any] = {
         ],
     },
 }
+
+
+def written(n: int, prompt: int) -> dict[str, Any]:
+    """The first `n` tokens of `REPLY`, after `prompt` ids."""
+    meta = dict(REPLY["meta_info"], prompt_tokens=prompt, cached_tokens=prompt - 1)
+    for name in ("output_token_logprobs", "output_top_logprobs"):
+        meta[name] = meta[name][:n]
+    return {"output_ids": REPLY["output_ids"][:n], "meta_info": meta}
 
 
 class Server(ThreadingHTTPServer):
@@ -67,7 +75,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.headers.append(dict(self.headers))
         if self.server.knows_salt and not isinstance(body.get("cache_salt", ""), str):
             return self._say(422, {"detail": "Input should be a valid string"})
-        return self._say(self.server.status, self.server.reply)
+        reply = self.server.reply
+        if reply is REPLY:
+            reply = written(body["sampling_params"]["max_new_tokens"], len(body["input_ids"]))
+        return self._say(self.server.status, reply)
 
     def _say(self, status: int, described: Any) -> None:
         body = json.dumps(described).encode()
@@ -105,7 +116,7 @@ def test_a_consult(server: Server, cloud: Sglang) -> None:
     assert verdict.ids == (115, 107)
     assert verdict.logprobs == (-0.25, -0.5)
     assert [[c.id for c in top] for top in verdict.top] == [[115, 98], [107, 99]]
-    assert (verdict.cached, verdict.computed, verdict.stopped) == (5, 2, False)
+    assert (verdict.cached, verdict.computed, verdict.stopped) == (2, 1, False)
     assert verdict.engine_seconds == pytest.approx(0.0123)
 
 

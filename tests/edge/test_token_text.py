@@ -96,3 +96,13 @@ def test_special_tokens_have_text_and_write_nothing(bpe_path: Path, spm_path: Pa
     with LlamaModel(spm_path, threads=1) as model:
         assert model.tokenizer.special == {0: "<unk>", 1: "<s>", 2: "</s>"}
         assert model.tokenizer.piece(0) == b""
+
+
+@pytest.mark.parametrize("token", [-1, "size", 10**6, 1 << 31, 1 << 32, 1 << 64, -(1 << 40)])
+def test_an_id_that_there_is_none_of_is_a_sentence(bpe_path: Path, token: int | str) -> None:
+    """llama.cpp would abort the process."""
+    with LlamaModel(bpe_path, threads=1) as model:
+        size = model.tokenizer.size
+        with pytest.raises(UsageError, match=f"ids from 0 to {size - 1}, not"):
+            model.tokenizer.piece(size if token == "size" else int(token))
+        assert isinstance(model.tokenizer.piece(size - 1), bytes)

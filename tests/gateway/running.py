@@ -15,6 +15,7 @@ from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.gateway.app import Gateway
 from edgewise.gateway.fleet import Fleet
 from edgewise.gateway.keys import Keys
+from edgewise.gateway.limits import KeyLimits, LimitStore
 from edgewise.gateway.sessions import Sessions
 from edgewise.wire.protocol import MAX_FRAME
 from tests.llama_server_process import free_port
@@ -33,7 +34,9 @@ def gateway(
     *,
     keys: Path | None = None,
     port: int | None = None,
+    limits: LimitStore | None = None,
     most: int = 1000,
+    most_ids: int = 1_000_000,
     idle: float = 60.0,
     concurrency: int = 16,
     queue: int = 64,
@@ -42,7 +45,8 @@ def gateway(
     made = Gateway(
         Fleet([_engine(one) for one in engines], concurrency=concurrency, queue=queue),
         Keys(keys),
-        Sessions(most=most, most_ids=1_000_000, idle=idle),
+        Sessions(most=most, most_ids=most_ids, idle=idle),
+        KeyLimits(limits) if limits else None,
     )
     port = port or free_port()
     config = uvicorn.Config(

@@ -1,23 +1,59 @@
-"""Keys: kept as hashes, found in constant time, gone when revoked."""
+"""Keys: kept as hashes, found in constant time, gone when revoked, expired or rotated out."""
 
-import time
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import LogCapture
 
 from edgewise.errors import UsageError
 from edgewise.gateway import keys
-from edgewise.gateway.keys import ANYBODY, Key, Keys, add_key, read_keys, revoke_key
-from edgewise.gateway.limits import DAY_SECONDS, Limits
+from edgewise.gateway.key_file import ANYBODY, Key, audit_file, read_keys
+from edgewise.gateway.keys import Keys, add_key, revoke_key, rotate_key
 
 
-def add(path: Path, name: str = "laptop", **limits: float) -> str:
+def add(path: Path, name: str = "laptop", **limits: Any) -> str:
     asked = {"asks_per_second": 50.0, "tokens_per_day": 0, "sessions": 16, **limits}
-    return add_key(path, name, **asked)  # type: ignore[arg-type]
+    return add_key(path, name, **asked)
 
 
-def test_a_key_is_kept_as_a_hash(tmp_path: Path) -> None:
-    path = tmp_path / "keys.json"
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a file of keys, which is looked at whenever a key is looked up."""
+    monkeypatch.setattr(keys, "CHECK_SECONDS", 0.0)
+    return tmp_path / "keys.json"
+
+
+@pytest.fixture
+def told() -> Iterator[LogCapture]:
+    capture = LogCapture()
+    structlog.configure(processors=[capture])
+    yield capture
+    structlog.reset_defaults()
+
+
+def changes(told: LogCapture) -> list[tuple[str, str]]:
+    return [(entry["event"], entry["key"]) for entry in told.entries if "key" in entry]
+
+
+def edit(path: Path, **fields: Any) -> None:
+    """The first key of a file, by hand."""
+    found = msgspec.json.decode(path.read_bytes())
+    found["keys"][0] |= fields
+    path.write_bytes(msgspec.json.encode(found))
+
+
+def test_a_key_is_kept_as_a_hash(path: Path) -> None:
     secret = add(path)
     assert len(secret) > 40
     assert secret not in path.read_text()
@@ -25,13 +61,11 @@ def test_a_key_is_kept_as_a_hash(tmp_path: Path) -> None:
     found = Keys(path).find(secret)
     assert found is not None
     assert found.name == "laptop"
-    for other in ("", secret[:-1], secret + "x", "ew-"):
+    for other in ("", secret[:-1], secret + "x", "ew-", "\u00e9\u20ac"):
         assert Keys(path).find(other) is None
 
 
-def test_a_revoked_key_stops_working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "CHECK_SECONDS", 0.0)
-    path = tmp_path / "keys.json"
+def test_a_revoked_key_stops_working(path: Path) -> None:
     secret, other = add(path), add(path, "phone")
     held = Keys(path)
     key = held.find(secret)
@@ -45,59 +79,334 @@ def test_a_revoked_key_stops_working(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert held.find_named(key) is None
 
 
-def test_a_file_in_the_middle_of_a_change_locks_nobody_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(keys, "CHECK_SECONDS", 0.0)
-    path = tmp_path / "keys.json"
+def test_new_limits_hold_for_who_is_here_already(path: Path) -> None:
     secret = add(path)
     held = Keys(path)
-    path.write_text("{")
+    key = held.find(secret)
+    assert key is not None
+    edit(path, asks_per_second=3)
+    now = held.find_named(key)
+    assert now is not None
+    assert now.asks_per_second == 3
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b"\xff", b'{"format": 1, "keys": [{}]}', None])
+def test_a_file_that_is_broken_or_gone_locks_nobody_out(
+    path: Path, content: bytes | None, told: LogCapture
+) -> None:
+    secret = add(path)
+    held = Keys(path)
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    for _ in range(3):
+        assert held.find(secret) is not None
+    (line,) = told.entries
+    assert (line["event"], line["log_level"]) == ("keys not read", "warning")
+    assert "stay in force" in line["why"]
+    assert secret not in str(line)
+
+
+def test_a_file_that_is_whole_again_is_in_force_again(path: Path, told: LogCapture) -> None:
+    secret = add(path)
+    held = Keys(path)
+    whole = path.read_bytes()
+    for _ in range(2):
+        path.write_bytes(whole[:-20])
+        assert held.find(secret) is not None
+        path.write_bytes(whole.replace(b"laptop", b"tablet"))
+        found = held.find(secret)
+        assert found is not None
+        assert found.name == "tablet"
+        path.write_bytes(whole)
+        assert held.find(secret) is not None
+    assert [entry["event"] for entry in told.entries].count("keys not read") == 2
+
+
+@pytest.mark.parametrize("how", ["in place", "renamed", "linked"])
+def test_a_change_is_seen_however_it_is_made(path: Path, how: str) -> None:
+    """Of the same size and at the same time, too."""
+    secret = add(path)
+    real = path
+    if how == "linked":  # as Kubernetes mounts a secret
+        real = path.with_name("first.json")
+        path.rename(real)
+        path.symlink_to(real.name)
+    held = Keys(path)
     assert held.find(secret) is not None
-    assert "no file of keys" in caplog.text
-    assert secret not in caplog.text
+    stat, other = real.stat(), real.with_name("other.json")
+    content = real.read_bytes().replace(b"laptop", b"tablet")
+    target = real if how == "in place" else other
+    target.write_bytes(content)
+    os.utime(target, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    if how == "renamed":
+        other.replace(path)
+    if how == "linked":
+        path.unlink()
+        path.symlink_to(other.name)
+    found = held.find(secret)
+    assert found is not None
+    assert found.name == "tablet"
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"format": 1}', "\x00\xff"])
-def test_what_is_no_file_of_keys(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "keys.json"
+def test_a_file_that_is_not_changed_is_not_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = add(path)
+    os.utime(path, (1, 1))
+    monkeypatch.setattr(keys, "SETTLED_SECONDS", -1.0)
+    held = Keys(path)
+    held.find(secret)
+    monkeypatch.setattr(keys, "content_of", None)
+    assert held.find(secret) is not None
+
+
+def test_a_file_mounted_alone_is_told(path: Path, told: LogCapture) -> None:
+    """After its rename outside, a container sees the old file, which has no name any more."""
+    secret = add(path)
+    with path.open("rb") as mounted:
+        inside = Path(f"/proc/self/fd/{mounted.fileno()}")
+        if not inside.exists():
+            pytest.skip("needs /proc")
+        held = Keys(inside)
+        revoke_key(path, "laptop")
+        assert held.find(secret) is not None
+        (line,) = told.entries
+        assert "mount its folder" in line["why"]
+
+
+class Clock:
+    """Runs ahead of the time by what a test says."""
+
+    def __init__(self) -> None:
+        self.ahead = timedelta()
+
+    def __call__(self) -> datetime:
+        return datetime.now(UTC) + self.ahead
+
+
+def test_an_expired_key_stops_working(path: Path, told: LogCapture) -> None:
+    clock = Clock()
+    secret = add(path, expires=clock() + timedelta(days=1))
+    add(path, "phone", expires=clock() + timedelta(days=3))
+    held = Keys(path, clock=clock)
+    key = held.find(secret)
+    assert key is not None
+    before = held.refreshed()
+    assert held.refreshed() == before
+    clock.ahead = timedelta(days=2)
+    assert held.find(secret) is None
+    assert held.find_named(key) is None
+    assert held.refreshed() != before
+    assert changes(told) == [("key expired", "laptop")]
+
+
+def test_what_has_expired_is_not_made_or_rotated(path: Path) -> None:
+    add(path)
+    edit(path, expires="2026-01-01T00:00:00Z")
+    with pytest.raises(UsageError, match="expired already"):
+        add(path, "late", expires=datetime.now(UTC))
+    with pytest.raises(UsageError, match="has expired; revoke it"):
+        rotate_key(path, "laptop", grace=timedelta())
+
+
+def test_a_rotated_key_works_for_a_while_still(path: Path, told: LogCapture) -> None:
+    clock = Clock()
+    first = add(path)
+    held = Keys(path, clock=clock)
+    second = rotate_key(path, "laptop", grace=timedelta(days=9))
+    third = rotate_key(path, "laptop", grace=timedelta(days=1))
+    shown = [held.find(secret) for secret in (first, second, third)]
+    assert [key.name for key in shown if key] == ["laptop"] * 3
+    clock.ahead = timedelta(days=2)
+    found = [held.find(secret) is not None for secret in (first, second, third)]
+    assert found == [True, False, True]
+    assert [held.find_named(key) is not None for key in shown if key] == found
+    assert changes(told) == [("key rotated", "laptop"), ("old secret expired", "laptop")]
+    fourth = rotate_key(path, "laptop", grace=timedelta())
+    assert held.find(third) is None
+    assert held.find(fourth) is not None
+    revoke_key(path, "laptop")
+    assert not any(held.find(secret) for secret in (first, second, third, fourth))
+
+
+def test_secrets_out_of_force_are_not_kept(path: Path) -> None:
+    add(path)
+    for _ in range(5):
+        rotate_key(path, "laptop", grace=timedelta())
+    assert read_keys(path)[0].retired == ()
+
+
+def test_a_running_gateway_says_what_changed_by_name(path: Path, told: LogCapture) -> None:
+    secret = add(path)
+    held = Keys(path)
+    added = add(path, "phone")
+    held.find(secret)
+    revoke_key(path, "laptop")
+    held.find(secret)
+    edit(path, sessions=1)
+    held.find(secret)
+    rotate_key(path, "phone", grace=timedelta())
+    held.find(secret)
+    assert changes(told) == [
+        ("key added", "phone"),
+        ("key revoked", "laptop"),
+        ("key changed", "phone"),
+        ("key rotated", "phone"),
+    ]
+    for one in (secret, added, *(key.sha256 for key in read_keys(path))):
+        assert one not in str(told.entries)
+
+
+def test_every_change_leaves_a_line(path: Path) -> None:
+    expires = datetime(2100, 1, 1, tzinfo=UTC)
+    secrets = [add(path), add(path, "phone", expires=expires)]
+    secrets.append(rotate_key(path, "laptop", grace=timedelta(days=1)))
+    revoke_key(path, "phone")
+    with pytest.raises(UsageError):
+        revoke_key(path, "phone")
+    audit = audit_file(path)
+    assert audit.stat().st_mode & 0o077 == 0
+    lines = [msgspec.json.decode(line) for line in audit.read_bytes().splitlines()]
+    assert [(line["event"], line["key"]) for line in lines] == [
+        ("add", "laptop"),
+        ("add", "phone"),
+        ("rotate", "laptop"),
+        ("revoke", "phone"),
+    ]
+    assert lines[1]["expires"] == "2100-01-01T00:00:00Z"
+    assert "old_until" in lines[2]
+    assert all(line["by"] and line["time"].endswith("Z") for line in lines)
+    for secret in (*secrets, *(key.sha256 for key in read_keys(path))):
+        assert secret not in audit.read_text()
+
+
+def test_no_change_without_its_line(path: Path) -> None:
+    add(path)
+    audit_file(path).unlink()
+    audit_file(path).mkdir()
+    with pytest.raises(UsageError, match="audit' cannot be written"):
+        revoke_key(path, "laptop")
+    assert len(read_keys(path)) == 1
+
+
+ADD = """
+import sys
+from pathlib import Path
+from edgewise.gateway.keys import add_key
+for number in range(8):
+    add_key(
+        Path(sys.argv[1]), f"{sys.argv[2]} {number}",
+        asks_per_second=1, tokens_per_day=1, sessions=1,
+    )
+"""
+
+
+def test_changes_at_once_lose_nothing(path: Path) -> None:
+    adding = [subprocess.Popen([sys.executable, "-c", ADD, str(path), str(n)]) for n in range(2)]
+    assert [one.wait() for one in adding] == [0, 0]
+    assert len(read_keys(path)) == 16
+
+
+def test_a_file_keeps_its_mode_and_who_it_is_linked_to(path: Path) -> None:
+    add(path)
+    path.chmod(0o640)
+    real = path.with_name("real.json")
+    path.rename(real)
+    path.symlink_to(real)
+    add(path, "phone")
+    assert path.is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o640
+    real.chmod(0o644)
+    revoke_key(path, "phone")
+    assert real.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+def test_a_file_keeps_its_owner(path: Path) -> None:
+    """Keys added by root are still read by the gateway's own user."""
+    add(path)
+    os.chown(path, 10001, 10002)
+    add(path, "phone")
+    assert (path.stat().st_uid, path.stat().st_gid) == (10001, 10002)
+
+
+HASH = "0" * 64
+GOOD = {"name": "a", "sha256": HASH, "created": "2026-01-01"}
+BAD_KEYS: dict[str, Any] = {
+    "two of a name": [GOOD, GOOD],
+    "a limit that is no limit": [{**GOOD, "tokens_per_days": 5}],
+    "a negative limit": [{**GOOD, "sessions": -1}],
+    "an endless limit": [{**GOOD, "asks_per_second": 1e300}],
+    "a short hash": [{**GOOD, "sha256": "0"}],
+    "a hash of other letters": [{**GOOD, "sha256": "\u00e9" * 64}],
+    "no hash": [{**GOOD, "sha256": ""}],
+    "a name that moves the cursor": [{**GOOD, "name": "a\x1b[2J"}],
+    "a name of two lines": [{**GOOD, "name": "a\nb"}],
+    "a long name": [{**GOOD, "name": "a" * 65}],
+    "no name": [{**GOOD, "name": ""}],
+    "an expiry without a zone": [{**GOOD, "expires": "2027-01-01T00:00:00"}],
+    "an expiry that is no time": [{**GOOD, "expires": "soon"}],
+}
+
+
+@pytest.mark.parametrize("name", BAD_KEYS)
+def test_bad_keys_are_a_sentence(path: Path, name: str) -> None:
+    path.write_bytes(msgspec.json.encode({"format": 1, "keys": BAD_KEYS[name]}))
+    with pytest.raises(UsageError, match="no file of keys"):
+        Keys(path)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"format": 1}', '{"format": 2, "keys": []}', "\x00\xff", "[" * 100_000]
+)
+def test_what_is_no_file_of_keys(path: Path, content: str) -> None:
     path.write_text(content)
     with pytest.raises(UsageError, match="no file of keys"):
         Keys(path)
 
 
-def test_names_are_there_once(tmp_path: Path) -> None:
-    path = tmp_path / "keys.json"
+@given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
+def test_any_bytes_are_keys_or_a_sentence(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any-keys.json"
+    path.write_bytes(content)
+    with contextlib.suppress(UsageError):
+        assert all(isinstance(key, Key) for key in read_keys(path))
+
+
+def test_what_cannot_be_read(path: Path) -> None:
+    with pytest.raises(UsageError, match="no file of keys"):
+        Keys(path)
+    os.mkfifo(path)
+    with pytest.raises(UsageError, match="it is no file"):
+        Keys(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UsageError, match="it is no file"):
+        read_keys(path)
+
+
+def test_names_are_there_once(path: Path) -> None:
     add(path)
     with pytest.raises(UsageError, match="already"):
         add(path)
     with pytest.raises(UsageError, match="no key"):
         revoke_key(path, "phone")
-    with pytest.raises(UsageError, match="limits"):
-        add(path, "phone", sessions=-1)
+    with pytest.raises(UsageError, match="no key"):
+        rotate_key(path, "phone", grace=timedelta())
+    for limits in ({"sessions": -1}, {"asks_per_second": float("nan")}, {"ids": 10**16}):
+        with pytest.raises(UsageError, match="limits"):
+            add(path, "phone", **limits)
+    for name in ("", " ", "a ", "a\nb", "a" * 65, "\u202e"):
+        with pytest.raises(UsageError, match="no name for a key"):
+            add(path, name)
     assert [key.name for key in read_keys(path)] == ["laptop"]
 
 
 def test_without_a_file_everybody_comes_in() -> None:
     assert Keys(None).find("") is ANYBODY
-    assert Limits().wait(ANYBODY) == 0
-
-
-def key(**limits: float) -> Key:
-    return Key(name="k", sha256="", created="", **limits)  # type: ignore[arg-type]
-
-
-def test_a_rate_is_held() -> None:
-    limits, rate = Limits(), 20.0
-    begun, allowed = time.monotonic(), 0
-    while time.monotonic() - begun < 0.5:
-        allowed += limits.wait(key(asks_per_second=rate)) == 0
-    burst = rate * 2
-    assert burst <= allowed <= burst + rate * 0.5 + 2
-
-
-def test_a_days_tokens_are_a_promise() -> None:
-    limits, thrifty = Limits(), key(tokens_per_day=10, asks_per_second=0.0)
-    assert limits.wait(thrifty) == 0
-    limits.wrote(thrifty, 10)
-    assert DAY_SECONDS - 5 < limits.wait(thrifty) <= DAY_SECONDS
+    assert Keys(None).find_named(ANYBODY) is ANYBODY
+    assert Keys(None).refreshed() == 0

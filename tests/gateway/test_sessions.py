@@ -1,6 +1,12 @@
-"""Sessions in bounded memory."""
+"""Sessions in bounded memory: of all keys, and of each."""
+
+import tracemalloc
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edgewise.gateway.sessions import Session, Sessions
+from edgewise.wire.protocol import MAX_IDS, Ledger
 
 
 def opened(sessions: Sessions, name: str = "", key: str = "k") -> Session:
@@ -9,10 +15,16 @@ def opened(sessions: Sessions, name: str = "", key: str = "k") -> Session:
     return session
 
 
+def put(sessions: Sessions, session: Session, ids: int | list[int], most: int = 0) -> Ledger | None:
+    """The first `ids` numbers, or these."""
+    told = list(range(ids)) if isinstance(ids, int) else ids
+    return sessions.put(session, 0, told, Ledger(told).check, most=most)
+
+
 def test_a_device_comes_back_to_its_own_session_only() -> None:
     sessions = Sessions(most=4, most_ids=1000, idle=60)
     first = opened(sessions)
-    first.ledger.put(0, [1, 2, 3])
+    put(sessions, first, [1, 2, 3])
     assert opened(sessions, first.name) is not first  # its device is still here
     sessions.leave(first)
     assert opened(sessions, first.name, "other") is not first
@@ -31,32 +43,158 @@ def test_room_is_made_by_those_that_left_first() -> None:
     assert len(sessions) == 2
 
 
+def test_a_key_makes_room_for_itself_first() -> None:
+    """Opening and leaving does not push out the sessions that others left."""
+    sessions = Sessions(most=3, most_ids=1000, idle=60)
+    theirs = opened(sessions, key="other")
+    put(sessions, theirs, 5)
+    sessions.leave(theirs)
+    for _ in range(10):
+        sessions.leave(opened(sessions, key="k"))
+    assert opened(sessions, theirs.name, "other") is theirs
+
+
 def test_what_is_idle_goes() -> None:
     sessions = Sessions(most=10, most_ids=1000, idle=0.0)
     first = opened(sessions)
+    put(sessions, first, 10)
     sessions.leave(first)
     sessions.expire()
-    assert len(sessions) == 0
+    assert (len(sessions), sessions.ids, sessions.held("k")) == (0, 0, 0)
     assert opened(sessions, first.name) is not first
+
+
+def test_what_is_not_idle_stays() -> None:
+    sessions = Sessions(most=10, most_ids=1000, idle=60)
+    held = [opened(sessions) for _ in range(3)]
+    for session in held:
+        put(sessions, session, 10)
+        sessions.leave(session)
+    sessions.expire()
+    assert (len(sessions), sessions.ids) == (3, 30)
 
 
 def test_ids_are_bounded() -> None:
     sessions = Sessions(most=10, most_ids=100, idle=60)
-    held = [opened(sessions) for _ in range(4)]
-    for session in held:
-        session.ledger.put(0, range(60))
-    sessions.leave(held[0])
+    held = [opened(sessions) for _ in range(3)]
+    put(sessions, held[0], 40)
+    put(sessions, held[1], 40)
     sessions.leave(held[1])
-    sessions.leave(held[2])
-    sessions.expire()
-    assert sessions.ids <= 120
-    assert opened(sessions, held[2].name) is not held[0]
-    assert sessions.attached("k") >= 1
+    sessions.leave(held[0])
+    put(sessions, held[2], 40)
+    assert sessions.ids == 80
+    assert opened(sessions, held[1].name) is not held[1]
+    assert opened(sessions, held[0].name) is held[0]
+
+
+def test_ids_of_devices_that_are_here_are_bounded_too() -> None:
+    """Who used its session least recently is asked for its ids again; nothing is wrong then."""
+    sessions = Sessions(most=100, most_ids=100, idle=60)
+    held = [opened(sessions) for _ in range(6)]
+    for session in held:
+        assert put(sessions, session, 40) is not None
+        assert sessions.ids <= 100
+    assert [len(session.ledger) for session in held] == [0, 0, 0, 0, 40, 40]
+    again = sessions.put(held[0], 40, [1], 0, most=0)
+    assert again is None
+    copied = put(sessions, held[0], 100)
+    assert copied is not None
+    assert len(copied) == 100
+    assert [len(session.ledger) for session in held] == [100, 0, 0, 0, 0, 0]
+
+
+def test_a_key_has_its_share_of_ids() -> None:
+    sessions = Sessions(most=100, most_ids=10_000, idle=60)
+    theirs = opened(sessions, key="other")
+    put(sessions, theirs, 500, most=500)
+    for _ in range(20):
+        session = opened(sessions)
+        put(sessions, session, 100, most=250)
+        assert sessions.held("k") <= 250
+        sessions.leave(session)
+    attached = [opened(sessions) for _ in range(20)]
+    for session in attached:
+        put(sessions, session, 100, most=250)
+        assert sessions.held("k") <= 250
+    assert sessions.held("other") == len(theirs.ledger) == 500
+
+
+def test_more_ids_than_a_share_are_answered_and_not_held() -> None:
+    sessions = Sessions(most=10, most_ids=1000, idle=60)
+    session = opened(sessions)
+    copied = put(sessions, session, 60, most=50)
+    assert copied is not None
+    assert copied.ids == list(range(60))
+    assert (len(session.ledger), sessions.ids) == (0, 0)
+
+
+def test_ids_with_another_check_are_not_held() -> None:
+    sessions = Sessions(most=10, most_ids=1000, idle=60)
+    session = opened(sessions)
+    put(sessions, session, 60)
+    assert sessions.put(session, 60, [1], 5, most=0) is None
+    assert (len(session.ledger), sessions.ids, sessions.held("k")) == (0, 0, 0)
 
 
 def test_a_session_that_is_closed_is_forgotten() -> None:
     sessions = Sessions(most=10, most_ids=100, idle=60)
     first = opened(sessions)
+    put(sessions, first, 10)
     sessions.forget(first)
-    assert len(sessions) == 0
+    assert (len(sessions), sessions.ids, sessions.attached("k")) == (0, 0, 0)
     assert opened(sessions, first.name).name != first.name
+
+
+def test_sixty_full_sessions_of_one_key_fit_in_its_share() -> None:
+    sessions = Sessions(most=100, most_ids=20_000_000, idle=60)
+    full = Ledger([70_000] * MAX_IDS)
+    tracemalloc.start()
+    for number in range(60):
+        session = opened(sessions)
+        assert sessions.put(session, 0, full, full.check, most=2_000_000) is not None
+        if number % 2:
+            sessions.leave(session)
+    size = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert sessions.held("k") <= 2_000_000
+    assert size < 4 * 2_000_000 * 1.3
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["open", "back", "put", "leave", "forget", "expire"]),
+        st.sampled_from("ab"),
+        st.integers(0, 60),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+@settings(max_examples=200)
+def test_the_books_are_right_whatever_happens(steps: list[tuple[str, str, int]]) -> None:
+    sessions = Sessions(most=5, most_ids=150, idle=60)
+    here: list[Session] = []
+    known: list[Session] = []
+    for what, key, number in steps:
+        if what in ("open", "back"):
+            name = known[number % len(known)].name if what == "back" and known else ""
+            if session := sessions.open(name, key):
+                here.append(session)
+                known.append(session)
+        elif what == "expire":
+            sessions.expire()
+        elif here:
+            session = here[number % len(here)]
+            if what == "put":
+                put(sessions, session, number, most=100)
+            else:
+                here.remove(session)
+                (sessions.leave if what == "leave" else sessions.forget)(session)
+        held = sessions.all()
+        assert len(sessions) == len(held) <= 5
+        assert sessions.ids == sum(len(session.ledger) for session in held) <= 150
+        for one in "ab":
+            own = [session for session in held if session.key == one]
+            assert sessions.held(one) == sum(len(session.ledger) for session in own) <= 100
+            assert sessions.attached(one) == sum(session.key == one for session in here)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from edgewise.errors import CloudTimeout, CloudUnavailable, UsageError
 from edgewise.events import Candidate, Consult, Finished, Pending, Token
@@ -358,3 +359,86 @@ def test_a_consult_that_is_left_behind_is_paid_for() -> None:
     asked = sum(n for _, n in cloud.asks)
     assert asked >= 1
     assert events.budget.credit == Budget().credit - asked
+
+
+class Lying(ScriptedCloud):
+    """A backend of somebody else's, which checks nothing itself: `verdict` is all it says."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(noise())
+        self.verdict = verdict
+
+    def open(self, prompt: Prompt) -> "LyingSession":
+        return LyingSession(self)
+
+
+class LyingSession(ScriptedCloudSession):
+    def __init__(self, cloud: Lying) -> None:
+        super().__init__(cloud)
+        self._lie = cloud.verdict
+
+    def _write(self, ids: list[int], n: int) -> Verdict:
+        return self._lie
+
+
+GOOD = Verdict(ids=(97,), logprobs=(-0.1,), cached=1, computed=1, engine_seconds=0.1)
+LIES = {
+    "beyond": replace(GOOD, ids=(SIZE,)),
+    "negative": replace(GOOD, ids=(-1,)),
+    "huge": replace(GOOD, ids=(1 << 64,)),
+    "a candidate": replace(GOOD, top=((Candidate(1 << 31, -1.0),),)),
+    "no int": replace(GOOD, ids=(97.0,)),
+    "longer than asked": replace(GOOD, ids=(97, 97), logprobs=(None, None)),
+    "no token": Verdict(ids=(), logprobs=(), stopped=True),
+    "no number": replace(GOOD, logprobs=(float("nan"),)),
+    "too likely": replace(GOOD, logprobs=(1e308,)),
+    "no time": replace(GOOD, engine_seconds=float("nan")),
+    "less than no time": replace(GOOD, engine_seconds=-1e9),
+    "more than was sent": replace(GOOD, cached=1 << 20),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+@pytest.mark.parametrize("run_ahead", [0, 4])
+def test_a_verdict_that_is_none_is_nobodys(name: str, run_ahead: int) -> None:
+    """It writes nothing, teaches nothing of the link, and does not close the breaker."""
+    decoder = Decoder(
+        edge_saying("blue sky"),
+        router=Constant(1.0),
+        policy=Policy(threshold=0.5, run_ahead=run_ahead),
+        cloud=Lying(LIES[name]),
+    )
+    events = list(decoder.stream(IDS))
+    assert collect(iter(events)).text == "blue sky"
+    consults = [event for event in events if isinstance(event, Consult)]
+    assert {consult.outcome for consult in consults} == {"protocol"}
+    assert (decoder.latency.engine, decoder.latency.round_trip) == (None, None)
+    assert decoder.breaker.is_open
+
+
+def test_a_probe_that_is_answered_with_no_verdict_keeps_the_breaker_open() -> None:
+    now = [0.0]
+    breaker = Breaker(clock=lambda: now[0])
+    decoder = Decoder(
+        edge_saying("blue sky"),
+        router=Constant(1.0),
+        policy=Policy(threshold=0.5, run_ahead=0),
+        cloud=Lying(LIES["beyond"]),
+        breaker=breaker,
+    )
+    decoder.generate(IDS)
+    assert breaker.is_open
+    now[0] = 100.0
+    reasons = [token.reason for token in decoder.generate(IDS).tokens]
+    assert reasons.count("protocol") == 1, "the probe, and nothing after it"
+    assert breaker.is_open
+    decoder = Decoder(
+        decoder.edge,
+        router=Constant(1.0),
+        policy=decoder.policy,
+        cloud=Lying(GOOD),
+        breaker=breaker,
+    )
+    now[0] = 200.0
+    decoder.generate(IDS)
+    assert not breaker.is_open

@@ -6,13 +6,12 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from edgewise.cli import render
+from edgewise.cli.gateway_keys import keys_app
 from edgewise.cli.options import everything_but, takes
 from edgewise.errors import UsageError
-from edgewise.gateway.keys import Keys, add_key, read_keys, revoke_key
+from edgewise.gateway.keys import Keys
 from edgewise.settings import Settings
 
 app = typer.Typer(
@@ -20,12 +19,9 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Serve many devices in front of your engines: gateway --engine URL --keys FILE.",
 )
-keys_app = typer.Typer(no_args_is_help=True, help="Add, list and revoke keys.")
 app.add_typer(keys_app, name="keys")
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-File = Annotated[Path, typer.Option("--keys", help="File of keys.")]
 
 
 # A device's settings are none of its: clients are named by keys, engines by addresses.
@@ -42,13 +38,17 @@ def gateway(
         str, typer.Option(help="What the engines are: llama-server, vllm, sglang; auto finds out.")
     ] = "auto",
     keys: Annotated[Path | None, typer.Option(help="File of keys; see gateway keys add.")] = None,
+    limits: Annotated[
+        str | None,
+        typer.Option(help="What keys use is kept in this file, redis://... or memory."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8400,
     certificate: Annotated[Path | None, typer.Option(help="TLS certificate, PEM.")] = None,
     private_key: Annotated[Path | None, typer.Option(help="TLS private key, PEM.")] = None,
     sessions: Annotated[int, typer.Option(min=1, help="Sessions held at most.")] = 20_000,
     session_ids: Annotated[
-        int, typer.Option(min=1, help="Token ids held by sessions without a device, at most.")
+        int, typer.Option(min=1, help="Token ids held by all sessions, at most.")
     ] = 20_000_000,
     idle: Annotated[
         float, typer.Option(min=0, help="Seconds that a session waits for its device.")
@@ -70,6 +70,7 @@ def gateway(
         kind=engine_kind,
         key=chosen.cloud_key,
         keys=keys,
+        limits=limits,
         host=host,
         port=port,
         certificate=certificate,
@@ -85,6 +86,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     key: str | None
     keys: Path | None
+    limits: str | None
     host: str
     port: int
     certificate: Path | None
@@ -111,18 +113,21 @@ async def _served(plan: _Plan, limits: _Limits) -> None:
     """Until a signal ends it."""
     from edgewise.gateway.app import Gateway
     from edgewise.gateway.fleet import Fleet
+    from edgewise.gateway.limit_stores import limits_at
     from edgewise.gateway.server import engines_at, log_as_json, serve
     from edgewise.gateway.sessions import Sessions
 
     log_as_json()
+    keys, used = Keys(plan.keys), limits_at(plan.limits, plan.keys)
     engines = await engines_at(plan.engines, key=plan.key, kind=plan.kind)
     fleet = Fleet(engines, concurrency=limits.concurrency, queue=limits.queue)
     # Here, so that a problem is a sentence and not a failed start of the server.
     await fleet.start()
+    await used.open()
     held = Sessions(most=limits.sessions, most_ids=limits.session_ids, idle=limits.idle)
     render.note(plan.told)
     await serve(
-        Gateway(fleet, Keys(plan.keys), held),
+        Gateway(fleet, keys, held, used),
         host=plan.host,
         port=plan.port,
         certificate=plan.certificate,
@@ -146,45 +151,6 @@ def _require_guarded(
         raise UsageError(
             f"There is no file {str(keys)!r}; make one with edgewise gateway keys add."
         )
-
-
-@keys_app.command("add")
-def add(
-    name: Annotated[str, typer.Argument(help="Whose key it is; shown in metrics and logs.")],
-    file: File,
-    asks_per_second: Annotated[float, typer.Option(help="Consults a second; 0: no limit.")] = 50.0,
-    tokens_per_day: Annotated[int, typer.Option(help="Cloud tokens a day; 0: no limit.")] = 0,
-    sessions: Annotated[int, typer.Option(help="Devices at a time; 0: no limit.")] = 16,
-) -> None:
-    """Make a key, print it once, keep its hash."""
-    secret = add_key(
-        file,
-        name,
-        asks_per_second=asks_per_second,
-        tokens_per_day=tokens_per_day,
-        sessions=sessions,
-    )
-    print(secret)
-    render.note("The device needs it as EDGEWISE_CLOUD_KEY; it cannot be shown again.")
-
-
-@keys_app.command("list")
-def list_keys(file: File) -> None:
-    """Names, limits and dates; never the keys."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("name", "created", "asks/s", "tokens/day", "sessions"):
-        table.add_column(column)
-    for key in read_keys(file):
-        limits = (key.asks_per_second, key.tokens_per_day, key.sessions)
-        shown = (f"{limit:g}" if limit else "no limit" for limit in limits)
-        table.add_row(render.printable(key.name), key.created, *shown)
-    render.out.print(table)
-
-
-@keys_app.command()
-def revoke(name: Annotated[str, typer.Argument(help="Whose key.")], file: File) -> None:
-    """Stop a key from working, within a second."""
-    revoke_key(file, name)
 
 
 def _require_extra() -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.engines.base import Abilities
-from edgewise.errors import CloudError, CloudProtocolError
+from edgewise.errors import CloudError, CloudProtocolError, EdgewiseError
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.verdict import Sent, Verdict
@@ -116,7 +116,7 @@ def failed(error: CloudError) -> "Future[Any]":
 def log_failure(done: "Future[None]") -> None:
     """For calls that nobody waits for: what goes wrong in them is told here."""
     error = None if done.cancelled() else done.exception()
-    if isinstance(error, CloudError):
+    if isinstance(error, EdgewiseError):
         _log.info("in the background: %s", error)
     elif error is not None:
         _log.error("a call in the background failed", exc_info=error)

@@ -13,8 +13,10 @@ from edgewise.cloud.io_thread import IoThread
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.base import PROBE_SECONDS, Abilities, Client, Engine
 from edgewise.engines.llama_server import LlamaServerEngine
+from edgewise.engines.proof import Proof
 from edgewise.engines.sglang import SglangEngine
 from edgewise.engines.vllm import VllmEngine
+from edgewise.errors import CloudRejected
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.verdict import Sent, Verdict
@@ -23,12 +25,17 @@ _T = TypeVar("_T")
 
 
 class EngineCloud(CloudModel):
-    """Implements `CloudModel` over an engine, with an I/O thread of its own."""
+    """Implements `CloudModel` over an engine, with an I/O thread of its own.
+
+    Once checked, it is proven again now and then: see `Proof`.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.name = engine.url
         self._eos_ids = frozenset([0])
+        self._size: int | None = None
+        self._proof: Proof | None = None
         self._io = IoThread(self.name)
 
     @property
@@ -44,10 +51,12 @@ class EngineCloud(CloudModel):
 
     def check(self, tokenizer: Tokenizer) -> str:
         """Probe the engine, and compare what both make of fixed strings."""
-        self.submit(self.engine.probe(), PROBE_SECONDS).result()
-        proof = self.engine.prove(tokenizer)
+        proof = Proof(self.engine, lambda: self.engine.prove(tokenizer))
+        self.submit(proof.look(), PROBE_SECONDS).result()
+        self._proof = proof
         self._eos_ids = tokenizer.eos_ids or self._eos_ids
-        return proof
+        self._size = tokenizer.size
+        return self.engine.prove(tokenizer)
 
     def submit(self, work: Coroutine[Any, Any, _T], deadline: float) -> "Future[_T]":
         """Run `work` on the I/O thread, at most `deadline` seconds."""
@@ -55,8 +64,12 @@ class EngineCloud(CloudModel):
 
     async def complete(self, ids: list[int], n: int, sampling: Sampling, client: Client) -> Verdict:
         """One consult: the whole prefix goes, the engine's prefix cache does the reuse."""
-        verdict = await self.engine.complete(ids, n, sampling, client)
-        return with_end(verdict, n, self._eos_ids, self.name)
+        if not ids:
+            raise CloudRejected("A consult needs at least one id before it.")
+        complete = self.engine.complete if self._proof is None else self._proof.complete
+        verdict = with_end(await complete(ids, n, sampling, client), n, self._eos_ids, self.name)
+        verdict.check(asked=n, prompt=len(ids), size=self._size)
+        return verdict
 
     def close(self) -> None:
         self._io.close(asyncio.sleep(0), self.engine.close())

@@ -14,11 +14,17 @@ from typing import Any, TypeVar
 import aiohttp
 
 from edgewise.cloud.base import CloudModel, log_failure, with_end
-from edgewise.cloud.gateway_link import GatewayLink, OtherVocabulary, shared
+from edgewise.cloud.gateway_link import GatewayLink, shared
 from edgewise.cloud.io_thread import IoThread
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.http import checked_address, not_now, unreachable
-from edgewise.errors import CloudError, CloudProtocolError, VocabularyMismatch
+from edgewise.errors import (
+    CloudError,
+    CloudProtocolError,
+    CloudRejected,
+    OtherVocabulary,
+    VocabularyMismatch,
+)
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.verdict import Sent, Verdict
@@ -44,6 +50,7 @@ class GatewayCloud(CloudModel):
         self.links: set[GatewayLink] = set()
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._eos_ids = frozenset([0])
+        self._size: int | None = None
         self._serves = ""
         self._idle: list[GatewayLink] = []
         self._http: aiohttp.ClientSession | None = None
@@ -72,9 +79,11 @@ class GatewayCloud(CloudModel):
         """Run `work` on the I/O thread, at most `deadline` seconds."""
         return self._io.submit(work, deadline)
 
-    def finished(self, verdict: Verdict, n: int) -> Verdict:
-        """With the edge's end token where the engine kept its own."""
-        return with_end(verdict, n, self._eos_ids, self.name)
+    def finished(self, verdict: Verdict, n: int, prompt: int) -> Verdict:
+        """With the edge's end token where the engine kept its own, and checked."""
+        verdict = with_end(verdict, n, self._eos_ids, self.name)
+        verdict.check(asked=n, prompt=prompt, size=self._size)
+        return verdict
 
     def take(self, ids: Sequence[int]) -> GatewayLink:
         """An idle link that knows the beginning of `ids` best, or a new one. In the I/O thread."""
@@ -92,7 +101,9 @@ class GatewayCloud(CloudModel):
         """A new connection; raises a `CloudError`."""
         if self._http is None:
             connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(), limit=0)
-            self._http = aiohttp.ClientSession(connector=connector, headers=self._headers)
+            self._http = aiohttp.ClientSession(
+                connector=connector, headers=self._headers, middlewares=[_follow_nowhere]
+            )
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 return await self._http.ws_connect(
@@ -120,6 +131,7 @@ class GatewayCloud(CloudModel):
             self.links.discard(link)
             raise
         self._eos_ids = tokenizer.eos_ids or self._eos_ids
+        self._size = tokenizer.size
         self._serves = f"{opened.engine} {opened.model}"
         self.give(link)
         return f"the gateway's {opened.engine} engine has the same ids for the same strings"
@@ -181,8 +193,10 @@ class GatewaySession:
     async def _ask(
         self, ids: list[int], n: int, sampling: Sampling, deadline: float, sent: Sent
     ) -> Verdict:
+        if not ids:
+            raise CloudRejected("A consult needs at least one id before it.")
         verdict = await self._linked(ids).ask(ids, n, sampling, deadline, sent)
-        return self._gateway.finished(verdict, n)
+        return self._gateway.finished(verdict, n, len(ids))
 
     async def _push(self, ids: list[int]) -> None:
         # Best effort: what goes wrong shows at the next consult.
@@ -192,3 +206,16 @@ class GatewaySession:
     async def _leave(self) -> None:
         if self._link is not None:
             self._gateway.give(self._link)
+
+
+async def _follow_nowhere(
+    request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """A redirect is an answer like any other that opens no session."""
+    response = await send(request)
+    if 300 <= response.status < 400:
+        response.close()
+        raise aiohttp.WSServerHandshakeError(
+            response.request_info, response.history, status=response.status
+        )
+    return response

@@ -18,6 +18,7 @@ from edgewise.errors import (
     CloudRejected,
     CloudTimeout,
     CloudUnavailable,
+    OtherVocabulary,
 )
 from edgewise.events import Candidate
 from edgewise.sampling import Sampling
@@ -49,16 +50,15 @@ OPEN_SECONDS = 5.0
 CANCEL_SECONDS = 0.1
 """How long a consult that was given up may take to say so."""
 
+MAX_MESSAGE = 500
+"""Longest message of a gateway's that is shown, characters."""
+
 TRIES = 3
 """How often a gateway may ask for a whole prefix again."""
 
 
 class Broken(Exception):
     """The link broke in the middle; what was asked may be asked again."""
-
-
-class OtherVocabulary(CloudRejected):
-    """The gateway's engine has another vocabulary."""
 
 
 _ERRORS: Mapping[str, type[CloudError]] = {
@@ -189,14 +189,13 @@ class GatewayLink:
                 ask, check, drawn = self._count, self._ledger.check, packed(sampling)
                 waiting = self._waiting
                 reply = waiting[ask] = asyncio.Future()
+                reply.add_done_callback(_heard)
                 try:
                     await self._send(
                         Ask(ask, position, new_ids, check, n, milliseconds, TOP, drawn), sent
                     )
                 except BaseException:
-                    # Its reply may have failed as well, and nobody would ask how.
-                    if not waiting.pop(ask).cancel():
-                        reply.exception()
+                    waiting.pop(ask).cancel()
                     raise
             answered = await self._reply(ask, reply, waiting, sent)
             if isinstance(answered, Reply):
@@ -276,7 +275,9 @@ class GatewayLink:
     def _refusal(self, frame: Failed) -> CloudError:
         later = f"it asks for {frame.retry_after} ms of patience" if frame.retry_after else None
         return _ERRORS.get(frame.reason, CloudProtocolError)(
-            f"{self._gateway.name!r}: {frame.message}", hint=later, request_id=frame.request_id
+            f"{self._gateway.name!r}: {_plain(frame.message)}",
+            hint=later,
+            request_id=_plain(frame.request_id) if frame.request_id else None,
         )
 
     async def _hang_up(self) -> None:
@@ -285,10 +286,21 @@ class GatewayLink:
             await socket.close()
 
 
+def _plain(told: str) -> str:
+    """One line that a terminal can show."""
+    return "".join(c if c.isprintable() else " " for c in told[:MAX_MESSAGE])
+
+
 def shared(held: list[int], ids: Sequence[int]) -> int:
     """How many ids both begin with."""
     # Comparing lists is much faster than going through them.
     return len(held) if held == list(ids[: len(held)]) else common_prefix(held, ids)
+
+
+def _heard(reply: "asyncio.Future[Reply | NeedFull]") -> None:
+    """A consult that was given up asks no more how its reply failed."""
+    if not reply.cancelled():
+        reply.exception()
 
 
 def _verdict(reply: Reply) -> Verdict:

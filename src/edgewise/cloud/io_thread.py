@@ -1,16 +1,19 @@
 """An event loop in a thread of its own, for the connections of a cloud model."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from edgewise.cloud.base import failed
-from edgewise.errors import CloudTimeout, CloudUnavailable
+from edgewise.errors import CloudTimeout, CloudUnavailable, EdgewiseError
 
 CLOSING_SECONDS = 0.02
 """TLS says goodbye in the loop's next turns."""
+
+_log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -52,11 +55,19 @@ class IoThread:
         self._loop.close()
 
     async def _bounded(self, work: Coroutine[Any, Any, _T], deadline: float) -> _T:
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(_heard)
         try:
             async with asyncio.timeout(deadline):
                 return await work
         except TimeoutError as error:
             raise CloudTimeout(f"{self._name!r} did not answer within {deadline:g} s.") from error
+        except asyncio.CancelledError as error:
+            if task.cancelling():
+                raise
+            # Nobody gave it up: something on the way did.
+            raise CloudUnavailable(f"The call to {self._name!r} was broken off.") from error
 
     async def _end(self, first: Coroutine[Any, Any, None], last: Coroutine[Any, Any, None]) -> None:
         await first
@@ -66,3 +77,10 @@ class IoThread:
         await asyncio.gather(*tasks, return_exceptions=True)
         await last
         await asyncio.sleep(CLOSING_SECONDS)
+
+
+def _heard(task: "asyncio.Task[Any]") -> None:
+    """Of work that was given up nobody asks how it ended; a bug in it is told all the same."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None and task.cancelling() and not isinstance(error, EdgewiseError):
+        _log.error("work that was given up failed", exc_info=error)

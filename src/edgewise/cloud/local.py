@@ -154,6 +154,9 @@ class LocalSession:
     def _write(
         self, ids: list[int], n: int, sampling: Sampling, started: float, end: float
     ) -> Verdict:
+        size = self._cloud.model.tokenizer.size
+        if not ids or not all(0 <= token < size for token in ids):
+            raise CloudRejected(f"A consult needs ids before it, from 0 to {size - 1}.")
         session = self._opened()
         cached = session.open(ids)
         written: list[int] = []

@@ -113,11 +113,18 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Ids of `text`; with `special`, special tokens written in it become their ids."""
+        """Ids of `text`; with `special`, those tokens of `special` that are written in it, too.
+
+        Without, no text makes one of them.
+        """
         ...
 
     def encode_prompt(self, text: str, *, special: bool = True) -> list[int]:
-        """Ids of a whole prompt: as `encode`, behind a BOS where the model wants one."""
+        """Ids of a whole prompt: as `encode`, behind a BOS where the model wants one.
+
+        With `special` for what a template made, or who writes a template's part by hand; not for
+        what others say (`edgewise.prompts` tells them apart).
+        """
         ...
 
     def piece(self, token: int) -> bytes:

@@ -78,7 +78,10 @@ class LlamaTokenizer:
             return bos if bos >= 0 and llama_cpp.llama_vocab_get_add_bos(self._vocab) else None
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Ids of `text`; with `special`, special tokens written in it become their ids."""
+        """Ids of `text`; with `special`, special tokens written in it become their ids.
+
+        User-defined tokens, such as `<think>`, do so in any text: to llama.cpp they are words.
+        """
         data = text.encode("utf-8", "surrogatepass")
         room = len(data) + 8
         while True:

@@ -24,6 +24,9 @@ TOP = 5
 
 PROBE_SECONDS = 30.0
 
+# All fixed strings at once: one request shows whether a vocabulary is still the same.
+_ALL = "\n".join(PROBES)
+
 # Every vocabulary has them.
 _ANY_IDS = (1, 2, 3)
 
@@ -47,6 +50,13 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     priority: Priority = "none"
     salt: bool = False
     tokenizer: bool = False
+
+
+class Described(msgspec.Struct, frozen=True):
+    """What an engine says it serves: a model, of how many ids; None where it does not tell."""
+
+    model: str | None = None
+    size: int | None = None
 
 
 class Client(msgspec.Struct, frozen=True):
@@ -77,16 +87,20 @@ class Engine(ABC):
     """One engine. Methods run in one event loop; `close` gives its connections back.
 
     `vocabulary` holds the ids of the fixed strings (`edgewise.edge.base.PROBES`) once the engine
-    was probed; None where it does not tell.
+    was probed, None where it does not tell; `described` is what it said of its model then.
+    `connections` were made to it, for an engine that is somewhere else.
     """
 
     dialect: ClassVar[str]
+    connections = 0
 
     def __init__(self, url: str) -> None:
         """`url` says which engine it is."""
         self.url = url
         self.abilities = Abilities(engine=self.dialect)
         self.vocabulary: tuple[list[int], ...] | None = None
+        self.described = Described()
+        self._told: list[int] | None = None
 
     @abstractmethod
     async def complete(
@@ -105,6 +119,10 @@ class Engine(ABC):
     @abstractmethod
     async def model_name(self) -> str | None:
         """What it serves; raises a `CloudError` where the engine is not of this dialect."""
+
+    async def describe(self) -> Described:
+        """What it serves now; raises as `model_name`."""
+        return Described(await self.model_name())
 
     @abstractmethod
     async def ready(self) -> None:
@@ -141,10 +159,13 @@ class Engine(ABC):
         """
         async with side_by_side() as requests:
             requests.begin(self.ready())
-            model = requests.begin(self.model_name())
+            described = requests.begin(self.describe())
+        self.described = described.result()
         async with side_by_side() as requests:
             told = [requests.begin(self.tokenize(text)) for text in PROBES]
+            together = requests.begin(self.tokenize(_ALL))
         self.vocabulary = _all_of([task.result() for task in told])
+        self._told = together.result()
         ids = self.vocabulary[0] if self.vocabulary else _ANY_IDS
         async with side_by_side() as requests:
             verdict = requests.begin(self._first_verdict(ids))
@@ -153,7 +174,7 @@ class Engine(ABC):
         first = verdict.result()
         self.abilities = Abilities(
             engine=self.dialect,
-            model=model.result(),
+            model=self.described.model,
             meter=first.cached is not None,
             top=len(first.top[0]) if first.top else 0,
             priority=priority.result(),
@@ -161,6 +182,17 @@ class Engine(ABC):
             tokenizer=self.vocabulary is not None,
         )
         return self.abilities
+
+    async def unchanged(self) -> bool:
+        """Whether what answers is what was probed, as far as it tells; one round of requests.
+
+        Raises a `CloudError` where it is not ready.
+        """
+        async with side_by_side() as requests:
+            requests.begin(self.ready())
+            described = requests.begin(self.describe())
+            told = requests.begin(self.tokenize(_ALL))
+        return (described.result(), told.result()) == (self.described, self._told)
 
     def prove(self, tokenizer: Tokenizer) -> str:
         """Compare what both make of the fixed strings, after a probe; says how it was proven.
@@ -184,7 +216,9 @@ class Engine(ABC):
 
     async def _first_verdict(self, ids: Sequence[int]) -> Verdict:
         try:
-            return await self.complete(ids, 1, Sampling())
+            verdict = await self.complete(ids, 1, Sampling())
+            verdict.check(asked=1, prompt=len(ids), size=self.described.size)
+            return verdict
         except (CloudRejected, CloudProtocolError) as error:
             raise CloudRejected(
                 f"The engine at {self.url!r} does not take and return token ids, so it cannot "
@@ -226,9 +260,20 @@ def candidates(found: Sequence[tuple[int, float | None]]) -> tuple[Candidate, ..
     return tuple(sorted(known, key=lambda candidate: -candidate.logprob)[:TOP])
 
 
-def for_each(ids: Sequence[int], logprobs: Sequence[float | None]) -> tuple[float | None, ...]:
-    """One logprob an id, None where the engine told fewer."""
-    return tuple([*logprobs, *[None] * len(ids)][: len(ids)])
+def for_each(
+    ids: Sequence[int], logprobs: Sequence[float | None], *, stopped: bool
+) -> tuple[float | None, ...]:
+    """One logprob an id, None where the engine tells none; as many as it told where they differ.
+
+    An engine that stopped may keep an end token to itself, and tell its logprob.
+    """
+    kept = of_kept(ids, logprobs, stopped=stopped)
+    return tuple(kept) if kept else (None,) * len(ids)
+
+
+def of_kept(ids: Sequence[int], rows: Sequence[_T], *, stopped: bool) -> Sequence[_T]:
+    """Without the row of an end token that a stopped engine kept to itself."""
+    return rows[: len(ids)] if stopped and len(rows) == len(ids) + 1 else rows
 
 
 def uncached(total: int | None, cached: int | None) -> int | None:

@@ -3,7 +3,7 @@
 import asyncio
 
 from edgewise.engines.base import PROBE_SECONDS
-from edgewise.engines.http import served_model
+from edgewise.engines.http import Redirected, served_model
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout
 
@@ -26,6 +26,8 @@ async def found_at(url: str, *, key: str | None = None) -> str:
             owner = (await served_model(asked)).owned_by
     except TimeoutError as error:
         raise CloudTimeout(f"{url!r} did not answer within {PROBE_SECONDS:g} s.") from error
+    except Redirected:
+        raise
     except (CloudProtocolError, CloudRejected) as error:
         raise CloudProtocolError(
             f"What answers at {url!r} is no engine that Edgewise knows (llama-server, vLLM, SGLang "

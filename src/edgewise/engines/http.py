@@ -3,13 +3,13 @@
 import ssl
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Annotated, ClassVar, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
-from edgewise.engines.base import NOBODY, Abilities, Client, Engine
+from edgewise.engines.base import NOBODY, Client, Described, Engine
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -18,7 +18,7 @@ from edgewise.errors import (
     CloudUnavailable,
     UsageError,
 )
-from edgewise.verdict import Sent
+from edgewise.verdict import MOST_IDS, Sent
 
 MAX_REQUEST_ID = 64
 """Longest request id that is kept of an engine's, characters."""
@@ -26,6 +26,10 @@ MAX_REQUEST_ID = 64
 _MAX_REPLY = 4 << 20
 _IDLE_SECONDS = 4.0
 _T = TypeVar("_T")
+
+
+class Redirected(CloudRejected):
+    """The address leads to another, which may be anybody's: keys and prompts do not follow."""
 
 
 class HttpEngine(Engine):
@@ -38,7 +42,6 @@ class HttpEngine(Engine):
         super().__init__(checked_address(url))
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http: aiohttp.ClientSession | None = None
-        self._model: str | None = None
 
     async def tokenize(self, text: str) -> list[int] | None:
         """As `Engine.tokenize`, in the form that vLLM and SGLang share."""
@@ -52,18 +55,18 @@ class HttpEngine(Engine):
         """Ids by `/tokenize`; raises a `CloudError`."""
         return decoded(await self.post("/tokenize", body), _Tokens, self.dialect).tokens
 
-    async def probe(self) -> Abilities:
-        self._model = None
-        return await super().probe()
-
     async def model_name(self) -> str | None:
         """As `Engine.model_name`, asked anew by each probe; None where it does not tell."""
-        if self._model is None:
-            try:
-                self._model = (await served_model(self)).id
-            except (CloudProtocolError, CloudRejected):
-                return None
-        return self._model
+        if self.described.model is None:
+            self.described = await self.describe()
+        return self.described.model
+
+    async def describe(self) -> Described:
+        """As `Engine.describe`; empty where it does not tell."""
+        try:
+            return described(await served_model(self))
+        except (CloudProtocolError, CloudRejected):
+            return Described()
 
     async def ready(self) -> None:
         await self.get(self.health)
@@ -133,9 +136,17 @@ class HttpEngine(Engine):
                 connector=connector,
                 headers=self._headers,
                 timeout=aiohttp.ClientTimeout(total=None),
-                trace_configs=[_counted()],
+                trace_configs=[_counted(), self._connecting()],
             )
         return self._http
+
+    def _connecting(self) -> aiohttp.TraceConfig:
+        async def made(*_: object) -> None:
+            self.connections += 1
+
+        config = aiohttp.TraceConfig()
+        config.on_connection_create_end.append(made)
+        return config
 
 
 class _Request(NamedTuple):
@@ -185,7 +196,13 @@ def checked_address(url: str) -> str:
 
 
 def not_now(url: str, status: int, request_id: str | None = None) -> CloudError | None:
-    """What an HTTP status says of the key or of the moment; None for any other."""
+    """What an HTTP status says of the address, the key or the moment; None for any other."""
+    if 300 <= status < 400:
+        return Redirected(
+            f"{url!r} redirects elsewhere (HTTP {status}), and no redirect is followed",
+            hint="give the address that it leads to",
+            request_id=_bounded(request_id),
+        )
     if status in (401, 403):
         return CloudRefused(
             f"{url!r} refused the key",
@@ -218,7 +235,7 @@ def decoded(body: bytes, kind: type[_T], engine: str) -> _T:
     """A reply as its dialect promises it; raises `CloudProtocolError`."""
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CloudProtocolError(
             f"The cloud engine's reply is not {engine}'s ({error})",
             hint="check the address, and which engine it is said to be",
@@ -231,14 +248,27 @@ def _excerpt(body: bytes) -> str:
 
 
 def _bounded(request_id: str | None) -> str | None:
-    return request_id[:MAX_REQUEST_ID] if request_id else None
+    """What can stand in a frame, a log and a terminal."""
+    if not request_id:
+        return None
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in request_id)[
+        :MAX_REQUEST_ID
+    ]
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    n_vocab: Annotated[int, msgspec.Meta(ge=1, le=MOST_IDS)] | None = None
 
 
 class Served(msgspec.Struct, frozen=True):
-    """An entry of `/v1/models`, which all engines have; `owned_by` names the engine."""
+    """An entry of `/v1/models`, which all engines have; `owned_by` names the engine.
+
+    `meta` is llama-server's.
+    """
 
     id: str
     owned_by: str = ""
+    meta: _Meta | None = None
 
 
 class _Models(msgspec.Struct, frozen=True):
@@ -257,3 +287,8 @@ async def served_model(engine: HttpEngine) -> Served:
             f"The engine at {engine.url!r} serves no model", hint="load one there"
         )
     return models[0]
+
+
+def described(served: Served) -> Described:
+    """What an engine says of its model."""
+    return Described(served.id, served.meta.n_vocab if served.meta else None)

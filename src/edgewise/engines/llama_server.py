@@ -123,7 +123,7 @@ class LlamaServerEngine(HttpEngine):
         if not sampling.greedy:
             body["samplers"] = _SAMPLERS
         reply = decoded(await self._completion(body, client), _Completion, self.dialect)
-        return _verdict(reply, n)
+        return _verdict(reply)
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
         await self._completion(
@@ -196,8 +196,8 @@ class LlamaServerEngine(HttpEngine):
         return [secrets.choice(ids) for _ in range(_MADE_UP)]
 
 
-def _verdict(reply: _Completion, n: int) -> Verdict:
-    ids = reply.tokens[:n]
+def _verdict(reply: _Completion) -> Verdict:
+    ids = reply.tokens
     known = {p.id: p for p in reply.completion_probabilities}
     rows = [known.get(token) for token in ids]
     timings = reply.timings or _Timings()

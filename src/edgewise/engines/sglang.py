@@ -11,6 +11,7 @@ from edgewise.engines.base import (
     Client,
     candidates,
     for_each,
+    of_kept,
     sampling_fields,
     side_by_side,
     uncached,
@@ -65,7 +66,7 @@ class SglangEngine(HttpEngine):
             body["cache_salt"] = client.salt
         answered = await self.post("/generate", body, client, ids=len(ids))
         reply = decoded(answered, _Generated, self.dialect)
-        return _verdict(reply, n)
+        return _verdict(reply)
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
         """As `Engine.has_salt`; who takes a number for a salt does not know what it is."""
@@ -87,17 +88,18 @@ class SglangEngine(HttpEngine):
         return True
 
 
-def _verdict(reply: _Generated, n: int) -> Verdict:
-    ids, meta = reply.output_ids[:n], reply.meta_info
+def _verdict(reply: _Generated) -> Verdict:
+    ids, meta = reply.output_ids, reply.meta_info
+    stopped = meta.finish_reason is not None and meta.finish_reason.type == "stop"
     logprobs = [row[0] for row in meta.output_token_logprobs]
     return Verdict(
         ids=tuple(ids),
-        logprobs=for_each(ids, logprobs),
+        logprobs=for_each(ids, logprobs, stopped=stopped),
         top=tuple(
             candidates([(row[1], row[0]) for row in top or []])
-            for top in meta.output_top_logprobs[: len(ids)]
+            for top in of_kept(ids, meta.output_top_logprobs, stopped=stopped)
         ),
-        stopped=meta.finish_reason is not None and meta.finish_reason.type == "stop",
+        stopped=stopped,
         cached=meta.cached_tokens,
         computed=uncached(meta.prompt_tokens, meta.cached_tokens),
         engine_seconds=meta.e2e_latency,

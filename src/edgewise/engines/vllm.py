@@ -15,20 +15,24 @@ from edgewise.engines.base import (
     TOP,
     Abilities,
     Client,
+    Described,
     Priority,
     candidates,
     for_each,
+    of_kept,
     sampling_fields,
     side_by_side,
     uncached,
 )
-from edgewise.engines.http import HttpEngine, decoded, served_model
+from edgewise.engines.http import HttpEngine, decoded, described, served_model
 from edgewise.errors import CloudError, CloudProtocolError, CloudRefused, CloudRejected
 from edgewise.sampling import Sampling
 from edgewise.verdict import Verdict
 
 GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 _ID = "token_id:"
+# Of any id; Python itself refuses to read numbers that are much longer.
+_DIGITS = 20
 
 
 class _Details(msgspec.Struct):
@@ -109,11 +113,9 @@ class VllmEngine(HttpEngine):
             return await self._generate(ids, n, sampling, client)
         return await self._complete(ids, n, sampling, client)
 
-    async def model_name(self) -> str:
-        """As `Engine.model_name`; its requests need it."""
-        if self._model is None:
-            self._model = (await served_model(self)).id
-        return self._model
+    async def describe(self) -> Described:
+        """As `Engine.describe`; its requests need the name."""
+        return described(await served_model(self))
 
     async def priority(self, ids: Sequence[int]) -> Priority:
         """Lower goes first, where the server was started with `--scheduling-policy priority`."""
@@ -169,7 +171,7 @@ class VllmEngine(HttpEngine):
         rows = (choice.logprobs.content if choice.logprobs else None) or []
         tops = [[(_top_id(top), top.logprob) for top in row.top_logprobs] for row in rows]
         logprobs = [row.logprob for row in rows]
-        return _verdict(choice.token_ids[:n], logprobs, tops, choice.finish_reason, reply.usage)
+        return _verdict(choice.token_ids, logprobs, tops, choice.finish_reason, reply.usage)
 
     async def _complete(
         self,
@@ -200,7 +202,7 @@ class VllmEngine(HttpEngine):
             [(_id(token), logprob) for token, logprob in (top or {}).items()]
             for top in found.top_logprobs or []
         ]
-        written = [_id(token) for token in found.tokens[:n]]
+        written = [_id(token) for token in found.tokens]
         return _verdict(written, found.token_logprobs, tops, choice.finish_reason, reply.usage)
 
 
@@ -213,11 +215,12 @@ def _verdict(
 ) -> Verdict:
     details = usage.prompt_tokens_details if usage else None
     cached = details.cached_tokens if details else None
+    stopped = finish_reason == "stop"
     return Verdict(
         ids=tuple(ids),
-        logprobs=for_each(ids, logprobs),
-        top=tuple(candidates(top) for top in tops[: len(ids)]),
-        stopped=finish_reason == "stop",
+        logprobs=for_each(ids, logprobs, stopped=stopped),
+        top=tuple(candidates(top) for top in of_kept(ids, tops, stopped=stopped)),
+        stopped=stopped,
         cached=cached,
         computed=uncached(usage.prompt_tokens if usage else None, cached),
     )
@@ -236,6 +239,7 @@ def _top_id(top: _Top) -> int:
 def _id(token: str) -> int:
     """`token_id:123` is 123."""
     number = token.removeprefix(_ID)
-    if not token.startswith(_ID) or not number.isascii() or not number.isdigit():
+    short = len(number) <= _DIGITS and number.isascii()
+    if not token.startswith(_ID) or not short or not number.isdigit():
         raise CloudProtocolError("vLLM sent tokens as text where ids were asked for.")
     return int(number)

@@ -16,9 +16,15 @@ from edgewise.gateway.connection import Connection
 from edgewise.gateway.consults import KeyedConsults
 from edgewise.gateway.fleet import Fleet
 from edgewise.gateway.keys import Keys
+from edgewise.gateway.large_frames import LargeFrames
+from edgewise.gateway.limits import KeyLimits
+from edgewise.gateway.limits_sqlite import SqliteLimits
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Sessions
 from edgewise.wire.protocol import PATH, VERSION
+
+SWEEP_SECONDS = 0.25
+"""Between two looks at what has gone: sessions left for long, keys out of force."""
 
 OWNER = "edgewise-gateway"
 """Whose the models are, so that a device finds out what it talks to."""
@@ -29,10 +35,15 @@ log = structlog.get_logger("edgewise.gateway")
 class Gateway:
     """State shared by all connections of a process. Holds nothing that a device cannot rebuild."""
 
-    def __init__(self, fleet: Fleet, keys: Keys, sessions: Sessions) -> None:
+    def __init__(
+        self, fleet: Fleet, keys: Keys, sessions: Sessions, limits: KeyLimits | None = None
+    ) -> None:
+        """Without `limits`, what keys use is counted in this process."""
         self.fleet, self.keys, self.sessions = fleet, keys, sessions
         self.metrics = GatewayMetrics()
-        self.consults = KeyedConsults(fleet, keys, self.metrics)
+        self.limits = limits or KeyLimits(SqliteLimits(None))
+        self.large_frames = LargeFrames(self.limits)
+        self.consults = KeyedConsults(fleet, self.limits, self.metrics)
         self.draining = False
         self.connections: set[Connection] = set()
 
@@ -54,6 +65,7 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
+        await self.limits.open()
         await self.fleet.start()
         log.info("started", engines=len(self.fleet.replicas), model=self.fleet.model)
         if self.keys.required:
@@ -62,11 +74,24 @@ class Gateway:
         yield
         sweeping.cancel()
         await self.fleet.close()
+        await self.limits.close()
 
     async def _sweep(self) -> None:
+        seen = self.keys.changes
         while True:
-            await asyncio.sleep(1.0)
-            self.sessions.expire()
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                self.sessions.expire()
+                self._check_keys(seen)
+                seen = self.keys.changes
+            except Exception:
+                log.exception("sweep failed")
+
+    def _check_keys(self, seen: int) -> None:
+        """Hang up on keys that a change after `seen` put out of force."""
+        if self.keys.refreshed() != seen:
+            for connection in list(self.connections):
+                connection.check_key()
 
     async def _serve(self, socket: WebSocket) -> None:
         key = self.keys.find(_bearer(socket))

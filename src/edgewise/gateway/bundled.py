@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud, LocalSession
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.engines.base import NOBODY, Client, Engine
+from edgewise.engines.base import NOBODY, Client, Described, Engine
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.verdict import Verdict
@@ -44,6 +44,9 @@ class BundledEngine(Engine):
 
     async def model_name(self) -> str | None:
         return self._cloud.name
+
+    async def describe(self) -> Described:
+        return Described(self._cloud.name, self._cloud.model.tokenizer.size)
 
     async def ready(self) -> None:
         """It always is."""

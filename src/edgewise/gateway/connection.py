@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
 from typing import Protocol
 
 import structlog
@@ -12,7 +11,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from edgewise.errors import CloudProtocolError
 from edgewise.gateway.consults import KeyedConsults
 from edgewise.gateway.fleet import Fleet
-from edgewise.gateway.keys import Key
+from edgewise.gateway.key_file import Key
+from edgewise.gateway.keys import Keys
+from edgewise.gateway.large_frames import LARGE, LARGE_IDS, LargeFrames, Received
+from edgewise.gateway.limits import KeyLimits, Tab
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Session, Sessions
 from edgewise.wire.protocol import (
@@ -23,8 +25,8 @@ from edgewise.wire.protocol import (
     Cancel,
     Close,
     Failed,
-    FromDevice,
     FromGateway,
+    Ledger,
     NeedFull,
     Open,
     Opened,
@@ -39,6 +41,12 @@ OPEN_SECONDS = 10.0
 FRAMES_PER_SECOND = 2000
 """More than any device writes; a connection that keeps above it is closed."""
 
+PAUSE_SECONDS = 10.0
+"""How long a key that owes ids is not read from; pings are answered in time all the same."""
+
+END_SECONDS = 0.4
+"""How long a device whose key was revoked may take to be told."""
+
 PROTOCOL_ERROR, POLICY, GOING_AWAY, TRY_LATER = 1002, 1008, 1001, 1013
 """Close codes of RFC 6455."""
 
@@ -49,6 +57,9 @@ class Shared(Protocol):
     """What all connections of a gateway share."""
 
     fleet: Fleet
+    keys: Keys
+    limits: KeyLimits
+    large_frames: LargeFrames
     sessions: Sessions
     consults: KeyedConsults
     metrics: GatewayMetrics
@@ -68,18 +79,18 @@ class Connection:
         self._warming: asyncio.Task[None] | None = None
         self._sending = asyncio.Lock()
         self._frames, self._begun = 0, time.monotonic()
+        self._tab = Tab()
+        self._in_force: asyncio.Timeout | None = None
 
     async def serve(self) -> None:
         """Until the device leaves, or breaks the protocol."""
         await self._socket.accept()
         try:
-            self._session = await self._open()
-            while session := self._session:
-                data = await self._receive()
-                self._count_frame()
-                await self._take(from_device(data), session)
+            await self._talk()
         except (WebSocketDisconnect, DeviceLeft):
             pass
+        except TimeoutError:
+            await self._end(_revoked())
         except CloudProtocolError as error:
             await self._end(_Ended(PROTOCOL_ERROR, "protocol", str(error)))
         except _Ended as end:
@@ -87,11 +98,28 @@ class Connection:
         finally:
             self._leave()
 
+    def check_key(self) -> None:
+        """Hang up at once, and end what is in flight, where the key is out of force."""
+        if self._in_force is not None and self._shared.keys.find_named(self._key) is None:
+            self._stop()
+            self._in_force.reschedule(0.0)
+            self._in_force = None
+
     async def drain(self) -> None:
         """Let consults in flight end, then hang up."""
         await asyncio.gather(*self._asks.values(), return_exceptions=True)
         with contextlib.suppress(RuntimeError):
             await self._socket.close(GOING_AWAY)
+
+    async def _talk(self) -> None:
+        """Until the device closes its session; raises `TimeoutError` once the key is revoked."""
+        async with asyncio.timeout(None) as self._in_force:
+            try:
+                self._session = await self._open()
+                while session := self._session:
+                    await self._take(await self._frame(), session)
+            finally:
+                self._in_force = None
 
     async def _open(self) -> Session:
         frame = await self._first_frame()
@@ -119,9 +147,10 @@ class Connection:
     async def _first_frame(self) -> Open:
         try:
             async with asyncio.timeout(OPEN_SECONDS):
-                frame = from_device(await self._receive())
+                data = await self._receive()
         except TimeoutError as error:
             raise _Ended(POLICY, "protocol", "No open frame came.") from error
+        frame = from_device(data) if len(data) <= LARGE else None
         if not isinstance(frame, Open):
             raise CloudProtocolError("The first frame must be open.")
         return frame
@@ -155,6 +184,32 @@ class Connection:
             raise CloudProtocolError("Frames are binary messages, not text.")
         return data
 
+    async def _frame(self) -> Received:
+        """The next frame. Who owes ids is not read from, and large frames wait for their turn."""
+        data = await self._receive()
+        self._count_frame()
+        key, tab = self._standing(), self._tab
+        try:
+            async with asyncio.timeout(PAUSE_SECONDS):
+                if len(data) > LARGE:
+                    return await self._shared.large_frames.received(data, key, tab)
+                if tab.ids > LARGE_IDS:
+                    await self._shared.limits.pay(key, tab)
+        except TimeoutError as error:
+            told = "Too many token ids in too short a time."
+            raise _Ended(TRY_LATER, "unavailable", told, PAUSE_SECONDS) from error
+        frame = from_device(data)
+        ids = frame.ids if isinstance(frame, Ask | Push) else ()
+        tab.ids += len(ids)
+        return Received(frame, ids)
+
+    def _standing(self) -> Key:
+        """The key as it is now."""
+        key = self._shared.keys.find_named(self._key)
+        if key is None:
+            raise _revoked()
+        return key
+
     def _count_frame(self) -> None:
         """A second's frames at most, over the seconds since the connection was made."""
         self._frames += 1
@@ -162,15 +217,17 @@ class Connection:
         if self._frames > allowed:
             raise _Ended(POLICY, "protocol", "Too many frames in too short a time.", 1.0)
 
-    async def _take(self, frame: FromDevice, session: Session) -> None:
+    async def _take(self, received: Received, session: Session) -> None:
+        frame = received.frame
         if isinstance(frame, Ask):
-            self._begin(frame, session)
+            self._begin(frame, self._put(received, frame, session), session)
         elif isinstance(frame, Push):
-            if _put(session, frame) is None:
+            ids = self._put(received, frame, session)
+            if ids is None:
                 self._shared.metrics.pushes.labels("need_full").inc()
                 await self._send(NeedFull())
             elif not self._asks:
-                self._warm(session)
+                self._warm(ids, session)
         elif isinstance(frame, Cancel):
             if task := self._asks.get(frame.ask):
                 task.cancel()
@@ -180,22 +237,31 @@ class Connection:
         else:
             raise CloudProtocolError("A session is opened once.")
 
-    def _begin(self, frame: Ask, session: Session) -> None:
+    def _put(self, received: Received, frame: Ask | Push, session: Session) -> Ledger | None:
+        """The ids of this moment, which a later frame may replace."""
+        if frame.position + len(received.ids) > MAX_IDS:
+            raise CloudProtocolError(f"A prefix has at most {MAX_IDS} ids.")
+        most = self._standing().ids
+        put = self._shared.sessions.put
+        return put(session, frame.position, received.ids, frame.check, most=most)
+
+    def _begin(self, frame: Ask, ids: Ledger | None, session: Session) -> None:
         if frame.ask in self._asks:
             raise CloudProtocolError(f"Consult {frame.ask} is being answered already.")
         if self._warming is not None:
             self._warming.cancel()
-        # The ids are those of this moment: a later frame may replace them.
-        work = self._answer(frame, _put(session, frame), session)
+        work = self._answer(frame, ids, session, self._standing(), others=len(self._asks))
         task = self._asks[frame.ask] = asyncio.create_task(work)
         task.add_done_callback(lambda _: self._asks.pop(frame.ask, None))
 
-    async def _answer(self, frame: Ask, ids: Sequence[int] | None, session: Session) -> None:
+    async def _answer(
+        self, frame: Ask, ids: Ledger | None, session: Session, key: Key, *, others: int
+    ) -> None:
+        """`others` of the session's consults were waiting when it came."""
         begun, outcome = time.monotonic(), "cancelled"
         consults = self._shared.consults
         try:
-            others = len(self._asks) - 1
-            answer = await consults.answer(frame, ids, session, self._key, others=others)
+            answer = await consults.answer(frame, ids, session, key, self._tab, others=others)
             outcome = "answered"
             if isinstance(answer, Failed):
                 outcome = answer.reason
@@ -207,11 +273,11 @@ class Connection:
         finally:
             consults.ended(outcome, begun)
 
-    def _warm(self, session: Session) -> None:
+    def _warm(self, ids: Ledger, session: Session) -> None:
         """Let the engine compute what was pushed while nobody waits; the latest push counts."""
         if self._warming is not None:
             self._warming.cancel()
-        work = self._shared.consults.warm(list(session.ledger.ids), session, self._key)
+        work = self._shared.consults.warm(ids, session, self._standing(), self._tab)
         self._warming = asyncio.create_task(work)
 
     async def _send(self, frame: FromGateway) -> None:
@@ -228,15 +294,21 @@ class Connection:
         """Say why, and hang up."""
         log.info("ended", why=str(end)[:200], key=self._key.name, peer=_peer(self._socket))
         milliseconds = None if end.retry_after is None else int(1000 * end.retry_after)
-        with contextlib.suppress(DeviceLeft, WebSocketDisconnect, RuntimeError):
-            await self._send(Failed(None, end.reason, str(end)[:500], milliseconds))
-            await self._socket.close(end.code)
+        seconds = END_SECONDS if end.reason == "refused" else None
+        with contextlib.suppress(DeviceLeft, WebSocketDisconnect, RuntimeError, TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._send(Failed(None, end.reason, str(end)[:500], milliseconds))
+                await self._socket.close(end.code)
 
     def _leave(self) -> None:
-        for task in [*self._asks.values(), *([self._warming] if self._warming else [])]:
-            task.cancel()
+        self._stop()
         if self._session is not None:
             self._shared.sessions.leave(self._session)
+
+    def _stop(self) -> None:
+        """What is in flight."""
+        for task in [*self._asks.values(), *([self._warming] if self._warming else [])]:
+            task.cancel()
 
 
 class _Ended(Exception):
@@ -247,15 +319,8 @@ class _Ended(Exception):
         self.code, self.reason, self.retry_after = code, reason, retry_after
 
 
-def _put(session: Session, frame: Ask | Push) -> list[int] | None:
-    """Take the ids of a frame; all that it means, None where the session does not hold them."""
-    ledger = session.ledger
-    if frame.position + len(frame.ids) > MAX_IDS:
-        raise CloudProtocolError(f"A prefix has at most {MAX_IDS} ids.")
-    if ledger.put(frame.position, frame.ids) and ledger.check == frame.check:
-        return list(ledger.ids)
-    ledger.put(0, [])
-    return None
+def _revoked() -> _Ended:
+    return _Ended(POLICY, "refused", "The key was revoked, or has expired.")
 
 
 def _peer(socket: WebSocket) -> str:

@@ -2,19 +2,19 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
 
 import structlog
 
 from edgewise.engines.base import Client
 from edgewise.errors import CloudError, EdgewiseError, UsageError
 from edgewise.gateway.fleet import Busy, Fleet
-from edgewise.gateway.keys import ANYBODY, Key, Keys
-from edgewise.gateway.limits import Limits
+from edgewise.gateway.key_file import ANYBODY, Key
+from edgewise.gateway.large_frames import listed
+from edgewise.gateway.limits import KeyLimits, OverLimit, Spent, Tab
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Session
 from edgewise.verdict import Verdict
-from edgewise.wire.protocol import Ask, Failed, NeedFull, Reply, unpacked
+from edgewise.wire.protocol import Ask, Failed, Ledger, NeedFull, Reply, unpacked
 
 WAITING_ASKS = 8
 """Consults of one session that may wait for their turn."""
@@ -41,20 +41,40 @@ class KeyedConsults:
     apart by a salt, or where there are no keys: then all devices are one tenant.
     """
 
-    def __init__(self, fleet: Fleet, keys: Keys, metrics: GatewayMetrics) -> None:
-        self._fleet, self._keys, self._metrics = fleet, keys, metrics
-        self._limits = Limits()
+    def __init__(self, fleet: Fleet, limits: KeyLimits, metrics: GatewayMetrics) -> None:
+        self._fleet, self._limits, self._metrics = fleet, limits, metrics
 
     async def answer(
-        self, frame: Ask, ids: Sequence[int] | None, session: Session, key: Key, *, others: int
+        self,
+        frame: Ask,
+        ids: Ledger | None,
+        session: Session,
+        key: Key,
+        tab: Tab,
+        *,
+        others: int,
     ) -> AskReply:
         """What to say to `frame`, which means `ids` (None: the session does not hold them).
 
-        `others` of the session's consults wait beside it. Whatever goes wrong, the device hears it.
+        `others` of the session's consults wait beside it; `tab` is charged to `key`. Whatever goes
+        wrong, the device hears it.
         """
+        if ids is None:
+            return NeedFull(frame.ask)
+        if others >= WAITING_ASKS:
+            return _busy(frame, 0.1)
         try:
-            return await self._verdict(frame, ids, session, key, others)
-        except Exception:
+            async with self._limits.spending(key, tab, frame.n) as spent:
+                return await self._verdict(frame, ids, session, key, spent)
+        except OverLimit as over:
+            later = None if over.retry_after is None else int(1000 * over.retry_after) + 1
+            return Failed(frame.ask, over.reason, str(over), later)
+        except TimeoutError:
+            return Failed(frame.ask, "timeout", "The engine did not answer before the deadline.")
+        except (Exception, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
             log.exception("consult failed on the way to its verdict", session=session.name[:8])
             message = "The gateway failed; its log says how."
             return Failed(frame.ask, "unavailable", message)
@@ -64,13 +84,16 @@ class KeyedConsults:
         self._metrics.asks.labels(outcome).inc()
         self._metrics.seconds.observe(time.monotonic() - begun)
 
-    async def warm(self, ids: Sequence[int], session: Session, key: Key) -> None:
-        """Let the engine compute what was pushed. Nobody waits for it."""
+    async def warm(self, ids: Ledger, session: Session, key: Key, tab: Tab) -> None:
+        """Let the engine compute what was pushed, if `key` may ask. Nobody waits for it."""
         outcome = "superseded"
         try:
+            if not await self._limits.may_warm(key, tab):
+                outcome = "limited"
+                return
             client = _client(session, key, urgent=False)
             async with session.turn:
-                await self._fleet.prefill(ids, client)
+                await self._fleet.prefill(await listed(ids), client)
             outcome = "warmed"
         except (EdgewiseError, Busy) as error:
             outcome = "failed"
@@ -82,36 +105,26 @@ class KeyedConsults:
             self._metrics.pushes.labels(outcome).inc()
 
     async def _verdict(
-        self, frame: Ask, ids: Sequence[int] | None, session: Session, key: Key, others: int
+        self, frame: Ask, ids: Ledger, session: Session, key: Key, spent: Spent
     ) -> AskReply:
-        if ids is None:
-            return NeedFull(frame.ask)
-        if self._keys.find_named(key) is None:
-            return Failed(frame.ask, "refused", "The key was revoked.")
-        if others >= WAITING_ASKS:
-            return _busy(frame, 0.1)
-        if wait := self._limits.wait(key):
-            return _busy(frame, wait)
         try:
             sampling = unpacked(frame.sampling)
             client = _client(session, key)
             async with asyncio.timeout(frame.deadline / 1000), session.turn:
-                verdict = await self._fleet.complete(ids, frame.n, sampling, client)
-        except TimeoutError:
-            return Failed(frame.ask, "timeout", "The engine did not answer before the deadline.")
+                whole, spent.asked = await listed(ids), True
+                verdict = await self._fleet.complete(whole, frame.n, sampling, client)
         except Busy as busy:
             return _busy(frame, busy.retry_after)
         except CloudError as error:
             return _failed(frame, error, session)
         except UsageError as error:
             return Failed(frame.ask, "rejected", str(error))
+        spent.tokens, spent.computed = len(verdict.ids), verdict.computed or 0
         self._count(verdict, key)
         return _reply(frame, verdict, metered=key is ANYBODY or self._fleet.salted)
 
     def _count(self, verdict: Verdict, key: Key) -> None:
-        written = len(verdict.ids)
-        self._limits.wrote(key, written)
-        self._metrics.tokens.labels(key.name).inc(written)
+        self._metrics.tokens.labels(key.name).inc(len(verdict.ids))
         self._metrics.prompt.labels("hit").inc(verdict.cached or 0)
         self._metrics.prompt.labels("miss").inc(verdict.computed or 0)
 

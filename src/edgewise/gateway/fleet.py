@@ -4,20 +4,30 @@ import asyncio
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import structlog
 
 from edgewise.engines.base import Client, Engine
-from edgewise.errors import CloudError, CloudUnavailable, UsageError
+from edgewise.engines.proof import Proof
+from edgewise.errors import (
+    CloudError,
+    CloudRejected,
+    CloudUnavailable,
+    EdgewiseError,
+    OtherVocabulary,
+    UsageError,
+)
 from edgewise.sampling import Sampling
 from edgewise.verdict import Verdict
 from edgewise.wire.protocol import fingerprint
 
 HEALTH_SECONDS = 2.0
-"""Between two looks at an engine's health."""
+"""Between two looks at an engine."""
 
+LOOKS = 5
+"""How many times that a look may take."""
 
 log = structlog.get_logger("edgewise.gateway")
 
@@ -31,10 +41,12 @@ class Busy(Exception):
 
 
 class Replica:
-    """An engine, whether it is well, and what it is doing."""
+    """An engine, whether it is well and proven, and what it is doing."""
 
-    def __init__(self, engine: Engine, concurrency: int) -> None:
+    def __init__(self, engine: Engine, concurrency: int, accept: Callable[[Engine], None]) -> None:
+        """`accept` judges what a probe found; raises `UsageError` for an engine of others."""
         self.engine = engine
+        self.proof = Proof(engine, lambda: accept(engine))
         self.up = False
         self.asked = 0
         self._problem: str | None = None
@@ -42,14 +54,41 @@ class Replica:
         self._concurrency = concurrency
         self._seconds = 0.05
 
-    def tell(self, problem: Exception | None) -> None:
-        """Log what changed since the last time."""
+    async def look(self) -> BaseException | None:
+        """Find out whether it is well and the engine that was proven; what keeps it from being so.
+
+        Whatever goes wrong is the replica's alone, even what looks as if the looking were over.
+        """
+        problem: BaseException | None = None
+        try:
+            async with asyncio.timeout(LOOKS * HEALTH_SECONDS):
+                await self.proof.look()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            problem = error
+            self.proof.forget()
+        self.up = problem is None
+        return problem
+
+    def tell(self, problem: BaseException | None) -> None:
+        """Log what changed since the last time; of a bug, with its traceback."""
         said = None if problem is None else _said(problem)
         if said is not None and said != self._problem:
-            log.warning("engine not used", engine=self.engine.url, why=said)
+            known = isinstance(problem, EdgewiseError | TimeoutError)
+            bug = {} if known else {"exc_info": problem}
+            log.warning("engine not used", engine=self.engine.url, why=said, **bug)
         if said is None and self._problem is not None:
             log.info("engine used again", engine=self.engine.url)
         self._problem = said
+
+    async def close(self) -> None:
+        """Stop looking, close the connections."""
+        await self.proof.close()
+        await self.engine.close()
 
     @asynccontextmanager
     async def turn(self, queue: int) -> AsyncGenerator[None]:
@@ -76,21 +115,22 @@ class Fleet:
 
     def __init__(self, engines: Sequence[Engine], *, concurrency: int, queue: int) -> None:
         """`concurrency` consults at an engine at a time, `queue` more may wait for it."""
-        self.replicas = [Replica(engine, concurrency) for engine in engines]
+        self.replicas = [Replica(engine, concurrency, self._accept) for engine in engines]
         self.tokenizer = ""
         self.engine = self.model = ""
+        self.size: int | None = None
         self._queue = queue
-        self._watch: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Probe the engines that are up; a second call does nothing.
 
         Raises `UsageError` where two have other vocabularies, `CloudUnavailable` where none is up.
         """
-        if self._watch is not None:
+        if self._watches:
             return
         try:
-            problems = await self._look_at_all()
+            problems = await asyncio.gather(*(replica.look() for replica in self.replicas))
             for problem in problems:
                 if isinstance(problem, UsageError):
                     raise problem
@@ -99,8 +139,9 @@ class Fleet:
         except BaseException:
             await self.close()
             raise
-        self._tell(problems)
-        self._watch = asyncio.create_task(self._keep_looking())
+        for replica, problem in zip(self.replicas, problems, strict=True):
+            replica.tell(problem)
+        self._watches = [asyncio.create_task(_keep_looking(replica)) for replica in self.replicas]
 
     async def warn_of_shared_caches(self) -> None:
         """Log what the engines' operator should change, where several keys share their caches."""
@@ -112,14 +153,14 @@ class Fleet:
 
     async def close(self) -> None:
         """Stop looking, close the connections."""
-        if self._watch is not None:
-            self._watch.cancel()
-        await asyncio.gather(*(replica.engine.close() for replica in self.replicas))
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*(replica.close() for replica in self.replicas))
 
     @property
     def up(self) -> int:
-        """Engines that are well."""
-        return sum(replica.up for replica in self.replicas)
+        """Engines that are well and proven."""
+        return sum(replica.up and replica.proof.holds for replica in self.replicas)
 
     @property
     def salted(self) -> bool:
@@ -131,12 +172,18 @@ class Fleet:
     ) -> Verdict:
         """A consult at the session's replica, or at the next one where that is not well any more.
 
-        Raises a `CloudError`, or `Busy`.
+        Raises a `CloudError`, also for a verdict that is none, or `Busy`.
         """
+        if not ids:
+            raise CloudRejected("A consult needs at least one id before it.")
 
         async def ask(replica: Replica) -> Verdict:
             async with replica.turn(self._queue):
-                return await replica.engine.complete(ids, n, sampling, client)
+                verdict = await replica.proof.complete(ids, n, sampling, client)
+            # An end token that the engine kept to itself is for the device to know.
+            ended = verdict.stopped
+            verdict.check(asked=n, prompt=len(ids), size=self.size, may_be_empty=ended)
+            return verdict
 
         return await self._at_replica(client.session, ask)
 
@@ -153,8 +200,8 @@ class Fleet:
         for replica in self._ranked(session)[:2]:
             try:
                 return await work(replica)
-            except CloudUnavailable as error:
-                if await self._look(replica) is None:
+            except (CloudUnavailable, OtherVocabulary) as error:
+                if await replica.look() is None:
                     # It is well, only busy: elsewhere the session's cache would be missing.
                     raise
                 problem = error
@@ -168,47 +215,23 @@ class Fleet:
         well = [replica for replica in self.replicas if replica.up]
         return sorted(well, key=weight, reverse=True)
 
-    async def _keep_looking(self) -> None:
-        while True:
-            await asyncio.sleep(HEALTH_SECONDS)
-            self._tell(await self._look_at_all())
-
-    async def _look_at_all(self) -> list[Exception | None]:
-        return await asyncio.gather(*(self._look(replica) for replica in self.replicas))
-
-    def _tell(self, problems: Sequence[Exception | None]) -> None:
-        for replica, problem in zip(self.replicas, problems, strict=True):
-            replica.tell(problem)
-
-    async def _look(self, replica: Replica) -> Exception | None:
-        """Update a replica's health; what keeps it from being used, or None."""
-        try:
-            async with asyncio.timeout(HEALTH_SECONDS * 5):
-                if replica.up:
-                    await replica.engine.ready()
-                else:
-                    # It may be another one than before.
-                    await self._probe(replica.engine)
-            problem = None
-        except (CloudError, UsageError, TimeoutError) as error:
-            problem = error
-        except Exception as error:
-            # The others are looked at all the same.
-            log.exception("engine not looked at", engine=replica.engine.url)
-            problem = error
-        replica.up = problem is None
-        return problem
-
-    async def _probe(self, engine: Engine) -> None:
-        abilities = await engine.probe()
-        known = fingerprint(engine.vocabulary) if engine.vocabulary else ""
-        if self.tokenizer and known != self.tokenizer:
+    def _accept(self, engine: Engine) -> None:
+        """Raises `UsageError` for an engine of another vocabulary, or of none that is known."""
+        if engine.vocabulary is None:
+            raise UsageError(
+                f"The engine at {engine.url!r} does not say how it tokenises, so nothing proves "
+                "its vocabulary",
+                hint="serve its tokenizer too",
+            )
+        known, size = fingerprint(engine.vocabulary), engine.described.size
+        others = size is not None and self.size is not None and size != self.size
+        if others or (self.tokenizer and known != self.tokenizer):
             raise UsageError(
                 f"The engine at {engine.url!r} has another vocabulary than the others",
                 hint="one gateway serves one model",
             )
-        self.tokenizer, self.engine = known, abilities.engine
-        self.model = abilities.model or ""
+        self.tokenizer, self.engine = known, engine.abilities.engine
+        self.model, self.size = engine.described.model or "", size or self.size
 
 
 async def _advice(engine: Engine) -> str | None:
@@ -219,5 +242,15 @@ async def _advice(engine: Engine) -> str | None:
         return f"Nothing shows that it keeps the caches of several keys apart ({_said(error)})."
 
 
-def _said(problem: Exception | None) -> str:
-    return str(problem) or "no answer"
+async def _keep_looking(replica: Replica) -> None:
+    """For as long as the gateway runs: a replica's own watch, so that none waits for another."""
+    while True:
+        await asyncio.sleep(HEALTH_SECONDS)
+        problem = await replica.look()
+        # A log that cannot be written ends no watch.
+        with suppress(OSError):
+            replica.tell(problem)
+
+
+def _said(problem: BaseException | None) -> str:
+    return str(problem) or type(problem).__name__

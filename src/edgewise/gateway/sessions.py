@@ -3,91 +3,171 @@
 import asyncio
 import secrets
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
+from collections.abc import Sequence
 
 from edgewise.wire.protocol import Ledger
 
+_InOrder = OrderedDict[str, "Session"]
+
 
 class Session:
-    """The ids of one device's conversation; consults go one after the other."""
+    """The ids of one device's conversation; consults go one after the other.
+
+    `counted` of its ids are counted in the books of `Sessions`.
+    """
 
     def __init__(self, key: str) -> None:
         self.name = secrets.token_urlsafe(16)
         self.key = key
         self.salt = secrets.token_hex(16)
         self.ledger = Ledger()
+        self.counted = 0
         self.turn = asyncio.Lock()
         self.left = time.monotonic()
+
+
+class _Share:
+    """What a key, or all of them, hold. `left` sessions stand in the order in which they left,
+    `holding` ones, which have ids and their device here, in that of their last use."""
+
+    def __init__(self) -> None:
+        self.left, self.holding = _InOrder(), _InOrder()
+        self.attached = self.ids = 0
+
+    @property
+    def victim(self) -> Session | None:
+        """Who gives up its ids first."""
+        waiting = self.left or self.holding
+        return next(iter(waiting.values()), None)
 
 
 class Sessions:
     """At most `most` sessions holding at most `most_ids` ids between them.
 
     A session whose device has left is kept for `idle` seconds, so that it can come back; where
-    room is short, those that left first go first.
+    room is short, those that left first go first, and then those whose device is here but used
+    them least recently lose their ids, which the device is asked for again. A key that holds more
+    than its own share makes room from its own sessions, in the same order.
     """
 
     def __init__(self, *, most: int, most_ids: int, idle: float) -> None:
         self._most, self._most_ids, self._idle = most, most_ids, idle
-        # Those that were left stand before those that were left later.
-        self._left: OrderedDict[str, Session] = OrderedDict()
+        self._all = _Share()
+        self._shares: dict[str, _Share] = {}
         self._attached: dict[str, Session] = {}
-        self._by_key: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return len(self._left) + len(self._attached)
+        return len(self._all.left) + len(self._attached)
 
     @property
     def ids(self) -> int:
         """Ids held by all sessions."""
-        return sum(len(session.ledger.ids) for session in self.all())
+        return self._all.ids
 
     def all(self) -> list[Session]:
         """Every session held."""
-        return [*self._left.values(), *self._attached.values()]
+        return [*self._all.left.values(), *self._attached.values()]
 
     def attached(self, key: str) -> int:
         """Sessions of a key whose device is here."""
-        return self._by_key[key]
+        return self._shares[key].attached if key in self._shares else 0
+
+    def held(self, key: str) -> int:
+        """Ids held by all sessions of a key."""
+        return self._shares[key].ids if key in self._shares else 0
 
     def open(self, name: str, key: str) -> Session | None:
         """The session `name` of this very key, or a new one; None where there is no room."""
-        session = self._left.get(name)
-        now = time.monotonic()
-        if session is None or session.key != key or now - session.left > self._idle:
-            if len(self) >= self._most:
-                if not self._left:
-                    return None
-                self._left.popitem(last=False)
+        session = self._all.left.get(name)
+        if session is None or session.key != key or self._is_idle(session):
+            if len(self) >= self._most and not self._drop_one(key):
+                return None
             session = Session(key)
-        self._left.pop(session.name, None)
+        share = self._shares.setdefault(key, _Share())
+        for place in (self._all, share):
+            place.left.pop(session.name, None)
+            place.attached += 1
+            if len(session.ledger):
+                place.holding[session.name] = session
         self._attached[session.name] = session
-        self._by_key[key] += 1
         return session
+
+    def put(
+        self, session: Session, position: int, ids: Sequence[int] | Ledger, check: int, *, most: int
+    ) -> Ledger | None:
+        """Take the ids of a frame; all that it means, None where that is not held.
+
+        `session` is one whose device is here. All of its key's hold at most `most` ids afterwards
+        (0: no limit of its own).
+        """
+        ledger = session.ledger
+        if not ledger.put(position, ids) or ledger.check != check:
+            self._empty(session)
+            return None
+        copied = ledger.copy()
+        share = self._shares[session.key]
+        for place in (self._all, share):
+            place.ids += len(copied) - session.counted
+            place.holding[session.name] = session
+            place.holding.move_to_end(session.name)
+        session.counted = len(copied)
+        self._make_room(share, most or self._most_ids)
+        self._make_room(self._all, self._most_ids)
+        return copied
 
     def leave(self, session: Session) -> None:
         """The device is gone, perhaps to come back."""
-        if self._detach(session):
-            session.left = time.monotonic()
-            self._left[session.name] = session
+        if self._attached.pop(session.name, None) is None:
+            return
+        session.left = time.monotonic()
+        for place in (self._all, self._shares[session.key]):
+            place.attached -= 1
+            place.holding.pop(session.name, None)
+            place.left[session.name] = session
 
     def forget(self, session: Session) -> None:
         """The device will not come back."""
-        self._detach(session)
-        self._left.pop(session.name, None)
+        self.leave(session)
+        self._drop(session)
 
     def expire(self) -> None:
-        """Drop what has been left for long, and more where ids take too much room."""
-        now = time.monotonic()
-        ids = self.ids
-        for session in list(self._left.values()):
-            if now - session.left <= self._idle and ids <= self._most_ids:
-                return
-            ids -= len(session.ledger.ids)
-            del self._left[session.name]
+        """Drop what has been left for long."""
+        while (first := next(iter(self._all.left.values()), None)) and self._is_idle(first):
+            self._drop(first)
 
-    def _detach(self, session: Session) -> bool:
-        if self._attached.pop(session.name, None) is None:
-            return False
-        self._by_key[session.key] -= 1
-        return True
+    def _is_idle(self, session: Session) -> bool:
+        return time.monotonic() - session.left > self._idle
+
+    def _drop_one(self, key: str) -> bool:
+        """Make room for one more session: a key that left one behind gives up its own."""
+        own = self._shares[key].left if key in self._shares else None
+        oldest = next(iter((own or self._all.left).values()), None)
+        if oldest is not None:
+            self._drop(oldest)
+        return oldest is not None
+
+    def _make_room(self, share: _Share, most: int) -> None:
+        while share.ids > most and (victim := share.victim):
+            if victim.name in share.left:
+                self._drop(victim)
+            else:
+                self._empty(victim)
+
+    def _empty(self, session: Session) -> None:
+        """It stays, without its ids."""
+        session.ledger = Ledger()
+        for place in (self._all, self._shares[session.key]):
+            place.ids -= session.counted
+            place.holding.pop(session.name, None)
+        session.counted = 0
+
+    def _drop(self, session: Session) -> None:
+        """A session whose device is not here."""
+        share = self._shares.get(session.key)
+        if share is None or share.left.pop(session.name, None) is None:
+            return
+        del self._all.left[session.name]
+        self._empty(session)
+        if not share.left and not share.attached:
+            del self._shares[session.key]

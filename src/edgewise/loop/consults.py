@@ -84,7 +84,8 @@ class Consults:
                 return "circuit_open"
             flight = self._send(ids, n)
             if breaker.is_open and not self._insists:
-                flight.future.add_done_callback(self._probed)
+                probe = flight
+                flight.future.add_done_callback(lambda _: self._probed(probe))
         if self._insists or not breaker.is_open or flight.future.done():
             return flight
         # Nobody waits for a cloud that went silent; a probe flies on and decides on later consults.
@@ -175,14 +176,27 @@ class Consults:
         error = flight.future.exception()
         if error is None:
             seconds = time.monotonic() - flight.begun
-            engine = flight.future.result().engine_seconds
-            self._latency.answered(seconds, engine, first=flight.first)
-            self._first = False
+            verdict = flight.future.result()
+            if self._is_one(verdict, flight):
+                self._latency.answered(seconds, verdict.engine_seconds, first=flight.first)
+                self._first = False
         elif isinstance(error, CloudTimeout):
             self._latency.timed_out(flight.deadline, first=flight.first)
 
-    def _probed(self, future: "Future[Verdict]") -> None:
-        if future.cancelled() or future.exception():
+    def _is_one(self, verdict: Verdict, flight: Flight) -> bool:
+        try:
+            self._check(verdict, flight)
+        except CloudError:
+            # Who waits for it is told.
+            return False
+        return True
+
+    def _check(self, verdict: Verdict, flight: Flight) -> None:
+        verdict.check(asked=flight.ask, prompt=flight.position, size=self._size)
+
+    def _probed(self, flight: Flight) -> None:
+        future = flight.future
+        if future.cancelled() or future.exception() or not self._is_one(future.result(), flight):
             self._breaker.failed()
         else:
             self._breaker.succeeded()
@@ -195,5 +209,5 @@ class Consults:
             flight.future.cancel()
             self._latency.timed_out(flight.deadline, first=flight.first)
             raise CloudTimeout(f"No answer within {flight.deadline:.3g} s.") from error
-        verdict.check(self._size)
+        self._check(verdict, flight)
         return verdict

@@ -199,7 +199,7 @@ class Generation(Iterator[Event]):
             self._write_edge(state.failed(error, flight.ask, self._rules), read, error.reason)
         else:
             self._events.append(_over(state.index, flight, verdict))
-            answered = state.answered(verdict, flight.ask, read.proposed, self._rules)
+            answered = state.answered(verdict, read.proposed, self._rules)
             self._write_cloud(answered, "critical", read)
 
     def _tell_pending(self, guess: int) -> None:

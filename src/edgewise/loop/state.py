@@ -76,27 +76,25 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         """After a consult whose verdict is assumed to bring all `ask` tokens."""
         return replace(self, owed=ask, budget=rules.policy.charge(self.budget, ask))
 
-    def answered(self, verdict: Verdict, ask: int, proposed: int, rules: Rules) -> "State":
-        """After a consult for `ask` tokens, where the edge proposed `proposed`."""
-        kept = verdict.ids[:ask]
-        tops = verdict.top or ((),) * len(kept)
-        last = len(kept) - 1
+    def answered(self, verdict: Verdict, proposed: int, rules: Rules) -> "State":
+        """After a consult, where the edge proposed `proposed`."""
+        tops = verdict.top or ((),) * len(verdict.ids)
+        last = len(verdict.ids) - 1
         queue = tuple(
             Queued(token, logprob, top, verdict.stopped and index == last)
             for index, (token, logprob, top) in enumerate(
-                zip(kept, verdict.logprobs, tops, strict=False)
+                zip(verdict.ids, verdict.logprobs, tops, strict=True)
             )
         )
         counts = self.counts
         return replace(
             self,
             queue=queue,
-            budget=rules.policy.charge(self.budget, len(kept)),
+            budget=rules.policy.charge(self.budget, len(verdict.ids)),
             counts=replace(
                 counts,
                 calls=counts.calls + 1,
-                changing=counts.changing + (kept[0] != proposed),
-                wasted=counts.wasted + len(verdict.ids) - len(kept),
+                changing=counts.changing + (verdict.ids[0] != proposed),
                 cached=counts.cached + (verdict.cached or 0),
                 computed=counts.computed + (verdict.computed or 0),
             ),

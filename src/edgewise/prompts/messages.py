@@ -1,0 +1,42 @@
+"""What a prompt is made of."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from edgewise.errors import UsageError
+
+MAX_PROMPT = 4 << 20
+"""Longest text that is taken from a user or from a chat template, characters."""
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """What an answer follows: ids of the edge's vocabulary, and the messages they stand for.
+
+    `messages` is None where the ids were made from no conversation.
+    """
+
+    ids: tuple[int, ...]
+    messages: tuple[Message, ...] | None = None
+
+
+Prompted = str | Prompt | Sequence[Message | Mapping[str, str]] | Sequence[int]
+"""A user's text, a conversation (dicts have `role` and `content`), or ids of the edge's."""
+
+
+def require_text(what: str, text: str) -> None:
+    """Raises `UsageError` for text too long, or with what no encoding can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{what} is no valid UTF-8", hint="convert it first") from error
+    if len(text) > MAX_PROMPT:
+        raise UsageError(f"{what} has more than {MAX_PROMPT} characters", hint="shorten it")

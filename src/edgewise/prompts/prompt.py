@@ -1,0 +1,77 @@
+"""From what is asked to ids: conversations go through the model's own chat template."""
+
+from collections.abc import Mapping, Sequence
+from operator import index
+from typing import SupportsIndex, cast
+
+import msgspec
+
+from edgewise.edge.base import Tokenizer
+from edgewise.errors import UsageError
+from edgewise.prompts.messages import Message, Prompt, Prompted, require_text
+from edgewise.prompts.special import conversation_ids
+
+
+def prompt_from(tokenizer: Tokenizer, asked: Prompted, *, system: str | None = None) -> Prompt:
+    """What the edge model is given for `asked`.
+
+    Text and messages go through the chat template, behind `system` where they bring no system
+    message of their own; ids go as they are. Raises `UsageError`.
+    """
+    if isinstance(asked, str):
+        require_text("The prompt", asked)
+        asked = [Message("user", asked)] if asked.strip() else []
+    given = asked.ids if isinstance(asked, Prompt) else list(asked)
+    if not given:
+        raise UsageError("The prompt is empty", hint="give at least one character")
+    messages = [_message(item) for item in given if isinstance(item, Message | Mapping)]
+    if len(messages) == len(given):
+        if system and all(message.role != "system" for message in messages):
+            messages = [Message("system", system), *messages]
+        return prompt_of(tokenizer, messages)
+    ids = _ids(given, tokenizer.size)
+    return Prompt(ids, asked.messages if isinstance(asked, Prompt) else None)
+
+
+def _message(given: Message | Mapping[str, str]) -> Message:
+    """Raises `UsageError` for what is none."""
+    plain = dict(given) if isinstance(given, Mapping) else msgspec.to_builtins(given)
+    try:
+        message = msgspec.convert(plain, Message)
+    except msgspec.ValidationError as error:
+        raise UsageError(
+            f"This is no message ({error})",
+            hint="give a role (system, user or assistant) and a content",
+        ) from error
+    require_text("A message", message.content)
+    return message
+
+
+def _ids(given: Sequence[object], size: int) -> tuple[int, ...]:
+    try:
+        ids = tuple(index(cast(SupportsIndex, item)) for item in given)
+    except TypeError as error:
+        raise UsageError(
+            f"A prompt is text, messages or token ids, not {type(given[0]).__name__}."
+        ) from error
+    for token in ids:
+        if not 0 <= token < size:
+            raise UsageError(f"The edge model has no token {token}, only those below {size}.")
+    return ids
+
+
+def prompt_of(tokenizer: Tokenizer, messages: Sequence[Message]) -> Prompt:
+    """A conversation with the edge model's template; raises `ModelError` as `prompt_ids`."""
+    return Prompt(tuple(prompt_ids(tokenizer, messages)), tuple(messages))
+
+
+def prompt_ids(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
+    """Ids of a conversation with the edge model's template, ready for the assistant's turn.
+
+    A model without a template gets the contents joined by blank lines. Only the template's own
+    text makes control tokens: how one is written is text in a content, whoever said it. Raises
+    `ModelError` for a template that cannot be rendered.
+    """
+    if tokenizer.chat_template is None:
+        return tokenizer.encode_prompt("\n\n".join(m.content for m in messages), special=False)
+    return conversation_ids(tokenizer, messages)

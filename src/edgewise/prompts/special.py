@@ -1,0 +1,161 @@
+"""Control tokens in a conversation: only the template's own text makes them.
+
+Marks, characters that mean nothing, are put into the contents before they are rendered. A control
+token's text with one inside came out of a content, and is encoded as the text that it is. This is
+done twice. First with marks in whole texts of control tokens alone, so that a template sees nearly
+what was said; then at every character that could begin or end one, which is proof against
+templates that join, cut or change contents. Where the two differ, the second one is right.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from weakref import WeakKeyDictionary
+
+from msgspec.structs import replace
+
+from edgewise.edge.base import Tokenizer
+from edgewise.errors import UsageError
+from edgewise.prompts.messages import Message
+from edgewise.prompts.rendering import render
+
+_MARKS = (
+    *map(chr, range(0xFDD0, 0xFDF0)),
+    *(chr((plane << 16) | last) for plane in range(1, 17) for last in (0xFFFE, 0xFFFF)),
+)
+"""Unicode's noncharacters: nobody may send them to somebody else."""
+
+_BLANKS = " \t\n\v\f\r"
+"""What llama.cpp drops beside a token that takes the blanks around it."""
+
+
+class ControlTokens:
+    """How a vocabulary's control tokens are written, and where they stand in texts.
+
+    A text of one character has no inside to be marked: it is a control token wherever it stands.
+    """
+
+    def __init__(self, special: Mapping[int, str]) -> None:
+        self._ids = {text: token for token, text in sorted(special.items(), reverse=True) if text}
+        texts = sorted(self._ids, key=len, reverse=True)
+        self._head = min(3, *map(len, texts)) if texts else 0
+        self._sizes: dict[str, list[int]] = {}
+        for text in texts:
+            sizes = self._sizes.setdefault(text[: self._head], [])
+            sizes += [len(text)] if len(text) not in sizes else []
+        self._begins = _any_of({text[0] for text in texts})
+        self._first = _any_of({text[0] for text in texts if len(text) > 1}, cased=True)
+        self._last = _any_of({text[-1] for text in texts if len(text) > 1}, cased=True)
+
+    def could_come_of(self, text: str) -> bool:
+        """Whether a control token could be made with any of this text."""
+        return bool(self._first.search(text) or self._last.search(text))
+
+    def marked(self, text: str, mark: str) -> str:
+        """With a mark inside every control token's text, overlapping ones too."""
+        parts: list[str] = []
+        done = 0
+        for start, end in self._found(text):
+            if end - start > 1:
+                parts.append(text[done : start + 1])
+                done = start + 1
+        return mark.join([*parts, text[done:]])
+
+    def guarded(self, text: str, mark: str) -> str:
+        """With a mark wherever a control token's text could begin or end."""
+        text = self._last.sub(lambda found: mark + found[0], text)
+        return self._first.sub(lambda found: found[0] + mark, text)
+
+    def split(self, text: str) -> list[str]:
+        """In pieces: every second one is the text of a control token, and no other holds one."""
+        pieces: list[str] = []
+        done = 0
+        for start, end in self._found(text):
+            if start >= done:
+                pieces += [text[done:start], text[start:end]]
+                done = end
+        return [*pieces, text[done:]]
+
+    def encode(self, tokenizer: Tokenizer, pieces: Sequence[str]) -> list[int]:
+        """Ids of what `split` made, behind one BOS, as `encode_prompt` makes them of a text."""
+
+        @cache
+        def strips(control: str) -> tuple[bool, bool]:
+            """Whether it takes the blanks before it, and those after it."""
+            bare = [f"x{control}", f"{control}x"]
+            spaced = [f"x \n{control}", f"{control} \nx"]
+            left, right = (
+                tokenizer.encode(one, special=True) == tokenizer.encode(other, special=True)
+                for one, other in zip(bare, spaced, strict=True)
+            )
+            return left, right
+
+        ids: list[int] = []
+        for at, piece in enumerate(pieces):
+            if at % 2:
+                ids.append(self._ids[piece])
+                continue
+            if at and strips(pieces[at - 1])[1]:
+                piece = piece.lstrip(_BLANKS)
+            if at + 1 < len(pieces) and strips(pieces[at + 1])[0]:
+                piece = piece.rstrip(_BLANKS)
+            ids += tokenizer.encode(piece, special=False) if piece else []
+        bos = tokenizer.encode_prompt("", special=False)
+        return ids if ids[: len(bos)] == bos else [*bos, *ids]
+
+    def _found(self, text: str) -> Iterator[tuple[int, int]]:
+        """The longest one that begins at each place."""
+        for match in self._begins.finditer(text):
+            start = match.start()
+            for size in self._sizes.get(text[start : start + self._head], ()):
+                if text[start : start + size] in self._ids:
+                    yield start, start + size
+                    break
+
+
+def conversation_ids(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
+    """Ids of a conversation with the tokenizer's template. Raises as `render`.
+
+    As ever where no content could make a control token. llama.cpp's user-defined tokens, such as
+    `<think>`, are text to it: in a content they are read as they are in an answer.
+    """
+    control = _control_tokens(tokenizer)
+    if not any(control.could_come_of(message.content) for message in messages):
+        return tokenizer.encode_prompt(render(tokenizer, messages))
+    mark = _unused(f"{tokenizer.chat_template}{''.join(m.content for m in messages)}")
+
+    def with_marks(marks: Callable[[str, str], str]) -> str:
+        changed = [replace(one, content=marks(one.content, mark)) for one in messages]
+        return render(tokenizer, changed)
+
+    text = with_marks(control.marked)
+    pieces, safe = control.split(text), control.split(with_marks(control.guarded))
+    if pieces[1::2] != safe[1::2]:
+        pieces = safe
+    elif mark not in text:
+        return tokenizer.encode_prompt(text)
+    return control.encode(tokenizer, [piece.replace(mark, "") for piece in pieces])
+
+
+def _unused(text: str) -> str:
+    """A mark that does not stand in it. Raises `UsageError`."""
+    for mark in _MARKS:
+        if mark not in text:
+            return mark
+    raise UsageError("The messages hold all of Unicode's noncharacters", hint="take them out")
+
+
+def _any_of(characters: set[str], *, cased: bool = False) -> re.Pattern[str]:
+    """Where one of them stands, in either case if so told."""
+    either = characters | {one.swapcase() for one in characters} if cased else characters
+    return re.compile("|".join(map(re.escape, sorted(either))) or r"(?!)")
+
+
+_known: WeakKeyDictionary[Tokenizer, ControlTokens] = WeakKeyDictionary()
+
+
+def _control_tokens(tokenizer: Tokenizer) -> ControlTokens:
+    found = _known.get(tokenizer)
+    if found is None:
+        found = _known[tokenizer] = ControlTokens(tokenizer.special)
+    return found

@@ -1,0 +1,291 @@
+"""An engine that was replaced behind its address: found out, sent nothing, used again when back."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from edgewise.addresses import bundled
+from edgewise.cloud.engine import LlamaServer, Vllm
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.engines import proof as proofs
+from edgewise.engines.base import Client
+from edgewise.engines.proof import Proof
+from edgewise.errors import (
+    CloudError,
+    CloudTimeout,
+    CloudUnavailable,
+    OtherVocabulary,
+    VocabularyMismatch,
+)
+from edgewise.events import Consult, Event
+from edgewise.loop.decoder import Decoder, collect
+from edgewise.loop.policy import Policy
+from edgewise.prompts import Prompt
+from edgewise.routers.constant import Constant
+from edgewise.sampling import Sampling
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from edgewise.testing.scripted_engine import ScriptedEngine
+from edgewise.verdict import Verdict
+from tests.cloud.dialects import said, serving, vllm_routes
+from tests.gateway.doubles import PlainEngine
+from tests.llama_server_process import free_port, llama_server
+
+TOKENIZER = ByteTokenizer()
+
+
+@pytest.fixture
+def engine() -> Iterator[ScriptedEngine]:
+    made = ScriptedEngine()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def cloud(engine: ScriptedEngine) -> Iterator[LlamaServer]:
+    made = LlamaServer(engine.url)
+    made.check(TOKENIZER)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every new connection is looked at, however short ago the last look was."""
+    monkeypatch.setattr(proofs, "FRESH_SECONDS", 0.0)
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch, at_once: None) -> None:
+    """Every proof is too old."""
+    monkeypatch.setattr(proofs, "PROVEN_SECONDS", -1.0)
+
+
+def ask(cloud: LlamaServer, n: int = 1) -> Verdict | CloudError:
+    try:
+        return cloud.open(Prompt((1, 2))).ask([1, 2], n, Sampling(), 20).result()
+    except CloudError as error:
+        return error
+
+
+def restart(engine: ScriptedEngine) -> None:
+    engine.stop()
+    engine.start()
+
+
+def test_another_model_behind_the_address_is_found_out(
+    engine: ScriptedEngine, cloud: LlamaServer, always: None
+) -> None:
+    assert isinstance(ask(cloud), Verdict)
+    engine.mark = 1
+    refused = ask(cloud)
+    assert type(refused) is OtherVocabulary
+    assert refused.reason == "rejected"
+    assert "vocabularies differ" in str(refused)
+    # It is looked at again, and sent nothing.
+    asked = engine.asked
+    assert type(ask(cloud)) is OtherVocabulary
+    assert engine.asked - asked <= 1, "a probe's own token at most"
+    engine.mark = 0
+    assert isinstance(ask(cloud), Verdict)
+
+
+def test_a_restart_is_known_by_its_new_connection(
+    engine: ScriptedEngine, cloud: LlamaServer, at_once: None
+) -> None:
+    """However young the proof is: kept connections do not outlive an engine."""
+    assert isinstance(ask(cloud), Verdict)
+    engine.mark = 1
+    restart(engine)
+    assert type(ask(cloud)) is OtherVocabulary
+    engine.mark = 0
+    assert isinstance(ask(cloud), Verdict)
+
+
+def test_while_it_is_another_looks_are_few(
+    engine: ScriptedEngine, cloud: LlamaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proofs, "PROVEN_SECONDS", -1.0)
+    monkeypatch.setattr(proofs, "FRESH_SECONDS", 3600.0)
+    engine.mark = 1
+    assert type(ask(cloud)) is OtherVocabulary
+    engine.mark, asked = 0, engine.asked
+    assert {type(ask(cloud)) for _ in range(5)} == {OtherVocabulary}
+    assert engine.asked == asked
+
+
+def test_the_same_vocabulary_under_another_name_is_served_on(
+    engine: ScriptedEngine, cloud: LlamaServer, always: None
+) -> None:
+    engine.model, engine.size = "scripted, larger", 300
+    assert isinstance(ask(cloud), Verdict)
+    assert cloud.identity().endswith("llama-server scripted, larger")
+    assert cloud.engine.described.size == 300
+
+
+def test_an_engine_that_is_down_is_unavailable_and_looked_at_when_it_is_back(
+    engine: ScriptedEngine, cloud: LlamaServer
+) -> None:
+    engine.stop()
+    assert type(ask(cloud)) is CloudUnavailable
+    engine.mark = 1
+    engine.start()
+    # At once, though the proof is young.
+    assert type(ask(cloud)) is OtherVocabulary
+
+
+def test_a_look_takes_no_round_trip_of_its_own() -> None:
+    with serving(vllm_routes(), seconds=0.3) as server:
+        cloud = Vllm(server.url)
+        cloud.check(TOKENIZER)
+        for proven in (3600.0, -1.0):
+            server.spans.clear()
+            server.asked.clear()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(proofs, "PROVEN_SECONDS", proven)
+                cloud.open(Prompt((1,))).ask([1], 1, Sampling(), 20).result()
+            assert len(server.asked) == (1 if proven > 0 else 4)
+            assert server.rounds == 1
+        cloud.close()
+
+
+def test_a_young_proof_costs_nothing(engine: ScriptedEngine, cloud: LlamaServer) -> None:
+    """Not even where every consult needs a new connection."""
+    with serving(vllm_routes()) as server:
+        cloud = Vllm(server.url)
+        cloud.check(TOKENIZER)
+        server.asked.clear()
+        sessions = [cloud.open(Prompt((1,))) for _ in range(8)]
+        for asked in [session.ask([1], 1, Sampling(), 20) for session in sessions]:
+            asked.result()
+        looks = len(server.bodies("/v1/models"))
+        cloud.close()
+    assert looks <= 1
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/tokenize"])
+@pytest.mark.parametrize("reply", [said(b"\xff"), said(b"gone", 404), said({}, 503)])
+def test_a_look_that_fails_fails_the_consult_and_no_more(
+    always: None, path: str, reply: Any
+) -> None:
+    routes = vllm_routes()
+    with serving(routes) as server:
+        cloud = Vllm(server.url)
+        cloud.check(TOKENIZER)
+        route = ("GET" if path != "/tokenize" else "POST", path)
+        good, server.routes[route] = server.routes[route], reply
+        session = cloud.open(Prompt((1,)))
+        if path != "/health" or reply(None)[0] != 200:
+            with pytest.raises(CloudError):
+                session.ask([1], 1, Sampling(), 20).result()
+        server.routes[route] = good
+        assert session.ask([1], 1, Sampling(), 20).result().ids == (97,)
+        cloud.close()
+
+
+def test_a_consult_that_leaves_does_not_end_a_look_others_wait_for() -> None:
+    class Slow(PlainEngine):
+        async def ready(self) -> None:
+            await super().ready()
+            await asyncio.sleep(0.2)
+
+    async def work() -> None:
+        engine = Slow()
+        proof = Proof(engine, lambda: None)
+        asked = [proof.complete([1], 1, Sampling(), Client("s")) for _ in range(3)]
+        tasks = [asyncio.create_task(one) for one in asked]
+        while not engine.looks:
+            await asyncio.sleep(0.01)
+        tasks[0].cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(done[0], asyncio.CancelledError)
+        assert [verdict.ids for verdict in done[1:]] == [(97,), (97,)]  # type: ignore[union-attr]
+        assert (engine.looks, engine.probes) == (1, 1)
+        await proof.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("limit", ["LOOK_SECONDS", "PROBE_SECONDS"])
+def test_a_look_has_an_end(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(proofs, limit, 0.05)
+    monkeypatch.setattr(proofs, "PROVEN_SECONDS", -1.0)
+
+    class Stalling(PlainEngine):
+        stalled = limit == "PROBE_SECONDS"
+
+        async def ready(self) -> None:
+            if self.stalled:
+                await asyncio.sleep(3600)
+
+    async def work() -> None:
+        engine = Stalling()
+        proof = Proof(engine, lambda: None)
+        if not engine.stalled:
+            await proof.look()
+            engine.stalled = True
+        with pytest.raises(CloudTimeout, match="does not say what it is"):
+            await proof.complete([1], 1, Sampling(), Client("s"))
+        engine.stalled = False
+        assert (await proof.complete([1], 1, Sampling(), Client("s"))).ids == (97,)
+
+    asyncio.run(work())
+
+
+TEXT = "blue sky"
+PROMPT = "sky: "
+
+
+@pytest.mark.parametrize("on_error", ["edge", "raise"])
+def test_an_answer_goes_on_or_ends_with_a_cloud_error(
+    engine: ScriptedEngine, cloud: LlamaServer, always: None, on_error: Any
+) -> None:
+    edge = ScriptedEdge(replying(TEXT, prompt=PROMPT))
+    policy = Policy(threshold=0.5, run_ahead=0, on_cloud_error=on_error)
+    decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud)
+    engine.script = lambda ids: 97
+    events: list[Event] = []
+    raised: CloudError | None = None
+    try:
+        for event in decoder.stream(list(PROMPT.encode()), max_tokens=len(TEXT)):
+            events.append(event)
+            if isinstance(event, Consult) and event.index == 2:
+                engine.mark = 1
+    except CloudError as error:
+        raised = error
+    outcomes = [event.outcome for event in events if isinstance(event, Consult)]
+    assert outcomes[:3] == ["answered"] * 3
+    if on_error == "raise":
+        assert type(raised) is OtherVocabulary
+    else:
+        assert outcomes[3] == "rejected"
+        assert raised is None
+        assert collect(iter(events)).text == "aaa" + TEXT[3:]
+
+
+def test_a_real_llama_server_that_comes_back_with_another_model(other_path: Any) -> None:
+    """As it was met: one question, and the process aborted in `llama_token_to_piece`."""
+    port = free_port()
+    with LlamaModel(bundled("edge"), threads=1) as edge:
+        prompt = edge.tokenizer.encode_prompt("What is the capital of France?")
+        with llama_server(bundled("cloud"), port=port) as url:
+            cloud = LlamaServer(url)
+            cloud.check(edge.tokenizer)
+            assert cloud.engine.described.size == edge.tokenizer.size
+            assert isinstance(ask(cloud), Verdict)
+        with llama_server(other_path, port=port):
+            policy = Policy(threshold=0.5, run_ahead=0)
+            decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud)
+            answer = decoder.generate(prompt, max_tokens=12)
+            assert {token.source for token in answer.tokens} == {"edge"}
+            assert answer.tokens[0].reason in ("rejected", "protocol", "unavailable")
+            with pytest.raises(VocabularyMismatch):
+                cloud.check(edge.tokenizer)
+        with llama_server(bundled("cloud"), port=port):
+            end = time.monotonic() + 20
+            while not isinstance(ask(cloud), Verdict):
+                assert time.monotonic() < end
+                time.sleep(0.05)
+        cloud.close()

@@ -1,0 +1,122 @@
+"""No redirect is followed, whoever answers with one: keys and prompts stay where they were sent."""
+
+import asyncio
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from aiohttp import web
+
+from edgewise.cloud.base import CloudModel
+from edgewise.cloud.connect import connect
+from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
+from edgewise.cloud.gateway import GatewayCloud
+from edgewise.engines.http import Redirected
+from edgewise.errors import CloudError
+from edgewise.prompts import Prompt
+from edgewise.sampling import Sampling
+from edgewise.testing.scripted_edge import ByteTokenizer
+from tests.background import Background
+
+CLOUDS = [LlamaServer, Vllm, Sglang, GatewayCloud]
+
+
+class Leading:
+    """Answers whatever it is asked with a redirect to a second server, which notes who comes."""
+
+    def __init__(self, authority: trustme.CA) -> None:
+        self.status, self.location = 302, ""
+        self.asked = 0
+        self.came: list[str] = []
+        self._runners: list[web.AppRunner] = []
+        self._background = Background()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("127.0.0.1").configure_cert(context)
+        self.plain, self.secure = (
+            f"{scheme}://127.0.0.1:{self._serve(self._lead, how)}"
+            for scheme, how in (("http", None), ("https", context))
+        )
+        self.elsewhere = f"http://127.0.0.1:{self._serve(self._come, None)}"
+
+    def close(self) -> None:
+        async def stop() -> None:
+            await asyncio.gather(*(runner.cleanup() for runner in self._runners))
+
+        self._background.close(stop())
+
+    def _serve(self, handler: Any, context: ssl.SSLContext | None) -> int:
+        async def start() -> int:
+            app = web.Application()
+            app.router.add_route("*", "/{path:.*}", handler)
+            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.05)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+            self._runners.append(runner)
+            return runner.addresses[0][1]
+
+        return self._background.do(start())
+
+    async def _lead(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        where = self.elsewhere + request.path
+        return web.Response(status=self.status, headers={"Location": where})
+
+    async def _come(self, request: web.Request) -> web.StreamResponse:
+        self.came.append(f"{request.path} {request.headers.get('authorization')}")
+        if request.headers.get("upgrade"):
+            socket = web.WebSocketResponse()
+            await socket.prepare(request)
+            return socket
+        return web.json_response({"data": [{"id": "x", "owned_by": "llamacpp"}], "tokens": [1]})
+
+
+@pytest.fixture
+def leading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Leading]:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    made = Leading(authority)
+    yield made
+    made.close()
+
+
+def refusals(cloud: CloudModel) -> list[CloudError]:
+    """How a check, a push and a consult end."""
+    found: list[CloudError] = []
+    session = cloud.open(Prompt((1,)))
+    session.push([1])
+    for work in (
+        lambda: cloud.check(ByteTokenizer()),
+        lambda: session.ask([1], 1, Sampling(), 20).result(),
+    ):
+        with pytest.raises(CloudError) as refused:
+            work()
+        found.append(refused.value)
+    session.close()
+    cloud.close()
+    return found
+
+
+@pytest.mark.parametrize("status", [300, 301, 302, 303, 305, 307, 308])
+@pytest.mark.parametrize("secure", [False, True], ids=["http", "https to http"])
+@pytest.mark.parametrize("kind", CLOUDS)
+def test_no_redirect_is_followed(leading: Leading, kind: Any, secure: bool, status: int) -> None:
+    leading.status = status
+    url = leading.secure if secure else leading.plain
+    for error in refusals(kind(url, key="sk-secret")):
+        assert isinstance(error, Redirected)
+        assert str(error) == (
+            f"{url!r} redirects elsewhere (HTTP {status}), and no redirect is followed; "
+            "give the address that it leads to."
+        )
+    assert leading.asked >= 2
+    assert leading.came == []
+
+
+def test_who_looks_for_an_engine_there_is_told_so(leading: Leading) -> None:
+    with pytest.raises(Redirected, match="no redirect is followed"):
+        connect(leading.secure, key="sk-secret")
+    assert leading.came == []

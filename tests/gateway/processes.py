@@ -1,0 +1,173 @@
+"""Gateways as processes of their own, as operators start them, and the haproxy before them."""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+ROOT = Path(__file__).parents[2]
+START_SECONDS = 60
+HAPROXY = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+REQUIRED = os.environ.get("TEST_SERVERS") == "required"
+
+needs_haproxy = pytest.mark.skipif(
+    HAPROXY is None and not REQUIRED, reason="needs Debian's haproxy; .ci/run installs it"
+)
+
+
+def lasting_port() -> int:
+    """A port that nothing listens on, and that no connection to elsewhere is given meanwhile.
+
+    Systems number those from 32,768 on; a server that is started later, or again, finds it free.
+    """
+    while True:
+        port = secrets.choice(range(10_000, 32_000))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+class GatewayProcess:
+    """`edgewise gateway` on a port of its own; it may be killed, ended and started again."""
+
+    def __init__(self, engine: str, keys: Path, told: Path) -> None:
+        """What it writes to stderr goes to the file `told`."""
+        self.port = lasting_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._command = [sys.executable, "-m", "edgewise", "gateway", "--engine", engine]
+        self._command += ["--keys", str(keys), "--port", str(self.port)]
+        self._told = told
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Until it is ready."""
+        self.begin()
+        self.require_ready()
+
+    def begin(self) -> None:
+        """Start; returns at once."""
+        kept = {name: value for name, value in os.environ.items() if name[:9] != "EDGEWISE_"}
+        # A file and not a pipe, which would stop the gateway when nobody reads it.
+        with self._told.open("ab") as told:
+            self._process = subprocess.Popen(
+                self._command, env=kept, stdout=subprocess.DEVNULL, stderr=told
+            )
+
+    def require_ready(self) -> None:
+        """Wait until it is; fails where it ended."""
+        until(lambda: self._stands() and _found(f"{self.url}/ready"), "the gateway's readiness")
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is saved, nobody is told."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def drain(self) -> None:
+        """SIGTERM; returns at once."""
+        assert self._process is not None
+        self._process.terminate()
+
+    def ended(self) -> int:
+        """Its exit status, once it has one."""
+        assert self._process is not None
+        return self._process.wait(START_SECONDS)
+
+    def close(self) -> None:
+        """Whatever state it is in."""
+        if self._process is not None:
+            self.kill()
+
+    def told(self) -> str:
+        """What it wrote to stderr, every start of it."""
+        return self._told.read_text()
+
+    def count(self, name: str, **labels: str) -> float:
+        """A number of its metrics, 0 where it has not counted yet."""
+        return metric(f"{self.url}/metrics", f"edgewise_gateway_{name}", **labels)
+
+    def _stands(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise RuntimeError(f"the gateway did not start: {self.told()}")
+        return True
+
+
+@contextmanager
+def two_gateways(engine: str, keys: Path) -> Iterator[tuple[GatewayProcess, GatewayProcess]]:
+    """Both ready; they end with the block."""
+    a, b = (GatewayProcess(engine, keys, keys.with_name(f"{name}.log")) for name in "ab")
+    both = a, b
+    try:
+        for one in both:
+            one.begin()
+        for one in both:
+            one.require_ready()
+        yield both
+    finally:
+        for one in both:
+            one.close()
+
+
+@contextmanager
+def haproxy(configuration: Path, numbers: str, **environment: str) -> Iterator[None]:
+    """Run with a configuration, whose variables are set; it ends with the block.
+
+    It is there once it shows its `numbers`.
+    """
+    assert HAPROXY is not None, "haproxy is required here and missing"
+    command = [HAPROXY, "-db", "-f", str(configuration)]
+    kept = os.environ | environment
+    with tempfile.TemporaryFile() as told:
+        process = subprocess.Popen(command, env=kept, stdout=told, stderr=told)
+
+        def stands() -> bool:
+            if process.poll() is not None:
+                told.seek(0)
+                raise RuntimeError(f"haproxy ended: {told.read().decode()}")
+            return _found(numbers)
+
+        try:
+            until(stands, "haproxy")
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
+
+def metric(url: str, name: str, **labels: str) -> float:
+    """The sum of a Prometheus metric over what has these labels."""
+    found = httpx2.get(url, timeout=5, trust_env=False).text
+    total = 0.0
+    for given, number in re.findall(rf"^{name}(?:\{{(.*)\}})? (\S+)$", found, re.MULTILINE):
+        if set(labels.items()) <= set(re.findall(r'(\w+)="([^"]*)"', given)):
+            total += float(number)
+    return total
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    """Wait; fails after a long time."""
+    end = time.monotonic() + START_SECONDS
+    while not true():
+        if time.monotonic() > end:
+            pytest.fail(f"{what} did not come within {START_SECONDS} s")
+        time.sleep(0.02)
+
+
+def _found(url: str) -> bool:
+    try:
+        return httpx2.get(url, timeout=2, trust_env=False).is_success
+    except httpx2.TransportError:
+        return False

@@ -1,0 +1,345 @@
+"""Two gateways behind one address, by the haproxy and the configuration that `deploy/` ships."""
+
+import asyncio
+import os
+import ssl
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+import httpx2
+import numpy as np
+import pytest
+import trustme
+
+from edgewise.addresses import bundled
+from edgewise.cloud.gateway import HEARTBEAT_SECONDS, GatewayCloud
+from edgewise.edge.base import EdgeModel, Floats
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise.loop.breaker import Breaker
+from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.policy import Policy
+from edgewise.routers.constant import Constant
+from edgewise.testing.scripted_edge import SIZE, ByteTokenizer, ScriptedEdge
+from edgewise.testing.scripted_engine import ScriptedEngine, reply_to
+from edgewise.wire.protocol import (
+    PATH,
+    VERSION,
+    Ask,
+    Ledger,
+    Open,
+    Opened,
+    Reply,
+    encode,
+    from_gateway,
+    tokenizer_fingerprint,
+)
+from tests.gateway.one_address import CONFIGURATION, Address, address
+from tests.gateway.processes import HAPROXY, needs_haproxy, until
+from tests.llama_server_process import llama_server
+
+pytestmark = needs_haproxy
+
+DEVICES, TOKENS = 8, 50
+FAULTS = {"unavailable", "timeout", "refused", "rejected", "protocol", "circuit_open"}
+
+
+@pytest.fixture
+def engine() -> Iterator[ScriptedEngine]:
+    """Every id it writes follows from the whole prefix, so that a wrong prefix shows."""
+    made = ScriptedEngine(seconds=0.01)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def one(engine: ScriptedEngine, tmp_path: Path) -> Iterator[Address]:
+    with address(engine.url, tmp_path) as made:
+        yield made
+
+
+def digits(ids: Sequence[int]) -> Floats:
+    """What the edge writes: digits, where the engine writes letters."""
+    logits = np.zeros(SIZE, np.float32)
+    logits[48 + len(ids) % 10] = 20.0
+    return logits
+
+
+class Devices:
+    """Several, connected; an answer each, side by side."""
+
+    def __init__(self, one: Address) -> None:
+        self._pool = ThreadPoolExecutor(DEVICES)
+        self._edges = [ScriptedEdge(digits) for _ in range(DEVICES)]
+        self._clouds = [one.device(edge) for edge in self._edges]
+        self._begun: list[Future[Answer]] = []
+
+    def begin(self) -> None:
+        """Answer, in threads."""
+        for number, (edge, cloud) in enumerate(zip(self._edges, self._clouds, strict=True)):
+            work = self._pool.submit(answer, edge, cloud, prompt(number), TOKENS)
+            self._begun.append(work)
+
+    def answers(self) -> list[Answer]:
+        """All of them, whole."""
+        return [future.result(60) for future in self._begun]
+
+    def close(self) -> None:
+        """Wait for the answers, hang up."""
+        self._pool.shutdown()
+        for cloud in self._clouds:
+            cloud.close()
+
+
+@contextmanager
+def devices(one: Address) -> Iterator[Devices]:
+    made = Devices(one)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def answer(edge: EdgeModel, cloud: GatewayCloud, ids: Sequence[int], most: int) -> Answer:
+    """Every token asked for; a breaker that never pauses shows each fault."""
+    decoder = Decoder(
+        edge,
+        router=Constant(1.0),
+        policy=Policy(threshold=0.5, deadline=5.0),
+        cloud=cloud,
+        breaker=Breaker(clock=lambda: 0.0),
+    )
+    return decoder.generate(list(ids), max_tokens=most)
+
+
+def prompt(number: int) -> list[int]:
+    return list(f"device {number}: ".encode())
+
+
+def quiet(number: int) -> list[int]:
+    """What a device's answer is where nothing breaks."""
+    ids = prompt(number)
+    for _ in range(TOKENS):
+        ids.append(reply_to(ids))
+    return ids[len(prompt(number)) :]
+
+
+def require_whole(found: Sequence[Answer]) -> None:
+    """Every answer ended, and every token is the cloud's for this very prefix or has a reason."""
+    assert len(found) == DEVICES
+    for number, one in enumerate(found):
+        assert one.finish_reason == "length"
+        assert len(one.tokens) == TOKENS
+        ids = prompt(number)
+        for token in one.tokens:
+            if token.source == "cloud":
+                assert token.id == reply_to(ids)
+            else:
+                assert token.id == 48 + len(ids) % 10
+                assert token.reason in FAULTS
+            ids.append(token.id)
+        if all(token.source == "cloud" for token in one.tokens):
+            assert [token.id for token in one.tokens] == quiet(number)
+
+
+def test_one_gateway_is_killed_and_no_answer_is_lost(one: Address, engine: ScriptedEngine) -> None:
+    with devices(one) as many:
+        moved = one.a.count("connections")
+        assert moved > 0
+        assert moved + one.b.count("connections") == DEVICES
+        many.begin()
+        until(lambda: engine.asked > DEVICES * TOKENS // 4, "the middle of the answers")
+        one.a.kill()
+        assert engine.asked < DEVICES * TOKENS
+        require_whole(many.answers())
+        # Those that moved were sent whole again: the other gateway knew nobody's session.
+        assert one.b.count("opens_total", outcome="new") == DEVICES
+        assert one.b.count("opens_total", outcome="resumed") == 0
+        assert sum('"how": "new"' in line for line in one.b.told().splitlines()) == DEVICES
+
+
+def test_a_gateway_comes_back_and_the_other_drains(one: Address, engine: ScriptedEngine) -> None:
+    one.a.kill()
+    until(lambda: not one.up("a"), "haproxy's notice of the dead gateway")
+    with devices(one) as many:
+        assert one.b.count("connections") == DEVICES
+        one.a.start()
+        until(lambda: one.up("a"), "haproxy's notice of the new gateway")
+        many.begin()
+        until(lambda: engine.asked > DEVICES * TOKENS // 4, "the middle of the answers")
+        one.b.drain()
+        require_whole(many.answers())
+        assert one.b.ended() == 0
+        assert one.a.count("opens_total", outcome="new") == DEVICES
+        assert one.a.count("connections") == DEVICES
+
+
+def test_a_session_is_resumed_where_it_is_held_and_rebuilt_where_not(one: Address) -> None:
+    ledger = Ledger()
+    ledger.put(0, list(b"sky: "))
+
+    async def visit(http: aiohttp.ClientSession, session: str, ask: bool) -> Opened:
+        """Open a session, have a consult answered or not, and hang up without a word."""
+        link, frame = await opened(http, one, session)
+        if ask:
+            await link.send_bytes(encode(Ask(0, 0, ledger.ids, ledger.check)))
+            assert isinstance(from_gateway((await link.receive(10)).data), Reply)
+        await link.close()
+        return frame
+
+    async def talk() -> None:
+        async with aiohttp.ClientSession() as http:
+            first = await visit(http, "", ask=True)
+            holder, other = (one.a, one.b) if one.a.count("sessions") else (one.b, one.a)
+            other.kill()
+            back = await visit(http, first.session, ask=False)
+            assert (back.session, back.known) == (first.session, len(ledger.ids))
+            assert back.check == ledger.check
+            assert holder.count("opens_total", outcome="resumed") == 1
+            other.start()
+            holder.kill()
+            moved = await visit(http, first.session, ask=True)
+            assert moved.session != first.session
+            assert (moved.known, moved.check) == (0, 0)
+            assert other.count("opens_total", outcome="new") == 1
+
+    asyncio.run(talk())
+
+
+async def opened(
+    http: aiohttp.ClientSession, one: Address, session: str = ""
+) -> tuple[aiohttp.ClientWebSocketResponse, Opened]:
+    """A session at one of the gateways, over a bare WebSocket."""
+    headers = {"Authorization": f"Bearer {one.secret}"}
+    trust = ssl.create_default_context()
+    link = await http.ws_connect(one.url + PATH, headers=headers, ssl=trust)
+    await link.send_bytes(encode(Open(VERSION, tokenizer_fingerprint(ByteTokenizer()), session)))
+    frame = from_gateway((await link.receive(10)).data)
+    assert isinstance(frame, Opened)
+    return link, frame
+
+
+def test_a_gateway_that_drains_gets_no_new_sessions(one: Address, engine: ScriptedEngine) -> None:
+    """Not even where HAProxy has not looked at it again, and it has fewer sessions."""
+    hanging = engine.asked
+    engine.fault = lambda number: "hang" if number == hanging else None
+    ledger = Ledger()
+    ledger.put(0, list(b"sky: "))
+
+    async def talk() -> None:
+        async with aiohttp.ClientSession() as http:
+            one.a.kill()
+            until(lambda: not one.up("a"), "haproxy's notice of the dead gateway")
+            busy, _ = await opened(http, one)
+            await busy.send_bytes(encode(Ask(0, 0, ledger.ids, ledger.check, deadline=60_000)))
+            one.a.start()
+            until(lambda: one.up("a"), "haproxy's notice of the new gateway")
+            links = [await opened(http, one) for _ in range(3)]
+            held = one.a.count("connections")
+            assert held > 1
+            one.b.drain()
+            until(lambda: one.b.count("connections") == 1, "the drain")
+            links += [await opened(http, one) for _ in range(2)]
+            assert one.a.count("connections") == held + 2
+            assert one.b.count("opens_total", outcome="refused") > 0
+
+    asyncio.run(talk())
+
+
+def test_the_address_is_well_while_a_gateway_is_and_shows_devices_only_what_they_need(
+    one: Address,
+) -> None:
+    trust = ssl.create_default_context()
+    with httpx2.Client(verify=trust, trust_env=False, timeout=10) as http:
+        assert http.get(f"{one.url}/health").status_code == 200
+        assert [http.get(one.url + path).status_code for path in ("/metrics", "/ready", "/")] == [
+            404,
+            404,
+            404,
+        ]
+        assert http.get(f"{one.url}/v1/models").status_code == 401
+        allowed = {"Authorization": f"Bearer {one.secret}"}
+        assert http.get(f"{one.url}/v1/models", headers=allowed).status_code == 200
+        one.a.kill()
+        assert http.get(f"{one.url}/v1/models", headers=allowed).status_code == 200
+        one.b.kill()
+        until(lambda: http.get(f"{one.url}/health").status_code == 503, "the address's illness")
+
+
+def test_the_gateway_knows_who_came_and_not_who_they_say_they_are(one: Address) -> None:
+    transport = httpx2.HTTPTransport(verify=ssl.create_default_context(), local_address="127.0.0.2")
+    with httpx2.Client(transport=transport, timeout=10) as http:
+        forged = {"X-Forwarded-For": "192.0.2.1"}
+        assert http.get(f"{one.url}/v1/models", headers=forged).status_code == 401
+    assert '"peer": "127.0.0.2"' in one.a.told() + one.b.told()
+
+
+def test_the_real_pair_answers_the_same_while_its_gateway_is_killed(tmp_path: Path) -> None:
+    question = pocketqa().questions[1].prompt
+    with (
+        llama_server(bundled("cloud")) as engine,
+        address(engine, tmp_path) as one,
+        LlamaModel(bundled("edge"), threads=1) as edge,
+    ):
+        ids = edge.tokenizer.encode_prompt(question)
+        cloud = one.device(edge)
+        undisturbed = answer(edge, cloud, ids, 24)
+        cloud.close()
+        assert {token.source for token in undisturbed.tokens} == {"cloud"}
+        for at in (1, len(undisturbed.tokens) // 2):
+            cloud = one.device(edge)
+            holder = one.a if one.a.count("connections") else one.b
+            decoder = Decoder(
+                edge,
+                router=_Telling({at: holder.kill}),
+                policy=Policy(threshold=0.5, deadline=10.0),
+                cloud=cloud,
+            )
+            found = decoder.generate(ids, max_tokens=24)
+            cloud.close()
+            same = [token.id for token in found.tokens] == [t.id for t in undisturbed.tokens]
+            assert same or {t.reason for t in found.tokens if t.source == "edge"} & FAULTS
+            assert found.finish_reason == undisturbed.finish_reason
+            holder.start()
+
+
+class _Telling(Constant):
+    """Always asks, and does something before some consults."""
+
+    def __init__(self, before: dict[int, Callable[[], None]]) -> None:
+        super().__init__(1.0)
+        self._before, self._count = before, 0
+
+    def score(self, step: object) -> float:
+        self._before.get(self._count, lambda: None)()
+        self._count += 1
+        return 1.0
+
+
+@pytest.mark.parametrize("others", [[], ["/etc/haproxy/haproxy.cfg"]], ids=["alone", "debians"])
+def test_the_shipped_file_is_well_formed(others: list[str], tmp_path: Path) -> None:
+    """Alone, and beside the file of Debian's package, whose global part it needs there."""
+    if not all(Path(one).exists() for one in others):
+        pytest.skip("haproxy is not Debian's here")
+    pem = tmp_path / "edgewise.pem"
+    issued = trustme.CA().issue_cert("localhost")
+    issued.private_key_and_cert_chain_pem.write_to_path(str(pem))
+    files = [part for one in [*others, str(CONFIGURATION)] for part in ("-f", one)]
+    done = subprocess.run(
+        [str(HAPROXY), "-c", *files],
+        env=os.environ | {"EDGEWISE_PEM": str(pem)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+
+
+def test_silence_is_found_later_than_a_ping_is_sent() -> None:
+    text = CONFIGURATION.read_text()
+    seconds = int(text.partition("timeout tunnel ")[2].partition("s")[0])
+    assert seconds > 2 * HEARTBEAT_SECONDS

@@ -1,0 +1,613 @@
+"""Limits hold whatever happens: in SQLite and in a real Redis, over crashes, clocks and crowds."""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import LogCapture
+
+from edgewise.errors import UsageError
+from edgewise.gateway.key_file import ANYBODY, Key
+from edgewise.gateway.limit_stores import limits_at
+from edgewise.gateway.limits import (
+    DAY_SECONDS,
+    MOST_DEBT,
+    Cost,
+    KeyLimits,
+    LimitsDown,
+    LimitStore,
+    OverLimit,
+    Tab,
+)
+from edgewise.gateway.limits_redis import RedisLimits
+from edgewise.gateway.limits_sqlite import SqliteLimits
+from tests.llama_server_process import free_port
+
+NOON = 20_000.5 * DAY_SECONDS
+
+_T = TypeVar("_T")
+
+
+def key(name: str = "k", **limits: float) -> Key:
+    without: dict[str, Any] = {"asks_per_second": 0.0, "ids_per_second": 0.0}
+    return Key(name=name, sha256="", created="", **{**without, **limits})
+
+
+class Clock:
+    """Seconds since 1970, as a test sets them."""
+
+    def __init__(self) -> None:
+        self.now = NOON
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    if shutil.which("redis-server") is None:
+        if os.environ.get("TEST_SERVERS") == "required":
+            pytest.fail("redis-server is not installed")
+        pytest.skip("redis-server is not installed")
+    port = free_port()
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        _wait_for(port)
+        yield f"redis://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _wait_for(port: int) -> None:
+    end = time.monotonic() + 20
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+
+Store = Callable[[], LimitStore]
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(kind: str, clock: Clock, tmp_path: Path, request: pytest.FixtureRequest) -> Store:
+    """Makes stores that share what they keep, but for those in memory."""
+    if kind == "redis":
+        url = request.getfixturevalue("redis_url")
+        return lambda: RedisLimits(url, clock=clock)
+    path = None if kind == "memory" else tmp_path / "limits"
+    return lambda: SqliteLimits(path, clock=clock)
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A key of each test's own: a Redis is shared by all of them."""
+    return f"key of {request.node.name}"
+
+
+def run(made: LimitStore, work: Callable[[LimitStore], Awaitable[_T]]) -> _T:
+    async def all_of_it() -> _T:
+        await made.open()
+        try:
+            return await work(made)
+        finally:
+            await made.close()
+
+    return asyncio.run(all_of_it())
+
+
+ONE = Cost(1, 0, 0)
+
+
+def test_a_rate_is_held(store: Store, clock: Clock, name: str) -> None:
+    limited = key(name, asks_per_second=5.0)
+
+    async def work(limits: LimitStore) -> None:
+        at_once = [await limits.take(limited, ONE) for _ in range(15)]
+        assert [granted.short for granted in at_once] == [""] * 10 + ["asks"] * 5
+        assert at_once[-1].wait == pytest.approx(0.2, abs=0.001)
+        clock.now += at_once[-1].wait
+        assert not (await limits.take(limited, ONE)).wait
+        assert (await limits.take(limited, ONE)).wait
+        clock.now += 3600
+        later = [await limits.take(limited, ONE) for _ in range(15)]
+        assert sum(not granted.wait for granted in later) == 10
+
+    run(store(), work)
+
+
+def test_ids_are_charged_and_owed(store: Store, clock: Clock, name: str) -> None:
+    limited = key(name, ids_per_second=100.0)
+
+    async def work(limits: LimitStore) -> None:
+        # A thousand are saved up; the rest is owed, and only so much of it.
+        assert not (await limits.take(limited, Cost(1, 2000, 0))).wait
+        refused = await limits.take(limited, ONE)
+        assert (refused.short, round(refused.wait)) == ("ids", 10)
+        clock.now += 10.1
+        assert not (await limits.take(limited, ONE)).wait
+        owed = await limits.settle(limited, 0, unused=0, ids=10**9)
+        assert owed == pytest.approx(MOST_DEBT / 100, rel=0.01)
+
+    run(store(), work)
+
+
+def test_a_push_needs_what_a_consult_would(store: Store, name: str) -> None:
+    limited = key(name, asks_per_second=0.5, tokens_per_day=3)
+    push = Cost(0, 5, 0)
+
+    async def work(limits: LimitStore) -> None:
+        for _ in range(3):
+            assert not (await limits.take(limited, push)).wait
+        assert not (await limits.take(limited, Cost(1, 0, 3))).wait
+        assert (await limits.take(limited, push)).short == "asks"
+        used_up = key(name, tokens_per_day=3)
+        assert (await limits.take(used_up, push)).short == "tokens"
+
+    run(store(), work)
+
+
+def test_a_days_tokens_are_a_promise(store: Store, clock: Clock, name: str) -> None:
+    thrifty = key(name, tokens_per_day=10)
+
+    async def work(limits: LimitStore) -> None:
+        first = await limits.take(thrifty, Cost(1, 0, 8))
+        assert (first.wait, first.day) == (0, 20_000)
+        refused = await limits.take(thrifty, Cost(1, 0, 3))
+        assert (refused.short, refused.wait) == ("tokens", DAY_SECONDS / 2)
+        await limits.settle(thrifty, first.day, unused=6, ids=0)
+        assert not (await limits.take(thrifty, Cost(1, 0, 8))).wait
+        assert (await limits.take(thrifty, Cost(1, 0, 1))).wait
+        clock.now += DAY_SECONDS / 2
+        assert not (await limits.take(thrifty, Cost(1, 0, 10))).wait
+
+    run(store(), work)
+
+
+def test_midnight_comes_once(store: Store, clock: Clock, name: str) -> None:
+    """What was reserved before it is given back to its own day; a clock that goes back, too."""
+    thrifty = key(name, tokens_per_day=10)
+
+    async def work(limits: LimitStore) -> None:
+        before = await limits.take(thrifty, Cost(1, 0, 10))
+        clock.now += DAY_SECONDS
+        after = await limits.take(thrifty, Cost(1, 0, 10))
+        await limits.settle(thrifty, before.day, unused=10, ids=0)
+        assert (await limits.take(thrifty, Cost(1, 0, 1))).wait
+        clock.now -= DAY_SECONDS
+        assert not (await limits.take(thrifty, Cost(1, 0, 10))).wait
+        assert (await limits.take(thrifty, Cost(1, 0, 1))).wait
+        clock.now += DAY_SECONDS
+        assert (await limits.take(thrifty, Cost(1, 0, 1))).wait
+        await limits.settle(thrifty, after.day, unused=1, ids=0)
+        assert not (await limits.take(thrifty, Cost(1, 0, 1))).wait
+
+    run(store(), work)
+
+
+def test_a_clock_that_goes_back_locks_nobody_out(store: Store, clock: Clock, name: str) -> None:
+    limited = key(name, asks_per_second=2.0, ids_per_second=1000.0)
+
+    async def work(limits: LimitStore) -> None:
+        assert not (await limits.take(limited, Cost(1, 100, 0))).wait
+        clock.now -= 86_400 * 365
+        waits = [(await limits.take(limited, ONE)).wait for _ in range(2)]
+        assert max(waits) <= MOST_DEBT / 1000 + 11
+
+    run(store(), work)
+
+
+def test_keys_are_counted_apart_and_stores_together(kind: str, store: Store, name: str) -> None:
+    if kind == "memory":
+        pytest.skip("is for one process only")
+    thrifty, other = key(name, tokens_per_day=10), key(name + "2", tokens_per_day=10)
+
+    async def crowd() -> list[int]:
+        stores = [store() for _ in range(4)]
+        for one in stores:
+            await one.open()
+        takes = [one.take(thrifty, Cost(1, 0, 1)) for one in stores for _ in range(10)]
+        granted = sum(not one.wait for one in await asyncio.gather(*takes))
+        fives = [await one.take(other, Cost(1, 0, 5)) for one in stores]
+        others = sum(not one.wait for one in fives)
+        for one in stores:
+            await one.close()
+        return [granted, others]
+
+    assert asyncio.run(crowd()) == [10, 2]
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["ask", "done", "failed", "cancelled", "killed", "day on", "day back"]),
+        st.integers(0, 1),
+        st.integers(1, 12),
+    ),
+    max_size=40,
+)
+QUOTA = 20
+
+
+async def written_by(
+    steps: list[tuple[str, int, int]], stores: list[LimitStore], clock: Clock
+) -> dict[int, int]:
+    """Tokens written a day, where two gateways do as `steps` say."""
+    limited, written, flying = key(f"k{time.monotonic_ns()}", tokens_per_day=QUOTA), {}, []
+    for one in stores:
+        await one.open()
+    for what, gateway, n in steps:
+        if what == "ask":
+            granted = await stores[gateway].take(limited, Cost(1, 0, n))
+            if not granted.wait:
+                flying.append((gateway, granted.day, n))
+        elif what == "day on":
+            clock.now += DAY_SECONDS
+        elif what == "day back":
+            clock.now -= DAY_SECONDS
+        elif what == "killed":
+            # What it had in flight was perhaps written, and nobody gives anything back.
+            for _, day, reserved in [one for one in flying if one[0] == gateway]:
+                written[day] = written.get(day, 0) + reserved
+            flying = [one for one in flying if one[0] != gateway]
+        elif flying:
+            gateway, day, reserved = flying.pop(n % len(flying))
+            tokens = min(n, reserved) if what == "done" else 0
+            written[day] = written.get(day, 0) + tokens
+            await stores[gateway].settle(limited, day, unused=reserved - tokens, ids=0)
+    for _, day, reserved in flying:
+        written[day] = written.get(day, 0) + reserved
+    for one in stores:
+        await one.close()
+    return written
+
+
+@given(steps=STEPS)
+@settings(max_examples=40, deadline=None)
+def test_no_order_of_things_writes_more_than_the_quota(
+    steps: list[tuple[str, int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path, clock = tmp_path_factory.mktemp("quota") / "limits", Clock()
+    stores: list[LimitStore] = [SqliteLimits(path, clock=clock) for _ in range(2)]
+    written = asyncio.run(written_by(steps, stores, clock))
+    assert max(written.values(), default=0) <= QUOTA
+
+
+@given(steps=STEPS)
+@settings(max_examples=40, deadline=None)
+def test_no_order_of_things_writes_more_than_the_quota_in_redis(
+    steps: list[tuple[str, int, int]], redis_url: str
+) -> None:
+    clock = Clock()
+    stores: list[LimitStore] = [RedisLimits(redis_url, clock=clock) for _ in range(2)]
+    written = asyncio.run(written_by(steps, stores, clock))
+    assert max(written.values(), default=0) <= QUOTA
+
+
+def spend(made: LimitStore, work: Callable[[KeyLimits], Awaitable[_T]]) -> _T:
+    async def all_of_it() -> _T:
+        limits = KeyLimits(made)
+        await limits.open()
+        try:
+            return await work(limits)
+        finally:
+            await limits.close()
+
+    return asyncio.run(all_of_it())
+
+
+async def consult(limits: KeyLimits, limited: Key, n: int, written: int | Exception) -> None:
+    async with limits.spending(limited, Tab(), n) as spent:
+        await asyncio.sleep(0)
+        if isinstance(written, Exception):
+            raise written
+        spent.tokens = written
+
+
+def test_what_was_not_written_is_given_back(store: Store, name: str) -> None:
+    limited = key(name, tokens_per_day=20)
+
+    async def work(limits: KeyLimits) -> None:
+        await consult(limits, limited, 20, 5)
+        for error in (TimeoutError(), RuntimeError("a bug")):
+            with pytest.raises(type(error)):
+                await consult(limits, limited, 15, error)
+        for pause in (0.0, 0.001, 0.01):
+            asking = asyncio.create_task(consult(limits, limited, 15, 0))
+            await asyncio.sleep(pause)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        await asyncio.sleep(0.05)
+        await consult(limits, limited, 15, 15)
+        with pytest.raises(OverLimit, match="tokens of the day") as refused:
+            await consult(limits, limited, 1, 1)
+        assert refused.value.reason == "unavailable"
+        assert (refused.value.retry_after or 0) > 1
+
+    spend(store(), work)
+
+
+def test_more_at_once_than_a_day_has_is_rejected() -> None:
+    async def work(limits: KeyLimits) -> None:
+        with pytest.raises(OverLimit, match="20 tokens a day, not 4096") as refused:
+            await consult(limits, key(tokens_per_day=20), 4096, 1)
+        assert (refused.value.reason, refused.value.retry_after) == ("rejected", None)
+
+    spend(SqliteLimits(None), work)
+
+
+def test_work_for_nothing_is_charged_as_ids(store: Store, clock: Clock, name: str) -> None:
+    """Else a key could let an engine write, and give up each time at the last moment."""
+    limited = key(name, ids_per_second=10.0, tokens_per_day=5000)
+
+    async def work(limits: KeyLimits) -> None:
+        async def gives_up() -> None:
+            async with limits.spending(limited, Tab(), 4000) as spent:
+                spent.asked = True
+                raise TimeoutError
+
+        with pytest.raises(TimeoutError):
+            await gives_up()
+        with pytest.raises(OverLimit, match="token ids"):
+            await consult(limits, limited, 1, 1)
+        clock.now += 500
+        await consult(limits, limited, 5000, 1)
+
+    spend(store(), work)
+
+
+def test_prompt_ids_that_were_computed_again_are_charged() -> None:
+    limited, clock = key(ids_per_second=10.0), Clock()
+
+    async def work(limits: KeyLimits) -> None:
+        async with limits.spending(limited, Tab(), 1) as spent:
+            spent.computed = 5000
+        with pytest.raises(OverLimit, match="token ids"):
+            await consult(limits, limited, 1, 1)
+
+    spend(SqliteLimits(None, clock=clock), work)
+
+
+def test_without_limits_nothing_is_asked() -> None:
+    class Broken(SqliteLimits):
+        async def take(self, key: Key, cost: Cost) -> Any:
+            raise AssertionError("asked")
+
+    async def work(limits: KeyLimits) -> None:
+        tab = Tab()
+        tab.ids = 10**9
+        await consult(limits, ANYBODY, 4096, 4096)
+        assert await limits.may_warm(ANYBODY, tab)
+
+    spend(Broken(None), work)
+
+
+@pytest.fixture
+def told() -> Iterator[LogCapture]:
+    capture = LogCapture()
+    structlog.configure(processors=[capture])
+    yield capture
+    structlog.reset_defaults()
+
+
+class Failing(SqliteLimits):
+    """Fails as long as it is told to."""
+
+    down = True
+
+    async def take(self, key: Key, cost: Cost) -> Any:
+        if self.down:
+            raise LimitsDown("gone")
+        return await super().take(key, cost)
+
+
+def test_nothing_is_granted_while_the_store_is_down(
+    told: LogCapture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgewise.gateway.limits.DOWN_SECONDS", 0.0)
+    failing, limited = Failing(None), key(asks_per_second=100.0)
+
+    async def work(limits: KeyLimits) -> None:
+        for _ in range(5):
+            with pytest.raises(OverLimit, match="cannot count") as refused:
+                await consult(limits, limited, 1, 1)
+            assert refused.value.reason == "unavailable"
+            assert refused.value.retry_after is not None
+            assert not await limits.may_warm(limited, Tab())
+        failing.down = False
+        await consult(limits, limited, 1, 1)
+
+    spend(failing, work)
+    assert [entry["event"].split(":")[0] for entry in told.entries] == [
+        "limits kept",
+        "limits not kept",
+        "limits kept again",
+    ]
+
+
+def test_a_redis_that_goes_and_comes_back(
+    told: LogCapture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("redis-server") is None and os.environ.get("TEST_SERVERS") != "required":
+        pytest.skip("redis-server is not installed")
+    monkeypatch.setattr("edgewise.gateway.limits.DOWN_SECONDS", 0.0)
+    port, limited = free_port(), key(asks_per_second=1000.0, tokens_per_day=1000)
+    options = ["--bind", "127.0.0.1", "--save", "", "--requirepass", "s3cret"]
+
+    def start() -> "subprocess.Popen[bytes]":
+        server = subprocess.Popen(
+            ["redis-server", "--port", str(port), *options], stdout=subprocess.DEVNULL
+        )
+        _wait_for(port)
+        return server
+
+    async def work(limits: KeyLimits) -> None:
+        with pytest.raises(OverLimit):  # it is not there yet
+            await consult(limits, limited, 1, 1)
+        server = start()
+        try:
+            await consult(limits, limited, 1, 1)
+            async with limits.spending(limited, Tab(), 1):
+                server.kill()
+                server.wait()
+            with pytest.raises(OverLimit):
+                await consult(limits, limited, 1, 1)
+            server = start()
+            await consult(limits, limited, 1, 1)
+        finally:
+            server.kill()
+            server.wait()
+
+    spend(RedisLimits(f"redis://:s3cret@127.0.0.1:{port}"), work)
+    assert "s3cret" not in str(told.entries)
+    assert f"127.0.0.1:{port}" in str(told.entries)
+
+
+def test_a_wrong_password_is_a_sentence(redis_url: str) -> None:
+    async def work(limits: KeyLimits) -> None:
+        raise AssertionError("opened")
+
+    with pytest.raises(UsageError, match="refuses the password") as refused:
+        spend(RedisLimits(redis_url.replace("//", "//someone:s3cret@")), work)
+    assert "s3cret" not in str(refused.value)
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+from edgewise.gateway.key_file import Key
+from edgewise.gateway.limits import Cost
+from edgewise.gateway.limits_sqlite import SqliteLimits
+
+async def main() -> None:
+    limits = SqliteLimits(Path(sys.argv[1]))
+    await limits.open()
+    limited = Key(name="k", sha256="", created="", asks_per_second=0, tokens_per_day=1000)
+    while True:
+        granted = await limits.take(limited, Cost(1, 0, 7))
+        print("short" if granted.wait else "granted", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_kill_forgets_nothing(tmp_path: Path) -> None:
+    """What a gateway granted before kill -9 is counted after it."""
+    path = tmp_path / "limits"
+    granted = 0
+    for _ in range(2):
+        process = subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        for _ in range(20):
+            assert process.stdout.readline() == "granted\n"
+        process.send_signal(signal.SIGKILL)
+        granted += 20 + process.stdout.read().count("granted\n")
+        process.stdout.close()
+        process.wait()
+
+    async def work(limits: LimitStore) -> int:
+        limited, more = key(tokens_per_day=1000), 0
+        while not (await limits.take(limited, Cost(1, 0, 1))).wait:
+            more += 1
+        return more
+
+    left = run(SqliteLimits(path), work)
+    # One grant may have been counted and not told.
+    assert 1000 - 7 * (granted + 2) <= left <= 1000 - 7 * granted
+
+
+def test_where_limits_are_kept(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+
+    async def used(where: str | None) -> None:
+        limits = limits_at(where, keys)
+        await limits.open()
+        await limits.close()
+
+    asyncio.run(used("memory"))
+    assert not list(tmp_path.iterdir())
+    asyncio.run(used(None))
+    assert (tmp_path / "keys.json.limits").stat().st_mode & 0o077 == 0
+    asyncio.run(used(str(tmp_path / "elsewhere")))
+    assert (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("where", "problem"),
+    [
+        ("https://user:s3cret@host", "cannot be kept at https://"),
+        ("redis://:s3cret@host:port/zero", "no address of a Redis"),
+        ("{}/none/limits", "No such file"),
+        ("{}/text", "not a database"),
+        ("{}/newer", "another version"),
+        ("{}", "unable to open"),
+    ],
+)
+def test_where_limits_cannot_be_kept(tmp_path: Path, where: str, problem: str) -> None:
+    (tmp_path / "text").write_text("hello" * 500)
+    import sqlite3
+
+    newer = sqlite3.connect(tmp_path / "newer")
+    newer.execute("PRAGMA user_version = 9")
+    newer.close()
+
+    async def used() -> None:
+        limits = limits_at(where.format(tmp_path), tmp_path / "keys.json")
+        try:
+            await limits.open()
+        finally:
+            await limits.close()
+
+    with pytest.raises(UsageError, match=problem) as refused:
+        asyncio.run(used())
+    assert "s3cret" not in str(refused.value)
+    with pytest.raises(UsageError, match="there are none"):
+        limits_at(where, None)
+
+
+def test_a_file_that_another_holds_is_down_and_then_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sqlite3
+
+    monkeypatch.setattr("edgewise.gateway.limits_sqlite.BUSY_SECONDS", 0.05)
+    path, limited = tmp_path / "limits", key(tokens_per_day=5)
+
+    async def work(limits: LimitStore) -> None:
+        holder = sqlite3.connect(path, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        with pytest.raises(LimitsDown, match="locked"):
+            await limits.take(limited, ONE)
+        holder.execute("ROLLBACK")
+        holder.close()
+        assert not (await limits.take(limited, ONE)).wait
+
+    run(SqliteLimits(path), work)

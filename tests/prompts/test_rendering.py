@@ -1,0 +1,357 @@
+"""Templates are rendered by a process that is ended where one goes too far."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgewise.errors import ModelError, UsageError
+from edgewise.prompts import MAX_PROMPT, Renderer
+
+SECONDS = 1.5
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+STUCK_WHERE_TOLD = f"{{% if messages[0].content == 'stick' %}}{ENDLESS}{{% endif %}}{PLAIN}"
+HAS_PROC = Path("/proc/self/status").exists()
+needs_proc = pytest.mark.skipif(not HAS_PROC, reason="looks processes up in /proc")
+
+
+Make = Callable[..., Renderer]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Makes renderers with processes of their own."""
+    with ExitStack() as made:
+
+        def one(**limits: Any) -> Renderer:
+            renderer = Renderer(**limits)
+            made.callback(renderer.close)
+            return renderer
+
+        yield one
+
+
+@pytest.fixture
+def renderer(make: Make) -> Renderer:
+    """One that does not take long."""
+    return make(seconds=SECONDS)
+
+
+def said(*contents: str) -> dict[str, object]:
+    """What a template is given."""
+    return {"messages": [{"role": "user", "content": content} for content in contents]}
+
+
+def children(of: int) -> dict[int, str]:
+    """Processes that a process started and that were not waited for, with their state."""
+    found: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue  # gone meanwhile
+            if int(parent) == of:
+                found[int(entry.name)] = state
+    return found
+
+
+def workers(of: int | None = None) -> set[int]:
+    """Those of them that render."""
+    return {
+        child
+        for child, state in children(of or os.getpid()).items()
+        if state != "Z" and b"worker.py" in Path(f"/proc/{child}/cmdline").read_bytes()
+    }
+
+
+def gone(pid: int, seconds: float = 20) -> bool:
+    """Whether it ends within so long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":  # init's to reap
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("bomb", "words"),
+    [
+        (ENDLESS, "takes more than 1.5 s"),
+        ("{{ 9 ** (9 ** 9) }}", "takes more than 1.5 s"),
+        ("{% set n = 9 * messages | length %}{{ n ** (n ** n) }}", "takes more than 1.5 s"),
+        ("{{ ('a' * 1000000) | wordwrap(1) }}", "takes more than 1.5 s"),
+        ("{{ 'x'.center(4000000000) }}", "more than 512 MB of memory"),
+        ("{{ 'x' * 1000000000 }}", "more than 512 MB of memory"),
+        ("{{ [1] * 1000000000 }}", "more than 512 MB of memory"),
+        ("{{ '%1000000000d' % 3 }}", "more than 512 MB of memory"),
+        ("{{ '{:1000000000}'.format('x') }}", "more than 512 MB of memory"),
+        ("{{ 'x' | indent(1000000000) }}", "more than 512 MB of memory"),
+        ("{% for _ in range(99999) %}{{ 'x' * 99 }}{% endfor %}", "more than 4194304 characters"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "maximum recursion depth"),
+        ("{% set n = namespace(a=[]) %}{% for _ in range(9999) %}{% set n.a = [n.a] %}"
+         "{% endfor %}{{ n.a | tojson }}", "maximum recursion depth"),
+        ("{{ " + "(" * 40000, "maximum recursion depth"),
+        ("{{ " + "-" * 40000 + "1 }}", "maximum recursion depth"),
+        ("{% for a in [1] %}" * 30 + "{% endfor %}" * 30, "nested blocks"),
+        ("{{ range(10 ** 9) }}", "Range too big"),
+        ("{% include '/etc/hostname' %}", "no loader"),
+        ("{{ '\\ud800' }}", "surrogates not allowed"),
+        ("{{ raise_exception('\\ud800') }}", r"\(\?\)"),
+        ("{{ raise_exception('No. ' * 100000) }}", r"\((No\. ){49}No\.\)"),
+        ("{{ strftime_now('\\ud800') }}", "surrogates"),
+        ("{{ strftime_now(3) }}", "must be str"),
+        ("\ud800", "no valid UTF-8"),
+    ],
+)  # fmt: skip
+def test_a_bomb_ends_in_one_sentence(renderer: Renderer, bomb: str, words: str) -> None:
+    assert renderer.render(PLAIN, said("Hi")) == "<user>Hi\n"
+    with pytest.raises(
+        ModelError, match=rf"^The model's chat template .*{words}.*; send the text as it is\.$"
+    ):
+        renderer.render(bomb, said("Hi"))
+    assert renderer.render(PLAIN, said("And now?")) == "<user>And now?\n"
+
+
+@pytest.mark.parametrize("layout", ["%1000000000d", "%99999999999999999999d", "%" * 9999, "\0"])
+def test_a_hostile_layout_of_time_hurts_nobody(renderer: Renderer, layout: str) -> None:
+    with suppress(ModelError):
+        assert "\n" not in renderer.render("{{ strftime_now(messages[0].content) }}", said(layout))
+    assert renderer.render(PLAIN, said("Hi")) == "<user>Hi\n"
+
+
+def test_what_is_no_text_is_refused(renderer: Renderer) -> None:
+    with pytest.raises(UsageError, match="no valid UTF-8"):
+        renderer.render(PLAIN, said("caf\udce9"))
+    assert renderer.render("a\0b" + PLAIN, said("c\0d")) == "a\0b<user>c\0d\n"
+
+
+def test_the_longest_text_passes(make: Make) -> None:
+    """With the widest characters, whose strings are the largest."""
+    renderer = make(seconds=30)
+    long = "\U0001f600" * (MAX_PROMPT - len("<user>\n"))
+    assert renderer.render(PLAIN, said(long)) == f"<user>{long}\n"
+
+
+def test_many_threads_get_each_their_own(renderer: Renderer) -> None:
+    asked = [f"question {number} " + "é" * (number % 7 * 1000) for number in range(400)]
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda one: renderer.render(PLAIN, said(one)), asked))
+    assert found == [f"<user>{one}\n" for one in asked]
+    if HAS_PROC:
+        assert (
+            1 <= len(workers()) <= 5
+        )  # the four, and the one that other tests of this process use
+
+
+def test_one_slow_conversation_keeps_nobody_waiting(make: Make) -> None:
+    renderer = make(seconds=60)
+    stuck: list[Exception] = []
+
+    def stick() -> None:
+        try:
+            renderer.render(STUCK_WHERE_TOLD, said("stick"))
+        except ModelError as error:
+            stuck.append(error)
+
+    renderer.render(STUCK_WHERE_TOLD, said("Hi"))
+    thread = threading.Thread(target=stick)
+    thread.start()
+    for _ in range(20):
+        assert renderer.render(STUCK_WHERE_TOLD, said("Hi")) == "<user>Hi\n"
+    assert thread.is_alive()
+    renderer.close()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert "ended the process that renders it" in str(stuck[0])
+
+
+def test_more_slow_ones_than_processes_are_each_ended(make: Make) -> None:
+    renderer = make(seconds=0.3, workers=2)
+    with ThreadPoolExecutor(5) as pool:
+        found = [pool.submit(renderer.render, ENDLESS, said("Hi")) for _ in range(5)]
+        assert all("takes more than 0.3 s" in str(one.exception(30)) for one in found)
+
+
+@needs_proc
+def test_a_process_is_kept_and_one_that_was_killed_is_replaced(make: Make) -> None:
+    before = workers()
+    renderer = make(seconds=10)
+    renderer.start()
+    (first,) = workers() - before
+    assert [renderer.render(PLAIN, said("Hi")) for _ in range(3)] == ["<user>Hi\n"] * 3
+    assert workers() - before == {first}
+    os.kill(first, signal.SIGKILL)
+    assert gone(first)
+    assert renderer.render(PLAIN, said("Hi")) == "<user>Hi\n"
+    assert first not in children(os.getpid())  # no zombie
+    renderer.close()
+    assert workers() == before
+
+
+@needs_proc
+def test_a_process_knows_no_secrets_and_no_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, make: Make
+) -> None:
+    monkeypatch.setenv("EDGEWISE_CLOUD_KEY", "secret")
+    monkeypatch.setenv("PYTHONPATH", "/nowhere")
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    before = workers()
+    renderer = make(seconds=10)
+    assert renderer.render(PLAIN, said("Hi")) == "<user>Hi\n"
+    (worker,) = workers() - before
+    assert Path(f"/proc/{worker}/environ").read_bytes() == b"TZ=Asia/Tokyo\0"
+    os.kill(worker, signal.SIGINT)
+    assert renderer.render(PLAIN, said("Hi")) == "<user>Hi\n"
+    assert workers() - before == {worker}
+    assert os.getpgid(worker) != os.getpgid(0)  # a terminal's Ctrl-C does not even reach it
+
+
+PARENT = """
+import os, sys, threading
+from edgewise.prompts import Renderer
+renderer = Renderer(seconds=5)
+print(renderer.render({plain!r}, {given!r}), flush=True)
+if "stick" in sys.argv:
+    threading.Thread(target=renderer.render, args=({endless!r}, {given!r}), daemon=True).start()
+if "wait" in sys.argv:
+    sys.stdin.read()
+if "close" in sys.argv:
+    renderer.close()
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        print("no child")
+if "fork" in sys.argv:
+    child = os.fork()
+    print(renderer.render({plain!r}, {given!r}), end="", flush=True)
+    if child:
+        assert os.waitpid(child, 0)[1] == 0
+        print(renderer.render({plain!r}, {given!r}), end="", flush=True)
+""".format(plain=PLAIN, given=said("Hi"), endless=ENDLESS)
+
+
+def started(*arguments: str) -> "subprocess.Popen[str]":
+    """A process that has rendered once, and does what it is told then."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "<user>Hi\n"
+    assert process.stdout.readline() == "\n"
+    return process
+
+
+@needs_proc
+@pytest.mark.parametrize("how", [["wait"], ["wait", "stick"]])
+def test_nothing_outlives_a_parent_that_is_killed(how: list[str]) -> None:
+    process = started(*how)
+    (worker,) = workers(process.pid)
+    if "stick" in how:
+        ticks = int(Path(f"/proc/{worker}/stat").read_text().split()[13])
+        while int(Path(f"/proc/{worker}/stat").read_text().split()[13]) < ticks + 2:
+            time.sleep(0.02)  # until it works on what never ends
+    process.kill()
+    process.communicate()
+    assert gone(worker)
+
+
+@needs_proc
+def test_nothing_outlives_a_parent_that_ends() -> None:
+    process = started("wait")
+    (worker,) = workers(process.pid)
+    assert process.communicate("", timeout=20) == ("", "")
+    assert process.returncode == 0
+    assert gone(worker)
+
+
+def ended(how: str) -> "subprocess.CompletedProcess[str]":
+    """A process that was left to do it."""
+    command = [sys.executable, "-c", PARENT, how]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+
+def test_nothing_is_left_after_closing() -> None:
+    done = ended("close")
+    assert (done.stdout, done.stderr) == ("<user>Hi\n\nno child\n", "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_after_a_fork_both_render() -> None:
+    done = ended("fork")
+    assert (done.stdout, done.stderr) == ("<user>Hi\n\n" + "<user>Hi\n" * 3, "")
+
+
+LOADED = """
+from pathlib import Path
+from edgewise.pair import Pair
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
+edge = ScriptedEdge(noise())
+edge.tokenizer.chat_template = {template!r}
+with Pair(edge, cloud="none"):
+    print(end="loaded ", flush=True)
+    input()
+"""
+
+
+@needs_proc
+@pytest.mark.parametrize("template", [None, PLAIN])
+def test_it_is_started_with_the_models_where_there_is_a_template(template: str | None) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOADED.format(template=template)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(7) == b"loaded "
+    assert len(workers(process.pid)) == (template is not None)
+    process.communicate(b"\n", timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("worker", "words"),
+    [
+        ("raise SystemExit", "the process for it did not start"),
+        ("frame(b''); sys.stdin.buffer.read(9)", "ended the process that renders it"),
+        ("frame(b''); frame(b'{')", "ended the process that renders it"),
+        ("frame(b''); frame(b'{\"text\": 3}')", "ended the process that renders it"),
+        ("frame(b''); frame(b'{\"text\": \"\\xff\"}')", "ended the process that renders it"),
+        ("frame(b''); out.write(b'\\xff' * 9999)", "ended the process that renders it"),
+        ("frame(b''); out.write(b'\\0\\0\\0\\x09abc')", "ended the process that renders it"),
+    ],
+)
+def test_a_process_that_was_taken_over_lies_in_vain(
+    monkeypatch: pytest.MonkeyPatch, make: Make, tmp_path: Path, worker: str, words: str
+) -> None:
+    lines = [
+        "import sys",
+        "out = sys.stdout.buffer",
+        "def frame(data): out.write(len(data).to_bytes(4, 'big') + data); out.flush()",
+        worker,
+    ]
+    (tmp_path / "worker.py").write_text("\n".join(lines))
+    renderer = make(seconds=10)
+    with monkeypatch.context() as changed:
+        changed.setattr("edgewise.prompts.worker.__file__", str(tmp_path / "worker.py"))
+        with pytest.raises(ModelError, match=words):
+            renderer.render(PLAIN, said("Hi"))
+    assert renderer.render(PLAIN, said("Hi")) == "<user>Hi\n"
