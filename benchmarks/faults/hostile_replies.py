@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from benchmarks.faults.processes import Device, Service, gateway_service, watched
-from benchmarks.faults.replies import SLOW, kinds
+from benchmarks.faults.replies import ELSEWHERE, SLOW, kinds
 from benchmarks.faults.table import Row, told
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
@@ -73,7 +73,7 @@ def replies(only: Sequence[str] = (), tokens: int = TOKENS) -> list[Row]:
 def tried(site: Site, name: str, misdeed: Misdeed, tokens: int) -> Found:
     """One answer of which every consult is answered so."""
     engine, gateway = site.engine, site.gateway
-    before, strays, ended = engine.faults, engine.strays, site.device.ended
+    before, strays, ended = engine.faults, engine.strays[ELSEWHERE], site.device.ended
     engine.fault = lambda number: misdeed
     answer = site.device.answer(SHORT if name in SLOW else DEADLINE, tokens)
     engine.fault = lambda number: None
@@ -81,7 +81,7 @@ def tried(site: Site, name: str, misdeed: Misdeed, tokens: int) -> Found:
     blind = gateway is not None and not watched(engine)
     seen = engine.faults - before
     # Whoever follows a redirect is lost as well.
-    lost = int(answer.get("ids") != site.quiet) + engine.strays - strays
+    lost = int(answer.get("ids") != site.quiet) + engine.strays[ELSEWHERE] - strays
     return Found(
         answer.get("consults", min(seen, tokens)),
         seen,

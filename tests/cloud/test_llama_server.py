@@ -1,13 +1,15 @@
 """Faults of a llama-server, on real sockets; and the promise of `--cloud none`."""
 
 import logging
+import os
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socket import SHUT_RDWR
+from socket import SHUT_RDWR, SO_LINGER, SOL_SOCKET
 
 import pytest
 import trustme
@@ -77,6 +79,12 @@ class _Handler(BaseHTTPRequestHandler):
     def cut(self) -> None:
         self.close_connection = True
         self.connection.shutdown(SHUT_RDWR)
+
+    def reset(self) -> None:
+        """As the system answers for a process that is gone."""
+        self.close_connection = True
+        self.connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+        os.close(self.connection.detach())
 
 
 @pytest.fixture
@@ -162,11 +170,12 @@ def test_the_key_travels_as_a_bearer_token_and_is_never_logged(
     assert KEY not in repr(LlamaServer.__dict__)
 
 
+@pytest.mark.parametrize("end", [lambda handler: handler.cut(), lambda handler: handler.reset()])
 def test_a_kept_connection_closed_while_idle_is_retried_once(
-    serve: Callable[[Act], Engine],
+    serve: Callable[[Act], Engine], end: Callable[["_Handler"], None]
 ) -> None:
     def act(handler: _Handler, n: int) -> None:
-        handler.cut() if n == 1 else handler.reply(200, GOOD % 98)
+        end(handler) if n == 1 else handler.reply(200, GOOD % 98)
 
     engine = serve(act)
     server = LlamaServer(url(engine))

@@ -19,7 +19,11 @@ from websockets.sync.client import connect
 from benchmarks.protocol_exchange import PAGE
 from edgewise.engines.base import NOBODY, Client
 from edgewise.errors import CloudProtocolError, CloudRefused, CloudRejected, CloudUnavailable
+from edgewise.events import Candidate
 from edgewise.gateway import connection, keys
+from edgewise.gateway.large_frames import LARGE
+from edgewise.gateway.limits import Cost, Granted, LimitsDown
+from edgewise.gateway.limits_sqlite import SqliteLimits
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.verdict import Verdict
@@ -59,6 +63,9 @@ class SlowEngine(PlainEngine):
         return verdict
 
 
+LIMITS = ("asks_per_second", "ids_per_second", "tokens_per_day", "sessions", "ids")
+
+
 class Site:
     """A gateway over an engine that does as it is told, with one key."""
 
@@ -69,11 +76,16 @@ class Site:
         self.running: Running | None = None
 
     def serve(self, **options: Any) -> None:
-        limits = {"asks_per_second": 0.0, "tokens_per_day": 0, "sessions": 0}
-        limits |= {name: options.pop(name) for name in list(limits) if name in options}
+        limits: dict[str, Any] = dict.fromkeys(LIMITS, 0)
+        limits |= {name: options.pop(name) for name in LIMITS if name in options}
         self.secret = keys.add_key(self.file, "device", **limits)
         made = gateway([self.engine], keys=self.file, **options)
         self.running = self._stack.enter_context(made)
+
+    def revoke(self) -> None:
+        """And wait until a frame of the key is looked up again."""
+        keys.revoke_key(self.file, "device")
+        time.sleep(keys.CHECK_SECONDS * 1.2)
 
     def client(self) -> PlainClient:
         assert self.running is not None
@@ -173,6 +185,33 @@ def _frames(site: Site) -> PlainClient:
     return client
 
 
+def _large_first(site: Site) -> PlainClient:
+    site.serve()
+    client = site.client()
+    client.send([1, 1, client.tokenizer, "", bytes(LARGE)])
+    return client
+
+
+def _out_of_force(site: Site) -> PlainClient:
+    site.serve()
+    site.hang()
+    client = site.opened()
+    client.send([3, 1, 0, [72], check([72])])
+    wait(lambda: site.engine.asked == 1, 10)
+    site.revoke()
+    client.send([3, 2, 0, [72], check([72])])
+    return client
+
+
+def _too_many_ids(site: Site) -> PlainClient:
+    site.serve(ids_per_second=1)
+    client = site.opened()
+    many = [1] * (LARGE + 1)
+    client.push(0, many)
+    client.push(0, many)
+    return client
+
+
 def _large(site: Site) -> PlainClient:
     site.serve()
     client = site.opened()
@@ -191,6 +230,9 @@ ENDS: dict[str, Ending] = {
     "a prefix of more than 131,072 ids": _long_prefix,
     "an ask's number that is in flight": _same_number,
     "more than 2,000 frames a second since the connection was made, and 2,000 more": _frames,
+    "the first frame has more than 16,384 bytes": _large_first,
+    "the key is out of force: revoked, rotated out or expired": _out_of_force,
+    "a frame waits more than 10 s because the key has sent too many ids": _too_many_ids,
     "a message above 1,048,576 bytes": _large,
 }
 
@@ -207,6 +249,10 @@ def test_sessions_end_as_the_page_says(
     monkeypatch.setattr(connection, "OPEN_SECONDS", 0.2 if what.startswith("no open") else 10.0)
     monkeypatch.setattr(connection, "FRAMES_PER_SECOND", 2 if "frames a" in what else 2000)
     reason, patience, code = rows(ENDINGS)[what]
+    if what.startswith("a frame waits"):
+        assert int(patience) == 1000 * connection.PAUSE_SECONDS
+        monkeypatch.setattr(connection, "PAUSE_SECONDS", 0.2)
+        patience = "200"
     client = ENDS[what](site)
     if reason != "no frame":
         frame = client.receive()
@@ -231,11 +277,35 @@ def _rate(site: Site) -> list[Any]:
     return client.ask(1, 0, [72])
 
 
+def _ids(site: Site) -> list[Any]:
+    site.serve(ids_per_second=1)
+    client = site.opened()
+    assert client.ask(0, 0, [72] * 100)[0] == 17
+    return client.ask(1, 0, [72])
+
+
+def _whole_day(site: Site) -> list[Any]:
+    site.serve(tokens_per_day=10)
+    return site.opened().ask(1, 0, [72], 11)
+
+
 def _day(site: Site) -> list[Any]:
-    site.serve(tokens_per_day=1)
+    site.serve(tokens_per_day=10)
     client = site.opened()
     assert client.ask(0, 0, [72])[0] == 17
-    return client.ask(1, 0, [72])
+    return client.ask(1, 0, [72], 10)
+
+
+def _uncounted(site: Site) -> list[Any]:
+    site.serve(tokens_per_day=10, limits=Down(None))
+    return site.opened().ask(1, 0, [72])
+
+
+class Down(SqliteLimits):
+    """Lost what it counted in, since it was opened."""
+
+    async def take(self, key: keys.Key, cost: Cost) -> Granted:
+        raise LimitsDown("the disk is gone")
 
 
 def _queue(site: Site) -> list[Any]:
@@ -252,12 +322,9 @@ def _deadline(site: Site) -> list[Any]:
     return site.opened().ask(1, 0, [72], 1, 50)
 
 
-def _revoked(site: Site) -> list[Any]:
+def _no_ids(site: Site) -> list[Any]:
     site.serve()
-    client = site.opened()
-    keys.revoke_key(site.file, "device")
-    time.sleep(keys.CHECK_SECONDS * 1.2)
-    return client.ask(1, 0, [72])
+    return site.opened().ask(1, 0, [])
 
 
 def _sampling(site: Site) -> list[Any]:
@@ -279,16 +346,20 @@ def _engine(problem: Exception) -> Callable[[Site], list[Any]]:
 
 ASKS: dict[str, Callable[[Site], list[Any]]] = {
     "more than 8 consults of the session wait": _waiting,
-    "the key asks more often than it may (twice a second's asks may be saved up)": _rate,
-    "the key's tokens of the day are spent": _day,
+    "the key asks more often than it may (two seconds' asks may be saved up)": _rate,
+    "more ids came from the key, or were computed for it, than it may have a second "
+    "(ten seconds' may be saved up)": _ids,
+    "n is more than the key may have written in a whole day": _whole_day,
+    "n is more than is left of the key's tokens of the day": _day,
+    "the gateway cannot count now what keys use": _uncounted,
     "the engine's queue is full": _queue,
     "the deadline": _deadline,
-    "the key was revoked (seen within 0.5 s)": _revoked,
+    "the prefix has no ids": _no_ids,
     "sampling out of range": _sampling,
     "the engine is down or not ready": _engine(CloudUnavailable("down")),
     "the engine declines the request, for instance for its length": _engine(CloudRejected("no")),
     "the engine refuses the gateway's own key": _engine(CloudRefused("no")),
-    "the engine's reply is none": _engine(CloudProtocolError("not what it promises")),
+    "the engine's reply is none, or breaks the bounds above": _engine(CloudProtocolError("not what it promises")),
 }
 
 
@@ -303,6 +374,53 @@ def test_consults_fail_as_the_page_says(site: Site, what: str) -> None:
         assert frame[4] == int(patience)
     else:
         assert 0 < frame[4] <= 86_400_001
+
+
+@pytest.mark.parametrize(("changed", "passed"), [
+    ({"ids": (1, 2)}, False),
+    ({"ids": (), "logprobs": ()}, False),
+    ({"ids": (), "logprobs": (), "stopped": True}, True),
+    ({"ids": ((1 << 31) - 1,)}, True),
+    ({"ids": (1 << 31,)}, False),
+    ({"top": ((Candidate(1 << 31, -0.5),),)}, False),
+    ({"top": ((Candidate(1, -0.5),) * 20,)}, True),
+    ({"top": ((Candidate(1, -0.5),) * 21,)}, False),
+    ({"top": ((), ())}, False),
+    ({"logprobs": (-0.1, -0.1)}, False),
+    ({"logprobs": (0.001,)}, True),
+    ({"logprobs": (0.1,)}, False),
+    ({"logprobs": (float("nan"),)}, False),
+    ({"cached": 2}, False),
+    ({"computed": 1, "engine_seconds": 3600.0}, True),
+    ({"engine_seconds": 3601.0}, False),
+    ({"engine_seconds": -1.0}, False),
+])  # fmt: skip
+def test_bounds_of_a_reply(site: Site, changed: dict[str, Any], passed: bool) -> None:
+    """Those that the page has, both sides of each."""
+    verdict = Verdict(**{"ids": (1,), "logprobs": (-0.1,), **changed})
+    site.serve()
+    site.engine.act = lambda ids, n: verdict
+    frame = site.opened().ask(1, 0, [72])
+    assert frame[:2] == [17, 1] if passed else frame[:3] == [19, 1, "protocol"]
+
+
+def test_ids_that_came_are_held_whatever_the_ask_is_answered_with(site: Site) -> None:
+    site.serve(ids_per_second=1)
+    client = site.opened()
+    client.push(0, [72] * 100)
+    assert client.ask(0, 100, [])[2] == "unavailable"
+    assert site.running is not None
+    assert site.running.gateway.sessions.ids == 100
+    assert site.engine.prefills == 0
+
+
+def test_a_keys_ids_are_bounded_and_asked_for_again(site: Site) -> None:
+    site.serve(ids=10)
+    older, newer = site.opened(), site.opened()
+    assert older.ask(0, 0, [72] * 8)[0] == 17
+    assert newer.ask(0, 0, [72] * 8)[0] == 17
+    assert older.ask(1, 8, [72]) == [18, 1]
+    assert older.ask(2, 0, [72] * 9)[0] == 17
 
 
 def test_refusals_before_the_upgrade(site: Site) -> None:

@@ -183,7 +183,7 @@ def test_faults_aside_of_consults(engine: ScriptedEngine, path: str) -> None:
 def test_what_it_does_not_have_is_counted(engine: ScriptedEngine) -> None:
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(engine.url + "/elsewhere")
-    assert engine.strays == 1
+    assert engine.strays == {"/elsewhere": 1}
 
 
 def test_another_engine_comes_back(engine: ScriptedEngine) -> None:

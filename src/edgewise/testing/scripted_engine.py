@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -71,8 +72,8 @@ class ScriptedEngine:
 
     `fault` is told the number of each consult and may name what to do with it, `aside` the path of
     any other request; `faults` counts what they did. `running` consults are being answered,
-    `abandoned` ones were given up by who asked, `looks` were taken at its health, `strays` are
-    requests for what it does not have. Every reply to a consult has its number as `x-request-id`
+    `abandoned` ones were given up by who asked, `looks` were taken at its health, `strays` counts
+    requests for what it does not have, by path. Every reply to a consult has its number as `x-request-id`
     (`scripted-0`, ...). It says that it serves `model`, of `size` ids (None: it does not say); with
     another `tokenizer`, or a `mark` other than 0, its vocabulary is another.
     """
@@ -91,7 +92,8 @@ class ScriptedEngine:
         self.script, self.fault, self.seconds = script, fault, seconds
         self.aside: Callable[[str], Misdeed | None] = lambda path: None
         self.asked = self.prefills = self.running = self.abandoned = 0
-        self.faults = self.looks = self.strays = 0
+        self.faults = self.looks = 0
+        self.strays = Counter[str]()
         self.tokenizer: Tokenizer = tokenizer or ByteTokenizer()
         self.model, self.mark = "scripted", 0
         self.size: int | None = None
@@ -167,7 +169,7 @@ class ScriptedEngine:
         return await self._reply(request, tokens, self.aside(request.path))
 
     async def _stray(self, request: web.Request) -> web.StreamResponse:
-        self.strays += 1
+        self.strays[request.path] += 1
         return web.Response(status=404, body=b"no such path")
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
