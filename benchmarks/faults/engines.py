@@ -9,9 +9,11 @@ from tempfile import TemporaryDirectory
 import httpx2
 
 from benchmarks.faults.processes import HEALTH_SECONDS, Service, gateway_service, watched
-from benchmarks.faults.rig import Other, answer_at, positions, whole, written
+from benchmarks.faults.rig import Other, answer_at, answer_of, positions, whole, written
 from benchmarks.faults.table import Row, told
 from benchmarks.faults.tireless import Tireless
+from edgewise.cloud.engine import LlamaServer
+from edgewise.engines.proof import FRESH_SECONDS
 from edgewise.loop.decoder import Answer
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.testing.scripted_engine import ScriptedEngine
@@ -41,6 +43,12 @@ def _restarted(engine: ScriptedEngine, change: Change, seconds: float) -> None:
     engine.start()
 
 
+def _swapped(engine: ScriptedEngine) -> None:
+    """Without being down. Looks at an engine are a second apart: nothing is promised before."""
+    _restarted(engine, another_vocabulary, 0.0)
+    time.sleep(1.1 * FRESH_SECONDS)
+
+
 def _killed(engine: ScriptedEngine) -> None:
     engine.stop()
 
@@ -64,7 +72,7 @@ ONE: dict[str, Break] = {
     "the engine comes back with another vocabulary": lambda e: _restarted(
         e[0], another_vocabulary, DOWN_SECONDS
     ),
-    "the same, at once": lambda e: _restarted(e[0], another_vocabulary, 0.0),
+    "the same without being down, asked a second later": lambda e: _swapped(e[0]),
 }
 TWO: dict[str, Break] = {
     "a replica comes back with another vocabulary": lambda e: _restarted(
@@ -79,7 +87,31 @@ TWO: dict[str, Break] = {
 
 def engine_faults(every: int = 1) -> list[Row]:
     """Rows of one engine, then of two replicas; at every token, or every so many."""
-    return [*_rows(ONE, 1, every), *_rows(TWO, 2, every)]
+    return [*_rows(ONE, 1, every), _straight(every), *_rows(TWO, 2, every)]
+
+
+def _straight(every: int) -> Row:
+    """No gateway looks at the engine: the device's own consults find it out."""
+    tries = seen = lost = 0
+    reasons: list[str] = []
+    for position in positions()[::every]:
+        engine = ScriptedEngine(script=written)
+
+        def breaks(
+            number: int, position: int = position, engine: ScriptedEngine = engine
+        ) -> None:
+            if number == position:
+                _swapped(engine)
+
+        try:
+            answer = answer_of(LlamaServer(engine.url), breaks, Tireless())
+        finally:
+            engine.close()
+        tries += 1
+        seen += engine.script is not written
+        lost += not whole(answer)
+        reasons += [str(token.reason) for token in answer.tokens]
+    return Row("the same, straight at the engine", tries, seen, lost, note=told(reasons))
 
 
 def _rows(faults: dict[str, Break], count: int, every: int) -> list[Row]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from benchmarks.faults.processes import HEALTH_SECONDS, watched
 from benchmarks.faults.table import Row, told
+from edgewise.cloud.base import CloudModel
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.gateway import fleet, keys
 from edgewise.loop.breaker import Breaker
@@ -75,7 +76,11 @@ class Other(ByteTokenizer):
 
 def answer_at(url: str, key: str | None, before: Callable[[int], None], breaker: Breaker) -> Answer:
     """An answer of a new device at a gateway; raises what keeps it from beginning."""
-    cloud = GatewayCloud(url, key=key)
+    return answer_of(GatewayCloud(url, key=key), before, breaker)
+
+
+def answer_of(cloud: CloudModel, before: Callable[[int], None], breaker: Breaker) -> Answer:
+    """An answer of a new device that asks `cloud`, which is closed then."""
     edge = ScriptedEdge(replying(TEXT, prompt=PROMPT))
     try:
         cloud.check(edge.tokenizer)

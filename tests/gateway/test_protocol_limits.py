@@ -359,7 +359,9 @@ ASKS: dict[str, Callable[[Site], list[Any]]] = {
     "the engine is down or not ready": _engine(CloudUnavailable("down")),
     "the engine declines the request, for instance for its length": _engine(CloudRejected("no")),
     "the engine refuses the gateway's own key": _engine(CloudRefused("no")),
-    "the engine's reply is none, or breaks the bounds above": _engine(CloudProtocolError("not what it promises")),
+    "the engine's reply is none, or breaks the bounds above": _engine(
+        CloudProtocolError("not what it promises")
+    ),
 }
 
 

@@ -73,9 +73,9 @@ class ScriptedEngine:
     `fault` is told the number of each consult and may name what to do with it, `aside` the path of
     any other request; `faults` counts what they did. `running` consults are being answered,
     `abandoned` ones were given up by who asked, `looks` were taken at its health, `strays` counts
-    requests for what it does not have, by path. Every reply to a consult has its number as `x-request-id`
-    (`scripted-0`, ...). It says that it serves `model`, of `size` ids (None: it does not say); with
-    another `tokenizer`, or a `mark` other than 0, its vocabulary is another.
+    requests for what it does not have, by path. Every reply to a consult has its number as
+    `x-request-id` (`scripted-0`, ...). It says that it serves `model`, of `size` ids (None: it does
+    not say); with another `tokenizer`, or a `mark` other than 0, its vocabulary is another.
     """
 
     def __init__(
