@@ -189,6 +189,7 @@ def locked(name: str) -> dict[str, list[Requirement]]:
         ("requirements.lock", "dependencies"),
         ("requirements.lock", "gateway"),
         ("requirements.lock", "gateway-redis"),
+        ("requirements.lock", "otel"),
         ("build.lock", ""),
     ],
 )

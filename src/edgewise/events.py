@@ -64,6 +64,7 @@ class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
     how many came back. `sent_ids` token ids travelled for it, in messages of `sent_bytes` bytes
     (bodies alone); nothing does to a model in this process. `cached` and `computed` are prompt
     tokens by the engine's own meter (None where it has none), `engine_seconds` its own time.
+    `request_id` names it in the logs of gateway and engine; None where none was asked.
     """
 
     index: int
@@ -77,6 +78,7 @@ class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
     computed: int | None = None
     engine_seconds: float | None = None
     message: str | None = None
+    request_id: str | None = None
 
 
 class Pending(msgspec.Struct, frozen=True, tag="pending"):

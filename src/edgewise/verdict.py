@@ -24,12 +24,14 @@ class Sent:
     """What has travelled for a consult so far: token ids, and bytes of the messages' bodies.
 
     A session adds to it in whichever thread sends; nothing travels to a model in this process.
+    `request_id` is what logs on the way call the consult, once the session has named it.
     """
 
-    __slots__ = ("bytes", "ids")
+    __slots__ = ("bytes", "ids", "request_id")
 
     def __init__(self) -> None:
         self.ids = self.bytes = 0
+        self.request_id: str | None = None
 
     def add(self, ids: int, size: int) -> None:
         """`ids` in a message of `size` bytes."""

@@ -108,10 +108,10 @@ def test_no_redirect_is_followed(leading: Leading, kind: Any, secure: bool, stat
     url = leading.secure if secure else leading.plain
     for error in refusals(kind(url, key="sk-secret")):
         assert isinstance(error, Redirected)
-        assert str(error) == (
-            f"{url!r} redirects elsewhere (HTTP {status}), and no redirect is followed; "
-            "give the address that it leads to."
+        assert error.message == (
+            f"{url!r} redirects elsewhere (HTTP {status}), and no redirect is followed"
         )
+        assert error.hint == "give the address that it leads to"
     assert leading.asked >= 2
     assert leading.came == []
 

@@ -180,7 +180,7 @@ def test_a_device_hears_the_kind_of_an_engines_failure_and_nothing_it_says(
     assert "(request req-7)" in str(raised)
     assert f'asks_total{{outcome="{reason}"}} 1.0' in counted
     (line,) = [line for line in told if line["event"] == "consult failed"]
-    assert (line["reason"], line["request_id"]) == (reason, "req-7")
+    assert (line["reason"], line["engine_request_id"]) == (reason, "req-7")
     assert "secret" not in json.dumps(line)
 
 
@@ -199,7 +199,7 @@ def test_an_engines_request_id_goes_all_the_way(
     engine.close()
     assert type(raised) is error
     assert raised.request_id == f"scripted-{number}"
-    assert any(line.get("request_id") == raised.request_id for line in told)
+    assert any(line.get("engine_request_id") == raised.request_id for line in told)
 
 
 def test_a_deadline_is_the_gateways_own_too() -> None:

@@ -20,6 +20,7 @@ from edgewise.errors import CloudRejected
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.verdict import Sent, Verdict
+from edgewise.wire.protocol import request_id
 
 _T = TypeVar("_T")
 
@@ -81,6 +82,7 @@ class EngineSession:
     def __init__(self, cloud: EngineCloud) -> None:
         self._cloud = cloud
         self._client = Client(session=secrets.token_hex(12))
+        self._asks = 0
 
     def ask(
         self,
@@ -90,7 +92,12 @@ class EngineSession:
         deadline: float,
         sent: Sent | None = None,
     ) -> Future[Verdict]:
-        work = self._cloud.complete(list(ids), n, sampling, replace(self._client, sent=sent))
+        self._asks += 1
+        name = request_id(self._client.session, self._asks)
+        if sent is not None:
+            sent.request_id = name
+        client = replace(self._client, sent=sent, request_id=name)
+        work = self._cloud.complete(list(ids), n, sampling, client)
         return self._cloud.submit(work, deadline)
 
     def push(self, ids: Sequence[int]) -> int:

@@ -42,6 +42,7 @@ from edgewise.wire.protocol import (
     encode,
     from_gateway,
     packed,
+    request_id,
 )
 
 OPEN_SECONDS = 5.0
@@ -187,6 +188,7 @@ class GatewayLink:
                 self._ledger.put(position, new_ids)
                 self._count = (self._count + 1) % (1 << 32)
                 ask, check, drawn = self._count, self._ledger.check, packed(sampling)
+                sent.request_id = request_id(self._session, ask)
                 waiting = self._waiting
                 reply = waiting[ask] = asyncio.Future()
                 reply.add_done_callback(_heard)

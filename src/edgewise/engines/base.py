@@ -7,7 +7,7 @@ I/O thread and implements `CloudModel`; the gateway runs many in its event loop.
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -23,6 +23,9 @@ TOP = 5
 """Candidates asked for with every token."""
 
 PROBE_SECONDS = 30.0
+
+REQUEST_ID = "X-Request-Id"
+"""The header that names a request, there and back."""
 
 # All fixed strings at once: one request shows whether a vocabulary is still the same.
 _ALL = "\n".join(PROBES)
@@ -63,7 +66,8 @@ class Client(msgspec.Struct, frozen=True):
     """Whose consult it is: `session` keeps a replica's cache warm, `salt` keeps tenants apart.
 
     `tenant` is who must not learn what others ask, where several share an engine: a gateway's key.
-    `sent` is told what travels.
+    `sent` is told what travels. `request_id` names the consult in the engine's log, `trace` are
+    headers by which its spans join the gateway's.
     """
 
     session: str = ""
@@ -71,13 +75,17 @@ class Client(msgspec.Struct, frozen=True):
     urgent: bool = True
     sent: Sent | None = None
     tenant: str = ""
+    request_id: str = ""
+    trace: Mapping[str, str] = {}
 
     @property
     def headers(self) -> dict[str, str]:
         """Under the names by which fleets route: Ray Serve, vLLM and llm-d; SGLang's gateway."""
+        named = {REQUEST_ID: self.request_id} if self.request_id else {}
         if not self.session:
-            return {}
-        return {"X-Session-Id": self.session, "X-SMG-Routing-Key": self.session}
+            return named
+        routing = {"X-Session-Id": self.session, "X-SMG-Routing-Key": self.session}
+        return {**routing, **named, **self.trace}
 
 
 NOBODY = Client()

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from edgewise.engines.base import NOBODY, Client, Described, Engine
+from edgewise.engines.base import NOBODY, REQUEST_ID, Client, Described, Engine
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -118,7 +118,9 @@ class HttpEngine(Engine):
             return body
 
     def _raise_for(self, response: aiohttp.ClientResponse, body: bytes) -> None:
-        request_id = response.headers.get("x-request-id")
+        # Not every engine sends back what it was given.
+        sent = response.request_info.headers
+        request_id = response.headers.get(REQUEST_ID) or sent.get(REQUEST_ID)
         if len(body) > _MAX_REPLY:
             raise CloudProtocolError(f"{self.url!r} sent a reply of more than {_MAX_REPLY} bytes.")
         if response.status == 200:

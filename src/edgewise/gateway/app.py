@@ -21,6 +21,7 @@ from edgewise.gateway.limits import KeyLimits
 from edgewise.gateway.limits_sqlite import SqliteLimits
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Sessions
+from edgewise.gateway.telemetry import telemetry
 from edgewise.wire.protocol import PATH, VERSION
 
 SWEEP_SECONDS = 0.25
@@ -43,7 +44,8 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.limits = limits or KeyLimits(SqliteLimits(None))
         self.large_frames = LargeFrames(self.limits)
-        self.consults = KeyedConsults(fleet, self.limits, self.metrics)
+        self._telemetry = telemetry(self.metrics.registry, self._measure)
+        self.consults = KeyedConsults(fleet, self.limits, self.metrics, self._telemetry)
         self.draining = False
         self.connections: set[Connection] = set()
 
@@ -75,6 +77,7 @@ class Gateway:
         sweeping.cancel()
         await self.fleet.close()
         await self.limits.close()
+        await asyncio.to_thread(self._telemetry.close)
 
     async def _sweep(self) -> None:
         seen = self.keys.changes
@@ -122,12 +125,16 @@ class Gateway:
         return JSONResponse(described, 200 if ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
+        self._measure()
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _measure(self) -> None:
+        """Bring the gauges up to date."""
         metrics = self.metrics
         metrics.sessions.set(len(self.sessions))
         metrics.ids.set(self.sessions.ids)
         metrics.connections.set(len(self.connections))
         metrics.engines.set(self.fleet.up)
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def _models(self, request: Request) -> Response:
         """What the engines serve."""

@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import structlog
+from msgspec.structs import replace
 
 from edgewise.engines.base import Client
 from edgewise.errors import CloudError, EdgewiseError, UsageError
@@ -13,8 +14,9 @@ from edgewise.gateway.large_frames import listed
 from edgewise.gateway.limits import KeyLimits, OverLimit, Spent, Tab
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Session
+from edgewise.gateway.telemetry import Telemetry, outcome
 from edgewise.verdict import Verdict
-from edgewise.wire.protocol import Ask, Failed, Ledger, NeedFull, Reply, unpacked
+from edgewise.wire.protocol import Ask, Failed, Ledger, NeedFull, Reply, request_id, unpacked
 
 WAITING_ASKS = 8
 """Consults of one session that may wait for their turn."""
@@ -41,8 +43,11 @@ class KeyedConsults:
     apart by a salt, or where there are no keys: then all devices are one tenant.
     """
 
-    def __init__(self, fleet: Fleet, limits: KeyLimits, metrics: GatewayMetrics) -> None:
-        self._fleet, self._limits, self._metrics = fleet, limits, metrics
+    def __init__(
+        self, fleet: Fleet, limits: KeyLimits, metrics: GatewayMetrics, telemetry: Telemetry
+    ) -> None:
+        self._fleet, self._limits = fleet, limits
+        self._metrics, self._telemetry = metrics, telemetry
 
     async def answer(
         self,
@@ -63,9 +68,24 @@ class KeyedConsults:
             return NeedFull(frame.ask)
         if others >= WAITING_ASKS:
             return _busy(frame, 0.1)
+        name = request_id(session.name, frame.ask)
+        about = {"edgewise.key": key.name, "edgewise.ids": len(ids), "edgewise.tokens": frame.n}
+        with self._telemetry.consult(name, about) as trace:
+            client = replace(_client(session, key), request_id=name, trace=trace)
+            answer = await self._within_limits(frame, ids, session, key, tab, client)
+            ended = answer.reason if isinstance(answer, Failed) else "answered"
+            outcome(ended)
+        log.debug("consult", request_id=name, key=key.name, outcome=ended)
+        if isinstance(answer, Failed) and answer.request_id is None:
+            return replace(answer, request_id=name)
+        return answer
+
+    async def _within_limits(
+        self, frame: Ask, ids: Ledger, session: Session, key: Key, tab: Tab, client: Client
+    ) -> Reply | Failed:
         try:
             async with self._limits.spending(key, tab, frame.n) as spent:
-                return await self._verdict(frame, ids, session, key, spent)
+                return await self._verdict(frame, ids, session, key, client, spent)
         except OverLimit as over:
             later = None if over.retry_after is None else int(1000 * over.retry_after) + 1
             return Failed(frame.ask, over.reason, str(over), later)
@@ -75,7 +95,7 @@ class KeyedConsults:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            log.exception("consult failed on the way to its verdict", session=session.name[:8])
+            log.exception("consult failed on the way to its verdict", request_id=client.request_id)
             message = "The gateway failed; its log says how."
             return Failed(frame.ask, "unavailable", message)
 
@@ -105,18 +125,17 @@ class KeyedConsults:
             self._metrics.pushes.labels(outcome).inc()
 
     async def _verdict(
-        self, frame: Ask, ids: Ledger, session: Session, key: Key, spent: Spent
-    ) -> AskReply:
+        self, frame: Ask, ids: Ledger, session: Session, key: Key, client: Client, spent: Spent
+    ) -> Reply | Failed:
         try:
             sampling = unpacked(frame.sampling)
-            client = _client(session, key)
             async with asyncio.timeout(frame.deadline / 1000), session.turn:
                 whole, spent.asked = await listed(ids), True
                 verdict = await self._fleet.complete(whole, frame.n, sampling, client)
         except Busy as busy:
             return _busy(frame, busy.retry_after)
         except CloudError as error:
-            return _failed(frame, error, session)
+            return _failed(frame, error, client)
         except UsageError as error:
             return Failed(frame.ask, "rejected", str(error))
         spent.tokens, spent.computed = len(verdict.ids), verdict.computed or 0
@@ -139,13 +158,13 @@ def _busy(frame: Ask, wait: float) -> Failed:
     return Failed(frame.ask, "unavailable", message, int(1000 * wait) + 1)
 
 
-def _failed(frame: Ask, error: CloudError, session: Session) -> Failed:
+def _failed(frame: Ask, error: CloudError, client: Client) -> Failed:
     """What the engine says may hold parts of the prompt; the device gets the kind of it."""
     log.warning(
         "consult failed",
         reason=error.reason,
-        session=session.name[:8],
-        request_id=error.request_id,
+        request_id=client.request_id,
+        engine_request_id=error.request_id,
     )
     return Failed(frame.ask, error.reason, _SAID[error.reason], None, error.request_id)
 

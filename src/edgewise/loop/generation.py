@@ -323,6 +323,7 @@ def _over(index: int, flight: Flight, outcome: Verdict | CloudError) -> Consult:
         sent_ids=flight.sent.ids,
         sent_bytes=flight.sent.bytes,
         seconds=time.monotonic() - flight.begun,
+        request_id=flight.sent.request_id,
     )
     if isinstance(outcome, CloudError):
         return replace(told, message=str(outcome))

@@ -57,7 +57,7 @@ class Pushed(msgspec.Struct, frozen=True, tag="push"):
 class Answered(msgspec.Struct, frozen=True, tag="answered", kw_only=True):
     """Consult `number` is over after `seconds`: `answered`, `cancelled` or a fault's name.
 
-    `sent_ids` token ids and `sent_bytes` bytes had travelled for it.
+    `sent_ids` token ids and `sent_bytes` bytes had travelled for it, as `request_id`.
     """
 
     number: int
@@ -67,6 +67,7 @@ class Answered(msgspec.Struct, frozen=True, tag="answered", kw_only=True):
     engine_seconds: float | None = None
     sent_ids: int = 0
     sent_bytes: int = 0
+    request_id: str | None = None
 
 
 Entry = EdgeStep | EdgeRewind | Asked | Pushed | Answered
@@ -125,7 +126,9 @@ class Recorder:
 
         def over(done: "Future[Verdict]") -> None:
             ended = _ended(done, ask.number, time.monotonic() - begun)
-            ended = replace(ended, sent_ids=sent.ids, sent_bytes=sent.bytes)
+            ended = replace(
+                ended, sent_ids=sent.ids, sent_bytes=sent.bytes, request_id=sent.request_id
+            )
             self._late.put(Record(self._now(), ended))
 
         future.add_done_callback(over)

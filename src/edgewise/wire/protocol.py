@@ -30,6 +30,9 @@ MAX_SPAN = 4096
 
 MAX_TOP = 20
 
+SHOWN = 8
+"""Characters of a session's name that are shown: the whole name resumes it."""
+
 VOCABULARY = "vocabulary"
 """Why a session is not opened: the device's ids do not mean what the engine's do."""
 
@@ -124,7 +127,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=19):
     """Gateway: `reason` as the device reports it; `retry_after` in milliseconds, where it is set.
 
     With `ask` None the session is over. To `Open`, the reason may also be `VOCABULARY`.
-    `request_id` is the engine's request, where it gave one.
+    `request_id` is the engine's where it gave one, else that of the consult.
     """
 
     ask: Count | None
@@ -242,6 +245,11 @@ def fingerprint(ids: Sequence[Sequence[int]]) -> str:
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
     """What `Open` says of the device's vocabulary."""
     return fingerprint([tokenizer.encode(text) for text in PROBES])
+
+
+def request_id(session: str, ask: int) -> str:
+    """What both sides' logs, the engine's and traces call a consult. It does not travel."""
+    return f"{session[:SHOWN]}-{ask:x}"
 
 
 def packed(sampling: Sampling) -> tuple[float, int, float, float, int] | None:

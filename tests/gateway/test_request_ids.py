@@ -1,0 +1,145 @@
+"""One name for a consult: at the device, in the gateway's log, at the engine, in a trace."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from edgewise.cloud.base import CloudModel
+from edgewise.cloud.engine import Sglang, Vllm
+from edgewise.cloud.gateway import GatewayCloud
+from edgewise.errors import CloudError, CloudUnavailable
+from edgewise.events import Consult
+from edgewise.gateway.keys import add_key
+from edgewise.gateway.telemetry import trace_id
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
+from edgewise.prompts import Prompt
+from edgewise.routers.constant import Constant
+from edgewise.sampling import Sampling
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from edgewise.traces.recorder import Answered, Recorder
+from edgewise.traces.timeline import read
+from edgewise.verdict import Sent
+from tests.cloud.dialects import DialectServer, sglang_routes, vllm_routes
+from tests.gateway.collector import Collector, attributes
+from tests.gateway.doubles import PlainEngine
+from tests.gateway.running import gateway
+
+Lines = list[dict[str, Any]]
+
+
+@pytest.fixture
+def told() -> Iterator[Lines]:
+    """The gateway's log."""
+    with structlog.testing.capture_logs() as lines:
+        yield lines
+
+
+def decoding(cloud: CloudModel) -> Decoder:
+    """Every token is asked for."""
+    edge = ScriptedEdge(replying("Hello", prompt="say: "))
+    cloud.check(edge.tokenizer)
+    policy = Policy(threshold=0.5, deadline=5.0, run_ahead=0)
+    return Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud)
+
+
+def consults(decoder: Decoder) -> list[Consult]:
+    """Of an answer of three tokens."""
+    with decoder.stream(decoder.edge.tokenizer.encode_prompt("say: "), max_tokens=3) as events:
+        found = [event for event in events if isinstance(event, Consult)]
+    assert found
+    return found
+
+
+def test_through_a_gateway_the_engine_gets_the_devices_name(told: Lines) -> None:
+    engine = PlainEngine()
+    with gateway([engine]) as running:
+        cloud = GatewayCloud(running.url)
+        names = [event.request_id for event in consults(decoding(cloud))]
+        cloud.close()
+    assert len(set(names)) == len(names) == 3
+    assert [client.request_id for client in engine.clients] == names
+    assert [line["request_id"] for line in told if line["event"] == "consult"] == names
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_straight_at_an_engine_the_request_carries_it(name: str) -> None:
+    server = DialectServer(sglang_routes() if name == "sglang" else vllm_routes(generate=True))
+    cloud = Sglang(server.url) if name == "sglang" else Vllm(server.url)
+    names = [event.request_id for event in consults(decoding(cloud))]
+    cloud.close()
+    server.close()
+    carried = [found["X-Request-ID"] for found in server.headers if "X-Request-ID" in found]
+    assert carried == names
+    assert len(set(names)) == len(names) > 0
+
+
+def test_what_fails_in_the_gateway_itself_has_the_consults_name(
+    told: Lines, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys.json"
+    secret = add_key(path, "small", asks_per_second=0, tokens_per_day=2, sessions=0)
+    with gateway([PlainEngine()], keys=path) as running:
+        cloud, sent = GatewayCloud(running.url, key=secret), Sent()
+        cloud.check(ByteTokenizer())
+        asked = cloud.open(Prompt((1,))).ask([1, 2], 3, Sampling(), 5, sent)
+        with pytest.raises(CloudError) as raised:
+            asked.result()
+        cloud.close()
+    assert raised.value.request_id == sent.request_id
+    assert f"(request {sent.request_id})" in str(raised.value)
+    (line,) = [line for line in told if line["event"] == "consult"]
+    assert line["request_id"] == sent.request_id
+
+
+def test_an_engine_that_names_nothing_is_found_by_the_consults_name(told: Lines) -> None:
+    engine = PlainEngine()
+    with gateway([engine]) as running:
+        cloud, sent = GatewayCloud(running.url), Sent()
+        cloud.check(engine.tokenizer)
+        engine.act = lambda ids, n: _raise(CloudUnavailable("down"))
+        with pytest.raises(CloudUnavailable) as raised:
+            cloud.open(Prompt((1,))).ask([1, 2], 1, Sampling(), 5, sent).result()
+        cloud.close()
+    assert raised.value.request_id == sent.request_id
+    (line,) = [line for line in told if line["event"] == "consult failed"]
+    assert (line["request_id"], line["engine_request_id"]) == (sent.request_id, None)
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+def test_a_trace_of_an_answer_tells_it(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    with gateway([PlainEngine()]) as running:
+        cloud = GatewayCloud(running.url)
+        with file.open("wb") as opened:
+            recorder = Recorder(opened)
+            watched = recorder.decoder(decoding(cloud))
+            names = [event.request_id for event in recorder.events(iter(consults(watched)))]
+        cloud.close()
+    ended = [one.event.request_id for one in read(file) if isinstance(one.event, Answered)]
+    assert ended == names
+
+
+def test_a_collector_finds_a_consult_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = PlainEngine()
+    with Collector() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        with gateway([engine]) as running:
+            monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT")
+            cloud = GatewayCloud(running.url)
+            names = [str(event.request_id) for event in consults(decoding(cloud))]
+            cloud.close()
+    spans = {span.trace_id.hex(): span for span in collector.spans()}
+    assert set(spans) == {trace_id(name) for name in names}
+    for name, client in zip(names, engine.clients, strict=True):
+        span = spans[trace_id(name)]
+        assert attributes(span)["edgewise.outcome"] == "answered"
+        carried = client.headers["traceparent"]
+        assert carried == f"00-{span.trace_id.hex()}-{span.span_id.hex()}-01"
+    assert collector.metrics()["edgewise_gateway_asks_total"]
