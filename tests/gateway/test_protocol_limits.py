@@ -82,11 +82,6 @@ class Site:
         made = gateway([self.engine], keys=self.file, **options)
         self.running = self._stack.enter_context(made)
 
-    def revoke(self) -> None:
-        """And wait until a frame of the key is looked up again."""
-        keys.revoke_key(self.file, "device")
-        time.sleep(keys.CHECK_SECONDS * 1.2)
-
     def client(self) -> PlainClient:
         assert self.running is not None
         made = PlainClient(self.running.url, self.secret)
@@ -198,8 +193,7 @@ def _out_of_force(site: Site) -> PlainClient:
     client = site.opened()
     client.send([3, 1, 0, [72], check([72])])
     wait(lambda: site.engine.asked == 1, 10)
-    site.revoke()
-    client.send([3, 2, 0, [72], check([72])])
+    keys.revoke_key(site.file, "device")
     return client
 
 
@@ -409,11 +403,12 @@ def test_bounds_of_a_reply(site: Site, changed: dict[str, Any], passed: bool) ->
 def test_ids_that_came_are_held_whatever_the_ask_is_answered_with(site: Site) -> None:
     site.serve(ids_per_second=1)
     client = site.opened()
-    client.push(0, [72] * 100)
-    assert client.ask(0, 100, [])[2] == "unavailable"
+    assert client.ask(0, 0, [72] * 100)[0] == 17
+    client.push(100, [72] * 100)
+    assert client.ask(1, 200, [72])[2] == "unavailable"
     assert site.running is not None
-    assert site.running.gateway.sessions.ids == 100
-    assert site.engine.prefills == 0
+    assert site.running.gateway.sessions.ids == 201
+    assert (site.engine.asked, site.engine.prefills) == (1, 0)
 
 
 def test_a_keys_ids_are_bounded_and_asked_for_again(site: Site) -> None:

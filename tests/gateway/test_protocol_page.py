@@ -11,11 +11,12 @@ import pytest
 import uvicorn
 
 from benchmarks.protocol_exchange import BEGIN, END, PAGE, Side, exchange, text_engine, words
+from edgewise import verdict
 from edgewise.addresses import bundled
 from edgewise.cloud import gateway as device_side
 from edgewise.edge.base import PROBES
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.gateway import connection, consults, keys, server
+from edgewise.gateway import connection, consults, keys, large_frames, limits, server
 from edgewise.gateway.app import OWNER
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.testing.scripted_engine import ScriptedEngine
@@ -137,7 +138,7 @@ def said(pattern: str) -> float:
 def test_the_numbers_are_the_codes() -> None:
     config = uvicorn.Config(lambda: None)
     number = r"([\d,]*\d)"
-    assert said(rf"at most {number} bytes") == protocol.MAX_FRAME
+    assert said(rf"each one frame, at most {number} bytes") == protocol.MAX_FRAME
     assert said(rf"message above {number} bytes") == protocol.MAX_FRAME
     assert said(
         rf"(?:prefix (?:has|of)\s(?:at most|more than)|ids \| array \| at most) {number}"
@@ -157,6 +158,19 @@ def test_the_numbers_are_the_codes() -> None:
     assert said(rf"comes within {number} s") == config.ws_ping_timeout
     assert said(rf"nothing came for {number} s") == device_side.HEARTBEAT_SECONDS
     assert said(rf"comes for {number} s more") == device_side.HEARTBEAT_SECONDS / 2
+    large = rf"(?:and of at most|first frame has more than|frames above) {number} bytes"
+    assert said(large) == large_frames.LARGE
+    assert said(rf"owes for more than {number} ids") == large_frames.LARGE_IDS
+    assert said(rf"(?:waits more than|and after) {number} s(?: because| the session)") == (
+        connection.PAUSE_SECONDS
+    )
+    assert limits.ASKS_BURST_SECONDS == 2
+    assert "(two seconds' asks may be saved up)" in TEXT
+    assert limits.IDS_BURST_SECONDS == 10
+    assert "(ten seconds' may be saved up)" in TEXT
+    assert said(rf"(?s)does not tell it: below {number}") == verdict.MOST_IDS
+    assert said(rf"of at most {number} candidates each") == verdict.MOST_CANDIDATES
+    assert said(rf"`engine_seconds` from 0 to {number}") == verdict.MOST_SECONDS
     assert f'"owned_by": "{OWNER}"' in TEXT
     assert f'"protocol": {protocol.VERSION}' in TEXT
 
@@ -235,6 +249,12 @@ def test_the_bundled_tokenizers_vector() -> None:
     assert f"`{tokenised[0]}` of the first" in TEXT
     assert f"`{tokenised[2]}` of the third" in TEXT
     assert f"`{fingerprint(tokenised)}`" in TEXT
+
+
+def test_the_example_of_a_consults_name() -> None:
+    found = re.search(r"ask (\d+) of the session `(\S+)` is\s`(\S+)`", TEXT)
+    assert found
+    assert protocol.request_id(found[2], int(found[1])) == found[3]
 
 
 def test_the_example_of_the_check() -> None:
@@ -325,8 +345,11 @@ def heard(frame: Frame, client: PlainClient, names: dict[str, str]) -> None:
     if frame.kind == "opened":
         shown, drawn = frame.values["session"], msgspec.msgpack.decode(data)[2]
         assert names.setdefault(shown, drawn) == drawn
-        data = data.replace(drawn.encode(), shown.encode())
         client.held[frame.values["known"] :] = []
+    for shown, drawn in names.items():
+        # A consult is named after the beginning of its session's name.
+        data = data.replace(drawn.encode(), shown.encode())
+        data = data.replace(drawn[:8].encode(), shown[:8].encode())
     assert data == frame.data
 
 
