@@ -38,7 +38,7 @@ from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.gateway.keys import add_key
-from edgewise.gateway.server import log_as_json
+from edgewise.listening.logs import json_lines
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from tests.gateway.running import gateway
@@ -211,8 +211,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.asks < 2 * CANDIDATES:
         parser.error(f"--asks must be at least {2 * CANDIDATES}")
-    asks, seed = options.asks, options.seed
-    log_as_json()
+    with json_lines():
+        attacked(options.asks, options.seed)
+
+
+def attacked(asks: int, seed: int) -> None:
+    """Every attack under every set of flags; exits with 1 where one finds something."""
     edge = LlamaModel(bundled("edge"), threads=1)
     lines = line(
         ["server's flags", "asked", "by", "guesses", "sought", "found", "right, ms", "wrong, ms"],

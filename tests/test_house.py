@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "edgewise"
 LAYERS = (
     ("errors",),
     ("registry", "events", "settings"),
-    ("verdict", "addresses"),
+    ("verdict", "addresses", "listening"),
     ("edge",),
     ("sampling", "prompts"),
     ("routers", "wire", "engines"),

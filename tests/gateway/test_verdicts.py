@@ -24,7 +24,6 @@ from edgewise.errors import (
     CloudUnavailable,
 )
 from edgewise.gateway import keys
-from edgewise.gateway.server import log_as_json
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
@@ -289,19 +288,3 @@ def test_metrics_count_tokens_and_the_engines_cache(caplog: pytest.LogCaptureFix
     assert 'cloud_tokens_total{key="anybody"} 3.0' in counted
     assert 'prompt_tokens_total{cache="hit"} 1.0' in counted
     assert 'opens_total{outcome="new"} 1.0' in counted
-
-
-def test_the_commands_log_is_json_with_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
-    log_as_json()
-    log = structlog.get_logger("edgewise.gateway")
-    try:
-        log.info("started", engines=1)
-        raise RuntimeError("a bug")
-    except RuntimeError:
-        log.exception("failed")
-    finally:
-        structlog.reset_defaults()
-    started, failed = map(json.loads, capsys.readouterr().err.splitlines())
-    assert (started["event"], started["level"], started["engines"]) == ("started", "info", 1)
-    assert "Traceback" in failed["exception"]
-    assert "RuntimeError: a bug" in failed["exception"]

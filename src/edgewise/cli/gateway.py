@@ -1,18 +1,25 @@
 """`edgewise gateway`: serve many devices in front of your engines; look after their keys."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 import typer
 
-from edgewise.cli import render
 from edgewise.cli.gateway_keys import keys_app
+from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PerPeer, PrivateKeyFile
 from edgewise.cli.options import everything_but, takes
 from edgewise.errors import UsageError
 from edgewise.gateway.keys import Keys
+from edgewise.listening.logs import Level
+from edgewise.listening.sockets import LOOPBACK, address_of, is_loopback, listen
 from edgewise.settings import Settings
+
+if TYPE_CHECKING:
+    from edgewise.listening.config import Door
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -21,7 +28,16 @@ app = typer.Typer(
 )
 app.add_typer(keys_app, name="keys")
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+METRICS_CONNECTIONS = 32
+
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(min=0, max=65535, help="Port of /metrics alone, which is then not at --port."),
+]
+MetricsHost = Annotated[
+    str | None, typer.Option(help="Address that --metrics-port listens on; default 127.0.0.1.")
+]
+LogLevel = Annotated[Level, typer.Option(help="What is logged: debug, info, warning or error.")]
 
 
 # A device's settings are none of its: clients are named by keys, engines by addresses.
@@ -44,8 +60,13 @@ def gateway(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8400,
-    certificate: Annotated[Path | None, typer.Option(help="TLS certificate, PEM.")] = None,
-    private_key: Annotated[Path | None, typer.Option(help="TLS private key, PEM.")] = None,
+    certificate: CertificateFile = None,
+    private_key: PrivateKeyFile = None,
+    connections: Most = None,
+    connections_per_peer: PerPeer = 0,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = None,
+    log_level: LogLevel = "info",
     sessions: Annotated[int, typer.Option(min=1, help="Sessions held at most.")] = 20_000,
     session_ids: Annotated[
         int, typer.Option(min=1, help="Token ids held by all sessions, at most.")
@@ -63,8 +84,12 @@ def gateway(
         return
     if not engine:
         raise UsageError("A gateway needs an engine; name one with --engine URL, or bundled.")
-    _require_guarded(host, keys, certificate, private_key)
+    if metrics_host is not None and metrics_port is None:
+        raise UsageError("--metrics-host is where --metrics-port listens; give that too.")
+    _require_guarded(host, keys)
     _require_extra()
+    listens = ListenFlags(certificate, private_key, connections, connections_per_peer)
+    listens.require_whole()
     plan = _Plan(
         engines=engine,
         kind=engine_kind,
@@ -72,34 +97,13 @@ def gateway(
         keys=keys,
         limits=limits,
         host=host,
-        port=port,
-        certificate=certificate,
-        private_key=private_key,
+        listens=listens,
+        bounds=_Bounds(sessions, session_ids, idle, concurrency, queue),
     )
-    asyncio.run(_served(plan, _Limits(sessions, session_ids, idle, concurrency, queue)))
+    _run(plan, port, metrics_host or LOOPBACK[0], metrics_port, log_level)
 
 
-class _Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is served, where and to whom."""
-
-    engines: list[str]
-    kind: str
-    key: str | None
-    keys: Path | None
-    limits: str | None
-    host: str
-    port: int
-    certificate: Path | None
-    private_key: Path | None
-
-    @property
-    def told(self) -> str:
-        """One line."""
-        scheme = "https" if self.certificate else "http"
-        return f"gateway for {', '.join(self.engines)} at {scheme}://{self.host}:{self.port}"
-
-
-class _Limits(NamedTuple):
+class _Bounds(NamedTuple):
     """As the flags of these names."""
 
     sessions: int
@@ -109,44 +113,73 @@ class _Limits(NamedTuple):
     queue: int
 
 
-async def _served(plan: _Plan, limits: _Limits) -> None:
+class _Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is served, with what and to whom."""
+
+    engines: list[str]
+    kind: str
+    key: str | None
+    keys: Path | None
+    limits: str | None
+    host: str
+    listens: ListenFlags
+    bounds: _Bounds
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """What requests may be addressed to; with keys any, since no page knows one."""
+        return ("*",) if self.keys else (*LOOPBACK, self.host)
+
+    @property
+    def reserve(self) -> int:
+        """Open files for consults at engines, and for metrics."""
+        return len(self.engines) * self.bounds.concurrency + METRICS_CONNECTIONS
+
+
+def _run(plan: _Plan, port: int, metrics_host: str, metrics_port: int | None, level: Level) -> None:
+    """Listen first: it takes longer to look at engines than to find out that a port is taken."""
+    from edgewise.listening.config import Door
+    from edgewise.listening.logs import json_lines
+    from edgewise.listening.seats import Seats
+
+    with ExitStack() as stack:
+        listening = stack.enter_context(listen(plan.host, port))
+        door, metrics = plan.listens.door(listening, reserve=plan.reserve), None
+        at = {"at": address_of(listening, plan.host, tls=plan.listens.tls)}
+        if metrics_port is not None:
+            beside = stack.enter_context(listen(metrics_host, metrics_port))
+            metrics = Door(beside, Seats(METRICS_CONNECTIONS))
+            at["metrics"] = address_of(beside, metrics_host, tls=False) + "/metrics"
+        stack.enter_context(json_lines(level))
+        asyncio.run(_served(plan, door, metrics, at))
+
+
+async def _served(plan: _Plan, door: "Door", metrics: "Door | None", at: Mapping[str, str]) -> None:
     """Until a signal ends it."""
+    import structlog
+
     from edgewise.gateway.app import Gateway
     from edgewise.gateway.fleet import Fleet
     from edgewise.gateway.limit_stores import limits_at
-    from edgewise.gateway.server import engines_at, log_as_json, serve
+    from edgewise.gateway.server import engines_at, serve
     from edgewise.gateway.sessions import Sessions
 
-    log_as_json()
-    keys, used = Keys(plan.keys), limits_at(plan.limits, plan.keys)
+    bounds, keys, used = plan.bounds, Keys(plan.keys), limits_at(plan.limits, plan.keys)
     engines = await engines_at(plan.engines, key=plan.key, kind=plan.kind)
-    fleet = Fleet(engines, concurrency=limits.concurrency, queue=limits.queue)
+    fleet = Fleet(engines, concurrency=bounds.concurrency, queue=bounds.queue)
     # Here, so that a problem is a sentence and not a failed start of the server.
     await fleet.start()
     await used.open()
-    held = Sessions(most=limits.sessions, most_ids=limits.session_ids, idle=limits.idle)
-    render.note(plan.told)
-    await serve(
-        Gateway(fleet, keys, held, used),
-        host=plan.host,
-        port=plan.port,
-        certificate=plan.certificate,
-        private_key=plan.private_key,
-    )
+    held = Sessions(most=bounds.sessions, most_ids=bounds.session_ids, idle=bounds.idle)
+    structlog.get_logger("edgewise.gateway").info("listening", engines=plan.engines, **at)
+    await serve(Gateway(fleet, keys, held, used), door, metrics=metrics, hosts=plan.hosts)
 
 
-def _require_guarded(
-    host: str, keys: Path | None, certificate: Path | None, private_key: Path | None
-) -> None:
-    if keys is None and host not in LOOPBACK:
+def _require_guarded(host: str, keys: Path | None) -> None:
+    if keys is None and not is_loopback(host):
         raise UsageError(
             f"Without keys anybody who reaches {host} could use the engine; give --keys FILE."
         )
-    if (certificate is None) != (private_key is None):
-        raise UsageError("TLS needs both --certificate and --private-key.")
-    for path in (certificate, private_key):
-        if path is not None and not path.is_file():
-            raise UsageError(f"There is no file {str(path)!r}.")
     if keys is not None and not keys.exists():
         raise UsageError(
             f"There is no file {str(keys)!r}; make one with edgewise gateway keys add."

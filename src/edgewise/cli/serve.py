@@ -1,6 +1,6 @@
 """`edgewise serve`: OpenAI's API and a page in front of the pair."""
 
-import socket
+import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgewise.cli import render
+from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PerPeer, PrivateKeyFile
 from edgewise.cli.options import MACHINE, MODELS, ROUTING, SAMPLING, SERVING, takes
 from edgewise.errors import UsageError
+from edgewise.listening.sockets import LOOPBACK, address_of, is_loopback, listen
 from edgewise.pair import Pair, open_pair
 from edgewise.parts import sampling_of
 from edgewise.settings import Settings
@@ -17,10 +19,12 @@ from edgewise.settings import Settings
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from edgewise.listening.config import Door
     from edgewise.server.answering import Answering
 
-LOOPBACK = ("127.0.0.1", "localhost")
 DEFAULT_SLOTS = 4
+OPEN_FILES = 64
+"""Left for the cloud's connections."""
 
 
 @takes(*MODELS, *ROUTING, *SAMPLING, *MACHINE, *SERVING, reads=["cloud_key"])
@@ -32,27 +36,36 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Origin of another page that may ask; repeatable.")
     ] = None,
+    certificate: CertificateFile = None,
+    private_key: PrivateKeyFile = None,
+    connections: Most = None,
+    connections_per_peer: PerPeer = 0,
 ) -> None:
     """Serve OpenAI's API and a chat page: model ids edgewise, edgewise@0.05, edgewise:edge|cloud.
 
     What a request leaves out is as the flags say.
     """
-    if host not in LOOPBACK and not chosen.api_key:
+    if not is_loopback(host) and not chosen.api_key:
         raise UsageError(
             f"Without a key anybody who reaches {host} could use the models; give --api-key."
         )
     sampling_of(chosen)  # refused now and not once the models are loaded
     _require_extra()
+    origins = _origins(cors_origin)
+    listens = ListenFlags(certificate, private_key, connections, connections_per_peer)
+    listens.require_whole()
     slots = chosen.slots or DEFAULT_SLOTS
     with ExitStack() as stack:
-        listening = stack.enter_context(_listen(host, port))
+        # Before the models are loaded, which takes longer than finding out that a port is taken.
+        listening = stack.enter_context(listen(host, port))
+        door = listens.door(listening, reserve=OPEN_FILES)
         pair = stack.enter_context(open_pair(chosen, slots=slots, keep_prefixes=True))
         answering = _answering(pair, chosen, slots=slots, queue=queue)
         stack.callback(answering.close)
-        app = _app(answering, chosen.api_key, cors_origin or (), host)
-        where = f"http://{host}:{listening.getsockname()[1]}"
+        app = _app(answering, chosen.api_key, origins, host)
+        where = address_of(listening, host, tls=listens.tls)
         render.note(f"serving {pair.edge.name} at {where} (page, /v1, /docs)")
-        _run(app, listening)
+        _run(app, door)
 
 
 def _answering(pair: Pair, chosen: Settings, *, slots: int, queue: int) -> "Answering":
@@ -74,32 +87,25 @@ def _app(
 ) -> "FastAPI":
     from edgewise.server.app import make_app
 
-    hosts = (*LOOPBACK, host) if host in LOOPBACK else ("*",)
+    hosts = (*LOOPBACK, host) if is_loopback(host) else ("*",)
     return make_app(answering, api_key=api_key, origins=origins, hosts=hosts)
 
 
-def _run(app: "FastAPI", listening: socket.socket) -> None:
+def _run(app: "FastAPI", door: "Door") -> None:
     """Until a signal ends it."""
-    import uvicorn
+    from edgewise.listening.config import ListenConfig
+    from edgewise.listening.logs import plain_lines
+    from edgewise.listening.server import Listener
 
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=5,
-    )
-    uvicorn.Server(config).run(sockets=[listening])
+    with plain_lines():
+        asyncio.run(Listener(ListenConfig(app, door)).listen())
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Before the models are loaded, which takes longer than finding out that a port is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UsageError(f"{host}:{port} cannot be listened on: {reason}.") from error
+def _origins(given: Sequence[str] | None) -> list[str]:
+    """Raises `UsageError` for what no page can have."""
+    from edgewise.listening.visitors import require_origin
+
+    return [require_origin(origin) for origin in given or ()]
 
 
 def _require_extra() -> None:

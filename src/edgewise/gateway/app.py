@@ -2,14 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from edgewise.gateway.connection import Connection
@@ -22,6 +23,7 @@ from edgewise.gateway.limits_sqlite import SqliteLimits
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Sessions
 from edgewise.gateway.telemetry import telemetry
+from edgewise.listening.visitors import ANY, Visitors
 from edgewise.wire.protocol import PATH, VERSION
 
 SWEEP_SECONDS = 0.25
@@ -49,16 +51,28 @@ class Gateway:
         self.draining = False
         self.connections: set[Connection] = set()
 
-    def app(self) -> Starlette:
-        """The application; its lifespan starts and closes the fleet."""
-        routes = [
+    def app(self, *, hosts: Sequence[str] = (ANY,), metrics: bool = True) -> Starlette:
+        """The application; its lifespan starts and closes the fleet.
+
+        `hosts` are what requests may be addressed to; pages of other origins are refused always.
+        """
+        routes: list[BaseRoute] = [
             WebSocketRoute(PATH, self._serve),
             Route("/health", self._health),
             Route("/ready", self._ready),
-            Route("/metrics", self._metrics),
             Route("/v1/models", self._models),
         ]
-        return Starlette(routes=routes, lifespan=self._lifespan)
+        if metrics:
+            routes.append(self._metrics_route())
+        guard = Middleware(Visitors, hosts=hosts)
+        return Starlette(routes=routes, middleware=[guard], lifespan=self._lifespan)
+
+    def metrics_app(self) -> Starlette:
+        """Metrics alone, for a door of their own."""
+        return Starlette(routes=[self._metrics_route()], middleware=[Middleware(Visitors)])
+
+    def _metrics_route(self) -> Route:
+        return Route("/metrics", self._metrics)
 
     async def drain(self) -> None:
         """Take no new sessions, let consults in flight end, send the devices elsewhere."""

@@ -1,15 +1,9 @@
-"""A gateway's process: uvicorn around the application, logs, a graceful end."""
+"""A gateway's process: the engines behind it, where it listens, a graceful end."""
 
 import asyncio
-import logging
-import signal
-import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 
 import structlog
-import uvicorn
 
 from edgewise.cloud.named import AUTO
 from edgewise.engines.base import Engine, side_by_side
@@ -17,6 +11,10 @@ from edgewise.engines.detect import GATEWAY, found_at
 from edgewise.engines.named import ENGINES
 from edgewise.errors import UsageError
 from edgewise.gateway.app import Gateway
+from edgewise.listening.config import Door, ListenConfig
+from edgewise.listening.server import Listener
+from edgewise.listening.upgraded import WebSocketProtocol
+from edgewise.listening.visitors import ANY
 from edgewise.wire.protocol import MAX_FRAME
 
 BUNDLED = "bundled"
@@ -56,58 +54,26 @@ def _engine(address: str, kind: str, key: str | None) -> Engine:
     return ENGINES.load(kind)(address, key=key)
 
 
-def log_as_json() -> None:
-    """A JSON object a line on stderr."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-
-
 async def serve(
-    gateway: Gateway, *, host: str, port: int, certificate: Path | None, private_key: Path | None
+    gateway: Gateway, door: Door, *, metrics: Door | None = None, hosts: Sequence[str] = (ANY,)
 ) -> None:
-    """Until SIGTERM or SIGINT: then no new sessions, and consults in flight end first."""
-    config = uvicorn.Config(
-        gateway.app(),
-        host=host,
-        port=port,
-        ssl_certfile=certificate,
-        ssl_keyfile=private_key,
-        ws="websockets-sansio",
-        ws_max_size=MAX_FRAME,
-        ws_per_message_deflate=False,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
+    """Until SIGTERM or SIGINT: then no new sessions, and consults in flight end first.
+
+    With a door of their own `metrics` are not at the other one. `hosts` are what requests may be
+    addressed to.
+    """
+    config = ListenConfig(
+        gateway.app(hosts=hosts, metrics=metrics is None), door, grace=DRAIN_SECONDS
     )
-    server = _Server(config)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda: asyncio.ensure_future(_stop(gateway, server)))
-    await server.serve()
+    config.ws, config.ws_max_size = WebSocketProtocol, MAX_FRAME
+    config.ws_per_message_deflate = False
+    beside = [ListenConfig(gateway.metrics_app(), metrics)] if metrics else []
+    await Listener(config, beside=beside, drain=lambda: _drain(gateway)).listen()
 
 
-class _Server(uvicorn.Server):
-    """Leaves the signals to `serve`, which drains first."""
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        """Nothing: they are handled already."""
-        yield
-
-
-async def _stop(gateway: Gateway, server: uvicorn.Server) -> None:
+async def _drain(gateway: Gateway) -> None:
     try:
         async with asyncio.timeout(DRAIN_SECONDS):
             await gateway.drain()
     except TimeoutError:
         structlog.get_logger("edgewise.gateway").warning("drain took too long")
-    server.should_exit = True

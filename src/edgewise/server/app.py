@@ -13,8 +13,8 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import generate_latest
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from edgewise.listening.visitors import ANY, Visitors
 from edgewise.server import chat_completions, completions
 from edgewise.server.answering import Answering
 from edgewise.server.errors import install
@@ -41,11 +41,11 @@ def make_app(
     *,
     api_key: str | None = None,
     origins: Sequence[str] = (),
-    hosts: Sequence[str] = ("*",),
+    hosts: Sequence[str] = (ANY,),
 ) -> FastAPI:
     """The application over a loaded pair.
 
-    `api_key` is asked for at `/v1` and `/metrics`; `origins` of other pages that browsers let in;
+    `api_key` is asked for at `/v1` and `/metrics`; `origins` of other pages that may ask;
     `hosts` that requests may be addressed to.
     """
     app = FastAPI(
@@ -72,7 +72,7 @@ def make_app(
         )
     app.add_middleware(Headers)
     app.add_middleware(BodyLimit)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+    app.add_middleware(Visitors, hosts=hosts, origins=origins)
     app.mount(_DOCS, StaticFiles(directory=swagger_ui_bundle.swagger_ui_path))
     app.mount("/", StaticFiles(directory=str(files("edgewise.server") / "page"), html=True))
     return app

@@ -1,0 +1,127 @@
+"""A listener in this process, over an application that says what came."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from edgewise.listening.config import Door, ListenConfig
+from edgewise.listening.seats import Seats
+from edgewise.listening.server import Listener
+from edgewise.listening.sockets import listen
+from edgewise.listening.tls import Certificate
+from edgewise.listening.upgraded import WebSocketProtocol
+
+
+class Here(NamedTuple):
+    """Where it listens, who is connected, and how many endless answers have ended."""
+
+    port: int
+    seats: Seats
+    ended: list[str]
+
+    def connect(self) -> socket.socket:
+        """A new connection."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+    def say(self, data: bytes) -> bytes:
+        """What comes back, until the end."""
+        with self.connect() as peer:
+            peer.sendall(data)
+            return heard(peer)
+
+    def probe(self) -> bool:
+        """Whether somebody who asks is answered."""
+        return self.say(GET).startswith(b"HTTP/1.1 200")
+
+
+GET = b"GET / HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n"
+UPGRADE = (
+    b"GET /ws HTTP/1.1\r\nHost: here\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n%b\r\n"
+)
+
+
+def heard(peer: socket.socket) -> bytes:
+    """Everything until the other side hangs up."""
+    found = b""
+    try:
+        while data := peer.recv(1 << 16):
+            found += data
+    except ConnectionResetError:
+        pass
+    return found
+
+
+@contextmanager
+def listener(
+    *, most: int = 100, per_peer: int = 0, certificate: tuple[Path, Path] | None = None
+) -> Iterator[Here]:
+    """Serve until the block ends."""
+    ended: list[str] = []
+    door = Door(
+        listen("127.0.0.1", 0),
+        Seats(most, per_peer),
+        Certificate(*certificate) if certificate else None,
+    )
+    config = ListenConfig(_app(ended), door, grace=0)
+    config.ws, config.ws_per_message_deflate = WebSocketProtocol, False
+    server = Listener(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.listen()))
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    try:
+        yield Here(door.socket.getsockname()[1], door.seats, ended)
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def _app(ended: list[str]) -> Starlette:
+    async def plain(request: Request) -> Response:
+        return PlainTextResponse("hello")
+
+    async def length(request: Request) -> Response:
+        try:
+            return PlainTextResponse(str(len(await request.body())))
+        except ClientDisconnect:
+            ended.append("body")
+            return PlainTextResponse("gone")
+
+    async def endless(request: Request) -> Response:
+        async def chunks() -> AsyncGenerator[bytes]:
+            try:
+                while True:
+                    yield b"x" * 65536
+                    await asyncio.sleep(0)
+            finally:
+                ended.append("answer")
+
+        return StreamingResponse(chunks())
+
+    async def echo(socket: WebSocket) -> None:
+        await socket.accept()
+        async for text in socket.iter_text():
+            await socket.send_text(text)
+
+    return Starlette(
+        routes=[
+            Route("/", plain, methods=["GET"]),
+            Route("/length", length, methods=["POST"]),
+            Route("/endless", endless),
+            WebSocketRoute("/ws", echo),
+        ]
+    )

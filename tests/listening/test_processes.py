@@ -1,0 +1,286 @@
+"""Both servers as processes: floods under few open files, what they say, how they end."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import aiohttp
+import pytest
+import trustme
+
+from edgewise.gateway.keys import add_key
+from edgewise.testing.scripted_engine import ScriptedEngine
+from edgewise.wire.protocol import PATH
+from tests.listening.processes import Process, server, status
+from tests.llama_server_process import free_port
+
+SERVE = ("serve", "--threads", "1", "--slots", "1")
+ASK = (
+    b'{"model": "edgewise:edge", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}'
+)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[ScriptedEngine]:
+    made = ScriptedEngine()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def gateway(engine: ScriptedEngine) -> Iterator[Process]:
+    with server("gateway", "--engine", engine.url) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Process]:
+    with server(*SERVE) as made:
+        yield made
+
+
+def flood(port: int, count: int, begun: bytes) -> ExitStack:
+    """Connections that say no more than `begun`."""
+    stack = ExitStack()
+    for _ in range(count):
+        peer = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+        with contextlib.suppress(OSError):
+            peer.sendall(begun)
+    return stack
+
+
+@pytest.mark.parametrize("command", ["gateway", "serve"])
+def test_silent_connections_keep_nobody_out(command: str, engine: ScriptedEngine) -> None:
+    """With 256 open files: never one too many, and few lines about it."""
+    words = ("--engine", engine.url, "--concurrency", "8") if command == "gateway" else SERVE[1:]
+    with server(command, *words, files=256) as process:
+        for begun in (b"", b"GET / HTTP/1.1\r\n", b"\x00garbage\r\n\r\n", b"POST / HTTP/1.1\r\n"):
+            with flood(process.port, 400, begun):
+                assert [process.status("/health") for _ in range(20)] == [200] * 20
+        assert process.end() == 0
+        told = "\n".join(process.lines())
+        assert "Too many open files" not in told
+        assert len(told) < 20_000
+
+
+def test_every_line_of_a_gateway_is_json() -> None:
+    """After floods, garbage, an engine that fails, wrong keys, and SIGTERM."""
+    engine = ScriptedEngine()
+    try:
+        with server("gateway", "--engine", engine.url, "--log-level", "debug") as process:
+            for begun in (b"", b"\x16\x03\x01garbage", b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000):
+                flood(process.port, 50, begun).close()
+            upgrade = b"POST %b HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+            flood(process.port, 5, upgrade % PATH.encode() + b"Connection: Upgrade\r\n\r\n").close()
+            engine.stop()
+            while not any("engine not used" in line for line in process.lines()):
+                assert process.status("/health") == 200
+            assert process.status("/ready") == 503
+            assert process.end() == 0
+            lines = [json.loads(line) for line in process.lines()]
+        assert {"listening", "started", "engine not used"} <= {line["event"] for line in lines}
+        assert all({"event", "level", "timestamp"} <= set(line) for line in lines)
+    finally:
+        engine.close()
+
+
+def test_the_bundled_engine_says_nothing_else() -> None:
+    with server("gateway", "--engine", "bundled") as process:
+        assert process.end(signal.SIGINT) == 0
+        assert all(json.loads(line)["event"] for line in process.lines())
+
+
+def test_a_graceful_end_of_serve_is_no_failure() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with server(*SERVE) as process:
+            assert process.end(number) == 0
+            assert len(process.lines()) == 1
+
+
+PATHS = ("/health", "/ready", "/metrics", "/v1/models")
+
+
+def test_a_page_cannot_use_a_gateway_without_keys(gateway: Process) -> None:
+    own = f"http://127.0.0.1:{gateway.port}"
+    for path in PATHS:
+        assert gateway.status(path) == 200
+        assert gateway.status(path, Origin=own) == 200
+        assert gateway.status(path, Origin="http://evil.example") == 403
+        assert gateway.status(path, Origin="null") == 403
+        assert gateway.status(path, Host="evil.example") == 400
+    assert upgrade(gateway.port) == 101
+    assert upgrade(gateway.port, Origin=own) == 101
+    assert upgrade(gateway.port, Origin="http://evil.example") == 403
+    assert upgrade(gateway.port, Origin="http://localhost:1") == 403
+    assert upgrade(gateway.port, Host=f"evil.example:{gateway.port}") == 400
+
+
+def test_a_page_cannot_use_a_gateway_with_keys(engine: ScriptedEngine, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    secret = add_key(keys, "device", asks_per_second=0, tokens_per_day=0, sessions=0)
+    shown = {"Authorization": f"Bearer {secret}"}
+    with server("gateway", "--engine", engine.url, "--keys", str(keys)) as process:
+        assert upgrade(process.port, **shown) == 101
+        assert upgrade(process.port, Host="a.proxied.name", **shown) == 101
+        assert upgrade(process.port, Origin="http://evil.example", **shown) == 403
+
+
+def upgrade(port: int, **headers: str) -> int:
+    """Status of an answer to a device that connects."""
+
+    async def run() -> int:
+        async with aiohttp.ClientSession() as http:
+            try:
+                async with http.ws_connect(f"http://127.0.0.1:{port}{PATH}", headers=headers):
+                    return 101
+            except aiohttp.WSServerHandshakeError as error:
+                return error.status
+
+    return asyncio.run(run())
+
+
+def test_a_page_cannot_use_serve(served: Process) -> None:
+    """What a browser lets any page send without asking first: plain text, to an address."""
+    url = f"http://127.0.0.1:{served.port}/v1/chat/completions"
+    json_type = "application/json"
+    assert status(url, ASK, Content_Type=json_type) == 200
+    assert (
+        status(url, ASK, Content_Type=json_type, Origin=url[: -len("/v1/chat/completions")]) == 200
+    )
+    for page in ("http://evil.example", "null", "http://localhost:1"):
+        assert status(url, ASK, Content_Type="text/plain", Origin=page) == 403
+        assert status(url, ASK, Content_Type=json_type, Origin=page) == 403
+    # Without an origin it is no page; what it sends must be said to be JSON all the same.
+    assert status(url, ASK, Content_Type="text/plain") == 400
+    assert status(url, ASK, Host="evil.example", Content_Type=json_type) == 400
+
+
+def test_metrics_at_a_port_of_their_own(engine: ScriptedEngine) -> None:
+    apart = free_port()
+    words = ("--engine", engine.url, "--metrics-port", str(apart))
+    with server("gateway", *words) as process:
+        assert process.status("/metrics") == 404
+        assert status(f"http://127.0.0.1:{apart}/metrics") == 200
+        assert status(f"http://127.0.0.1:{apart}/metrics", Origin="http://evil.example") == 403
+        assert status(f"http://127.0.0.1:{apart}/v1/models") == 404
+        with flood(apart, 100, b""):
+            assert status(f"http://127.0.0.1:{apart}/metrics") == 200
+        assert process.end() == 0
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+def test_the_other_version_of_the_internet(engine: ScriptedEngine) -> None:
+    for words in (("gateway", "--engine", engine.url), SERVE):
+        with server(*words, "--host", "::1", host="[::1]") as process:
+            assert status(f"http://[::1]:{process.port}/health") == 200
+            assert status(f"http://[::1]:{process.port}/health", Host="evil.example") == 400
+            assert any(f"http://[::1]:{process.port}" in line for line in process.lines())
+
+
+def test_serve_speaks_tls_and_takes_a_renewed_certificate(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    files = (tmp_path / "c.pem", tmp_path / "k.pem")
+
+    def issue() -> None:
+        issued = authority.issue_cert("127.0.0.1")
+        issued.private_key_pem.write_to_path(files[1])
+        issued.cert_chain_pems[0].write_to_path(files[0])
+
+    issue()
+    words = ("--certificate", str(files[0]), "--private-key", str(files[1]))
+    port = free_port()
+    command = [sys.executable, "-m", "edgewise", *SERVE, "--port", str(port), *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=tmp_path) as started:
+        try:
+            first = served_certificate(port)
+            assert served_certificate(port) == first
+            issue()
+            while served_certificate(port) == first:
+                assert started.poll() is None
+            started.terminate()
+            assert started.wait(20) == 0
+        finally:
+            started.kill()
+
+
+def served_certificate(port: int) -> str:
+    """As soon as there is one."""
+    import ssl
+    import time
+
+    end = time.monotonic() + 60
+    while True:
+        try:
+            return ssl.get_server_certificate(("127.0.0.1", port), timeout=20)
+        except OSError:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
+
+def test_a_taken_port_is_a_sentence(gateway: Process) -> None:
+    port = str(gateway.port)
+    free = str(free_port())
+    for words in (
+        ("gateway", "--engine", "bundled", "--port", port),
+        ("gateway", "--engine", "bundled", "--port", free, "--metrics-port", port),
+        ("serve", "--port", port),
+    ):
+        done = edgewise(*words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert f"127.0.0.1:{port} cannot be listened on" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("serve", "--cors-origin", "foo"), "'foo' is no origin"),
+        (("serve", "--certificate", "c.pem"), "both --certificate"),
+        (("serve", "--certificate", "c.pem", "--private-key", "k.pem"), "no file 'c.pem'"),
+        (("serve", "--connections", "100000000"), "--connections"),
+        (("serve", "--connections", "0"), "--connections"),
+        (("gateway", "--engine", "bundled", "--connections", "100000000"), "open files"),
+        (("gateway", "--engine", "bundled", "--metrics-host", "::1"), "--metrics-port"),
+        (("gateway", "--engine", "bundled", "--log-level", "loud"), "loud"),
+        (("gateway", "--engine", "bundled", "--host", "x" * 300, "--keys", "k"), "no file"),
+        (("serve", "--api-key", "k", "--host", "x" * 300), "cannot be listened on"),
+    ],
+)
+def test_bad_flags_are_sentences(words: tuple[str, ...], told: str) -> None:
+    done = edgewise(*words)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert told in done.stderr
+
+
+def edgewise(*words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "edgewise", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_few_open_files_are_a_sentence() -> None:
+    command = ["bash", "-c", 'ulimit -n 128; exec "$@"', "bash", sys.executable, "-m", "edgewise"]
+    words = ("gateway", "--engine", "bundled", "--port", "0")
+    done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "open files and this process may have 128; raise its limit (ulimit -n)" in done.stderr
+
+
+@pytest.mark.parametrize("broken", ["garbage", "swapped", "another's key"])
+def test_a_bad_certificate_is_a_sentence(tmp_path: Path, broken: str) -> None:
+    files = tmp_path / "c.pem", tmp_path / "k.pem"
+    one, two = (trustme.CA().issue_cert("127.0.0.1") for _ in range(2))
+    one.cert_chain_pems[0].write_to_path(files[0])
+    (two if broken == "another's key" else one).private_key_pem.write_to_path(files[1])
+    if broken == "garbage":
+        files[1].write_text("no key")
+    names = files[::-1] if broken == "swapped" else files
+    words = ("--certificate", str(names[0]), "--private-key", str(names[1]), "--port", "0")
+    done = edgewise("serve", *words)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "no certificate and private key" in done.stderr

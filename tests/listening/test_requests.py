@@ -1,0 +1,106 @@
+"""Requests beyond the limits, and what is none at all: answered with what fits, and hung up on."""
+
+import pytest
+
+from tests.listening.running import GET, UPGRADE, heard, listener
+
+START = b"GET / HTTP/1.1\r\nHost: here\r\n"
+
+
+def filler(lines: int, size: int) -> bytes:
+    return b"".join(b"X-%d: %b\r\n" % (number, b"x" * size) for number in range(lines))
+
+
+REFUSED = {
+    "a long line": (START + filler(1, 9000) + b"\r\n", 431),
+    "a long line, unfinished": (START + b"X: " + b"x" * 20_000, 431),
+    "much in all": (START + filler(5, 4000) + b"\r\n", 431),
+    "many headers": (START + filler(200, 1) + b"\r\n", 431),
+    "a flood": (START + filler(50_000, 20), 431),
+    "a long address": (b"GET /%b HTTP/1.1\r\nHost: x\r\n\r\n" % (b"x" * 9000), 414),
+    "a long address, unfinished": (b"GET /" + b"x" * 20_000, 414),
+    "a long upgrade": (UPGRADE % filler(1, 9000), 431),
+    "an upgrade beyond 8,192 bytes": (UPGRADE % b"Authorization: %b\r\n" % (b"x" * 8180), 431),
+    "an upgrade of many headers": (UPGRADE % filler(150, 1), 431),
+    "an upgrade by POST": ((UPGRADE % b"").replace(b"GET", b"POST"), 405),
+    "an upgrade with a body": (UPGRADE % b"Content-Length: 3\r\n" + b"abc", 400),
+    "an upgrade in pieces": (UPGRADE % b"Transfer-Encoding: chunked\r\n", 400),
+    "an upgrade without a key": ((UPGRADE % b"").replace(b"Sec-WebSocket-Key", b"X-Key"), 400),
+    "an upgrade of another version": ((UPGRADE % b"").replace(b"Version: 13", b"Version: 1"), 400),
+    "an absurd method": (b"%b / HTTP/1.1\r\nHost: here\r\n\r\n" % (b"A" * 100), 501),
+    "an unknown method": (b"FROB / HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n", 405),
+    "no method": (b" / HTTP/1.1\r\n\r\n", 400),
+    "no host": (b"GET / HTTP/1.1\r\n\r\n", 400),
+    "two hosts": (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+    "garbage": (bytes(range(256)), 400),
+    "two lengths": (START + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+    "a length below nothing": (START + b"Content-Length: -1\r\n\r\n", 400),
+    "a space before the colon": (START + b"X : y\r\n\r\n", 400),
+    "a null byte": (START + b"X: a\0b\r\n\r\n", 400),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_answered_and_left(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    data, status = REFUSED[name]
+    with listener() as here:
+        told = here.say(data)
+        assert here.probe()
+    assert told.startswith(b"HTTP/1.1 %d " % status) or (name == "a flood" and not told), told[:200]
+    assert told.count(b"HTTP/1.1") <= 1
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_what_is_within_the_limits_passes() -> None:
+    close = b"Connection: close\r\n\r\n"
+    with listener() as here:
+        assert here.say(START + filler(2, 7000) + close).startswith(b"HTTP/1.1 200")
+        assert here.say(START + filler(90, 10) + close).startswith(b"HTTP/1.1 200")
+        with here.connect() as device:
+            device.sendall(UPGRADE % b"Authorization: %b\r\n" % (b"x" * 8100))
+            assert device.recv(4096).startswith(b"HTTP/1.1 101")
+
+
+def test_the_old_version_is_answered_and_left() -> None:
+    with listener() as here:
+        told = here.say(b"GET / HTTP/1.0\r\n\r\n")
+    assert told.startswith(b"HTTP/1.1 200")
+    assert told.endswith(b"hello")
+
+
+def test_garbage_after_a_request_does_not_spoil_its_answer() -> None:
+    kept = GET.replace(b"Connection: close\r\n", b"")
+    with listener() as here:
+        told = here.say(kept + b"\x00\x01\x02\r\n\r\n")
+        assert told.startswith(b"HTTP/1.1 200")
+        assert told.count(b"HTTP/1.1 400") == 1
+        many = here.say(kept * 20 + GET)
+        assert many.count(b"HTTP/1.1 200") == 21
+
+
+def test_garbage_in_a_body_that_is_being_answered(caplog: pytest.LogCaptureFixture) -> None:
+    chunked = b"POST /%b HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with listener() as here:
+        assert here.say(chunked % b"length" + b"zz\r\n").startswith(b"HTTP/1.1 400 ")
+        with here.connect() as peer:
+            peer.sendall(chunked % b"nowhere")
+            peer.sendall(b"zz\r\n")
+            assert heard(peer).startswith(b"HTTP/1.1 4")
+        assert here.probe()
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("frame", [b"\xff" * 20, b"\x83\x80\0\0\0\0", b"\x81\x02hi"])
+def test_bad_frames_end_a_websocket(frame: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with listener() as here:
+        told = here.say(UPGRADE % b"" + frame)
+        with here.connect() as device:
+            device.sendall(UPGRADE % b"")
+            assert device.recv(4096).startswith(b"HTTP/1.1 101")
+            device.sendall(frame)
+            assert device.recv(4096)[:1] == b"\x88"
+        assert here.probe()
+    assert told[:13] in (b"", b"HTTP/1.1 101 ")
+    assert not [record for record in caplog.records if record.exc_info]

@@ -1,0 +1,109 @@
+"""Pages of others, and names that were made to point here."""
+
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from edgewise.errors import UsageError
+from edgewise.listening.visitors import Visitors, require_origin
+
+HOSTS = ("127.0.0.1", "localhost", "::1")
+
+
+async def _socket(socket: WebSocket) -> None:
+    await socket.accept()
+    await socket.close()
+
+
+def client(*, scheme: str = "http", **guards: object) -> TestClient:
+    routes = [
+        Route("/", lambda _: PlainTextResponse("hello"), methods=["GET", "POST"]),
+        WebSocketRoute("/ws", _socket),
+    ]
+    guarded = Visitors(Starlette(routes=routes), **guards)  # type: ignore[arg-type]
+    return TestClient(guarded, base_url=f"{scheme}://127.0.0.1:8300")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:8300"}, 200),
+        ({"Host": "LOCALHOST"}, 200),
+        ({"Host": "[::1]:8300"}, 200),
+        ({"Host": "localhost.:8300"}, 200),
+        ({"Host": "evil.example:8300"}, 400),
+        ({"Host": "127.0.0.1.evil.example"}, 400),
+        ({"Host": "[::2]:8300"}, 400),
+        ({"Host": "evil.example", "Origin": "http://evil.example"}, 400),
+        ({"Origin": "http://127.0.0.1:8300"}, 200),
+        ({"Origin": "https://127.0.0.1:8300"}, 200),
+        ({"Host": "localhost:8300", "Origin": "http://localhost:8300"}, 200),
+        ({"Origin": "http://localhost:8300"}, 403),
+        ({"Origin": "http://127.0.0.1:8301"}, 403),
+        ({"Origin": "http://127.0.0.1"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "file://"}, 403),
+    ],
+)
+def test_requests_and_websockets_of_others_are_refused(
+    headers: dict[str, str], status: int
+) -> None:
+    headers = {"Host": "127.0.0.1:8300"} | headers
+    with client(hosts=HOSTS) as visitor:
+        for method in ("GET", "POST"):
+            assert visitor.request(method, "/", headers=headers).status_code == status
+        if status == 200:
+            with visitor.websocket_connect("/ws", headers=headers):
+                pass
+        else:
+            with (
+                pytest.raises(WebSocketDisconnect),
+                visitor.websocket_connect("/ws", headers=headers),
+            ):
+                pass
+
+
+def test_a_page_of_plain_http_is_another_than_one_of_tls() -> None:
+    with client(scheme="https", hosts=HOSTS) as visitor:
+        own = {"Origin": "https://127.0.0.1:8300"}
+        assert visitor.get("/", headers=own).status_code == 200
+        plain = {"Origin": "http://127.0.0.1:8300"}
+        assert visitor.get("/", headers=plain).status_code == 403
+
+
+def test_origins_that_were_named_may_ask() -> None:
+    with client(origins=["https://my.page"]) as visitor:
+        assert visitor.post("/", headers={"Origin": "https://my.page"}).status_code == 200
+        assert visitor.post("/", headers={"Origin": "https://your.page"}).status_code == 403
+    with client(origins=["*"]) as visitor:
+        assert visitor.post("/", headers={"Origin": "https://your.page"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("given", "spelled"),
+    [
+        ("https://my.page", "https://my.page"),
+        ("HTTPS://My.Page", "https://my.page"),
+        ("https://my.page:443", "https://my.page"),
+        ("http://localhost:3000", "http://localhost:3000"),
+        ("http://[::1]:80", "http://[::1]"),
+        ("chrome-extension://abcdef", "chrome-extension://abcdef"),
+        ("*", "*"),
+    ],
+)
+def test_an_origin_is_spelled_as_browsers_do(given: str, spelled: str) -> None:
+    assert require_origin(given) == spelled
+
+
+BAD = "foo foo.page foo.page:80 https:// https://a/b https://a/ https://u@a http://a:x http://a:0"
+
+
+@pytest.mark.parametrize("given", [*BAD.split(), "", "null", "http://a b", "http://a?b", "//a"])
+def test_what_no_page_can_have_is_refused(given: str) -> None:
+    with pytest.raises(UsageError, match="no origin"):
+        require_origin(given)
