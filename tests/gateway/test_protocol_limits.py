@@ -24,6 +24,7 @@ from edgewise.gateway import connection, keys
 from edgewise.gateway.large_frames import LARGE
 from edgewise.gateway.limits import Cost, Granted, LimitsDown
 from edgewise.gateway.limits_sqlite import SqliteLimits
+from edgewise.listening.requests import MAX_LINE
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.verdict import Verdict
@@ -429,11 +430,14 @@ def test_refusals_before_the_upgrade(site: Site) -> None:
         assert _status(url, secret) == status
     site.running.gateway.draining = False
     assert _status(url, "wrong") == 401
+    own = site.running.url
+    assert [_status(url, site.secret, origin) for origin in (own, "https://any.page")] == [101, 403]
 
 
-def _status(url: str, secret: str) -> int:
+def _status(url: str, secret: str, origin: str | None = None) -> int:
+    headers = {"Authorization": f"Bearer {secret}", **({"Origin": origin} if origin else {})}
     try:
-        with connect(url, additional_headers={"Authorization": f"Bearer {secret}"}):
+        with connect(url, additional_headers=headers):
             return 101
     except InvalidStatus as refused:
         return refused.response.status_code
@@ -449,7 +453,7 @@ def test_how_it_is_found(site: Site) -> None:
     assert httpx2.get(url + "/health", trust_env=False).json() == {"status": "ok", "protocol": 1}
 
 
-def test_a_drain_answers_what_is_in_flight_and_ends_with_1001() -> None:
+def test_a_gateway_alone_refuses_strangers_and_a_drain_answers_what_is_in_flight() -> None:
     engine, port = ScriptedEngine(seconds=0.5), free_port()
     command = [sys.executable, "-m", "edgewise", "gateway", "--engine", engine.url]
     process = subprocess.Popen([*command, "--port", str(port)], stderr=subprocess.DEVNULL)
@@ -457,6 +461,7 @@ def test_a_drain_answers_what_is_in_flight_and_ends_with_1001() -> None:
         wait(lambda: answers(f"http://127.0.0.1:{port}/ready"), 60)
         with PlainClient(f"http://127.0.0.1:{port}") as client:
             client.open()
+            assert strangers(f"http://127.0.0.1:{port}/v1/session") == [400, 414, 431]
             client.send([3, 1, 0, [72], check([72])])
             wait(lambda: engine.running == 1, 10)
             process.send_signal(signal.SIGTERM)
@@ -467,6 +472,16 @@ def test_a_drain_answers_what_is_in_flight_and_ends_with_1001() -> None:
         process.kill()
         process.wait()
         engine.close()
+
+
+def strangers(url: str) -> list[int]:
+    """What is answered to another name, a long address and long headers."""
+    asked: list[tuple[str, dict[str, str]]] = [
+        (url, {"Host": "any.page"}),
+        (f"{url}?{'a' * MAX_LINE}", {}),
+        (url, {"X-Filler": "a" * MAX_LINE}),
+    ]
+    return [httpx2.get(at, headers=more, trust_env=False).status_code for at, more in asked]
 
 
 def answers(url: str) -> bool:

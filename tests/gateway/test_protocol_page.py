@@ -18,6 +18,7 @@ from edgewise.edge.base import PROBES
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.gateway import connection, consults, keys, large_frames, limits, server
 from edgewise.gateway.app import OWNER
+from edgewise.listening import files, requests, seats
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.wire import protocol
@@ -158,6 +159,11 @@ def test_the_numbers_are_the_codes() -> None:
     assert said(rf"comes within {number} s") == config.ws_ping_timeout
     assert said(rf"nothing came for {number} s") == device_side.HEARTBEAT_SECONDS
     assert said(rf"comes for {number} s more") == device_side.HEARTBEAT_SECONDS / 2
+    assert said(rf"headers together have at most {number} bytes") == requests.MAX_HEADER
+    assert said(rf"each line at most {number},") == requests.MAX_LINE
+    assert said(rf"at most {number}\sheaders") == requests.MAX_HEADERS
+    assert said(rf"handshake before them, within {number} s") == seats.SECONDS[seats.Stage.SILENT]
+    assert said(rf"holds {number} connections by default") == files.DEFAULT_CONNECTIONS
     large = rf"(?:and of at most|first frame has more than|frames above) {number} bytes"
     assert said(large) == large_frames.LARGE
     assert said(rf"owes for more than {number} ids") == large_frames.LARGE_IDS
@@ -252,7 +258,7 @@ def test_the_bundled_tokenizers_vector() -> None:
 
 
 def test_the_example_of_a_consults_name() -> None:
-    found = re.search(r"ask (\d+) of the session `(\S+)` is\s`(\S+)`", TEXT)
+    found = re.search(r"ask (\d+) of the session\s`(\S+)`\sis\s`(\S+)`", TEXT)
     assert found
     assert protocol.request_id(found[2], int(found[1])) == found[3]
 
