@@ -1,13 +1,26 @@
 """Models for every test, written once per process, and a wall around the network."""
 
 import socket
+from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests import models
+
+# pytest tests/test_outside_bytes.py --hypothesis-profile=faults
+settings.register_profile("faults", max_examples=2000, deadline=None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is kept of model files that passed is not the developer's; commands inherit it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

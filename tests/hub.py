@@ -59,13 +59,16 @@ class Request:
 class Hub:
     """What the server knows and has seen. `cuts` counts downloads that it breaks off halfway.
 
-    `status` is answered to everything when set.
+    `status` is answered to everything when set; `lies` replace a file's headers, `listing` what a
+    repository is said to be.
     """
 
     repositories: dict[str, Repository]
     token: str = "hf_secret"
     cuts: int = 0
     status: int | None = None
+    lies: Mapping[str, str] = field(default_factory=dict)
+    listing: object = None
     endpoint: str = ""
     requests: list[Request] = field(default_factory=list)
 
@@ -192,7 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
                 {"type": "file", "path": file, "size": len(data), "oid": _etag(data)}
                 for file, data in repository.files.items()
             ]
-        self._json(described)
+        self._json(self.hub.listing if self.hub.listing is not None else described)
 
     def _file(
         self, repository: Repository, name: str, start: int | None, *, with_body: bool
@@ -211,8 +214,12 @@ class _Handler(BaseHTTPRequestHandler):
         }
         if start is not None:
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        self._head(200 if start is None else 206, headers)
-        if not with_body:
+        headers |= self.hub.lies
+        moved = "Location" in headers
+        self._head(302 if moved else 200 if start is None else 206, headers)
+        if moved or "Content-Length" in self.hub.lies:
+            self.close_connection = True
+        if moved or not with_body:
             return None
         if self.hub.cuts:
             self.hub.cuts -= 1

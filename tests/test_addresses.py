@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edgewise.addresses import bundled, resolve
+from edgewise.addresses import bundled, checkpoint, resolve
 from edgewise.errors import AddressError
 from tests.hub import Hub, Repository, serving
 
@@ -276,6 +276,133 @@ def test_a_path_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_folder_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(AddressError, match="There is no file"):
         resolve(str(tmp_path), "edge")
+
+
+ELSEWHERE = (
+    "own/../zoo",
+    "hf://../x",
+    "hf://own/../zoo",
+    "hf://own/zoo/../../x.gguf",
+    "hf://own/zoo/deep/../zoo-Q8_0.gguf",
+    "hf://own/zoo/..\\x.gguf",
+    "hf://own/zoo/C:\\x.gguf",
+    "hf://own/zoo//etc/passwd",
+    "hf://own/zoo/a\0b.gguf",
+    "hf://own/zoo/a\nb.gguf",
+    "hf://own/zoo/" + "d/" * 2000 + "x.gguf",
+    "hf://own/zoo/" + "x" * 5000,
+    "hf://own/zoo@../x",
+    "hf://own/zoo@..",
+    "own/zoo@../../x",
+    "own/zoo@v1/../v1",
+    "own/zoo@" + "x" * 3000,
+    "own/zoo:..",
+    "own/zoo:" + "x" * 5000,
+    "own/" + "x" * 5000,
+    "own/..",
+    "own\\zoo",
+    "own/zoo ",
+    "own/z oo",
+    "own/zoo\0",
+    "ö/ü",
+    "hf://",
+    "hf://own",
+    "own/zoo@",
+)
+
+
+def test_a_name_that_leads_elsewhere_is_a_sentence(hub: Hub, tmp_path: Path) -> None:
+    for said in found(tmp_path, hub.endpoint, *ELSEWHERE):
+        assert said.startswith("! "), said
+        assert len(said) < 1000
+        assert "\n" not in said
+        assert said.endswith(".")
+    assert not hub.asked("GET", "passwd")
+
+
+@pytest.mark.parametrize(
+    "name", ["own/../zoo", "own/zoo@..", "own/zoo@v1/../v1", "own/" + "x" * 999]
+)
+def test_a_routers_name_that_leads_elsewhere_is_a_sentence(name: str) -> None:
+    try:
+        assert checkpoint(name) is None
+    except AddressError as error:
+        assert "of a hub cannot be called" in str(error)  # noqa: PT017
+
+
+def test_a_file_of_the_listing_that_leads_elsewhere_is_not_there(tmp_path: Path) -> None:
+    names = ("../out-Q4_K_M.gguf", "/out-Q4_K_M.gguf", "a/../../out-Q4_0.gguf", "..\\o-Q4_0.gguf")
+    files = dict.fromkeys(names, b"GGUF out")
+    repositories = {"own/bad": Repository(files), "own/mixed": Repository({**files, **ZOO.files})}
+    with serving(Hub(repositories)) as served:
+        bad, mixed = found(tmp_path, served.endpoint, "own/bad", "own/mixed")
+    assert bad == "! 'own/bad' holds no GGUF file; name a GGUF repository."
+    assert Path(mixed).read_bytes() == b"GGUF four"
+    assert not list(tmp_path.rglob("*out-*"))
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [
+        [],
+        7,
+        {},
+        {"id": 3, "siblings": 4},
+        {"id": "own/zoo", "siblings": [{"rfilename": 5}]},
+        {"id": "own/zoo", "siblings": [{}]},
+        {"id": "own/zoo", "siblings": [7]},
+        {"id": "own/zoo", "siblings": [{"rfilename": "x-00001-of-99999.gguf"}]},
+        {"id": "own/zoo", "siblings": [{"rfilename": "x" * 100_000 + ".gguf"}]},
+        {"id": "own/zoo", "lastModified": "never", "siblings": []},
+    ],
+    ids=repr,
+)
+def test_a_listing_that_is_none_is_a_sentence(hub: Hub, tmp_path: Path, listing: object) -> None:
+    hub.listing = listing
+    for said in found(tmp_path, hub.endpoint, "own/zoo", "own/zoo:Q8_0"):
+        assert said.startswith("! "), said
+        assert len(said) < 1000
+        assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    "lies",
+    [
+        {"Content-Length": "3"},
+        {"Content-Length": "999999"},
+        {"Content-Length": "-1"},
+        {"Content-Length": "many"},
+        {"X-Linked-Size": "1"},
+        {"X-Linked-Size": "99999999999999999999"},
+        {"X-Linked-Size": "-5"},
+        {"X-Linked-Size": "many"},
+        {"ETag": ""},
+        {"ETag": '"../../../out"'},
+        {"ETag": '"/tmp/edgewise-out"'},
+        {"X-Repo-Commit": "../../../out"},
+        {"X-Repo-Commit": ""},
+        {"Location": "/own/zoo/resolve/main/zoo-Q8_0.gguf"},
+        {"Location": "file:///etc/passwd"},
+        {"Location": "http://["},
+        {"Location": "//"},
+    ],
+    ids=repr,
+)
+def test_headers_that_lie_end_in_a_sentence_or_in_the_caches_folder(
+    hub: Hub, tmp_path: Path, lies: dict[str, str]
+) -> None:
+    hub.lies = lies
+    home = tmp_path / "a" / "b" / "home"
+    home.mkdir(parents=True)
+    (said,) = found(home, hub.endpoint, "own/zoo:Q8_0", HF_HUB_DOWNLOAD_TIMEOUT="2")
+    if said.startswith("! "):
+        assert "\n" not in said
+        assert len(said) < 1000
+    else:
+        assert Path(said).resolve().is_relative_to(home)
+    outside = [path for path in tmp_path.rglob("*") if path.is_file() and home not in path.parents]
+    assert not outside
+    assert not Path("/tmp/edgewise-out").exists()
 
 
 @pytest.mark.parametrize("role", ["edge", "cloud"])

@@ -148,7 +148,7 @@ def test_a_system_message_stands_first_unless_the_conversation_brings_one() -> N
         ([], "The prompt is empty; give at least one character."),
         (Prompt(()), "The prompt is empty; give at least one character."),
         ("caf\udce9", "The prompt is no valid UTF-8; convert it first."),
-        ("a" * ((4 << 20) + 1), "The prompt has more than 4194304 characters; shorten it."),
+        ("a" * (4 << 20), "The prompt has at least 322639 tokens and the context holds 512;"),
         ("copper " * 5000, "shorten the prompt"),
         ([1, 1 << 20], "The edge model has no token 1048576, only those below 2048."),
         ([1, -1], "The edge model has no token -1"),

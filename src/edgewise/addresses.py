@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from edgewise.errors import AddressError
+from edgewise.model_files import models_among, of_quant, parts_of, preferred
 
 LISTING_SECONDS = 10.0
 """How long the hub may take to say which files a repository has."""
@@ -36,9 +37,13 @@ _REPOSITORY = re.compile(
     r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+?))?(?::(?P<quant>[\w.-]+))?"
 )
 _FILE = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>.+))?")
-_PREFERRED = ("Q4_K_M", "Q4_0", "Q4_K_S", "Q5_K_M", "Q8_0")
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-_NO_MODEL = re.compile(r"(?i)mmproj|imatrix")
+_LARGEST_FILE = 1 << 40
+_HASH = re.compile(r"[A-Za-z0-9]+")
+_LONGEST_NAME, _LONGEST_PART, _SHOWN, _MOST_PARTS = 1000, 256, 300, 1000
+
+
+_NO_ANSWER = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What the hub's client raises for replies that are no hub's."""
 
 
 class _Address(NamedTuple):
@@ -85,10 +90,11 @@ def resolve(address: str, role: Literal["edge", "cloud"]) -> Path:
     parsed = _parse(address)
     if parsed is None:
         raise AddressError(
-            f"There is no file {address!r}",
+            f"There is no file {_short(address)!r}",
             hint="name a path, a hub repository (owner/repo) or 'bundled'",
             setting=role,
         )
+    _require_plain(parsed, setting=role)
     return _download(parsed)
 
 
@@ -104,16 +110,23 @@ def checkpoint(name: str) -> Path | None:
     address = _parse(name)
     if address is None or address.quant or address.file:
         return None
+    _require_plain(address, setting="router")
     with _explained(address):
-        _, problem = _ask_hub(address)
-        return Path(
-            hub.snapshot_download(
-                address.repo,
-                revision=address.revision,
-                allow_patterns=list(CHECKPOINT),
-                local_files_only=problem is not None,
+        names, problem = _ask_hub(address)
+        if problem is not None:
+            return Path(
+                hub.snapshot_download(
+                    address.repo, revision=address.revision, local_files_only=True
+                )
             )
-        )
+        paths = [_fetched(address, name) for name in CHECKPOINT if name in names]
+        if len({path.parent for path in paths}) != 1:
+            raise AddressError(
+                f"{address.repo!r} holds no router, or changed just now",
+                hint="try again, or name another",
+                setting="router",
+            )
+        return paths[0].parent
 
 
 def upload(folder: Path, repo: str, *, private: bool) -> str:
@@ -123,7 +136,9 @@ def upload(folder: Path, repo: str, *, private: bool) -> str:
     """
     import huggingface_hub as hub
 
-    with _explained(_Address(repo, None, None, None)):
+    address = _Address(repo, None, None, None)
+    _require_plain(address, setting=None)
+    with _explained(address):
         if hub.get_token() is None:
             raise AddressError(
                 "The hub needs to know who publishes",
@@ -145,13 +160,14 @@ def dataset_file(repo: str, name: str) -> Path:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     address = _Address(repo, None, None, name)
+    _require_plain(address, setting="data")
     with _explained(address):
         try:
             return Path(hub.hf_hub_download(repo, name, repo_type="dataset", local_files_only=True))
         except LocalEntryNotFoundError:
             # Once, so that a machine without a network does not wait through retries.
             hub.HfApi().dataset_info(repo, timeout=LISTING_SECONDS)
-            return Path(hub.hf_hub_download(repo, name, repo_type="dataset"))
+            return _fetched(address, name, kind="dataset")
 
 
 def _local(address: str) -> Path | None:
@@ -173,30 +189,77 @@ def _parse(address: str) -> _Address | None:
     return None
 
 
-def _download(address: _Address) -> Path:
-    import huggingface_hub as hub
+def _require_plain(address: _Address, *, setting: str | None) -> None:
+    """Raise `AddressError` for names that lead elsewhere on a hub, or on this disk."""
+    for what, name in (
+        ("repository", address.repo),
+        ("revision", address.revision),
+        ("quantisation", address.quant),
+        ("file", address.file),
+    ):
+        if name is not None and not _is_plain(name):
+            raise AddressError(
+                f"A {what} of a hub cannot be called {_short(name)!r}",
+                hint="check the address",
+                setting=setting,
+            )
 
+
+def _is_plain(name: str) -> bool:
+    """Whether each part of a path says only where it says it is."""
+    parts = name.split("/")
+    return (
+        len(name) <= _LONGEST_NAME
+        and all(part.strip(". ") and len(part) < _LONGEST_PART for part in parts)
+        and name.isprintable()
+        and not any(letter in name for letter in "\\:")
+    )
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
+
+
+def _download(address: _Address) -> Path:
     with _explained(address):
         listing = _list(address)
         name = address.file or _choose(address, listing)
-        paths = [
-            Path(
-                hub.hf_hub_download(
-                    address.repo,
-                    part,
-                    revision=address.revision,
-                    local_files_only=not listing.online,
-                )
-            )
-            for part in _parts(name)
-        ]
+        if len(parts_of(name)) > _MOST_PARTS:
+            raise AddressError(f"{_short(name)!r} says that it has more than {_MOST_PARTS} parts.")
+        paths = [_fetched(address, part, online=listing.online) for part in parts_of(name)]
         return paths[0]
+
+
+def _fetched(address: _Address, name: str, *, online: bool = True, kind: str = "model") -> Path:
+    """A repository's file, downloaded if need be. Raises `AddressError`, and what the client does.
+
+    The client names its files after what the hub says in headers, so these are looked at before.
+    """
+    import huggingface_hub as hub
+
+    if online:
+        url = hub.hf_hub_url(address.repo, name, repo_type=kind, revision=address.revision)
+        told = hub.get_hf_file_metadata(url, timeout=LISTING_SECONDS)
+        hashes = (told.etag or "", told.commit_hash or "")
+        if not all(map(_HASH.fullmatch, hashes)) or (told.size or 0) > _LARGEST_FILE:
+            raise AddressError(
+                f"What the hub says of {_named(address)!r} is not a hub's",
+                hint="check HF_ENDPOINT, or name a file on this disk",
+            )
+    path = hub.hf_hub_download(
+        address.repo,
+        name,
+        repo_type=kind,
+        revision=address.revision,
+        local_files_only=not online,
+    )
+    return Path(path)
 
 
 @contextmanager
 def _explained(address: _Address) -> Generator[None]:
     """What the hub's client raises, as an `AddressError`."""
-    from httpx2 import TransportError
+    from httpx2 import HTTPError, InvalidURL
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
@@ -211,9 +274,14 @@ def _explained(address: _Address) -> Generator[None]:
         raise _unreachable(address) from error
     except HfHubHTTPError as error:
         raise _explained_answer(address, error) from error
-    except (OSError, TransportError) as error:
+    except (OSError, HTTPError) as error:
         raise AddressError(
             f"The download of {_named(address)!r} failed ({_first_line(error)})", hint="try again"
+        ) from error
+    except (*_NO_ANSWER, InvalidURL) as error:
+        raise AddressError(
+            f"What the hub answers for {_named(address)!r} is not a hub's ({_first_line(error)})",
+            hint="check HF_ENDPOINT, or name a file on this disk",
         ) from error
 
 
@@ -222,7 +290,8 @@ def _named(address: _Address) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")
+    told = str(error).strip().partition("\n")[0].rstrip(".")
+    return _short(told) if told else type(error).__name__
 
 
 def _unreachable(address: _Address) -> AddressError:
@@ -270,14 +339,15 @@ def _ask_hub(address: _Address) -> tuple[list[str], AddressError | None]:
     The hub is asked once, so that a machine without a network does not wait through retries.
     """
     import huggingface_hub as hub
-    from httpx2 import TransportError
+    from httpx2 import HTTPError, InvalidURL
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         model = hub.HfApi().model_info(
             address.repo, revision=address.revision, timeout=LISTING_SECONDS
         )
-        return [file.rfilename for file in model.siblings or []], None
+        names = [file.rfilename for file in model.siblings or []]
+        return [name for name in names if isinstance(name, str)], None  # pyright: ignore[reportUnnecessaryIsInstance]
     except HFValidationError:
         raise
     except HfHubHTTPError as error:
@@ -285,7 +355,7 @@ def _ask_hub(address: _Address) -> tuple[list[str], AddressError | None]:
         if status != 429 and status < 500:
             raise
         return [], _explained_answer(address, error)
-    except (OSError, TransportError, LookupError, TypeError, ValueError):
+    except (OSError, HTTPError, InvalidURL, *_NO_ANSWER):
         # Off line, out of reach, or something in between that answers in the hub's place.
         return [], _unreachable(address)
 
@@ -308,27 +378,17 @@ def _cached(address: _Address, problem: AddressError) -> list[str]:
 
 def _choose(address: _Address, listing: _Listing) -> str:
     """The first part of the file that the quantisation names, or of the preferred one."""
-    names = sorted(name for name in listing.names if not _NO_MODEL.search(name))
-    firsts = [name for name in names if (part := _PART.search(name)) is None or int(part[1]) == 1]
+    # Others would lead out of the cache's folder.
+    firsts = models_among([name for name in listing.names if _is_plain(name)])
     if not firsts:
         raise AddressError(f"{address.repo!r} holds no GGUF file", hint="name a GGUF repository")
-    for quant in [address.quant] if address.quant else _PREFERRED:
-        for name in firsts:
-            if re.search(rf"(?i)(?:^|[.\-_/]){re.escape(quant)}(?:[.\-/]|$)", name):
-                return name
-    if address.quant:
+    if address.quant is None:
+        return preferred(firsts)
+    found = of_quant(firsts, address.quant)
+    if found is None:
         where = "" if listing.online else " in the local cache, and the hub cannot be reached"
         raise AddressError(
             f"{address.repo!r} has no {address.quant!r}{where}",
-            hint=f"it has {', '.join(firsts)}",
+            hint=f"it has {_short(', '.join(firsts))}",
         )
-    return firsts[0]
-
-
-def _parts(name: str) -> list[str]:
-    match = _PART.search(name)
-    if not match:
-        return [name]
-    count = int(match[2])
-    stem = name[: match.start()]
-    return [f"{stem}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1)]
+    return found

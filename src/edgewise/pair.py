@@ -9,6 +9,7 @@ from msgspec.structs import asdict, replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeAbilities, EdgeModel
+from edgewise.edge.fitting import require_fitting
 from edgewise.errors import UsageError
 from edgewise.events import Event
 from edgewise.loop.account import Account
@@ -23,7 +24,7 @@ from edgewise.parts import (
     open_router,
     sampling_of,
 )
-from edgewise.prompts import Prompt, Prompted, prepare, prompt_from, require_text
+from edgewise.prompts import Message, Prompt, Prompted, prepare, prompt_from, require_text
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.routers.named import checked_router
@@ -120,8 +121,10 @@ class Pair:
         """What the edge model is given for `asked`. Raises `UsageError`.
 
         Text and messages go through the model's chat template, behind the settings' system
-        message where they bring none; ids go as they are.
+        message where they bring none; ids go as they are. What is clearly too long for the context
+        is a `ContextOverflow` before much work is done.
         """
+        require_fitting(self.edge.tokenizer, _texts(asked), self.edge.context)
         return prompt_from(self.edge.tokenizer, asked, system=self.settings.system)
 
     def ask(self, prompt: Prompted, **wishes: Unpack[Wishes]) -> Answer:
@@ -256,6 +259,20 @@ def _address(part: object) -> str:
         # Else it could be taken for a hub repository.
         return str(path) if path.is_absolute() else f"./{path}"
     return f"<{getattr(part, 'name', type(part).__name__)}>"
+
+
+def _texts(asked: Prompted) -> list[str]:
+    """What of a prompt is still to be tokenised."""
+    if isinstance(asked, str):
+        return [asked]
+    if isinstance(asked, Prompt):
+        return []
+    contents = [
+        item.content if isinstance(item, Message) else item.get("content")
+        for item in asked
+        if isinstance(item, Message | Mapping)
+    ]
+    return [text for text in contents if isinstance(text, str)]
 
 
 def _router(

@@ -6,7 +6,7 @@ from edgewise.addresses import bundled, checkpoint, is_url, local_folder, resolv
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel, EdgeOptions
 from edgewise.edge.named import EDGES
-from edgewise.errors import UsageError
+from edgewise.errors import RouterMismatch, UsageError
 from edgewise.loop.policy import Policy
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
@@ -90,7 +90,16 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
         return router_named(name), None
     card = _card(settings, folder)
     card.check(edge, folder)
-    return router_of(card, folder), card
+    router = router_of(card, folder)
+    known = getattr(router, "tokens", None)
+    if isinstance(known, int) and known < edge.tokenizer.size:
+        raise RouterMismatch(
+            f"The router {str(folder)!r} knows {known} tokens and the edge model has "
+            f"{edge.tokenizer.size}",
+            hint="train one for this model, or choose entropy",
+            setting="router",
+        )
+    return router, card
 
 
 def default_router(settings: Settings) -> str:

@@ -32,6 +32,14 @@ def assert_one_sentence(result: Result, *words: str) -> None:
         assert word in result.err
 
 
+@pytest.mark.parametrize("flags", [[], ["--no-template"]])
+def test_a_text_that_fills_no_context_is_refused_early(
+    edgewise: Edgewise, flags: list[str]
+) -> None:
+    result = edgewise("run", "--cloud", "none", *flags, stdin=b"a" * (4 << 20))
+    assert_one_sentence(result, "at least", "the context holds 512", "shorten it")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -1,6 +1,7 @@
 """Router checkpoints: the same score as a plain reference, and one sentence for a bad file."""
 
 import math
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from edgewise.errors import RouterMismatch, UsageError
 from edgewise.parts import open_router
 from edgewise.routers.card import CONFIG, WEIGHTS, Input, RouterCard, read_card
 from edgewise.routers.features import SCALARS
-from edgewise.routers.mlp import Mlp
+from edgewise.routers.mlp import MAX_WEIGHTS, Mlp
 from edgewise.routers.uncertainty import LogTokU
 from edgewise.settings import Settings
 from edgewise.testing.scripted_edge import HIDDEN, ByteTokenizer, ScriptedEdge, noise
@@ -225,6 +226,44 @@ def test_a_bad_card(tmp_path: Path, config: bytes) -> None:
     (tmp_path / CONFIG).write_bytes(config)
     with pytest.raises(UsageError) as caught:
         read_card(tmp_path)
+    assert_one_sentence(str(caught.value))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 257])
+def test_a_token_table_that_is_too_short(tmp_path: Path, rows: int) -> None:
+    """One that begins as it should, so that nothing but an answer would notice."""
+    card = msgspec.structs.replace(CARD, inputs=("scalars", "token_embedding"), top_k=0)
+    tensors = weights(SCALARS, 4, 1)
+    folder = tmp_path / "router"
+    edge = ScriptedEdge(noise())
+    for count in (rows, edge.tokenizer.size):
+        table = np.zeros((count, 4), np.float16)
+        write(folder, {**tensors, "token_table": table}, card)
+        if count == rows:
+            with pytest.raises(RouterMismatch, match=rf"knows {rows} tokens") as caught:
+                open_router(Settings(router=str(folder)), edge)
+            assert_one_sentence(str(caught.value))
+    router, _ = open_router(Settings(router=str(folder)), edge)
+    assert isinstance(router, Mlp)
+    assert 0 <= router.score(step_for(router)) <= 1
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, CONFIG])
+def test_a_pipe_is_no_checkpoint(tmp_path: Path, name: str) -> None:
+    folder = write(tmp_path / "router", weights(WIDTH, 1))
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(UsageError) as caught:
+        open_router(Settings(router=str(folder)), ScriptedEdge(noise()))
+    assert_one_sentence(str(caught.value))
+
+
+def test_weights_as_large_as_a_disk(tmp_path: Path) -> None:
+    folder = write(tmp_path / "router", weights(WIDTH, 1))
+    with (folder / WEIGHTS).open("r+b") as file:
+        file.truncate(MAX_WEIGHTS + 1)
+    with pytest.raises(UsageError, match="larger than 1024 MB") as caught:
+        Mlp(CARD, folder)
     assert_one_sentence(str(caught.value))
 
 

@@ -29,16 +29,33 @@ def app(
     **settings: Any,
 ) -> Iterator[TestClient]:
     """A client of a server whose edge model writes `TEXT` after "sky: "."""
-    answering = Answering(
-        edge=edge or ScriptedEdge(replying(TEXT, prompt="sky: "), context=context),
-        router=Constant(score),
-        card=None,
-        settings=Settings(**{"threshold": 0.5, "run_ahead": 0, **settings}),
-        cloud=cloud,
-        slots=1,
-        queue=1,
+    answering = answering_of(
+        edge or ScriptedEdge(replying(TEXT, prompt="sky: "), context=context),
+        cloud,
+        score=score,
+        **settings,
     )
     made = make_app(answering, api_key=api_key)
     with TestClient(made, raise_server_exceptions=False) as client:
         yield client
     answering.close()
+
+
+def answering_of(
+    edge: ScriptedEdge,
+    cloud: CloudModel | None = None,
+    *,
+    score: float = 1.0,
+    queue: int = 1,
+    **settings: Any,
+) -> Answering:
+    """One answer at a time over scripted models."""
+    return Answering(
+        edge=edge,
+        router=Constant(score),
+        card=None,
+        settings=Settings(**{"threshold": 0.5, "run_ahead": 0, **settings}),
+        cloud=cloud,
+        slots=1,
+        queue=queue,
+    )

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import httpx2
 
@@ -15,9 +16,23 @@ from tests.llama_server_process import free_port
 START_SECONDS = 60
 
 
+class Server(NamedTuple):
+    """A process that serves."""
+
+    url: str
+    pid: int
+
+
 @contextmanager
 def serving(*arguments: str, **environment: str) -> Iterator[str]:
     """Serve with these flags (the bundled pair without any); yields the URL."""
+    with running(*arguments, **environment) as server:
+        yield server.url
+
+
+@contextmanager
+def running(*arguments: str, **environment: str) -> Iterator[Server]:
+    """As `serving`, for tests that look at the process too."""
     port = free_port()
     command = [sys.executable, "-m", "edgewise", "serve", "--port", str(port), *arguments]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("EDGEWISE_")}
@@ -33,7 +48,7 @@ def serving(*arguments: str, **environment: str) -> Iterator[str]:
                     told.seek(0)
                     raise RuntimeError(f"the server did not start: {told.read().decode()}")
                 time.sleep(0.05)
-            yield url
+            yield Server(url, process.pid)
         finally:
             process.terminate()
             process.wait(timeout=20)

@@ -10,9 +10,10 @@ import typer
 
 from edgewise.cli import options, render
 from edgewise.cli.options import MACHINE, MODELS, ROUTING, SAMPLING, SERVING, takes
+from edgewise.edge.fitting import require_fitting
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import collect
-from edgewise.pair import open_pair
+from edgewise.pair import Pair, open_pair
 from edgewise.prompts import MAX_PROMPT, require_text
 from edgewise.settings import Settings
 from edgewise.traces.recorder import Recorder
@@ -38,7 +39,7 @@ def run(
     text = _read(prompt)
     with ExitStack() as stack:
         pair = stack.enter_context(open_pair(chosen))
-        asked = pair.edge.tokenizer.encode_prompt(text) if no_template else text
+        asked = _untemplated(pair, text) if no_template else text
         recorder = Recorder(stack.enter_context(_open(trace))) if trace else None
         if recorder:
             pair.decoder = recorder.decoder(pair.decoder)
@@ -51,6 +52,11 @@ def run(
         else:
             answer = render.paint(recorded)
             render.note(render.summary(answer))
+
+
+def _untemplated(pair: Pair, text: str) -> list[int]:
+    require_fitting(pair.edge.tokenizer, [text], pair.edge.context)
+    return pair.edge.tokenizer.encode_prompt(text)
 
 
 def _read(prompt: str | None) -> str:

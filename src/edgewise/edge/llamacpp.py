@@ -23,7 +23,7 @@ from edgewise.edge.llamacpp_load import default_threads, load_weights, new_conte
 from edgewise.edge.llamacpp_sequences import LlamaSequences, width_for
 from edgewise.edge.llamacpp_slots import LlamaSlots
 from edgewise.edge.llamacpp_vocab import LlamaTokenizer
-from edgewise.errors import UsageError
+from edgewise.errors import ModelError, UsageError
 
 _DEFAULT_CONTEXT = 4096
 _SAMPLED_BLOCKS, _BLOCK_BYTES = 64, 65536
@@ -60,6 +60,8 @@ class LlamaModel(EdgeModel):
         self._model = load_weights(path, gpu_layers)
         try:
             trained = llama_cpp.llama_model_n_ctx_train(self._model)
+            if trained < 1:
+                raise ModelError(f"{str(path)!r} says of itself that it holds {trained} tokens.")
             self.context = context or min(trained, _DEFAULT_CONTEXT)
             self.hidden_size = int(llama_cpp.llama_model_n_embd(self._model))
             self._tokenizer = LlamaTokenizer(self._model)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgewise.edge.binding import llama_cpp
+from edgewise.edge.trial import require_survived
 from edgewise.errors import ModelError, UsageError
 
 BATCH = 512
@@ -41,10 +42,19 @@ def default_threads() -> int:
 def load_weights(path: Path, gpu_layers: int | Literal["auto"]) -> Any:
     """llama.cpp's model of `path`; the caller frees it. Raises `ModelError` or `UsageError`."""
     _check_file(path)
+    require_survived(path)
+    return open_weights(path, gpu_layers=_offloaded_layers(gpu_layers))
+
+
+def open_weights(path: Path, *, gpu_layers: int, repack: bool = True) -> Any:
+    """As `load_weights`, of a file that may end this process; `repack` takes time and memory.
+
+    Raises `ModelError`.
+    """
     llama_cpp.llama_log_set(_keep_log, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_default_params()
-    params.n_gpu_layers = _offloaded_layers(gpu_layers)
+    params.n_gpu_layers, params.use_extra_bufts = gpu_layers, repack
     _log_tail.clear()
     model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     if not model:

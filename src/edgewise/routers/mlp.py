@@ -15,6 +15,8 @@ from edgewise.routers.card import WEIGHTS, RouterCard
 from edgewise.routers.features import features, needs_of, top_of, width_of
 
 TABLE = "token_table"
+MAX_WEIGHTS = 1 << 30
+"""Bytes; a table of 256 thousand tokens for a first layer of 1,024 is half of it."""
 
 
 class Mlp:
@@ -23,7 +25,8 @@ class Mlp:
     Tensors of the checkpoint, float32: `mean` and `std` [inputs], `layers.I.weight` [out, in] and
     `layers.I.bias` [out]; the last layer has one output. Inputs stand in the card's order. t is
     what the first layer makes of the proposed token's embedding: with that input there is
-    `token_table`, float16 [vocabulary, first out], so that one row is read instead of a product.
+    `token_table`, float16 [vocabulary, first out], so that one row is read instead of a product;
+    `tokens` is how many it has, None without a table.
     """
 
     def __init__(self, card: RouterCard, folder: Path) -> None:
@@ -35,6 +38,7 @@ class Mlp:
         tensors = _load(folder / WEIGHTS)
         self._layers = _folded(tensors, width, folder)
         self._table = tensors.get(TABLE)
+        self.tokens = None if self._table is None else len(self._table)
         looked_up = "token_embedding" in card.inputs
         fits = self._table is None or self._table.shape[1:] == self._layers[0].bias.shape
         if looked_up != (self._table is not None) or not fits:
@@ -65,9 +69,12 @@ class _Layer(NamedTuple):
 
 
 def _load(path: Path) -> dict[str, NDArray[np.float32]]:
+    # A pipe would never end.
+    if path.exists() and (not path.is_file() or path.stat().st_size > MAX_WEIGHTS):
+        raise UsageError(f"{str(path)!r} is no file, or larger than {MAX_WEIGHTS >> 20} MB.")
     try:
         return load_file(path)
-    except (OSError, TypeError, SafetensorError) as error:
+    except (LookupError, OSError, TypeError, ValueError, SafetensorError) as error:
         raise UsageError(f"{str(path)!r} is no readable router checkpoint ({error}).") from error
 
 

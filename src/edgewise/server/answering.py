@@ -2,14 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
-from edgewise.errors import ContextOverflow
+from edgewise.edge.fitting import longest_piece, overflow, require_fitting, require_short
 from edgewise.events import Event, Pending, Rewound
 from edgewise.loop.account import Account
 from edgewise.loop.breaker import Breaker
@@ -24,11 +24,25 @@ from edgewise.server.admission import Admission, Ticket
 from edgewise.server.metrics import Metrics
 from edgewise.settings import Settings
 
+READERS = 2
+"""Prompts that are rendered and tokenised at a time; a long one takes memory."""
+
+
+class Unread(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt as it came: `texts` that are still to be tokenised, or so many `ids`.
+
+    `read` makes the prompt of it, in any thread; it may raise an `EdgewiseError`.
+    """
+
+    read: Callable[[], Prompt]
+    texts: Sequence[str] = ()
+    ids: int = 0
+
 
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks of the decoder."""
 
-    prompt: Prompt
+    prompt: Unread
     policy: Policy
     max_tokens: int
     sampling: Sampling
@@ -59,22 +73,43 @@ class Answering:
         self.admission = Admission(slots, queue)
         self._accounts: dict[float, Account] = {}
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="answer")
+        # Of their own, so that neither a long prompt nor a long answer keeps the other waiting.
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="prompt")
+        # Looked up once for all requests, and not while one waits.
+        longest_piece(edge.tokenizer)
 
     def close(self) -> None:
         """Wait for the threads; answers under way are stopped by the end of their requests."""
+        self._readers.shutdown(cancel_futures=True)
         self._threads.shutdown()
 
     def enter(self, asked: DecodeRequest) -> Ticket:
-        """A place for an answer. Raises `ContextOverflow`, or `ApiError` 429 for a full queue."""
-        if len(asked.prompt.ids) >= self.edge.context:
-            raise ContextOverflow(
-                f"The prompt has {len(asked.prompt.ids)} tokens and the context holds "
-                f"{self.edge.context}",
-                hint="shorten it",
-            )
+        """A place for an answer. Raises `ContextOverflow`, or `ApiError` 429 for a full queue.
+
+        What cannot fit by its length alone is refused first; `read` looks closer.
+        """
+        require_short(self.edge.tokenizer, asked.prompt.texts, self.edge.context)
+        self._require_room(asked.prompt.ids)
         return self.admission.enter()
 
-    async def events(self, asked: DecodeRequest, ticket: Ticket) -> AsyncGenerator[Event]:
+    async def read(self, unread: Unread) -> Prompt:
+        """The prompt, rendered and tokenised in a thread; where this is cancelled before its turn
+        there, nothing is done. Raises `ContextOverflow`, or what `Unread.read` does."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, unread)
+
+    def _read(self, unread: Unread) -> Prompt:
+        require_fitting(self.edge.tokenizer, unread.texts, self.edge.context)
+        prompt = unread.read()
+        self._require_room(len(prompt.ids))
+        return prompt
+
+    def _require_room(self, tokens: int) -> None:
+        if tokens >= self.edge.context:
+            raise overflow(str(tokens), self.edge.context)
+
+    async def events(
+        self, asked: DecodeRequest, prompt: Prompt, ticket: Ticket
+    ) -> AsyncGenerator[Event]:
         """The answer's events once its turn has come. Closing it early stops the work.
 
         The ticket is given back when the work has ended. Raises an `EdgewiseError`.
@@ -83,7 +118,7 @@ class Answering:
         loop = asyncio.get_running_loop()
         told: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
         stop = threading.Event()
-        work = loop.run_in_executor(self._threads, self._write, asked, loop, told, stop)
+        work = loop.run_in_executor(self._threads, self._write, asked, prompt, loop, told, stop)
         work.add_done_callback(lambda _: ticket.leave())
         try:
             while (event := await told.get()) is not None:
@@ -98,6 +133,7 @@ class Answering:
     def _write(
         self,
         asked: DecodeRequest,
+        prompt: Prompt,
         loop: asyncio.AbstractEventLoop,
         told: "asyncio.Queue[Event | BaseException | None]",
         stop: threading.Event,
@@ -119,7 +155,7 @@ class Answering:
         taken = left = account.take()
         try:
             answer = decoder.stream(
-                asked.prompt,
+                prompt,
                 max_tokens=asked.max_tokens,
                 sampling=asked.sampling,
                 stop=asked.stop,

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from edgewise.edge.base import Tokenizer
 from edgewise.events import Token
 from edgewise.prompts import Message, prompt_of
-from edgewise.server.answering import Answering, DecodeRequest
+from edgewise.server.answering import Answering, DecodeRequest, Unread
 from edgewise.server.decoding import decode_request
 from edgewise.server.errors import ApiError
 from edgewise.server.replies import ReplyWriter
@@ -36,10 +36,14 @@ def _decode_request(answering: Answering, body: ChatRequest) -> DecodeRequest:
         raise ApiError(400, "Give max_tokens or max_completion_tokens, not both.")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs true.", param="top_logprobs")
+    messages = [_message(one) for one in body.messages]
     return decode_request(
         answering,
         body,
-        prompt_of(answering.edge.tokenizer, [_message(one) for one in body.messages]),
+        Unread(
+            read=lambda: prompt_of(answering.edge.tokenizer, messages),
+            texts=[message.content for message in messages],
+        ),
         max_tokens=body.max_completion_tokens or body.max_tokens,
         candidates=bool(body.top_logprobs),
     )

@@ -1,7 +1,7 @@
 """`POST /v1/completions`: a prompt as text or as token ids, sent to the models as it is."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from edgewise.edge.base import Tokenizer
 from edgewise.events import Token
 from edgewise.prompts import Prompt
-from edgewise.server.answering import Answering, DecodeRequest
+from edgewise.server.answering import Answering, DecodeRequest, Unread
 from edgewise.server.decoding import decode_request
 from edgewise.server.errors import ApiError
 from edgewise.server.replies import ReplyWriter
@@ -35,25 +35,29 @@ def _decode_request(answering: Answering, body: CompletionRequest) -> DecodeRequ
     return decode_request(
         answering,
         body,
-        Prompt(tuple(_ids(answering.edge.tokenizer, body))),
+        _unread(answering.edge.tokenizer, body),
         max_tokens=body.max_tokens,
         candidates=bool(body.logprobs),
     )
 
 
-def _ids(tokenizer: Tokenizer, body: CompletionRequest) -> list[int]:
+def _unread(tokenizer: Tokenizer, body: CompletionRequest) -> Unread:
     prompt = body.prompt
     only = prompt[0] if isinstance(prompt, list) and not isinstance(prompt[0], int) else prompt
-    if isinstance(only, str):
-        if not only:
-            raise ApiError(400, "The prompt is empty; give at least one character.", param="prompt")
-        return tokenizer.encode_prompt(only)
-    ids = [token for token in only if isinstance(token, int)]
+    if not isinstance(only, str):
+        ids = cast(list[int], only)
+        return Unread(read=lambda: _known(tokenizer, ids), ids=len(ids))
+    if not only:
+        raise ApiError(400, "The prompt is empty; give at least one character.", param="prompt")
+    return Unread(read=lambda: Prompt(tuple(tokenizer.encode_prompt(only))), texts=[only])
+
+
+def _known(tokenizer: Tokenizer, ids: Sequence[int]) -> Prompt:
     if max(ids) >= tokenizer.size:
         raise ApiError(
             400, f"The model has token ids from 0 to {tokenizer.size - 1} only.", param="prompt"
         )
-    return ids
+    return Prompt(tuple(ids))
 
 
 class TextReply(ReplyWriter):

@@ -2,9 +2,8 @@
 
 import secrets
 
-from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.server.answering import Answering, DecodeRequest
+from edgewise.server.answering import Answering, DecodeRequest, Unread
 from edgewise.server.errors import ApiError
 from edgewise.server.models import policy_for
 from edgewise.server.schemas import ChatRequest, CompletionRequest
@@ -13,7 +12,7 @@ from edgewise.server.schemas import ChatRequest, CompletionRequest
 def decode_request(
     answering: Answering,
     body: ChatRequest | CompletionRequest,
-    prompt: Prompt,
+    prompt: Unread,
     *,
     max_tokens: int | None,
     candidates: bool,

@@ -4,11 +4,23 @@ Every field is honoured or refused. Fields of the API that change nothing here a
 value that asks for nothing, since clients send them unasked.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 MAX_MESSAGES = 1024
+MAX_PARTS = 4096
+"""Most parts of all messages together."""
+
 MAX_CHARACTERS = 4 << 20
 MAX_IDS = 1 << 20
 MAX_STOPS = 16
@@ -24,6 +36,17 @@ Nothing = Annotated[list[Any], Field(max_length=0)]
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_one_stranger(cls, data: object) -> object:
+        """Of more keys than there are fields one that is none: all of a million cost seconds."""
+        known = cls.model_fields
+        if not isinstance(data, dict) or len(given := cast(dict[str, Any], data)) <= len(known):
+            return cast(object, data)
+        stranger = next(name for name in given if name not in known)
+        kept = {name: given[name] for name in known if name in given}
+        return {**kept, stranger: given[stranger]}
 
 
 class TextPart(_Strict):
@@ -98,10 +121,26 @@ class TextFormat(_Strict):
     type: Literal["text"]
 
 
+_MOST_PARTS = {"most": MAX_PARTS}
+
+
+def _few_parts(messages: object) -> object:
+    """Before each is looked at."""
+    if isinstance(messages, list) and len(turns := cast(list[Any], messages)) <= MAX_MESSAGES:
+        contents = [turn.get("content") for turn in turns if isinstance(turn, dict)]
+        if sum(len(content) for content in contents if isinstance(content, list)) > MAX_PARTS:
+            raise PydanticCustomError("too_long", "at most {most} parts are taken", _MOST_PARTS)
+    return cast(object, messages)
+
+
 class ChatRequest(_Request):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[
+        list[ChatMessage],
+        Field(min_length=1, max_length=MAX_MESSAGES),
+        BeforeValidator(_few_parts),
+    ]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
@@ -112,19 +151,31 @@ class ChatRequest(_Request):
 
 
 TokenIds = Annotated[
-    list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1, max_length=MAX_IDS)
+    list[Annotated[int, Field(ge=0, lt=1 << 31)]],
+    Field(min_length=1, max_length=MAX_IDS, fail_fast=True),
 ]
+
+
+def _form(prompt: object) -> str:
+    """Which form of a prompt this wants to be, by its first element: only that one is tried."""
+    first = cast(list[object], prompt)[:1] if isinstance(prompt, list) else []
+    if isinstance(prompt, str):
+        return "text"
+    if first and isinstance(first[0], str):
+        return "texts"
+    return "lists" if first and isinstance(first[0], list) else "ids"
 
 
 class CompletionRequest(_Request):
     """`POST /v1/completions`: one prompt, as text or as token ids."""
 
-    prompt: (
-        BoundedText
-        | TokenIds
-        | Annotated[list[BoundedText], Field(min_length=1, max_length=1)]
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=1)]
-    )
+    prompt: Annotated[
+        Annotated[BoundedText, Tag("text")]
+        | Annotated[TokenIds, Tag("ids")]
+        | Annotated[list[BoundedText], Field(min_length=1, max_length=1), Tag("texts")]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=1), Tag("lists")],
+        Discriminator(_form),
+    ]
     logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None

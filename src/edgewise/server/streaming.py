@@ -74,9 +74,17 @@ async def reply_with(
     *,
     stream: bool,
 ) -> Response:
-    """Answer, and end the work where the client leaves. Raises what `Answering.enter` does."""
+    """Answer, and end the work where the client leaves.
+
+    Raises what `Answering.enter` and `Answering.read` do.
+    """
     ticket = answering.enter(decoding)
-    events = answering.events(decoding, ticket)
+    try:
+        prompt = await _unless_gone(request, answering.read(decoding.prompt))
+    except BaseException:
+        ticket.leave()
+        raise
+    events = answering.events(decoding, prompt, ticket)
     if stream:
         return EventStream(writer.chunks(events), ticket)
     try:

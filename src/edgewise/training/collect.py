@@ -190,11 +190,12 @@ def _write(path: Path, shard: Columns) -> None:
 
 
 def _read(path: Path) -> Columns:
+    """Raises `UsageError` for a file that is damaged."""
     try:
         with safe_open(path, "numpy") as file:
             names = msgspec.json.decode(file.metadata()["questions"], type=tuple[str, ...])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return Columns(
+        found = Columns(
             names,
             tensors["sample"],
             tensors["proposed"],
@@ -202,8 +203,27 @@ def _read(path: Path) -> Columns:
             tensors["edge_logprob"],
             {name: tensors[f"input.{name}"] for name in COLUMNS},
         )
-    except (SafetensorError, KeyError, TypeError, msgspec.DecodeError) as error:
+    except (SafetensorError, LookupError, OSError, TypeError, ValueError) as error:
         raise UsageError(f"{str(path)!r} is damaged ({error})", hint="remove it") from error
+    if not _is_whole(found):
+        raise UsageError(f"{str(path)!r} is damaged (its columns do not agree)", hint="remove it")
+    return found
+
+
+def _is_whole(found: Columns) -> bool:
+    """Whether there is a number of the right kind for each token of each text."""
+    ids = (found.sample, found.proposed, found.written)
+    floats = (found.edge_logprob, *found.inputs.values())
+    rows = found.written.shape[:1]
+    return (
+        all(column.dtype == np.int32 and column.shape == rows for column in ids)
+        and all(column.dtype == np.float32 and column.shape[:1] == rows for column in floats)
+        and found.edge_logprob.ndim == 1
+        and all(column.ndim == 2 for column in found.inputs.values())
+        and all(bool(np.isfinite(column).all()) for column in floats)
+        and all(bool((column >= 0).all()) for column in ids)
+        and bool((found.sample < len(found.questions)).all())
+    )
 
 
 def _joined(shards: Sequence[Columns]) -> Columns:

@@ -36,6 +36,7 @@ def read_lines(path: Path, kind: type[Record]) -> Iterator[tuple[int, Record]]:
 def read_parquet(repo: str, name: str, kind: type[Record]) -> Iterator[Record]:
     """The rows of a file in a hub dataset, downloaded if need be."""
     try:
+        import pyarrow
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise UsageError(
@@ -43,7 +44,14 @@ def read_parquet(repo: str, name: str, kind: type[Record]) -> Iterator[Record]:
             hint="pip install 'edgewise[eval]', or name a local copy of the published file",
             setting="data",
         ) from error
-    rows = parquet.read_table(dataset_file(repo, name)).to_pylist()
+    path = dataset_file(repo, name)
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, ArithmeticError, MemoryError, OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"{str(path)!r} is no readable Parquet file ({reason})", hint="remove it"
+        ) from error
     try:
         yield from (msgspec.convert(row, type=kind) for row in rows)
     except msgspec.ValidationError as error:

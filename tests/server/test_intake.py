@@ -1,0 +1,250 @@
+"""Large requests: refused in one sentence before they cost anything, and nobody else waits."""
+
+import asyncio
+import io
+import json
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from fastapi import Request
+
+from edgewise.prompts import Prompt
+from edgewise.server.answering import Unread
+from edgewise.server.completions import TextReply
+from edgewise.server.decoding import decode_request
+from edgewise.server.errors import ApiError
+from edgewise.server.schemas import CompletionRequest
+from edgewise.server.streaming import reply_with
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
+from tests.server.in_process import ASK, CHAT, answering_of, app
+from tests.server.serving import running
+
+MIB = 1 << 20
+LARGEST = 8 * MIB - 200
+FLAGS = ("--slots", "2", "--queue", "2", "--threads", "1", "--cloud", "none")
+
+
+def peak(pid: int) -> int:
+    """The most memory that a process has had, MiB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) >> 10
+
+
+async def health(session: aiohttp.ClientSession, url: str, until: asyncio.Event) -> list[float]:
+    """Seconds that each answer took."""
+    took: list[float] = []
+    while not until.is_set():
+        begun = time.monotonic()
+        async with session.get(f"{url}/health") as response:
+            assert response.status == 200
+        took.append(time.monotonic() - begun)
+        await asyncio.sleep(0.01)
+    return took
+
+
+async def flood(
+    url: str, bodies: Sequence[tuple[str, bytes]]
+) -> tuple[list[tuple[int, dict[str, Any]]], list[float]]:
+    """What is answered to every body, all at once, and how long `/health` took meanwhile."""
+    over = asyncio.Event()
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def post(path: str, body: bytes) -> tuple[int, dict[str, Any]]:
+            headers = {"Content-Type": "application/json"}
+            async with session.post(url + path, data=io.BytesIO(body), headers=headers) as response:
+                return response.status, await response.json()
+
+        watching = asyncio.create_task(health(session, url, over))
+        try:
+            told = await asyncio.gather(*(post(path, body) for path, body in bodies))
+        finally:
+            over.set()
+            took = await watching
+        return list(told), took
+
+
+def chat(text: str) -> tuple[str, bytes]:
+    messages = [{"role": "user", "content": text}]
+    body = {"model": "edgewise:edge", "max_tokens": 1, "messages": messages}
+    return "/v1/chat/completions", json.dumps(body).encode()
+
+
+def completion(prompt: object) -> tuple[str, bytes]:
+    body = {"model": "edgewise:edge", "max_tokens": 1, "prompt": prompt}
+    return "/v1/completions", json.dumps(body).encode()
+
+
+@pytest.mark.parametrize(
+    ("context", "spaces"),
+    [
+        # More than the context can hold of the longest pieces.
+        ("512", 4 * MIB),
+        # Fewer: its tokens are counted, and no further than need be.
+        ("131072", MIB * 3 // 2),
+    ],
+)
+@pytest.mark.parametrize("make", [chat, completion])
+def test_eight_huge_texts_keep_nobody_waiting(context: str, spaces: int, make: Any) -> None:
+    with running(*FLAGS, "--ctx", context) as server:
+        before = peak(server.pid)
+        told, took = asyncio.run(flood(server.url, [make(" " * spaces)] * 8))
+        assert peak(server.pid) - before < 200
+        assert max(took) < 3
+    assert {status for status, _ in told} <= {400, 429}
+    for status, said in told:
+        error = said["error"]
+        assert error["code"] == ("queue_full" if status == 429 else "context_length_exceeded")
+        assert "\n" not in error["message"]
+        if status == 400:
+            assert "and the context holds" in error["message"]
+            assert error["param"] == ("messages" if make is chat else "prompt")
+    if context == "512":
+        assert {status for status, _ in told} == {400}
+
+
+def keys(count: int) -> bytes:
+    return ",".join(f'"{number:x}":1' for number in range(count)).encode()
+
+
+def repeated(item: bytes) -> bytes:
+    return b",".join([item] * (LARGEST // (len(item) + 1) - 20))
+
+
+PROMPT, TURN = b'{"model":"edgewise","prompt":', b'{"model":"edgewise","messages":['
+WRONG = {
+    "a million unknown keys": (PROMPT + b'"x",' + keys(800_000) + b"}", "0"),
+    "and in the options": (PROMPT + b'"x","edgewise":{' + keys(800_000) + b"}}", "edgewise.0"),
+    "biases": (PROMPT + b'"x","logit_bias":{' + keys(800_000) + b"}}", "logit_bias"),
+    "ids that are strings": (PROMPT + b"[" + repeated(b'""') + b"]}", "prompt"),
+    "ids in lists": (PROMPT + b"[" + repeated(b"[[1]]") + b"]}", "prompt"),
+    "strings in a list": (PROMPT + b"[[" + repeated(b'""') + b"]]}", "prompt"),
+    "ids that are fractions": (PROMPT + b"[" + repeated(b"1.5") + b"]}", "prompt"),
+    "ids": (PROMPT + b"[" + repeated(b"1") + b"]}", "prompt"),
+    "stop strings": (PROMPT + b'"x","stop":[' + repeated(b'"a"') + b"]}", "stop"),
+    "stops that are none": (PROMPT + b'"x","stop":[' + repeated(b"{}") + b"]}", "stop"),
+    "messages": (TURN + repeated(b'{"role":"user","content":"a"}') + b"]}", "messages"),
+    "messages that are none": (TURN + repeated(b"1") + b"]}", "messages"),
+    "brackets": (PROMPT + b"[" * 4_000_000 + b"]" * 4_000_000 + b"}", None),
+}
+
+
+@pytest.mark.parametrize("which", WRONG)
+def test_a_body_of_a_million_faults_names_one(which: str) -> None:
+    body, param = WRONG[which]
+    path = "/v1/chat/completions" if b'"messages"' in body[:40] else "/v1/completions"
+    with app() as client:
+        response = client.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert len(error["message"]) < 300
+    assert "\n" not in error["message"]
+    assert str(error["param"]).startswith(str(param))
+
+
+def test_parts_are_counted_over_all_messages() -> None:
+    part = {"type": "text", "text": "a"}
+    turns = [{"role": "user", "content": [part] * 1000}] * 5
+    with app() as client:
+        response = client.post("/v1/chat/completions", json=CHAT | {"messages": turns})
+    assert response.status_code == 400
+    assert "at most 4096 parts" in response.json()["error"]["message"]
+
+
+def test_ids_are_counted_before_they_are_looked_at() -> None:
+    with app(context=64) as client:
+        response = client.post("/v1/completions", json=ASK | {"prompt": [9999] * 64})
+    assert response.json()["error"]["message"] == (
+        "The prompt has 64 tokens and the context holds 64; shorten it."
+    )
+
+
+class Held(ByteTokenizer):
+    """Tokenises a prompt with an x in it when it is told to, and says where that is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go_on = threading.Semaphore(0), threading.Event()
+        self.threads: set[str] = set()
+
+    def encode_prompt(self, text: str, *, special: bool = True) -> list[int]:
+        self.threads.add(threading.current_thread().name)
+        if "x" in text:
+            self.begun.release()
+            assert self.go_on.wait(20)
+        return super().encode_prompt(text, special=special)
+
+
+def test_who_leaves_while_a_prompt_is_read_gives_the_place_back() -> None:
+    """Two wait in a thread each, a third for one of these; slot and queue are free again after."""
+    held = Held()
+    answering = answering_of(ScriptedEdge(noise(), tokenizer=held), queue=2)
+    asked = decode_request(
+        answering,
+        CompletionRequest(model="edgewise", prompt="x"),
+        Unread(read=lambda: Prompt(tuple(held.encode_prompt("x")))),
+        max_tokens=1,
+        candidates=False,
+    )
+
+    async def served() -> None:
+        leaving = [asyncio.Event() for _ in range(3)]
+
+        def request(number: int) -> Request:
+            async def receive() -> dict[str, str]:
+                await leaving[number].wait()
+                return {"type": "http.disconnect"}
+
+            return Request({"type": "http"}, receive)
+
+        writer = TextReply(CompletionRequest(model="edgewise", prompt="x"), held)
+        for stream in (True, False):
+            tasks = [
+                asyncio.create_task(
+                    reply_with(writer, asked, answering, request(number), stream=stream)
+                )
+                for number in range(3)
+            ]
+            await asyncio.to_thread(held.begun.acquire)
+            await asyncio.to_thread(held.begun.acquire)
+            assert answering.admission.waiting == 3
+            with pytest.raises(ApiError, match="try again"):
+                answering.enter(asked)
+            for event in leaving:
+                event.set()
+            for ended in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(ended, ApiError)
+                assert ended.status == 499
+            assert (answering.admission.running, answering.admission.waiting) == (0, 0)
+            for event in leaving:
+                event.clear()
+            held.go_on.set()
+            # Who left before a thread was free asks nothing of it.
+            assert len((await answering.read(asked.prompt)).ids) == 1
+            assert held.begun.acquire(blocking=False)
+            assert not held.begun.acquire(blocking=False)
+            held.go_on.clear()
+
+    asyncio.run(served())
+    held.go_on.set()
+    answering.close()
+    assert all(name.startswith("prompt") for name in held.threads)
+
+
+def test_a_prompt_is_read_in_a_thread_and_its_tokens_counted_after() -> None:
+    held = Held()
+    with app(
+        edge=ScriptedEdge(replying("a", prompt="sky: "), tokenizer=held, context=40)
+    ) as client:
+        fits = client.post("/v1/completions", json=ASK)
+        over = client.post("/v1/completions", json=ASK | {"prompt": "a" * 40})
+    assert fits.status_code == 200
+    assert over.status_code == 400
+    assert over.json()["error"]["code"] == "context_length_exceeded"
+    assert over.json()["error"]["message"].startswith("The prompt has 40 tokens")
+    assert all(name.startswith("prompt") for name in held.threads)

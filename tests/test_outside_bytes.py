@@ -1,0 +1,529 @@
+"""Whatever bytes come from outside, only our own errors come out.
+
+Valid bytes with a few edits, and arbitrary ones, for every reader of a frame, a reply, a request or
+a file. More of each: `pytest tests/test_outside_bytes.py --hypothesis-profile=faults`. Model files
+are tried by `python -m tests.mutated_gguf`, since each costs a process.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import msgspec
+import pyarrow
+import pyarrow.parquet
+import pytest
+from huggingface_hub.hf_api import ModelInfo
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from edgewise.addresses import bundled, checkpoint, resolve
+from edgewise.edge.base import Step
+from edgewise.engines.base import Engine
+from edgewise.engines.http import HttpEngine
+from edgewise.engines.llama_server import LlamaServerEngine
+from edgewise.engines.sglang import SglangEngine
+from edgewise.engines.vllm import GENERATE, VllmEngine
+from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, EdgewiseError, UsageError
+from edgewise.evaluation import journal
+from edgewise.evaluation.tasks import commonsenseqa, gsm8k, records
+from edgewise.evaluation.tasks.base import Grading
+from edgewise.evaluation.tasks.named import open_task
+from edgewise.gateway.key_file import read_keys
+from edgewise.routers.card import CONFIG, TRAINED_ON, WEIGHTS, read_card, trained_digests
+from edgewise.routers.named import identity_of, router_of
+from edgewise.sampling import Sampling
+from edgewise.settings import load
+from edgewise.testing.scripted_edge import ScriptedEdge, noise
+from edgewise.traces import timeline
+from edgewise.training.collect import COLUMNS, Columns, Sample, collect_features
+from edgewise.training.labels.labelling import Labelled
+from edgewise.wire import protocol
+from tests.outside_bytes import bytes_like, json_like, lines_like
+from tests.server.in_process import ASK, CHAT, app
+
+VOCABULARY = 1000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("outside")
+
+
+# Frames.
+
+FROM_DEVICE = [
+    protocol.Open(1, "0" * 16, "s"),
+    protocol.Push(0, [1, 2, 3], 7),
+    protocol.Ask(1, 3, [4], 9, n=4, deadline=100, top=5, sampling=(0.7, 40, 0.9, 0.05, 3)),
+    protocol.Cancel(1),
+    protocol.Close(),
+]
+FROM_GATEWAY = [
+    protocol.Opened(1, "s", 3, 7, "vllm", "model"),
+    protocol.Reply(1, (4, 5), (-0.5, None), top=(((4, -0.5), (6, -1.5)), ()), cached=3, computed=1),
+    protocol.NeedFull(1),
+    protocol.Failed(1, "timeout", "too late", retry_after=100, request_id="r"),
+]
+
+
+@given(bytes_like(*map(protocol.encode, FROM_DEVICE)))
+def test_frames_from_a_device(data: bytes) -> None:
+    with suppress(CloudProtocolError, UsageError):
+        frame = protocol.from_device(data)
+        if isinstance(frame, protocol.Ask):
+            protocol.unpacked(frame.sampling)
+        if isinstance(frame, protocol.Ask | protocol.Push):
+            ledger = protocol.Ledger()
+            ledger.put(frame.position, frame.ids)
+            assert 0 <= ledger.check < 1 << 61
+
+
+@given(bytes_like(*map(protocol.encode, FROM_GATEWAY)))
+def test_frames_from_a_gateway(data: bytes) -> None:
+    with suppress(CloudProtocolError):
+        protocol.from_gateway(data)
+
+
+# Engines.
+
+LLAMA_SERVER: Any = {
+    "tokens": [4, 5],
+    "completion_probabilities": [
+        {"id": 4, "logprob": -0.5, "top_logprobs": [{"id": 4, "logprob": -0.5}]},
+        {"id": 5, "logprob": -1.5, "top_logprobs": [{"id": 5, "logprob": -1.5}]},
+    ],
+    "timings": {"cache_n": 3, "prompt_n": 1, "prompt_ms": 1.5, "predicted_ms": 2.5},
+    "stop_type": "limit",
+}
+SGLANG: Any = {
+    "output_ids": [4, 5],
+    "meta_info": {
+        "finish_reason": {"type": "length"},
+        "prompt_tokens": 4,
+        "cached_tokens": 3,
+        "e2e_latency": 0.1,
+        "output_token_logprobs": [[-0.5, 4, None], [-1.5, 5, None]],
+        "output_top_logprobs": [[[-0.5, 4, None]], [[-1.5, 5, None]]],
+    },
+}
+USAGE = {"prompt_tokens": 4, "prompt_tokens_details": {"cached_tokens": 3}}
+VLLM: Any = {
+    "choices": [
+        {
+            "token_ids": [4, 5],
+            "logprobs": {
+                "content": [
+                    {"logprob": -0.5, "top_logprobs": [{"logprob": -0.5, "token_id": 4}]},
+                    {"logprob": -1.5, "top_logprobs": [{"logprob": -1.5, "token": "token_id:5"}]},
+                ]
+            },
+            "finish_reason": "length",
+        }
+    ],
+    "usage": USAGE,
+}
+VLLM_TEXT: Any = {
+    "choices": [
+        {
+            "logprobs": {
+                "tokens": ["token_id:4", "token_id:5"],
+                "token_logprobs": [-0.5, -1.5],
+                "top_logprobs": [{"token_id:4": -0.5}, {"token_id:5": -1.5}],
+            },
+            "finish_reason": "stop",
+        }
+    ],
+    "usage": USAGE,
+}
+MODELS: Any = {"data": [{"id": "m", "owned_by": "vllm"}]}
+TOKENS: Any = {"tokens": [1, 2, 3]}
+
+DIALECTS: dict[str, tuple[type[HttpEngine], object]] = {
+    "llama-server": (LlamaServerEngine, LLAMA_SERVER),
+    "sglang": (SglangEngine, SGLANG),
+    "vllm": (VllmEngine, VLLM),
+    "vllm's completions": (VllmEngine, VLLM_TEXT | MODELS),
+}
+
+
+def answering(dialect: str, reply: bytes) -> Engine:
+    """An engine of this dialect whose every reply this is."""
+    kind, _ = DIALECTS[dialect]
+
+    class Answering(kind):  # type: ignore[misc, valid-type]
+        async def post(self, path: str, *_: object, **__: object) -> bytes:
+            if path == GENERATE and dialect == "vllm's completions":
+                raise CloudRejected("This form is closed.")
+            return reply
+
+        async def get(self, path: str) -> bytes:
+            return reply
+
+    return Answering("http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@given(data=st.data())
+def test_an_engines_replies(dialect: str, data: st.DataObject) -> None:
+    _, valid = DIALECTS[dialect]
+    engine = answering(dialect, data.draw(json_like(valid)))
+    with suppress(CloudError):
+        verdict = asyncio.run(engine.complete([1, 2, 3, 4], 2, Sampling()))
+        verdict.check(asked=2, prompt=4, size=VOCABULARY)
+        assert len(verdict.ids) <= 2
+        assert all(0 <= token < VOCABULARY for token in verdict.ids)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_valid_replies_are_read_whole(dialect: str) -> None:
+    """So that what is changed in them is looked at."""
+    reply = DIALECTS[dialect][1]
+    verdict = asyncio.run(
+        answering(dialect, json.dumps(reply).encode()).complete([1, 2, 3, 4], 2, Sampling())
+    )
+    verdict.check(asked=2, prompt=4, size=VOCABULARY)
+    assert verdict.ids == (4, 5)
+    assert [top[0].id for top in verdict.top] == [4, 5]
+    assert verdict.cached == 3
+
+
+def test_an_id_of_five_thousand_digits() -> None:
+    """More than Python turns into a number."""
+    reply = json.dumps(VLLM_TEXT | MODELS).replace("token_id:4", "token_id:" + "9" * 5000)
+    engine = answering("vllm's completions", reply.encode())
+    with pytest.raises(CloudProtocolError):
+        asyncio.run(engine.complete([1, 2, 3, 4], 2, Sampling()))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@given(data=st.data())
+def test_what_an_engine_says_of_itself(dialect: str, data: st.DataObject) -> None:
+    engine = answering(dialect, data.draw(json_like(MODELS, TOKENS)))
+    for ask in (engine.model_name, lambda: engine.tokenize("a"), engine.probe):
+        with suppress(CloudError):
+            asyncio.run(ask())  # type: ignore[arg-type]
+
+
+# Files of a gateway, of settings, of questions, of traces.
+
+
+def reading(path: Path, data: bytes, read: Callable[[Path], object]) -> None:
+    path.write_bytes(data)
+    told = ""
+    try:
+        read(path)
+    except UsageError as error:
+        told = str(error)
+    assert "\n" not in told
+
+
+KEYS: Any = {
+    "format": 1,
+    "keys": [
+        {
+            "name": "laptop",
+            "sha256": "0" * 64,
+            "created": "2026-01-01",
+            "asks_per_second": 50.0,
+            "tokens_per_day": 0,
+            "sessions": 16,
+        }
+    ],
+}
+
+
+@given(json_like(KEYS))
+def test_a_file_of_keys(folder: Path, data: bytes) -> None:
+    reading(folder / "keys.json", data, read_keys)
+
+
+TOML = b"""edge = "bundled"
+cloud-share = 0.05
+max-tokens = 64
+gpu-layers = "auto"
+[more]
+at = 2026-01-01T00:00:00Z
+"""
+
+
+@given(bytes_like(TOML, TOML.partition(b"[")[0]))
+def test_edgewise_toml(folder: Path, data: bytes) -> None:
+    place = folder / "settings"
+    place.mkdir(exist_ok=True)
+    reading(
+        place / "edgewise.toml", data, lambda path: load({}, environment={}, folder=path.parent)
+    )
+
+
+QUESTION: Any = {
+    "prompt": "2 + 2?",
+    "answer": "(4|four)",
+    "choices": ["(4|four)", "5"],
+    "family": "sums",
+    "id": "1",
+}
+COMMONSENSE: Any = {
+    "id": "1",
+    "question": {
+        "stem": "Where?",
+        "choices": [{"label": "A", "text": "here"}, {"label": "B", "text": "there"}],
+    },
+    "answerKey": "A",
+}
+PROBLEM: Any = {"question": "2 + 2?", "answer": "2 + 2 is <<2+2=4>>4\n#### 4"}
+
+
+@pytest.mark.parametrize("check", ["exact", "regex", "choice", "number"])
+@given(data=st.data())
+def test_questions(folder: Path, check: Grading, data: st.DataObject) -> None:
+    lines = data.draw(lines_like(QUESTION))
+    reading(folder / "q.jsonl", lines, lambda path: open_task(str(path), check=check))
+
+
+@pytest.mark.parametrize(("task", "line"), [("commonsenseqa", COMMONSENSE), ("gsm8k", PROBLEM)])
+@given(data=st.data())
+def test_a_tasks_published_file(folder: Path, task: str, line: object, data: st.DataObject) -> None:
+    lines = data.draw(lines_like(line))
+    reading(folder / "task.jsonl", lines, lambda path: open_task(task, data=path))
+
+
+def parquet() -> bytes:
+    """A published file of each task in one, so that either reads some of it."""
+    rows = {
+        "id": ["1"],
+        "question": ["Where?"],
+        "choices": [{"label": ["A", "B"], "text": ["here", "there"]}],
+        "answerKey": ["A"],
+        "answer": ["2 + 2 is 4\n#### 4"],
+    }
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.table(rows), sink)
+    return sink.getvalue().to_pybytes()
+
+
+@given(bytes_like(parquet()))
+def test_a_hub_datasets_file(folder: Path, data: bytes) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(records, "dataset_file", lambda *_: folder / "rows.parquet")
+        for kind in (gsm8k.Gsm8k, commonsenseqa.CommonsenseQa):
+            reading(folder / "rows.parquet", data, lambda _, kind=kind: kind().open("test"))
+
+
+TRACE: Any = [
+    {"at": 0.1, "event": {"type": "edge-step", "position": 3, "computed": 3, "seconds": 0.1}},
+    {"at": 0.2, "event": {"type": "edge-rewind", "position": 3, "tokens": 1}},
+    {"at": 0.2, "event": {"type": "ask", "number": 1, "position": 3, "tokens": 1, "deadline": 5.0}},
+    {"at": 0.3, "event": {"type": "push", "position": 0, "new_ids": 3}},
+    {
+        "at": 0.4,
+        "event": {"type": "answered", "number": 1, "outcome": "answered", "seconds": 0.2},
+    },
+]
+
+
+def traced() -> list[Any]:
+    """With the events of a real answer."""
+    edge = ScriptedEdge(noise())
+    from edgewise.pair import Pair
+
+    with Pair(edge, router="constant:0") as pair, pair.stream([1, 2], max_tokens=2) as events:
+        told = [msgspec.to_builtins(event) for event in events]
+    return [*TRACE, *({"at": 0.5, "event": one} for one in told)]
+
+
+@given(lines_like(*traced()))
+def test_a_trace(folder: Path, data: bytes) -> None:
+    def read(path: Path) -> None:
+        found = timeline.read(path)
+        msgspec.json.encode(timeline.chrome_trace(found))
+        timeline.timeline(found)
+
+    reading(folder / "trace.jsonl", data, read)
+
+
+# What an evaluation or a training left.
+
+SAMPLE = Sample("1", (1, 2), (3, 4), (-0.5, -1.5), True)
+LABELLED: Any = {"question": "1", "values": [0.0, 1.0], "router": "entropy"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"), [(Sample, msgspec.to_builtins(SAMPLE)), (Labelled, LABELLED)]
+)
+@given(data=st.data())
+def test_a_journal(folder: Path, kind: Any, line: object, data: st.DataObject) -> None:
+    lines = data.draw(lines_like(line))
+    reading(folder / "journal.jsonl", lines, lambda path: journal.read(path, kind))
+
+
+@given(data=st.data())
+def test_columns_of_a_training(shard: bytes, folder: Path, data: st.DataObject) -> None:
+    place = folder / "columns"
+    place.mkdir(exist_ok=True)
+
+    def read(path: Path) -> None:
+        found = collect_features([SAMPLE], "answer", ScriptedEdge(noise()), path.parent)
+        assert whole(found)
+
+    reading(place / "answer-00000.safetensors", data.draw(bytes_like(shard)), read)
+
+
+def whole(found: Columns) -> bool:
+    rows = len(found.written)
+    columns = (found.sample, found.proposed, found.edge_logprob, *found.inputs.values())
+    return set(found.inputs) == set(COLUMNS) and all(len(column) == rows for column in columns)
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    place = tmp_path_factory.mktemp("shard")
+    collect_features([SAMPLE], "answer", ScriptedEdge(noise()), place)
+    return (place / "answer-00000.safetensors").read_bytes()
+
+
+# A router's folder.
+
+HELD = {name: (bundled("router") / name).read_bytes() for name in (CONFIG, WEIGHTS, TRAINED_ON)}
+
+
+@pytest.fixture(scope="module")
+def step() -> Step:
+    """Of a model with the bundled edge's hidden size."""
+    from edgewise.edge.base import Needs
+    from edgewise.edge.llamacpp import LlamaModel
+
+    with LlamaModel(bundled("edge")) as model:
+        every = Needs.ENTROPY | Needs.TOP | Needs.LOGITS | Needs.HIDDEN
+        session = model.session(every, top=64)
+        session.open([1, 2, 3])
+        return session.step()
+
+
+@pytest.mark.parametrize("changed", [CONFIG, WEIGHTS])
+@given(data=st.data())
+def test_a_routers_folder(folder: Path, step: Step, changed: str, data: st.DataObject) -> None:
+    place = folder / "router"
+    place.mkdir(exist_ok=True)
+    like = json_like(json.loads(HELD[CONFIG])) if changed == CONFIG else bytes_like(HELD[WEIGHTS])
+    for name, held in HELD.items():
+        (place / name).write_bytes(held)
+
+    def read(path: Path) -> None:
+        card = read_card(path.parent)
+        trained_digests(path.parent)
+        card.threshold(0.05)
+        card.probability_at(0.5)
+        if card.kind == "mlp":
+            identity_of(card, path.parent)
+            router = router_of(card, path.parent)
+            if card.hidden_size == 64:
+                assert 0 <= router.score(step) <= 1
+
+    reading(place / changed, data.draw(like), read)
+
+
+# Requests, and a hub.
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with app() as found:
+        yield found
+
+
+FULL: Any = {
+    **ASK,
+    "max_tokens": 2,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 3,
+    "min_p": 0.1,
+    "seed": 1,
+    "stop": ["x"],
+    "logprobs": 2,
+    "n": 1,
+    "user": "u",
+    "stream": False,
+    "edgewise": {"provenance": True, "pending": False},
+}
+FULL_CHAT: Any = {
+    **{name: value for name, value in FULL.items() if name != "prompt"},
+    "logprobs": True,
+    "top_logprobs": 2,
+    "messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "sky: "}]},
+        {"role": "assistant", "content": "blue", "tool_calls": []},
+        *CHAT["messages"],
+    ],
+    "response_format": {"type": "text"},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", FULL),
+        ("/v1/completions", FULL | {"prompt": [1, 2, 3]}),
+        ("/v1/completions", FULL | {"stream": True}),
+        ("/v1/chat/completions", FULL_CHAT),
+    ],
+    ids=["text", "ids", "stream", "chat"],
+)
+@given(data=st.data())
+def test_requests(client: TestClient, path: str, body: object, data: st.DataObject) -> None:
+    sent = data.draw(json_like(body))
+    response = client.post(path, content=sent, headers={"Content-Type": "application/json"})
+    assert response.status_code in (200, 400, 404), response.text
+    if response.status_code != 200:
+        error = response.json()["error"]
+        assert error["message"]
+        assert "\n" not in error["message"]
+    assert "internal_error" not in response.text
+
+
+LISTING: Any = {
+    "id": "own/zoo",
+    "sha": "0" * 40,
+    "private": False,
+    "siblings": [{"rfilename": "zoo-Q4_K_M.gguf", "size": 5}, {"rfilename": "../zoo-Q8_0.gguf"}],
+    "lastModified": "2026-01-01T00:00:00.000Z",
+    "tags": ["gguf"],
+}
+
+
+@given(json_like(LISTING))
+def test_a_hubs_listing(data: bytes) -> None:
+    def listed(*_: object, **__: object) -> ModelInfo:
+        return ModelInfo(**json.loads(data))
+
+    def asked(*_: object, **__: object) -> None:
+        raise OSError("nothing is downloaded")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(huggingface_hub.HfApi, "model_info", listed)
+        patched.setattr(huggingface_hub, "get_hf_file_metadata", asked)
+        patched.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        for address in ("own/zoo", "own/zoo:Q8_0"):
+            with pytest.raises(EdgewiseError) as caught:
+                resolve(address, "edge")
+            assert "\n" not in str(caught.value)
+
+
+@given(st.text(max_size=60) | st.from_regex(r"(hf://)?[\w.-]+/[\w.-]+(@[\w./-]+)?[:/]?[\w./\\-]*"))
+def test_names_that_may_be_on_a_hub(name: str) -> None:
+    def nobody(*_: object, **__: object) -> None:
+        raise OSError("nobody answers")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(huggingface_hub.HfApi, "model_info", nobody)
+        patched.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        for find in (lambda: resolve(name, "edge"), lambda: checkpoint(name)):
+            with suppress(EdgewiseError):
+                find()
