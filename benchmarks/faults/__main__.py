@@ -26,6 +26,7 @@ from benchmarks.faults.rig import link_faults
 from benchmarks.faults.table import Row, failures, table
 
 GROUPS: dict[str, tuple[str, Callable[[], list[Row]]]] = {
+    "parsers": ("Bytes from outside", parser_faults),
     "replies": ("Hostile replies, at every token, straight and through a gateway", replies),
     "engines": ("Engines that go, or come back as another", engine_faults),
     "link": ("Between device and engine, before every token", link_faults),
@@ -34,9 +35,8 @@ GROUPS: dict[str, tuple[str, Callable[[], list[Row]]]] = {
     "gateways": ("Two gateways", gateway_faults),
     "revocation": ("Revoked keys", revocation_faults),
     "clients": ("Hostile clients", client_faults),
-    "parsers": ("Bytes from outside", parser_faults),
 }
-
+"""The longest first, so that none is left alone at the end."""
 
 ALONE = ("clients",)
 """Groups that leave no time for others beside them."""
