@@ -51,3 +51,15 @@ def test_what_the_deployment_page_names_is_there() -> None:
     drained = re.search(r"at most (\d+) s\), then connections", text)
     assert drained
     assert int(drained[1]) == DRAIN_SECONDS
+
+
+def test_every_defence_names_a_test_that_is_there() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    targets = re.findall(r"\]\(([^)#:]+)\)", text)
+    for target in targets:
+        assert (ROOT / target).exists(), target
+    assert len([target for target in targets if target.startswith("tests/")]) > 20
+    defended = text[text.index("## What is defended") : text.index("## What is not defended")]
+    rows = [line for line in defended.splitlines() if line.startswith("|") and "---" not in line]
+    for row in rows:
+        assert "](tests/" in row or re.search(r"\| test \|$", row), row

@@ -147,6 +147,7 @@ def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (("--engine", "bundled", "--host", "0.0.0.0"), "give --keys FILE"),
         (("--engine", "bundled", "--keys", "none.json"), "gateway keys add"),
         (("--engine", "bundled", "--certificate", "c.pem"), "both --certificate"),
+        (("--engine", "bundled", "--engine-kind", "vllm"), "no vllm; leave the kind out"),
         (("--engine", "ftp://x"), "no http://"),
         (("--engine", "http://127.0.0.1:9"), "cannot be reached"),
         (("--engine", "http://127.0.0.1:9", "--engine-kind", "vllm"), "No engine is ready"),

@@ -27,10 +27,14 @@ async def engines_at(
 ) -> list[Engine]:
     """The engines behind the addresses, or the bundled one; `kind` is a name of `ENGINES` or auto.
 
-    Raises a `CloudError`, or `UsageError` for another name.
+    Raises a `CloudError`, or `UsageError` for another name, or one beside the bundled engine.
     """
     if kind != AUTO:
         ENGINES.load(kind)
+        if BUNDLED in addresses:
+            raise UsageError(
+                f"The bundled engine is no {kind}", hint="leave the kind out", setting="engine_kind"
+            )
     async with side_by_side() as looks:
         found = [looks.begin(_kind_at(address, key, kind)) for address in addresses]
     kinds = [task.result() for task in found]
