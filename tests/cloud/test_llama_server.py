@@ -148,9 +148,10 @@ def test_every_fault_has_its_name_and_one_sentence(
     serve: Callable[[Act], Engine], act: Act, error: type[CloudError]
 ) -> None:
     begun = time.monotonic()
-    raised = consult(url(serve(act)), deadline=0.5)
+    # A busy machine may take long for the others.
+    raised = consult(url(serve(act)), deadline=0.5 if error is CloudTimeout else 10)
     assert type(raised) is error
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 8
     assert KEY not in str(raised)
     assert "\n" not in str(raised)
 
