@@ -21,7 +21,7 @@ from benchmarks.faults.clients import client_faults, revocation_faults
 from benchmarks.faults.engines import engine_faults
 from benchmarks.faults.gateways import gateway_faults
 from benchmarks.faults.hostile_replies import lies_to_the_watch, probes, replies
-from benchmarks.faults.parsers import parser_faults
+from benchmarks.faults.parsers import model_file_faults, parser_faults
 from benchmarks.faults.rig import link_faults
 from benchmarks.faults.table import Row, failures, table
 
@@ -31,6 +31,7 @@ GROUPS: dict[str, tuple[str, Callable[[], list[Row]]]] = {
     "engines": ("Engines that go, or come back as another", engine_faults),
     "link": ("Between device and engine, before every token", link_faults),
     "probes": ("Hostile replies while a device probes an engine", probes),
+    "models": ("Broken model files", model_file_faults),
     "watch": ("Hostile replies to a gateway's watch", lies_to_the_watch),
     "gateways": ("Two gateways", gateway_faults),
     "revocation": ("Revoked keys", revocation_faults),

@@ -18,11 +18,7 @@ GGUFS = 100
 
 
 def parser_faults() -> list[Row]:
-    """All properties in one row, whose `tries` are their examples; then model files."""
-    return [_properties(), _model_files()]
-
-
-def _properties() -> Row:
+    """All properties in one row, whose `tries` are their examples."""
     command = [sys.executable, "-m", "pytest", "-q", f"--hypothesis-profile={PROFILE}", str(TESTS)]
     done = subprocess.run(command, capture_output=True, text=True)
     told = done.stdout.strip().splitlines()[-1:] or [done.stderr.strip()[-200:]]
@@ -30,7 +26,7 @@ def _properties() -> Row:
     # pytest ends by itself with 0 or 1; anything else is a process that was ended.
     ended = int(done.returncode not in (0, 1, 2, 3, 4, 5))
     properties = passed + failed
-    return Row(
+    row = Row(
         f"{properties} properties of parsers, {EXAMPLES:,} examples each",
         EXAMPLES * properties,
         EXAMPLES * properties,
@@ -39,6 +35,7 @@ def _properties() -> Row:
         0,
         told[0] if done.returncode else "",
     )
+    return [row]
 
 
 def _count(line: str, word: str) -> int:
@@ -46,7 +43,7 @@ def _count(line: str, word: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _model_files() -> Row:
+def model_file_faults() -> list[Row]:
     """A process that a file ends goes on with the next one."""
     said: list[str] = []
     ended = 0
@@ -65,4 +62,4 @@ def _model_files() -> Row:
                 ended += 1
     refused, failed = said.count("refused"), [how for how in said if how.startswith("failed")]
     note = "; ".join([f"{refused} refused in a sentence", *sorted(set(failed))])
-    return Row("model files, broken", GGUFS, len(said), len(failed), ended, 0, note)
+    return [Row("model files, broken", GGUFS, len(said), len(failed), ended, 0, note)]
