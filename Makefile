@@ -64,7 +64,7 @@ pocket: .venv/installed  ## train the bundled pair and its router anew (needs wo
 	cp $(addprefix pocket/work/router/,config.json model.safetensors trained_on.txt README.md) \
 		src/edgewise/bundled/router
 
-faults: .venv/tested  ## every fault between device and engine, at every token
+faults: .venv/tested  ## every fault between device, gateway and engine, at every token (ten minutes)
 	$(BIN)/python -m benchmarks.faults
 
 bench: .venv/tested  ## measure decoding speed on a 0.5B-shaped model

@@ -1,13 +1,15 @@
 """Faults of a llama-server, on real sockets; and the promise of `--cloud none`."""
 
 import logging
+import os
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socket import SHUT_RDWR
+from socket import SHUT_RDWR, SO_LINGER, SOL_SOCKET
 
 import pytest
 import trustme
@@ -78,6 +80,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         self.connection.shutdown(SHUT_RDWR)
 
+    def reset(self) -> None:
+        """As the system answers for a process that is gone."""
+        self.close_connection = True
+        self.connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+        os.close(self.connection.detach())
+
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[Act], Engine]]:
@@ -140,9 +148,10 @@ def test_every_fault_has_its_name_and_one_sentence(
     serve: Callable[[Act], Engine], act: Act, error: type[CloudError]
 ) -> None:
     begun = time.monotonic()
-    raised = consult(url(serve(act)), deadline=0.5)
+    # A busy machine may take long for the others.
+    raised = consult(url(serve(act)), deadline=0.5 if error is CloudTimeout else 10)
     assert type(raised) is error
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 8
     assert KEY not in str(raised)
     assert "\n" not in str(raised)
 
@@ -162,11 +171,12 @@ def test_the_key_travels_as_a_bearer_token_and_is_never_logged(
     assert KEY not in repr(LlamaServer.__dict__)
 
 
+@pytest.mark.parametrize("end", [lambda handler: handler.cut(), lambda handler: handler.reset()])
 def test_a_kept_connection_closed_while_idle_is_retried_once(
-    serve: Callable[[Act], Engine],
+    serve: Callable[[Act], Engine], end: Callable[["_Handler"], None]
 ) -> None:
     def act(handler: _Handler, n: int) -> None:
-        handler.cut() if n == 1 else handler.reply(200, GOOD % 98)
+        end(handler) if n == 1 else handler.reply(200, GOOD % 98)
 
     engine = serve(act)
     server = LlamaServer(url(engine))

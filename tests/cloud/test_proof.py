@@ -104,6 +104,20 @@ def test_a_restart_is_known_by_its_new_connection(
     assert isinstance(ask(cloud), Verdict)
 
 
+def test_a_restart_within_a_second_of_a_look_is_found_out_after_that_second(
+    engine: ScriptedEngine, cloud: LlamaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a consult over the connection that one before it made."""
+    monkeypatch.setattr(proofs, "FRESH_SECONDS", 3600.0)
+    monkeypatch.setattr(proofs, "PROVEN_SECONDS", 3600.0)
+    assert isinstance(ask(cloud), Verdict)
+    engine.mark = 1
+    restart(engine)
+    assert isinstance(ask(cloud), Verdict)
+    monkeypatch.setattr(proofs, "FRESH_SECONDS", 0.0)
+    assert type(ask(cloud)) is OtherVocabulary
+
+
 def test_while_it_is_another_looks_are_few(
     engine: ScriptedEngine, cloud: LlamaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.faults import FAULTS, QUICK, Rig, answered, positions, rig
+from benchmarks.faults.rig import FAULTS, QUICK, Rig, answered, positions, rig
 
 
 @pytest.fixture(scope="module")

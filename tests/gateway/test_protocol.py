@@ -1,6 +1,5 @@
 """Frames and checks: whatever comes in is a frame or a sentence."""
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -147,11 +146,3 @@ def test_other_vocabularies_have_other_fingerprints() -> None:
     assert same == protocol.tokenizer_fingerprint(ByteTokenizer())
     assert same != protocol.tokenizer_fingerprint(Other())
     assert protocol.fingerprint([[1, 2], [3]]) != protocol.fingerprint([[1], [2, 3]])
-
-
-def test_the_documents_example_is_what_travels() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
-    ledger = Ledger()
-    ledger.put(0, [72, 105])
-    for frame in (Ask(0, 0, [72, 105], ledger.check), Reply(0, (33,), (-0.1,))):
-        assert encode(frame).hex(" ") in text

@@ -178,3 +178,15 @@ def test_a_target_that_is_not_there_is_a_reset() -> None:
     with socket.create_connection(("127.0.0.1", link.port)) as client:
         assert ended(client)
     link.close()
+
+
+def test_new_connections_lead_elsewhere(echo: int) -> None:
+    link = Link("127.0.0.1", 1)
+    with socket.create_connection(("127.0.0.1", link.port)) as refused:
+        assert ended(refused)
+    link.move("127.0.0.1", echo)
+    with socket.create_connection(("127.0.0.1", link.port)) as client:
+        round_trip(client)
+        link.move("127.0.0.1", 1)
+        round_trip(client)
+    link.close()

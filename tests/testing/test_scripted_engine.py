@@ -8,9 +8,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from edgewise.testing.engine_dialects import Writing
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer
-from edgewise.testing.scripted_engine import Misbehaviour, ScriptedEngine, reply_to
+from edgewise.testing.scripted_engine import (
+    Edited,
+    Misbehaviour,
+    ScriptedEngine,
+    Twisted,
+    Wire,
+    reply_to,
+)
 
 
 @pytest.fixture
@@ -118,6 +127,77 @@ def test_a_consult_takes_as_long_as_told() -> None:
     ask(engine, [1], 0)
     assert time.monotonic() - begun < 0.1
     engine.close()
+
+
+def test_a_reply_says_something_else() -> None:
+    def twist(writing: Writing) -> Writing:
+        return replace(writing, ids=[1 << 64], cached=-5)
+
+    engine = ScriptedEngine(fault=lambda number: Twisted(twist))
+    said = json.loads(ask(engine, [1])[2])
+    engine.close()
+    assert (said["tokens"], said["timings"]["cache_n"]) == ([1 << 64], -5)
+    assert engine.faults == 1
+
+
+def test_a_reply_with_other_bytes_status_and_headers() -> None:
+    fault = Edited(lambda data: data[:5], status=418, headers={"X-A": "b"})
+    engine = ScriptedEngine(fault=lambda number: fault if number else None)
+    whole, (status, request_id, said) = ask(engine, [1])[2], ask(engine, [1])
+    engine.close()
+    assert (status, request_id, said) == (418, "scripted-1", whole[:5])
+    assert engine.faults == 1
+
+
+def test_bytes_on_the_wire_with_pauses() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n"
+    engine = ScriptedEngine(fault=lambda number: Wire([head, b"a", b"b", b"c"], 0.05))
+    begun = time.monotonic()
+    with urllib.request.urlopen(engine.url + "/completion", asked([1])) as response:
+        assert response.read() == b"abc"
+    assert time.monotonic() - begun >= 0.15
+    engine.close()
+
+
+def asked(prompt: list[int]) -> bytes:
+    return json.dumps({"prompt": prompt, "n_predict": 1}).encode()
+
+
+def test_a_wire_without_bytes_is_closed_at_once() -> None:
+    engine = ScriptedEngine(fault=lambda number: Wire([]))
+    with pytest.raises(OSError, match="closed"):
+        ask(engine, [1])
+    engine.close()
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/tokenize"])
+def test_faults_aside_of_consults(engine: ScriptedEngine, path: str) -> None:
+    engine.aside = lambda asked: Edited(lambda data: b"[]") if asked == path else None
+    body = b'{"content": "a"}' if path == "/tokenize" else None
+    with urllib.request.urlopen(engine.url + path, body) as response:
+        assert response.read() == b"[]"
+    assert ask(engine, [1])[0] == 200
+    assert (engine.faults, engine.looks) == (1, int(path == "/health"))
+
+
+def test_what_it_does_not_have_is_counted(engine: ScriptedEngine) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(engine.url + "/elsewhere")
+    assert engine.strays == {"/elsewhere": 1}
+
+
+def test_another_engine_comes_back(engine: ScriptedEngine) -> None:
+    class Other(ByteTokenizer):
+        def encode(self, text: str, *, special: bool = False) -> list[int]:
+            return [7]
+
+    engine.stop()
+    engine.tokenizer, engine.model = Other(), "another"
+    engine.start()
+    with urllib.request.urlopen(engine.url + "/tokenize", b'{"prompt": "a"}') as response:
+        assert json.loads(response.read())["tokens"] == [7]
+    with urllib.request.urlopen(engine.url + "/v1/models") as response:
+        assert json.loads(response.read())["data"][0]["id"] == "another"
 
 
 def test_it_becomes_another_model(engine: ScriptedEngine) -> None:

@@ -94,7 +94,10 @@ class HttpEngine(Engine):
         try:
             try:
                 return await self._once(request)
-            except (aiohttp.ServerDisconnectedError, ConnectionResetError):
+            except aiohttp.ClientConnectorError:
+                # There was no connection to be kept.
+                raise
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError):
                 return await self._once(request)
         except (aiohttp.ClientError, OSError) as error:
             raise unreachable(self.url, error) from error

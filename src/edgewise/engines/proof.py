@@ -26,7 +26,7 @@ PROVEN_SECONDS = 4.0
 """A proof that is older is renewed beside the next consult."""
 
 FRESH_SECONDS = 1.0
-"""A younger look is good enough, whatever happened since: looks are no load."""
+"""A younger look is good enough, whatever happened since, until it is as old: looks are no load."""
 
 
 class Proof:
@@ -37,6 +37,8 @@ class Proof:
         self._engine, self._accept = engine, accept
         self.holds = False
         self._begun = -math.inf
+        # Whether a consult needed a new connection since a look began.
+        self._linked = False
         self._looking: asyncio.Task[None] | None = None
         self._refused: UsageError | None = None
 
@@ -79,6 +81,10 @@ class Proof:
     def _age(self) -> float:
         return time.monotonic() - self._begun
 
+    @property
+    def _due(self) -> bool:
+        return self._age > (FRESH_SECONDS if self._linked else PROVEN_SECONDS)
+
     async def _proven(self) -> None:
         """From the ground up, unless that was tried in vain just now."""
         if self._refused is not None and self._age < FRESH_SECONDS:
@@ -88,11 +94,12 @@ class Proof:
     async def _beside_a_look(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client
     ) -> Verdict:
-        looking = self._look() if self._age > PROVEN_SECONDS else None
+        looking = self._look() if self._due else None
         made = self._engine.connections
         verdict = await self._engine.complete(ids, n, sampling, client)
-        if self._engine.connections != made and self._age > FRESH_SECONDS:
-            looking = self._look()
+        if self._engine.connections != made:
+            self._linked = True
+            looking = self._look() if self._due else looking
         if looking is not None:
             await self._found(looking)
         return verdict
@@ -105,7 +112,7 @@ class Proof:
 
     def _look(self) -> asyncio.Task[None]:
         if self._looking is None or self._looking.done():
-            self._begun = time.monotonic()
+            self._begun, self._linked = time.monotonic(), False
             self._looking = asyncio.create_task(self._prove())
             self._looking.add_done_callback(_heard)
         return self._looking

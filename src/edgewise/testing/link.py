@@ -68,6 +68,10 @@ class Link:
         """Reset every connection and accept none, until `restore`."""
         self._do(self._refuse())
 
+    def move(self, host: str, port: int) -> None:
+        """Lead new connections there; those that are made stay as they are."""
+        self._target = (host, port)
+
     def restore(self) -> None:
         """Accept connections, and let stalled ones go on."""
         self._do(self._restore())

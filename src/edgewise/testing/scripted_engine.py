@@ -1,24 +1,55 @@
-"""A scripted engine over real HTTP, in llama-server's dialect: for tests, faults and load.
+"""A scripted engine over real HTTP, in any dialect: for tests, faults and load.
 
     python -m edgewise.testing.scripted_engine --port 8080
 
-Its vocabulary is that of `ByteTokenizer`. It answers at once, with ids that follow from the whole
-prefix, so that whoever gets another session's answer notices.
+Its vocabulary is that of `ByteTokenizer`, unless it is told another. It answers at once, with ids
+that follow from the whole prefix, so that whoever gets another session's answer notices.
 """
 
 import argparse
 import asyncio
+import json
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from aiohttp import web
 
+from edgewise.edge.base import Tokenizer
+from edgewise.testing.engine_dialects import DIALECTS, Dialect, Wanted, Writing
 from edgewise.testing.scripted_edge import ByteTokenizer
 
 Misbehaviour = Literal["hang", "reset", "error", "busy", "declined", "garbage"]
 """What to do with a request instead of answering it."""
+
+
+class Twisted(NamedTuple):
+    """The right reply, saying something else."""
+
+    how: Callable[[Writing], Writing]
+
+
+class Edited(NamedTuple):
+    """The right reply with its bytes changed, under another status or other headers."""
+
+    how: Callable[[bytes], bytes] = lambda data: data
+    status: int = 200
+    headers: Mapping[str, str] = {}
+
+
+class Wire(NamedTuple):
+    """Bytes that go onto the connection instead of a reply, `pause` seconds between the pieces.
+
+    Then it is closed.
+    """
+
+    pieces: Sequence[bytes]
+    pause: float = 0.0
+
+
+Misdeed = Misbehaviour | Twisted | Edited | Wire
 
 _STATUS: dict[Misbehaviour, int] = {"error": 500, "busy": 429, "declined": 400}
 
@@ -31,39 +62,42 @@ def reply_to(ids: Sequence[int]) -> int:
     return 97 + hash(tuple(ids)) % 26
 
 
-class _Completion(msgspec.Struct):
-    prompt: list[int]
-    n_predict: int
-    n_probs: int = 0
-
-
 class _Text(msgspec.Struct):
-    content: str
+    content: str = ""
+    prompt: str = ""
 
 
 class ScriptedEngine:
     """Serves on 127.0.0.1 from a thread of its own. `asked` counts consults, `prefills` the rest.
 
-    `fault` is told the number of each consult and may name what to do with it. `running` consults
-    are being answered, `abandoned` ones were given up by who asked. Every reply to a consult has
-    its number as `x-request-id` (`scripted-0`, ...). It says that it serves `model`, of `size` ids
-    (None: it does not say); with a `mark` other than 0 its vocabulary is another.
+    `fault` is told the number of each consult and may name what to do with it, `aside` the path of
+    any other request; `faults` counts what they did. `running` consults are being answered,
+    `abandoned` ones were given up by who asked, `looks` were taken at its health, `strays` counts
+    requests for what it does not have, by path. Every reply to a consult has its number as
+    `x-request-id` (`scripted-0`, ...). It says that it serves `model`, of `size` ids (None: it does
+    not say); with another `tokenizer`, or a `mark` other than 0, its vocabulary is another.
     """
 
     def __init__(
         self,
         *,
         script: Callable[[Sequence[int]], int] = reply_to,
-        fault: Callable[[int], Misbehaviour | None] = lambda number: None,
+        fault: Callable[[int], Misdeed | None] = lambda number: None,
         seconds: float = 0.0,
         port: int = 0,
+        dialect: Dialect = "llama-server",
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         """`seconds` a consult takes; port 0 is any free one."""
         self.script, self.fault, self.seconds = script, fault, seconds
+        self.aside: Callable[[str], Misdeed | None] = lambda path: None
         self.asked = self.prefills = self.running = self.abandoned = 0
+        self.faults = self.looks = 0
+        self.strays = Counter[str]()
+        self.tokenizer: Tokenizer = tokenizer or ByteTokenizer()
         self.model, self.mark = "scripted", 0
         self.size: int | None = None
-        self._tokenizer = ByteTokenizer()
+        self._dialect = DIALECTS[dialect]
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -104,7 +138,8 @@ class ScriptedEngine:
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/tokenize", self._tokenize)
-        app.router.add_post("/completion", self._complete)
+        app.router.add_post(self._dialect.path, self._complete)
+        app.router.add_route("*", "/{path:.*}", self._stray)
         self._runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05
         )
@@ -118,27 +153,35 @@ class ScriptedEngine:
         await self._runner.cleanup()
         self._runner = None
 
-    async def _health(self, request: web.Request) -> web.Response:
-        return _json({"status": "ok"})
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        self.looks += 1
+        return await self._reply(request, {"status": "ok"}, self.aside(request.path))
 
-    async def _models(self, request: web.Request) -> web.Response:
+    async def _models(self, request: web.Request) -> web.StreamResponse:
         meta = {} if self.size is None else {"meta": {"n_vocab": self.size}}
-        return _json({"data": [{"id": self.model, "owned_by": "llamacpp", **meta}]})
+        served = {"data": [{"id": self.model, "owned_by": self._dialect.owner, **meta}]}
+        return await self._reply(request, served, self.aside(request.path))
 
-    async def _tokenize(self, request: web.Request) -> web.Response:
-        text = msgspec.json.decode(await request.read(), type=_Text).content
-        return _json({"tokens": [token ^ self.mark for token in self._tokenizer.encode(text)]})
+    async def _tokenize(self, request: web.Request) -> web.StreamResponse:
+        said = msgspec.json.decode(await request.read(), type=_Text)
+        ids = self.tokenizer.encode(said.content or said.prompt)
+        tokens = {"tokens": [token ^ self.mark for token in ids]}
+        return await self._reply(request, tokens, self.aside(request.path))
+
+    async def _stray(self, request: web.Request) -> web.StreamResponse:
+        self.strays[request.path] += 1
+        return web.Response(status=404, body=b"no such path")
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        asked = msgspec.json.decode(await request.read(), type=_Completion)
-        if asked.n_predict == 0:
+        asked = self._dialect.wanted(await request.read())
+        if asked.n == 0:
             self.prefills += 1
             return _json({"tokens": []})
         number, self.asked = self.asked, self.asked + 1
         self.running += 1
         try:
             reply = await self._answer(request, asked, self.fault(number))
-            reply.headers["x-request-id"] = f"scripted-{number}"
+            reply.headers.setdefault("x-request-id", f"scripted-{number}")
             return reply
         except asyncio.CancelledError:
             self.abandoned += 1
@@ -147,32 +190,49 @@ class ScriptedEngine:
             self.running -= 1
 
     async def _answer(
-        self, request: web.Request, asked: _Completion, fault: Misbehaviour | None
+        self, request: web.Request, asked: Wanted, fault: Misdeed | None
     ) -> web.StreamResponse:
-        if fault is not None:
-            return await self._fail(request, fault)
-        if self.seconds:
+        if self.seconds and not isinstance(fault, str):
             await asyncio.sleep(self.seconds)
-        return _json(self._written(asked))
+        writing = self._written(asked)
+        if isinstance(fault, Twisted):
+            self.faults += 1
+            # JSON as it is found: with NaN, and integers of any size.
+            said = json.dumps(self._dialect.reply(fault.how(writing))).encode()
+            return web.Response(body=said, content_type="application/json")
+        return await self._reply(request, self._dialect.reply(writing), fault)
 
-    def _written(self, asked: _Completion) -> dict[str, object]:
-        ids = list(asked.prompt)
+    def _written(self, asked: Wanted) -> Writing:
+        ids = list(asked.ids)
         written: list[int] = []
-        while len(written) < asked.n_predict:
+        while len(written) < asked.n:
             written.append(self.script(ids))
             ids.append(written[-1])
-            if written[-1] in self._tokenizer.eos_ids:
+            if written[-1] in self.tokenizer.eos_ids:
                 break
-        ended = written[-1] in self._tokenizer.eos_ids
-        return {
-            "tokens": written,
-            "completion_probabilities": [
-                {"id": token, "logprob": -0.1, "top_logprobs": [{"id": token, "logprob": -0.1}]}
-                for token in written
-            ],
-            "timings": {"cache_n": len(asked.prompt) - 1, "prompt_n": 1},
-            "stop_type": "eos" if ended else "limit",
-        }
+        return Writing(
+            ids=list(written),
+            logprobs=[-0.1] * len(written),
+            top=[[(token, -0.1)] for token in written],
+            ended=written[-1] in self.tokenizer.eos_ids,
+            cached=len(asked.ids) - 1,
+        )
+
+    async def _reply(
+        self, request: web.Request, said: object, fault: Misdeed | None
+    ) -> web.StreamResponse:
+        """What is said, or what is done instead."""
+        if fault is None:
+            return _json(said)
+        self.faults += 1
+        if isinstance(fault, Edited):
+            headers = {"Content-Type": "application/json", **fault.headers}
+            body = fault.how(msgspec.json.encode(said))
+            return web.Response(status=fault.status, headers=headers, body=body)
+        if isinstance(fault, Wire):
+            return await _on_the_wire(request, fault)
+        assert not isinstance(fault, Twisted), "only what is written can be twisted"
+        return await self._fail(request, fault)
 
     async def _fail(self, request: web.Request, fault: Misbehaviour) -> web.StreamResponse:
         if fault == "hang":
@@ -185,6 +245,19 @@ class ScriptedEngine:
         if fault == "garbage":
             return web.Response(body=b'{"tokens": "none", \xff', content_type="application/json")
         return web.Response(status=_STATUS[fault], body=b"as the script says")
+
+
+async def _on_the_wire(request: web.Request, wire: Wire) -> web.StreamResponse:
+    transport = request.transport
+    assert transport is not None
+    for number, piece in enumerate(wire.pieces):
+        if number and wire.pause:
+            await asyncio.sleep(wire.pause)
+        if transport.is_closing():
+            break
+        transport.write(piece)
+    transport.close()
+    return web.Response(status=_STATUS["error"])
 
 
 def _json(described: object) -> web.Response:

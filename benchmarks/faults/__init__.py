@@ -1,0 +1,1 @@
+"""Every fault between device, gateway and engine: `python -m benchmarks.faults`."""

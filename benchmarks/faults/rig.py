@@ -1,0 +1,297 @@
+"""One fault at one token: a device, a link, a gateway and an engine over real sockets.
+
+A scripted edge model asks a scripted engine for every token; at one consult of the answer
+something breaks. An answer is lost when it does not end, or is not what was to be written.
+"""
+
+import gc
+import resource
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from benchmarks.faults.processes import HEALTH_SECONDS, watched
+from benchmarks.faults.table import Row, told
+from edgewise.cloud.base import CloudModel
+from edgewise.cloud.gateway import GatewayCloud
+from edgewise.gateway import fleet, keys
+from edgewise.loop.breaker import Breaker
+from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.policy import Policy
+from edgewise.routers.constant import Constant
+from edgewise.testing.link import Link, Quality
+from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, replying
+from edgewise.testing.scripted_engine import Misbehaviour, ScriptedEngine
+from tests.gateway.running import Running, gateway
+
+PROMPT, TEXT = "sky: ", "The sky is blue."
+DEADLINE = 0.6
+SLOW_LINK = Quality(bandwidth=8 / 0.05)
+"""A byte every 50 ms."""
+
+
+class Rig:
+    """Device, link, gateway and engine, each of which can fail."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self.engine = ScriptedEngine(script=written)
+        stack.callback(self.engine.close)
+        self.other = ScriptedEngine(script=lambda ids: 88, tokenizer=Other())
+        stack.callback(self.other.close)
+        self.keys = folder / "keys.json"
+        self.secret = keys.add_key(
+            self.keys, "device", asks_per_second=0, tokens_per_day=0, sessions=0
+        )
+        self._gateways = ExitStack()
+        stack.callback(self._gateways.close)
+        self.running = self._start(self.engine, None)
+        self.link = Link("127.0.0.1", port_of(self.running.url))
+        stack.callback(self.link.close)
+
+    def restart(self, engine: ScriptedEngine | None = None) -> None:
+        """Kill the gateway, with everything it knows, and start another in its place."""
+        port = port_of(self.running.url)
+        self._gateways.close()
+        self.running = self._start(engine or self.engine, port)
+
+    def answer(self, before: Callable[[int], None]) -> Answer:
+        """One answer, every token asked for; `before` is told each consult's number."""
+        return answer_at(self.link.url, self.secret, before, Breaker(clock=lambda: 0.0))
+
+    def _start(self, engine: ScriptedEngine, port: int | None) -> Running:
+        self.serving = engine
+        made = gateway([engine.url], keys=self.keys, port=port)
+        return self._gateways.enter_context(made)
+
+
+class Other(ByteTokenizer):
+    """Another vocabulary."""
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        return [token ^ 1 for token in super().encode(text)]
+
+
+def answer_at(url: str, key: str | None, before: Callable[[int], None], breaker: Breaker) -> Answer:
+    """An answer of a new device at a gateway; raises what keeps it from beginning."""
+    return answer_of(GatewayCloud(url, key=key), before, breaker)
+
+
+def answer_of(cloud: CloudModel, before: Callable[[int], None], breaker: Breaker) -> Answer:
+    """An answer of a new device that asks `cloud`, which is closed then."""
+    edge = ScriptedEdge(replying(TEXT, prompt=PROMPT))
+    try:
+        cloud.check(edge.tokenizer)
+        policy = Policy(threshold=0.5, deadline=DEADLINE)
+        decoder = Decoder(
+            edge, router=_Telling(before), policy=policy, cloud=cloud, breaker=breaker
+        )
+        return decoder.generate(edge.tokenizer.encode_prompt(PROMPT), max_tokens=64)
+    finally:
+        cloud.close()
+
+
+def whole(answer: Answer) -> bool:
+    """It ended, and is what was to be written."""
+    return answer.text == TEXT and answer.finish_reason == "stop"
+
+
+class _Telling(Constant):
+    """Always asks, and says so before."""
+
+    def __init__(self, before: Callable[[int], None]) -> None:
+        super().__init__(1.0)
+        self._before, self._count = before, 0
+
+    def score(self, step: object) -> float:
+        self._before(self._count)
+        self._count += 1
+        return 1.0
+
+
+Break = Callable[[Rig], None]
+
+
+def _engine(fault: Misbehaviour) -> Break:
+    """The next consult at the engine."""
+
+    def apply(rig: Rig) -> None:
+        at = rig.engine.asked
+        rig.engine.fault = lambda number: fault if number == at else None
+
+    return apply
+
+
+def _engine_killed(rig: Rig) -> None:
+    rig.engine.stop()
+
+
+def _slow_link(rig: Rig) -> None:
+    rig.link.quality = SLOW_LINK
+
+
+def _wrong_hash(rig: Rig) -> None:
+    sessions, end = rig.running.gateway.sessions, time.monotonic() + 5
+    # What the device has pushed comes a little later.
+    while not sessions.ids and time.monotonic() < end:
+        time.sleep(0.005)
+    for session in sessions.all():
+        session.ledger.put(0, [0] * len(session.ledger.ids))
+
+
+def _expired(rig: Rig) -> None:
+    for session in rig.running.gateway.sessions.all():
+        rig.running.gateway.sessions.forget(session)
+    rig.link.cut()
+
+
+def _revoked(rig: Rig) -> None:
+    keys.revoke_key(rig.keys, "device")
+    rig.secret = ""
+    time.sleep(keys.CHECK_SECONDS * 1.2)
+
+
+def _restored(rig: Rig) -> None:
+    """What every fault leaves as it found it."""
+    rig.engine.fault = lambda number: None
+    rig.link.quality = Quality()
+    if not rig.engine.listening:
+        rig.engine.start()
+    if rig.serving is not rig.engine:
+        rig.restart()
+    rig.link.restore()
+    if not rig.secret:
+        rig.secret = keys.add_key(
+            rig.keys, "device", asks_per_second=0, tokens_per_day=0, sessions=0
+        )
+        time.sleep(keys.CHECK_SECONDS * 1.2)
+    while not rig.running.gateway.fleet.up:
+        time.sleep(0.05)
+
+
+FAULTS: dict[str, Break] = {
+    "gateway killed and restarted": Rig.restart,
+    "gateway of another vocabulary in its place": lambda rig: rig.restart(rig.other),
+    "engine killed": _engine_killed,
+    "engine hangs": _engine("hang"),
+    "engine resets the connection": _engine("reset"),
+    "engine answers garbage": _engine("garbage"),
+    "TCP reset": lambda rig: rig.link.cut(),
+    "one byte per 50 ms": _slow_link,
+    "link gone": lambda rig: rig.link.refuse(),
+    "half-open connection": lambda rig: rig.link.stall(),
+    "garbage frame": lambda rig: rig.link.spoil(lambda data: b"\xff" * len(data)),
+    "truncated frame": lambda rig: rig.link.truncate(),
+    "wrong hash": _wrong_hash,
+    "expired session": _expired,
+    "revoked key": _revoked,
+}
+QUICK = ("gateway killed and restarted", "engine resets the connection", "TCP reset")
+"""Those that run at every position in CI."""
+
+
+class Outcome(NamedTuple):
+    """Of one answer: whether it is whole, whether the fault was seen, and who stood in why."""
+
+    whole: bool
+    seen: bool
+    cloud: int
+    reasons: tuple[str, ...]
+
+
+@contextmanager
+def rig() -> Iterator[Rig]:
+    """Everything, running; the gateway looks at its engine more often than usual."""
+    usual, fleet.HEALTH_SECONDS = fleet.HEALTH_SECONDS, HEALTH_SECONDS
+    try:
+        with TemporaryDirectory() as folder, ExitStack() as stack:
+            yield Rig(stack, Path(folder))
+    finally:
+        fleet.HEALTH_SECONDS = usual
+
+
+def answered(rig: Rig, fault: Break, position: int) -> Outcome:
+    """An answer with a fault before its consult `position`."""
+    before = _traces(rig)
+    left: list[bool] = []
+
+    def breaks(number: int) -> None:
+        if number == position:
+            fault(rig)
+            left.append(True)
+
+    answer = rig.answer(breaks)
+    seen = bool(left) and _happened(rig, before, answer)
+    _restored(rig)
+    reasons = {str(token.reason) for token in answer.tokens}
+    return Outcome(whole(answer), seen, answer.usage.cloud_tokens, tuple(sorted(reasons)))
+
+
+def positions() -> range:
+    """Every token of the answer, its end included."""
+    return range(len(TEXT) + 1)
+
+
+class _Traces(NamedTuple):
+    """What a fault leaves behind."""
+
+    faults: int
+    gateway: object
+    asked_again: float
+    connections: int
+
+
+def _traces(rig: Rig) -> _Traces:
+    made = rig.running.gateway
+    asks = made.metrics.registry.get_sample_value(
+        "edgewise_gateway_asks_total", {"outcome": "need_full"}
+    )
+    return _Traces(rig.engine.faults, made, asks or 0.0, rig.link.connections)
+
+
+def _happened(rig: Rig, before: _Traces, answer: Answer) -> bool:
+    """A fault of the engine's, another gateway, a prefix or a connection anew, or a reason."""
+    after = _traces(rig)
+    reasons = {token.reason for token in answer.tokens} - {"critical"}
+    again = after.connections - before.connections > 1
+    return again or bool(reasons) or after[:3] != before[:3]
+
+
+def link_faults() -> list[Row]:
+    """Every fault before every token."""
+    with rig() as made:
+        before = memory()
+        rows = [_row(made, name, fault) for name, fault in FAULTS.items()]
+        rows[-1] = rows[-1]._replace(
+            note=f"{rows[-1].note}; memory of all {before:.0f} MB before, {memory():.0f} after"
+        )
+        return rows
+
+
+def _row(rig: Rig, name: str, fault: Break) -> Row:
+    found = [answered(rig, fault, position) for position in positions()]
+    lost = sum(not outcome.whole for outcome in found)
+    mean = sum(outcome.cloud for outcome in found) / len(found)
+    reasons = told(reason for outcome in found for reason in outcome.reasons)
+    watchers = int(not watched(rig.engine))
+    note = f"{mean:.1f} cloud tokens an answer; {reasons}".rstrip("; ")
+    return Row(name, len(found), sum(o.seen for o in found), lost, 0, watchers, note)
+
+
+def written(ids: Sequence[int]) -> int:
+    """The engine writes the same text as the edge."""
+    offset = len(ids) - len(PROMPT)
+    return TEXT.encode()[offset] if 0 <= offset < len(TEXT) else EOS
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+def memory() -> float:
+    """Resident memory of this process, gateway and all, MB."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1e6

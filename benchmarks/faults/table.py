@@ -1,0 +1,52 @@
+"""What a fault did, and whether anything was lost by it."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from benchmarks.pocket_routers import line
+
+SEEN = 0.9
+"""Of the tries: an engine may be out of use for a moment by what was done to it before."""
+
+
+class Row(NamedTuple):
+    """A fault tried `tries` times.
+
+    `seen` counts how often it was seen to happen: a fault that did not happen proves nothing.
+    `lost` answers did not end, or are not what was to be written. `processes` ended that nobody
+    had ended, `watchers` do not look at their engines any more.
+    """
+
+    fault: str
+    tries: int
+    seen: int
+    lost: int
+    processes: int = 0
+    watchers: int = 0
+    note: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it must be looked into."""
+        unseen = self.seen < max(1, SEEN * self.tries)
+        return bool(self.lost or self.processes or self.watchers) or unseen
+
+
+def table(title: str, rows: Iterable[Row]) -> list[str]:
+    """Markdown."""
+    head = ["fault", "tries", "seen", "answers lost", "processes ended", "watchers ended", ""]
+    lines = [f"### {title}", "", *line(head, head=True)]
+    for row in rows:
+        cells = [row.tries, row.seen, row.lost, row.processes, row.watchers]
+        lines += line([row.fault, *(f"{cell:,}" for cell in cells), row.note])
+    return [*lines, ""]
+
+
+def told(reasons: Iterable[str]) -> str:
+    """Which reasons tokens had, but for those of an answer where nothing is wrong."""
+    return ", ".join(sorted(set(reasons) - {"critical", "span"}))
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """Names of what failed."""
+    return [row.fault for row in rows if row.failed]

@@ -1,0 +1,178 @@
+"""How llama-server, vLLM and SGLang say the same: for a scripted engine that speaks as any of them.
+
+Values are whatever they are told to be, right or not: an id may be a word, a meter negative.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+import msgspec
+
+Dialect = Literal["llama-server", "vllm", "vllm-completions", "sglang"]
+
+
+class Writing(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine says it wrote: `ids`, with `logprobs` and candidates (id, logprob) each.
+
+    `cached` and `computed` are its meter, `took` its time in the dialect's own unit.
+    """
+
+    ids: list[object]
+    logprobs: list[object]
+    top: list[list[tuple[object, object]]]
+    ended: object = False
+    cached: object = 0
+    computed: object = 1
+    took: object = 0.0
+
+
+class Wanted(NamedTuple):
+    """What a request asks for: `n` tokens after `ids`."""
+
+    ids: list[int]
+    n: int
+
+
+class Spoken(NamedTuple):
+    """A dialect: where it is asked, by whose models it is known, how it asks and answers."""
+
+    path: str
+    owner: str
+    wanted: Callable[[bytes], Wanted]
+    reply: Callable[[Writing], object]
+
+
+class _Drawn(msgspec.Struct):
+    max_tokens: int = 1
+    max_new_tokens: int = 1
+
+
+class _LlamaRequest(msgspec.Struct):
+    prompt: list[int]
+    n_predict: int
+
+
+class _GenerateRequest(msgspec.Struct):
+    token_ids: list[int]
+    sampling_params: _Drawn
+
+
+class _CompletionRequest(msgspec.Struct):
+    prompt: list[int]
+    max_tokens: int
+
+
+class _SglangRequest(msgspec.Struct):
+    input_ids: list[int]
+    sampling_params: _Drawn
+
+
+def _llama_wanted(body: bytes) -> Wanted:
+    asked = msgspec.json.decode(body, type=_LlamaRequest)
+    return Wanted(asked.prompt, asked.n_predict)
+
+
+def _llama_reply(writing: Writing) -> object:
+    return {
+        "tokens": writing.ids,
+        "completion_probabilities": [
+            {
+                "id": token,
+                "logprob": logprob,
+                "top_logprobs": [{"id": one, "logprob": value} for one, value in top],
+            }
+            for token, logprob, top in _rows(writing)
+        ],
+        "timings": {
+            "cache_n": writing.cached,
+            "prompt_n": writing.computed,
+            "prompt_ms": writing.took,
+        },
+        "stop_type": "eos" if writing.ended else "limit",
+    }
+
+
+def _generate_wanted(body: bytes) -> Wanted:
+    asked = msgspec.json.decode(body, type=_GenerateRequest)
+    return Wanted(asked.token_ids, asked.sampling_params.max_tokens)
+
+
+def _generate_reply(writing: Writing) -> object:
+    content = [
+        {
+            "token": _named(token),
+            "logprob": logprob,
+            "top_logprobs": [{"token": _named(one), "logprob": value} for one, value in top],
+        }
+        for token, logprob, top in _rows(writing)
+    ]
+    choice = {"token_ids": writing.ids, "logprobs": {"content": content}, **_end(writing)}
+    return {"choices": [choice], "usage": _usage(writing)}
+
+
+def _completion_wanted(body: bytes) -> Wanted:
+    asked = msgspec.json.decode(body, type=_CompletionRequest)
+    return Wanted(asked.prompt, asked.max_tokens)
+
+
+def _completion_reply(writing: Writing) -> object:
+    logprobs = {
+        "tokens": [_named(token) for token in writing.ids],
+        "token_logprobs": writing.logprobs,
+        "top_logprobs": [{str(_named(one)): value for one, value in top} for top in writing.top],
+    }
+    return {
+        "choices": [{"text": "", "logprobs": logprobs, **_end(writing)}],
+        "usage": _usage(writing),
+    }
+
+
+def _sglang_wanted(body: bytes) -> Wanted:
+    asked = msgspec.json.decode(body, type=_SglangRequest)
+    return Wanted(asked.input_ids, asked.sampling_params.max_new_tokens)
+
+
+def _sglang_reply(writing: Writing) -> object:
+    meta = {
+        "finish_reason": {"type": "stop" if writing.ended else "length"},
+        "prompt_tokens": _total(writing),
+        "cached_tokens": writing.cached,
+        "e2e_latency": writing.took,
+        "output_token_logprobs": [[logprob, token, None] for token, logprob, _ in _rows(writing)],
+        "output_top_logprobs": [[[value, one, None] for one, value in top] for top in writing.top],
+    }
+    return {"output_ids": writing.ids, "meta_info": meta}
+
+
+def _rows(writing: Writing) -> list[tuple[object, object, list[tuple[object, object]]]]:
+    return list(zip(writing.ids, writing.logprobs, writing.top, strict=False))
+
+
+def _named(token: object) -> object:
+    """As vLLM writes an id where it was asked for no text."""
+    whole = isinstance(token, int) and not isinstance(token, bool)
+    return f"token_id:{token}" if whole else token
+
+
+def _end(writing: Writing) -> dict[str, object]:
+    return {"finish_reason": "stop" if writing.ended else "length"}
+
+
+def _usage(writing: Writing) -> dict[str, object]:
+    details = {"cached_tokens": writing.cached}
+    return {"prompt_tokens": _total(writing), "prompt_tokens_details": details}
+
+
+def _total(writing: Writing) -> object:
+    """Both parts of a prompt, where they are numbers."""
+    if isinstance(writing.cached, int) and isinstance(writing.computed, int):
+        return writing.cached + writing.computed
+    return writing.computed
+
+
+DIALECTS: Mapping[Dialect, Spoken] = {
+    "llama-server": Spoken("/completion", "llamacpp", _llama_wanted, _llama_reply),
+    "vllm": Spoken("/inference/v1/generate", "vllm", _generate_wanted, _generate_reply),
+    "vllm-completions": Spoken("/v1/completions", "vllm", _completion_wanted, _completion_reply),
+    "sglang": Spoken("/generate", "sglang", _sglang_wanted, _sglang_reply),
+}

@@ -1,0 +1,88 @@
+"""The machinery of `make faults`: what breaks is seen, what is lost is counted."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from benchmarks.faults.attacks import attacked, trickle
+from benchmarks.faults.hostile_replies import Site, site, tried
+from benchmarks.faults.processes import watched
+from benchmarks.faults.replies import SLOW, kinds
+from benchmarks.faults.table import Row, failures, table
+from edgewise.testing.scripted_engine import ScriptedEngine, Twisted
+
+TOKENS = 3
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Site]:
+    with site("llama-server", "straight", TOKENS) as running:
+        yield running
+
+
+def test_there_are_more_than_forty_kinds_of_replies() -> None:
+    found = kinds(258)
+    assert len(found) > 100
+    assert set(SLOW) < set(found)
+    assert sum(isinstance(kind, Twisted) for kind in found.values()) >= 40
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("half of it", "protocol"),
+        ("status 301", "rejected"),
+        ("closed in the body", "unavailable"),
+        ("id text", "protocol"),
+        ("as text/html", "critical"),
+    ],
+)
+def test_a_hostile_reply_costs_a_reason(made: Site, name: str, reason: str) -> None:
+    found = tried(made, name, kinds(made.size)[name], TOKENS)
+    assert (found.tries, found.seen, found.lost) == (TOKENS, TOKENS, 0)
+    assert set(found.reasons) == {reason}
+
+
+def test_an_answer_of_other_tokens_is_lost(made: Site) -> None:
+    wrong = Twisted(lambda writing: replace(writing, ids=[7] * len(writing.ids)))
+    assert tried(made, "another id", wrong, TOKENS).lost == 1
+
+
+def test_a_device_that_ends_is_counted_and_comes_back(made: Site) -> None:
+    before = made.device.ended
+    made.device.kill()
+    assert made.device.answer(1.0, TOKENS) == {"error": "it ended with -9", "own": False}
+    assert made.device.ended == before + 1
+    assert made.device.answer(1.0, TOKENS)["ids"] == made.quiet
+
+
+def test_nobody_looks_at_an_engine_alone() -> None:
+    engine = ScriptedEngine()
+    assert not watched(engine, 0.1)
+    engine.close()
+
+
+def test_an_attack_counts_what_was_felt() -> None:
+    engine = ScriptedEngine()
+    with attacked(trickle, engine.port, "/health", websocket=False) as attack:
+        assert attack.seen
+        seen, end = attack.seen, time.monotonic() + 5
+        while attack.seen == seen and time.monotonic() < end:
+            time.sleep(0.01)
+        assert attack.seen > seen
+    engine.close()
+
+
+def test_a_fault_that_did_not_happen_proves_nothing() -> None:
+    good = Row("good", 17, 34, 0)
+    bad = [
+        Row("lost", 17, 17, 1),
+        Row("ended", 17, 17, 0, 1),
+        Row("blind", 17, 17, 0, 0, 1),
+        Row("unseen", 17, 15, 0),
+        Row("untried", 0, 0, 0),
+    ]
+    assert failures([good, *bad]) == ["lost", "ended", "blind", "unseen", "untried"]
+    assert "| lost | 17 | 17 | 1 | 0 | 0 |  |" in table("Faults", bad)

@@ -1,0 +1,375 @@
+"""docs/protocol.md holds: its numbers are the code's, its bytes what travels, its rules enough."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple, get_args
+
+import msgspec
+import pytest
+import uvicorn
+
+from benchmarks.protocol_exchange import BEGIN, END, PAGE, Side, exchange, text_engine, words
+from edgewise import verdict
+from edgewise.addresses import bundled
+from edgewise.cloud import gateway as device_side
+from edgewise.edge.base import PROBES
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.gateway import connection, consults, keys, large_frames, limits, server
+from edgewise.gateway.app import OWNER
+from edgewise.listening import files, requests, seats
+from edgewise.testing.scripted_edge import ByteTokenizer
+from edgewise.testing.scripted_engine import ScriptedEngine
+from edgewise.wire import protocol
+from edgewise.wire.protocol import FromDevice, FromGateway
+from tests.gateway.plain_client import PlainClient, check, fingerprint, page_probes
+from tests.gateway.running import Running, gateway
+
+TEXT = PAGE.read_text(encoding="utf-8")
+BLOCK = TEXT[TEXT.index(BEGIN) : TEXT.index(END)]
+LINE = re.compile(r"^    (?P<hex>[0-9a-f]{2}(?: [0-9a-f]{2})*)(?:  +(?P<reading>\S.*))?$")
+
+
+class Element(NamedTuple):
+    """A line of the page: bytes, and how it says they read."""
+
+    data: bytes
+    reading: str
+
+
+class Frame(NamedTuple):
+    """A paragraph of the page."""
+
+    side: Side
+    kind: str
+    elements: list[Element]
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(element.data for element in self.elements)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """By the page's own reading."""
+        pairs = (element.reading.partition(" ") for element in self.elements[2:])
+        return {name: json.loads(value) for name, _, value in pairs}
+
+
+def read_frames() -> Iterator[Frame]:
+    for paragraph in BLOCK.strip().split("\n\n"):
+        title, *lines = paragraph.replace("```text\n", "").splitlines()
+        if not (found := re.match(r"(device|gateway): ([a-z ]+), ", title)):
+            continue
+        elements: list[Element] = []
+        for line in lines:
+            if not (match := LINE.match(line)):
+                continue
+            data = bytes.fromhex(match["hex"])
+            if match["reading"] is None:
+                last = elements.pop()
+                elements.append(Element(last.data + data, last.reading))
+            else:
+                elements.append(Element(data, match["reading"]))
+        side: Side = "device" if found[1] == "device" else "gateway"
+        yield Frame(side, found[2], elements)
+
+
+FRAMES = list(read_frames())
+KINDS = [*FromDevice.__args__, *FromGateway.__args__]
+
+
+def decoded(frame: Frame) -> FromDevice | FromGateway:
+    decode = protocol.from_device if frame.side == "device" else protocol.from_gateway
+    return decode(frame.data)
+
+
+def test_every_kind_of_frame_is_shown() -> None:
+    shown = {type(decoded(frame)) for frame in FRAMES}
+    assert shown == set(KINDS)
+
+
+@pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: f"{frame.side} {frame.kind}")
+def test_bytes_read_as_the_page_says(frame: Frame) -> None:
+    found = decoded(frame)
+    assert protocol.encode(found) == frame.data
+    assert words(type(found).__name__) == frame.kind
+    number = type(found).__struct_config__.tag
+    assert frame.elements[0].reading == f"array of {len(frame.elements) - 1}"
+    assert frame.elements[1].reading == f"{number}: {frame.kind}"
+    assert list(frame.values) == list(found.__struct_fields__)
+    assert frame.values == {name: builtin(getattr(found, name)) for name in frame.values}
+    for element in frame.elements[2:]:
+        value = json.loads(element.reading.partition(" ")[2])
+        assert msgspec.msgpack.decode(element.data) == value
+
+
+def builtin(value: Any) -> Any:
+    return json.loads(msgspec.json.encode(value))
+
+
+def test_the_table_of_frames_is_the_definition() -> None:
+    rows = dict[int, list[str]]()
+    for match in re.finditer(r"^\|[^|]*\| (\d+) ([a-z ]+) \|([^|]*)\|$", TEXT, re.MULTILINE):
+        rows[int(match[1])] = [match[2], *re.split(r", (?![^\[]*\])", match[3].strip())]
+    assert sorted(rows) == sorted(int(kind.__struct_config__.tag) for kind in KINDS)
+    for kind in KINDS:
+        name, *told = rows[kind.__struct_config__.tag]
+        assert name == words(kind.__name__)
+        assert [field for field in told if field] == [
+            told_of(f) for f in msgspec.structs.fields(kind)
+        ]
+
+
+def told_of(field: msgspec.structs.FieldInfo) -> str:
+    if field.default is msgspec.NODEFAULT:
+        return f"{field.name} or nil" if type(None) in get_args(field.type) else field.name
+    shown = {"None": "nil", "()": "[]", "''": '""', "False": "false"}
+    default = repr(field.default)
+    return f"{field.name} = {shown.get(default, default)}"
+
+
+def said(pattern: str) -> float:
+    """The one number that the page has there, however often."""
+    found = {match.replace(",", "") for match in re.findall(pattern, TEXT)}
+    assert len(found) == 1, f"{pattern}: {found}"
+    return float(found.pop())
+
+
+def test_the_numbers_are_the_codes() -> None:
+    config = uvicorn.Config(lambda: None)
+    number = r"([\d,]*\d)"
+    assert said(rf"each one frame, at most {number} bytes") == protocol.MAX_FRAME
+    assert said(rf"message above {number} bytes") == protocol.MAX_FRAME
+    assert said(
+        rf"(?:prefix (?:has|of)\s(?:at most|more than)|ids \| array \| at most) {number}"
+    ) == (protocol.MAX_IDS)
+    assert said(rf"\| n \| integer \| 1 to {number} \|") == protocol.MAX_SPAN
+    assert said(rf"top, of an ask \| integer \| 0 to {number} \|") == protocol.MAX_TOP
+    assert said(rf"string \| at most {number} characters") == 64
+    assert said(rf"[Uu]p to {number} consults") == consults.WAITING_ASKS
+    assert said(rf"more than {number} consults of") == consults.WAITING_ASKS
+    assert said(rf"(?:first frame, within|no open frame within|it is sent for) {number} s") == (
+        connection.OPEN_SECONDS
+    )
+    assert said(rf"more than {number} frames a second") == connection.FRAMES_PER_SECOND
+    assert said(rf"latest after {number} s") == server.DRAIN_SECONDS
+    assert said(r"seen within ([\d.]+) s") == keys.CHECK_SECONDS
+    assert said(rf"sends one every {number} s") == config.ws_ping_interval
+    assert said(rf"comes within {number} s") == config.ws_ping_timeout
+    assert said(rf"nothing came for {number} s") == device_side.HEARTBEAT_SECONDS
+    assert said(rf"comes for {number} s more") == device_side.HEARTBEAT_SECONDS / 2
+    assert said(rf"headers together have at most {number} bytes") == requests.MAX_HEADER
+    assert said(rf"each line at most {number},") == requests.MAX_LINE
+    assert said(rf"at most {number}\sheaders") == requests.MAX_HEADERS
+    assert said(rf"handshake before them, within {number} s") == seats.SECONDS[seats.Stage.SILENT]
+    assert said(rf"holds {number} connections by default") == files.DEFAULT_CONNECTIONS
+    large = rf"(?:and of at most|first frame has more than|frames above) {number} bytes"
+    assert said(large) == large_frames.LARGE
+    assert said(rf"owes for more than {number} ids") == large_frames.LARGE_IDS
+    assert said(rf"(?:waits more than|and after) {number} s(?: because| the session)") == (
+        connection.PAUSE_SECONDS
+    )
+    assert limits.ASKS_BURST_SECONDS == 2
+    assert "(two seconds' asks may be saved up)" in TEXT
+    assert limits.IDS_BURST_SECONDS == 10
+    assert "(ten seconds' may be saved up)" in TEXT
+    assert said(rf"(?s)does not tell it: below {number}") == verdict.MOST_IDS
+    assert said(rf"of at most {number} candidates each") == verdict.MOST_CANDIDATES
+    assert said(rf"`engine_seconds` from 0 to {number}") == verdict.MOST_SECONDS
+    assert f'"owned_by": "{OWNER}"' in TEXT
+    assert f'"protocol": {protocol.VERSION}' in TEXT
+
+
+def accepts(**changed: Any) -> bool:
+    ask = protocol.Ask(1, 0, [], 0)
+    try:
+        protocol.from_device(protocol.encode(msgspec.structs.replace(ask, **changed)))
+    except protocol.CloudProtocolError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [("version, ask", "ask"), ("check", "check"), ("n", "n"), ("deadline", "deadline"),
+     ("top, of an ask", "top")],
+)  # fmt: skip
+def test_ranges_of_integers(row: str, field: str) -> None:
+    found = re.search(
+        rf"^\| {row}[^|]*\| integer[^|]*\| ([\d,]+) to ([\d,]+) \|", TEXT, re.MULTILINE
+    )
+    assert found
+    least, most = (int(bound.replace(",", "")) for bound in found.groups())
+    assert [accepts(**{field: value}) for value in (least, most)] == [True, True]
+    assert [accepts(**{field: value}) for value in (least - 1, most + 1)] == [False, False]
+    assert not accepts(**{field: float(least)})
+
+
+BOUNDS = [
+    ("temperature", 0, [0, 0.0, 100, 100.0], [-0.1, 100.5, float("nan"), float("inf")]),
+    ("top_k", 1, [0, 1, 1 << 20], [-1]),
+    ("top_p", 2, [1, 1.0, 1e-9], [0, 0.0, 1.01, float("nan")]),
+    ("min_p", 3, [0, 1, 0.5], [-0.1, 1.01, float("nan")]),
+]
+
+
+@pytest.mark.parametrize(("name", "place", "good", "bad"), BOUNDS, ids=[row[0] for row in BOUNDS])
+def test_bounds_of_sampling(
+    page_gateway: Running, name: str, place: int, good: list[Any], bad: list[Any]
+) -> None:
+    assert re.search(rf"^\| {name} \| (float|integer) \|", TEXT, re.MULTILINE)
+    with PlainClient(page_gateway.url) as client:
+        client.open()
+        for number, value in enumerate([*good, *bad]):
+            sampling = [0.5, 0, 1.0, 0.0, 1]
+            sampling[place] = value
+            client.send([3, number, 0, [72], check([72]), 1, 5000, 0, sampling])
+            reply = client.receive()
+            if number < len(good):
+                assert reply[:2] == [17, number], value
+            else:
+                assert reply[:3] == [19, number, "rejected"], value
+
+
+def test_the_probes_and_the_worked_vector() -> None:
+    probes = page_probes()
+    assert tuple(probes) == PROBES
+    told = [
+        (int(count), int(value))
+        for count, value in re.findall(r"^\| [1-5] \| (\d+) \| (\d+) \|$", TEXT, re.MULTILINE)
+    ]
+    ids: list[int] = []
+    for text, (count, value) in zip(probes, told, strict=True):
+        ids += [*text.encode(), len(text.encode())]
+        assert len(text.encode()) == count
+        assert check(ids) == value
+    shown = fingerprint([list(text.encode()) for text in probes])
+    assert f"so `tokenizer` is `{shown}`" in TEXT
+    assert shown == protocol.tokenizer_fingerprint(ByteTokenizer())
+
+
+def test_the_bundled_tokenizers_vector() -> None:
+    with LlamaModel(bundled("cloud"), threads=1) as model:
+        tokenised = [model.tokenizer.encode(text) for text in page_probes()]
+    assert f"`{tokenised[0]}` of the first" in TEXT
+    assert f"`{tokenised[2]}` of the third" in TEXT
+    assert f"`{fingerprint(tokenised)}`" in TEXT
+
+
+def test_the_example_of_a_consults_name() -> None:
+    found = re.search(r"ask (\d+) of the session\s`(\S+)`\sis\s`(\S+)`", TEXT)
+    assert found
+    assert protocol.request_id(found[2], int(found[1])) == found[3]
+
+
+def test_the_example_of_the_check() -> None:
+    assert f"of [72] it is {check([72])}, of [72, 105] it is {check([72, 105])}." in TEXT
+
+
+@pytest.fixture(scope="module")
+def page_engine() -> Iterator[ScriptedEngine]:
+    with text_engine() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def page_gateway(page_engine: ScriptedEngine) -> Iterator[Running]:
+    with gateway([page_engine.url]) as running:
+        yield running
+
+
+def test_a_client_of_the_page_alone_is_served(page_gateway: Running) -> None:
+    """The reply's ids are its own to send: it writes the engine's whole text, two at a time."""
+    with PlainClient(page_gateway.url) as client:
+        opened = client.open()
+        assert opened[0] == 16
+        client.push(0, list(b"Hi"))
+        written = list(b"Hi")
+        for number in range(20):
+            new = written[len(client.held) :]
+            reply = client.ask(number, len(client.held), new, 2, 5000, 1)
+            assert (reply[0], reply[1]) == (17, number)
+            assert len(reply[3]) == len(reply[2]) == len(reply[8])
+            written += [token for token in reply[2] if token < 256]
+            if reply[4]:
+                break
+        assert bytes(written) == b"Hi, and welcome!"
+        client.send([5])
+        assert client.code() is None
+
+
+def conversations() -> list[list[Frame]]:
+    """A connection each."""
+    found: list[list[Frame]] = []
+    for frame in FRAMES:
+        if frame.kind == "open":
+            found.append([])
+        found[-1].append(frame)
+    return found
+
+
+def test_its_frames_are_the_pages_bytes(page_engine: ScriptedEngine, page_gateway: Running) -> None:
+    """The page's exchange once more: the same frames, made from its rules, the same answers."""
+    names = {"": ""}
+    for frames in conversations():
+        with PlainClient(page_gateway.url) as client:
+            for frame in frames:
+                if frame.side == "device":
+                    told(frame, client, names, page_engine)
+                else:
+                    heard(frame, client, names)
+        wait(lambda: not page_gateway.gateway.connections)
+
+
+NUMBERS = {"open": 1, "push": 2, "ask": 3, "cancel": 4, "close": 5}
+
+
+def told(frame: Frame, client: PlainClient, names: dict[str, str], engine: ScriptedEngine) -> None:
+    """Send what the page says; the consult that is cancelled is held up until it is."""
+    values = frame.values
+    assert msgspec.msgpack.encode([NUMBERS[frame.kind], *values.values()]) == frame.data
+    if "session" in values:
+        values["session"] = names[values["session"]]
+    if values.get("position", 99) <= len(client.held):
+        client.held[values["position"] :] = values["ids"]
+        assert values["check"] == check(client.held)
+    held_up = values.get("deadline") == 60_000
+    if held_up:
+        engine.fault = lambda number: "hang"
+    client.send([NUMBERS[frame.kind], *values.values()])
+    if held_up:
+        wait(lambda: engine.running == 1)
+    if frame.kind == "cancel":
+        wait(lambda: engine.running == 0)
+        engine.fault = lambda number: None
+
+
+def heard(frame: Frame, client: PlainClient, names: dict[str, str]) -> None:
+    data = client.socket.recv(10)
+    assert isinstance(data, bytes)
+    if frame.kind == "opened":
+        shown, drawn = frame.values["session"], msgspec.msgpack.decode(data)[2]
+        assert names.setdefault(shown, drawn) == drawn
+        client.held[frame.values["known"] :] = []
+    for shown, drawn in names.items():
+        # A consult is named after the beginning of its session's name.
+        data = data.replace(drawn.encode(), shown.encode())
+        data = data.replace(drawn[:8].encode(), shown[:8].encode())
+    assert data == frame.data
+
+
+def wait(holds: Any) -> None:
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_the_page_is_what_the_script_writes(
+    page_engine: ScriptedEngine, page_gateway: Running
+) -> None:
+    """But for the names that a gateway draws."""
+    messages = exchange(page_gateway.url, page_engine)
+    assert [message.side for message in messages] == [frame.side for frame in FRAMES]
+    assert [len(message.data) for message in messages] == [len(frame.data) for frame in FRAMES]
