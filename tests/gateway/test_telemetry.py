@@ -104,3 +104,14 @@ def test_a_collector_that_stalls_does_not_hold_up_the_end(monkeypatch: pytest.Mo
         told.close()
         # Its own timeout is ten seconds, and it tries more than once.
         assert time.monotonic() - begun < 8
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("OTEL_METRIC_EXPORT_INTERVAL", "0"), ("OTEL_BSP_SCHEDULE_DELAY", "-1")]
+)
+def test_a_variable_that_is_none_is_a_sentence(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="OpenTelemetry does not take one of its variables"):
+        telemetry(GatewayMetrics().registry, lambda: None)

@@ -85,7 +85,8 @@ def trace_id(request_id: str) -> str:
 def telemetry(registry: CollectorRegistry, measure: Callable[[], object]) -> Telemetry:
     """As the environment says. `measure` brings the gauges of `registry` up to date.
 
-    Raises `UsageError` where a collector is named and the SDK is not installed.
+    Raises `UsageError` where a collector is named and the SDK is not installed, or does not
+    understand one of its variables.
     """
     if not any(os.environ.get(name) for name in _ENDPOINTS):
         return Telemetry()
@@ -103,10 +104,15 @@ def telemetry(registry: CollectorRegistry, measure: Callable[[], object]) -> Tel
             hint="pip install 'edgewise[gateway,otel]', or unset it",
         ) from error
     resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", SERVICE)})
-    traces = TracerProvider(resource=resource, shutdown_on_exit=False)
-    traces.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    reader = PeriodicExportingMetricReader(OTLPMetricExporter())
-    metrics = MeterProvider([reader], resource, shutdown_on_exit=False)
+    try:
+        traces = TracerProvider(resource=resource, shutdown_on_exit=False)
+        traces.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        reader = PeriodicExportingMetricReader(OTLPMetricExporter())
+        metrics = MeterProvider([reader], resource, shutdown_on_exit=False)
+    except ValueError as error:
+        raise UsageError(
+            f"OpenTelemetry does not take one of its variables: {error}", hint="see OTEL_*"
+        ) from error
     _observe(metrics.get_meter(SERVICE), registry, measure)
     return Telemetry(traces.get_tracer(SERVICE), (traces.shutdown, metrics.shutdown))
 
