@@ -12,8 +12,14 @@ from structlog.testing import capture_logs
 
 from edgewise.edge.base import PROBES
 from edgewise.engines import proof as proofs
-from edgewise.engines.base import Client, Described
-from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable, UsageError
+from edgewise.engines.base import NOBODY, Client, Described
+from edgewise.errors import (
+    CloudProtocolError,
+    CloudRejected,
+    CloudTimeout,
+    CloudUnavailable,
+    UsageError,
+)
 from edgewise.gateway import fleet as fleets
 from edgewise.gateway.fleet import Busy, Fleet
 from edgewise.gateway.server import engines_at
@@ -314,6 +320,27 @@ def test_warming_waits_for_nobody() -> None:
                 await fleet.prefill([1], Client("s"))
             engine.go.set()
             await flying
+
+    run(work)
+
+
+def test_an_engine_that_loses_what_it_should_warm_keeps_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Found by an attack: prefills that hang held the places of consults until devices left."""
+    monkeypatch.setattr(fleets, "PREFILL_SECONDS", 0.05)
+
+    class Losing(PlainEngine):
+        async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
+            await asyncio.Event().wait()
+
+    async def work() -> None:
+        async with started([Losing()], concurrency=1, queue=4) as fleet:
+            warming = asyncio.create_task(fleet.prefill([1], Client("s")))
+            await asyncio.sleep(0)
+            assert (await asyncio.wait_for(ask(fleet), 5)).ids == (97,)
+            with pytest.raises(CloudTimeout):
+                await warming
 
     run(work)
 

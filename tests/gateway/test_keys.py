@@ -291,6 +291,26 @@ def test_no_change_without_its_line(path: Path) -> None:
     assert len(read_keys(path)) == 1
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is full")
+def test_no_change_where_the_disk_is_too_full_for_its_line(path: Path) -> None:
+    add(path)
+    before = path.read_bytes()
+    audit_file(path).unlink()
+    audit_file(path).symlink_to("/dev/full")
+    with pytest.raises(UsageError, match="audit' cannot be written: No space left"):
+        revoke_key(path, "laptop")
+    assert path.read_bytes() == before
+
+
+def test_no_line_without_its_change(path: Path) -> None:
+    add(path)
+    before = audit_file(path).read_bytes()
+    path.with_name(path.name + ".partial").mkdir()
+    with pytest.raises(UsageError, match="cannot be written"):
+        revoke_key(path, "laptop")
+    assert audit_file(path).read_bytes() == before
+
+
 ADD = """
 import sys
 from pathlib import Path

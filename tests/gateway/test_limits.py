@@ -611,3 +611,39 @@ def test_a_file_that_another_holds_is_down_and_then_up(
         assert not (await limits.take(limited, ONE)).wait
 
     run(SqliteLimits(path), work)
+
+
+FULL = """
+import asyncio, resource, sys
+from pathlib import Path
+from edgewise.gateway.key_file import Key
+from edgewise.gateway.limits import Cost, LimitsDown
+from edgewise.gateway.limits_sqlite import SqliteLimits
+
+async def work():
+    store, key = SqliteLimits(Path(sys.argv[1])), Key(name="a", sha256="0" * 64, created="")
+    await store.open()
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, most))
+    try:
+        for _ in range(100):
+            await store.take(key, Cost(1, 1, 1))
+    except LimitsDown as error:
+        print(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    print((await store.take(key, Cost(1, 1, 1))).day)
+    await store.close()
+
+asyncio.run(work())
+"""
+
+
+def test_a_file_that_cannot_grow_is_told_for_its_reason_and_used_again(tmp_path: Path) -> None:
+    """Found by an attack: a full disk was told as "cannot rollback"."""
+    command = [sys.executable, "-c", FULL, str(tmp_path / "used")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    told, day = done.stdout.splitlines()
+    assert "rollback" not in told
+    assert "disk" in told
+    assert day.isdigit()

@@ -1,9 +1,12 @@
 """Traces and metrics as a real collector gets them, by OTLP over HTTP."""
 
+import socket
+import time
 from collections.abc import Iterator
 
 import pytest
 
+import edgewise.gateway.telemetry
 from edgewise.errors import UsageError
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.telemetry import outcome, telemetry, trace_id
@@ -86,3 +89,29 @@ def test_a_collector_that_is_gone_costs_nothing_but_a_log_line(
     with told.consult("abcdefgh-4", {}):
         pass
     told.close()
+
+
+def test_a_collector_that_stalls_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by an attack: SIGTERM took the gateway 29 s longer."""
+    monkeypatch.setattr(edgewise.gateway.telemetry, "CLOSE_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as stalled:
+        port = stalled.getsockname()[1]
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+        told = telemetry(GatewayMetrics().registry, lambda: None)
+        with told.consult("abcdefgh-1", {}):
+            pass
+        begun = time.monotonic()
+        told.close()
+        # Its own timeout is ten seconds, and it tries more than once.
+        assert time.monotonic() - begun < 8
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("OTEL_METRIC_EXPORT_INTERVAL", "0"), ("OTEL_BSP_SCHEDULE_DELAY", "-1")]
+)
+def test_a_variable_that_is_none_is_a_sentence(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="OpenTelemetry does not take one of its variables"):
+        telemetry(GatewayMetrics().registry, lambda: None)

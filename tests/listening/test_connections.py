@@ -161,6 +161,47 @@ def test_a_websocket_that_reads_no_pongs_ends() -> None:
         until(lambda: not len(here.seats))
 
 
+@pytest.mark.parametrize(
+    "frames",
+    [b"\x89\x80" + bytes(4), b"\x8a\x80" + bytes(4), b"\x00\x80" + bytes(4)],
+    ids=["pings", "pongs", "empty pieces of a message"],
+)
+def test_frames_that_bring_nothing_end_soon(frames: bytes) -> None:
+    """Found by an attack: eight devices that only pinged kept an honest one waiting for 6 s."""
+    with listener() as here, here.connect() as peer:
+        peer.sendall(UPGRADE % b"")
+        assert peer.recv(4096).startswith(b"HTTP/1.1 101")
+        # The first piece of a message; control frames may come between pieces.
+        peer.sendall(b"\x01\x80" + bytes(4))
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            peer.sendall(frames * 2000)
+        until(lambda: not len(here.seats))
+
+
+def test_a_read_full_of_messages_ends_the_connection() -> None:
+    with listener() as here, here.connect() as peer:
+        peer.sendall(UPGRADE % b"")
+        assert peer.recv(4096).startswith(b"HTTP/1.1 101")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            peer.sendall((b"\x81\x80" + bytes(4)) * 200_000)
+        until(lambda: not len(here.seats))
+
+
+def test_pings_now_and_then_and_long_messages_in_pieces_are_answered() -> None:
+    ping, word = b"\x89\x80" + bytes(4), b"\x02\xfe\x04\x00" + bytes(4 + 1024)
+    piece = b"\x00\xfe\x04\x00" + bytes(4 + 1024)
+    text = b"\x01" + word[1:]
+    with listener() as here, here.connect() as peer:
+        peer.sendall(UPGRADE % b"")
+        assert peer.recv(4096).startswith(b"HTTP/1.1 101")
+        peer.sendall(ping * 50 + text + piece * 200 + b"\x80\x80" + bytes(4))
+        wanted = 201 * 1024
+        came = b""
+        while len(came) < wanted:
+            came += peer.recv(1 << 16)
+        assert came.startswith(b"\x8a\x00" * 50)
+
+
 @pytest.mark.usefixtures("quick")
 def test_half_a_handshake_ends(certificate: tuple[Path, Path]) -> None:
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"

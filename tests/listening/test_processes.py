@@ -169,6 +169,8 @@ def test_metrics_at_a_port_of_their_own(engine: ScriptedEngine) -> None:
         assert process.status("/metrics") == 404
         assert status(f"http://127.0.0.1:{apart}/metrics") == 200
         assert status(f"http://127.0.0.1:{apart}/metrics", Origin="http://evil.example") == 403
+        # A page whose name was made to point here sends no Origin; metrics have the keys' names.
+        assert status(f"http://127.0.0.1:{apart}/metrics", Host="evil.example") == 400
         assert status(f"http://127.0.0.1:{apart}/v1/models") == 404
         with flood(apart, 100, b""):
             assert status(f"http://127.0.0.1:{apart}/metrics") == 200

@@ -167,12 +167,13 @@ async def _served(plan: _Plan, door: "Door", metrics: "Door | None", at: Mapping
     bounds, keys, used = plan.bounds, Keys(plan.keys), limits_at(plan.limits, plan.keys)
     engines = await engines_at(plan.engines, key=plan.key, kind=plan.kind)
     fleet = Fleet(engines, concurrency=bounds.concurrency, queue=bounds.queue)
+    held = Sessions(most=bounds.sessions, most_ids=bounds.session_ids, idle=bounds.idle)
+    gateway = Gateway(fleet, keys, held, used)
     # Here, so that a problem is a sentence and not a failed start of the server.
     await fleet.start()
     await used.open()
-    held = Sessions(most=bounds.sessions, most_ids=bounds.session_ids, idle=bounds.idle)
     structlog.get_logger("edgewise.gateway").info("listening", engines=plan.engines, **at)
-    await serve(Gateway(fleet, keys, held, used), door, metrics=metrics, hosts=plan.hosts)
+    await serve(gateway, door, metrics=metrics, hosts=plan.hosts)
 
 
 def _require_guarded(host: str, keys: Path | None) -> None:

@@ -67,9 +67,10 @@ class Gateway:
         guard = Middleware(Visitors, hosts=hosts)
         return Starlette(routes=routes, middleware=[guard], lifespan=self._lifespan)
 
-    def metrics_app(self) -> Starlette:
-        """Metrics alone, for a door of their own."""
-        return Starlette(routes=[self._metrics_route()], middleware=[Middleware(Visitors)])
+    def metrics_app(self, *, hosts: Sequence[str] = (ANY,)) -> Starlette:
+        """Metrics alone, for a door of their own; `hosts` as in `app`."""
+        guard = Middleware(Visitors, hosts=hosts)
+        return Starlette(routes=[self._metrics_route()], middleware=[guard])
 
     def _metrics_route(self) -> Route:
         return Route("/metrics", self._metrics)

@@ -87,7 +87,7 @@ class KeyedConsults:
             async with self._limits.spending(key, tab, frame.n) as spent:
                 return await self._verdict(frame, ids, session, key, client, spent)
         except OverLimit as over:
-            later = None if over.retry_after is None else int(1000 * over.retry_after) + 1
+            later = None if over.retry_after is None else _milliseconds(over.retry_after)
             return Failed(frame.ask, over.reason, str(over), later)
         except TimeoutError:
             return Failed(frame.ask, "timeout", "The engine did not answer before the deadline.")
@@ -155,7 +155,12 @@ def _client(session: Session, key: Key, *, urgent: bool = True) -> Client:
 
 def _busy(frame: Ask, wait: float) -> Failed:
     message = "Too many consults; try again later."
-    return Failed(frame.ask, "unavailable", message, int(1000 * wait) + 1)
+    return Failed(frame.ask, "unavailable", message, _milliseconds(wait))
+
+
+def _milliseconds(seconds: float) -> int:
+    """Rounded up, and no more than a frame can tell: 49 days."""
+    return min(int(1000 * seconds) + 1, (1 << 32) - 1)
 
 
 def _failed(frame: Ask, error: CloudError, client: Client) -> Failed:

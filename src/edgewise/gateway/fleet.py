@@ -14,6 +14,7 @@ from edgewise.engines.proof import Proof
 from edgewise.errors import (
     CloudError,
     CloudRejected,
+    CloudTimeout,
     CloudUnavailable,
     EdgewiseError,
     OtherVocabulary,
@@ -25,6 +26,9 @@ from edgewise.wire.protocol import fingerprint
 
 HEALTH_SECONDS = 2.0
 """Between two looks at an engine."""
+
+PREFILL_SECONDS = 60.0
+"""How long warming may take: an engine that lost it would keep a consult's place for ever."""
 
 LOOKS = 5
 """How many times that a look may take."""
@@ -188,10 +192,16 @@ class Fleet:
         return await self._at_replica(client.session, ask)
 
     async def prefill(self, ids: Sequence[int], client: Client) -> None:
-        """Warm the session's replica, unless consults wait for it."""
+        """Warm the session's replica, unless consults wait for it.
+
+        Raises a `CloudError`, or `Busy`.
+        """
         for replica in self._ranked(client.session)[:1]:
-            async with replica.turn(0):
-                await replica.engine.prefill(ids, client)
+            try:
+                async with replica.turn(0), asyncio.timeout(PREFILL_SECONDS):
+                    await replica.engine.prefill(ids, client)
+            except TimeoutError as error:
+                raise CloudTimeout("The engine did not compute what was pushed.") from error
 
     async def _at_replica(
         self, session: str, work: Callable[[Replica], Coroutine[Any, Any, Verdict]]

@@ -9,7 +9,7 @@ import getpass
 import hashlib
 import os
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -172,9 +172,17 @@ def change(
     # A link is followed, so that what it leads to is replaced and not the link.
     path = path.resolve()
     with _audit(path) as descriptor:
-        _write(path, edit(read_keys(path) if path.exists() else ()))
+        keys = edit(read_keys(path) if path.exists() else ())
         told = {"time": datetime.now(UTC), "event": event, "key": name, "by": _who(), **details}
-        os.write(descriptor, msgspec.json.encode(told) + b"\n")
+        before = os.fstat(descriptor).st_size
+        try:
+            _write_line(path, descriptor, msgspec.json.encode(told) + b"\n")
+            _write(path, keys)
+        except UsageError:
+            # A line tells of what was done.
+            with suppress(OSError):
+                os.ftruncate(descriptor, before)
+            raise
 
 
 @contextmanager
@@ -192,6 +200,17 @@ def _audit(path: Path) -> Generator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _write_line(path: Path, descriptor: int, line: bytes) -> None:
+    """Raises `UsageError`, where the disk is full for instance."""
+    try:
+        if os.write(descriptor, line) == len(line):
+            return
+        reason: str | None = "No space left on device"
+    except OSError as error:
+        reason = error.strerror
+    raise UsageError(f"{str(audit_file(path))!r} cannot be written: {reason}.")
 
 
 def _who() -> str:

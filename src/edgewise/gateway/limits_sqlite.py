@@ -166,7 +166,9 @@ class SqliteLimits(LimitStore):
                 yield db
                 db.execute("COMMIT")
             except BaseException:
-                db.execute("ROLLBACK")
+                # Where the disk is full SQLite has rolled back itself, and would say that instead.
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
                 raise
         except (OSError, sqlite3.Error) as error:
             if self._path is not None:

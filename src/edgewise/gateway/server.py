@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import structlog
+from starlette.applications import Starlette
 
 from edgewise.cloud.named import AUTO
 from edgewise.engines.base import Engine, side_by_side
@@ -13,6 +14,7 @@ from edgewise.errors import UsageError
 from edgewise.gateway.app import Gateway
 from edgewise.listening.config import Door, ListenConfig
 from edgewise.listening.server import Listener
+from edgewise.listening.sockets import LOOPBACK, is_loopback
 from edgewise.listening.upgraded import WebSocketProtocol
 from edgewise.listening.visitors import ANY
 from edgewise.wire.protocol import MAX_FRAME
@@ -71,8 +73,14 @@ async def serve(
     )
     config.ws, config.ws_max_size = WebSocketProtocol, MAX_FRAME
     config.ws_per_message_deflate = False
-    beside = [ListenConfig(gateway.metrics_app(), metrics)] if metrics else []
+    beside = [ListenConfig(_metrics_app(gateway, metrics), metrics)] if metrics else []
     await Listener(config, beside=beside, drain=lambda: _drain(gateway)).listen()
+
+
+def _metrics_app(gateway: Gateway, door: Door) -> Starlette:
+    """On loopback for names of loopback alone: a page may have a name that points there."""
+    host = str(door.socket.getsockname()[0])
+    return gateway.metrics_app(hosts=(*LOOPBACK, host) if is_loopback(host) else (ANY,))
 
 
 async def _drain(gateway: Gateway) -> None:

@@ -6,6 +6,8 @@ The collector's address and headers come from OpenTelemetry's own variables (`OT
 
 import hashlib
 import os
+import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 
@@ -20,6 +22,9 @@ from edgewise.errors import UsageError
 SERVICE = "edgewise-gateway"
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _ENDPOINTS = (_ENDPOINT, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+CLOSE_SECONDS = 5.0
+"""How long a collector may take to read the last of it: the gateway's end waits for that."""
 
 _propagator = TraceContextTextMapPropagator()
 
@@ -57,9 +62,14 @@ class Telemetry:
             yield headers
 
     def close(self) -> None:
-        """Send what is left; bounded by the exporter's own timeout."""
-        for close in self._closing:
-            close()
+        """Send what is left, as far as the collector takes it in `CLOSE_SECONDS`."""
+        # An exporter tries again for half a minute, and a thread of its own is not waited for.
+        closing = [threading.Thread(target=close, daemon=True) for close in self._closing]
+        for thread in closing:
+            thread.start()
+        end = time.monotonic() + CLOSE_SECONDS
+        for thread in closing:
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 def outcome(value: str) -> None:
@@ -75,7 +85,8 @@ def trace_id(request_id: str) -> str:
 def telemetry(registry: CollectorRegistry, measure: Callable[[], object]) -> Telemetry:
     """As the environment says. `measure` brings the gauges of `registry` up to date.
 
-    Raises `UsageError` where a collector is named and the SDK is not installed.
+    Raises `UsageError` where a collector is named and the SDK is not installed, or does not
+    understand one of its variables.
     """
     if not any(os.environ.get(name) for name in _ENDPOINTS):
         return Telemetry()
@@ -93,9 +104,15 @@ def telemetry(registry: CollectorRegistry, measure: Callable[[], object]) -> Tel
             hint="pip install 'edgewise[gateway,otel]', or unset it",
         ) from error
     resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", SERVICE)})
-    traces = TracerProvider(resource=resource)
-    traces.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    metrics = MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource)
+    try:
+        traces = TracerProvider(resource=resource, shutdown_on_exit=False)
+        traces.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        reader = PeriodicExportingMetricReader(OTLPMetricExporter())
+        metrics = MeterProvider([reader], resource, shutdown_on_exit=False)
+    except ValueError as error:
+        raise UsageError(
+            f"OpenTelemetry does not take one of its variables: {error}", hint="see OTEL_*"
+        ) from error
     _observe(metrics.get_meter(SERVICE), registry, measure)
     return Telemetry(traces.get_tracer(SERVICE), (traces.shutdown, metrics.shutdown))
 
