@@ -92,12 +92,13 @@ def _open_streams() -> None:
     while (last := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(last)
+    # A file of their own: what a library opened while it was imported may have their number.
     if sys.__stdin__ is None:
-        sys.stdin = os.fdopen(0, closefd=False)
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY), closefd=False)
     if sys.__stdout__ is None:
-        sys.stdout = os.fdopen(1, "w", closefd=False)
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
     if sys.__stderr__ is None:
-        sys.stderr = os.fdopen(2, "w", closefd=False)
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
 
 
 def _parameters(arguments: Sequence[str]) -> Sequence[options.Parameter]:
