@@ -76,6 +76,7 @@ class Pair:
         sampling_of(self.settings)
         with ExitStack() as opened:
             if isinstance(edge, str | Path):
+                prepare()
                 self.edge: EdgeModel = open_edge(self.settings, keep_prefixes=keep_prefixes)
                 opened.callback(self.edge.close)
             elif not isinstance(getattr(edge, "abilities", None), EdgeAbilities):
@@ -84,7 +85,6 @@ class Pair:
                 )
             else:
                 self.edge = edge
-            prepare(self.edge.tokenizer)
             self.router, self.card = _router(router, self.settings, self.edge)
             policy = make_policy(self.settings, self.card)
             if cloud is None or isinstance(cloud, str | Path):

@@ -351,6 +351,35 @@ def test_a_reader_that_leaves_early_is_no_failure_to_report(tmp_path: Path) -> N
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell's redirections")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_ends_nothing(tmp_path: Path, closed: str) -> None:
+    command = [sys.executable, "-m", "edgewise", "run", "Hello", "--max-tokens", "2"]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *command],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert bool(done.stdout) == (">&-" not in closed.replace("2>&-", ""))
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell's redirections")
+def test_a_closed_stdin_holds_no_prompt(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "edgewise", "run", "--cloud", "none"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *command],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert_one_sentence(Result(done.returncode, done.stdout, done.stderr), "prompt is empty")
+
+
 def test_doctor_reports_what_run_refuses(edgewise: Edgewise) -> None:
     result = edgewise("doctor", "--edge", "none.gguf", "--json")
     failed = [c for c in json.loads(result.out)["checks"] if c["status"] == "fail"]

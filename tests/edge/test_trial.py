@@ -210,3 +210,45 @@ def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
     path = Path(shutil.copy(bundled("edge"), tmp_path / "m-00001-of-00002.gguf"))
     with pytest.raises(ModelError, match=r"m-00002-of-00002\.gguf' cannot be read"):
         LlamaModel(path)
+
+
+def test_a_user_without_a_home_can_load_a_model(
+    sound: Path, tried: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(Path, "home", homeless)
+    load(sound)
+    load(sound)
+    assert tried() == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where XDG_CACHE_HOME is read")
+def test_a_relative_cache_folder_is_none(
+    sound: Path, tried: Tried, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    load(sound)
+    assert tried() == 1
+    assert not (tmp_path / "here").exists()
+    assert (tmp_path / "home" / ".cache" / "edgewise" / "loaded").is_dir()
+
+
+def test_no_temporary_folder_is_needed(
+    sound: Path, tmp_path: Path, tried: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = broken(tmp_path / "damaged.gguf", EPSILON, float("nan"))
+
+    def none() -> None:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", none)
+    load(sound)
+    with pytest.raises(ModelError, match="damaged"):
+        load(damaged)
+    assert tried() == 2

@@ -58,6 +58,7 @@ def _main(
 
 def main() -> None:
     """Run the command line; never returns."""
+    _open_streams()
     try:
         code = app(prog_name="edgewise", standalone_mode=False)
         sys.stdout.flush()
@@ -84,6 +85,20 @@ def main() -> None:
         _complain(f"Reading or writing failed: {error.strerror or error}.")
         code = _silenced()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_streams() -> None:
+    """Where the parent closed a standard stream, nothing else may be opened in its place."""
+    while (last := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(last)
+    # A file of their own: what a library opened while it was imported may have their number.
+    if sys.__stdin__ is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY), closefd=False)
+    if sys.__stdout__ is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
+    if sys.__stderr__ is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
 
 
 def _parameters(arguments: Sequence[str]) -> Sequence[options.Parameter]:

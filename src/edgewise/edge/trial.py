@@ -16,7 +16,7 @@ import tempfile
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from edgewise.addresses import bundled
 from edgewise.errors import ModelError
@@ -43,12 +43,14 @@ def require_survived(path: Path) -> None:
     if path.parent == bundled("edge").resolve().parent:
         return
     before = _identity(path)
-    record = _folder() / before
-    if _remembered(record):
+    folder = _folder()
+    record = folder and folder / before
+    if record and _remembered(record):
         return
     status, told = _tried(path)
     if status == 0 and _identity(path) == before:
-        _remember(record, path)
+        if record:
+            _remember(record, path)
     elif status not in (0, HEARD):
         raise ModelError(
             f"{str(path)!r} is damaged, or no model that llama.cpp can run ({_end(status, told)})",
@@ -75,7 +77,7 @@ def _tried(path: Path) -> tuple[int | None, list[str]]:
     limit = SECONDS + path.stat().st_size * SECONDS_A_BYTE
     # -P: what lies in the current folder is no module of ours.
     command = [sys.executable, "-P", "-m", "edgewise.edge.trial_load", str(path)]
-    with tempfile.TemporaryFile() as said:
+    with _place_for_words() as said:
         try:
             done = subprocess.run(  # noqa: S603
                 command,
@@ -93,6 +95,14 @@ def _tried(path: Path) -> tuple[int | None, list[str]]:
             _log.warning("%r is loaded untried: no process can be started (%s)", str(path), error)
             return HEARD, []
         return done.returncode, _last_lines(said)
+
+
+def _place_for_words() -> IO[bytes]:
+    """A file without a name; where there is no room for one a child's status has to do."""
+    try:
+        return cast(IO[bytes], tempfile.TemporaryFile())
+    except OSError:
+        return open(os.devnull, "w+b")
 
 
 def _environment() -> dict[str, str]:
@@ -126,15 +136,26 @@ def _end(status: int | None, told: list[str]) -> str:
     return f"{how}: {_PLACE.sub('', told[-1])[:300]}" if told else how
 
 
-def _folder() -> Path:
-    """Where files that passed are remembered: an empty file each, named after its identity."""
+def _folder() -> Path | None:
+    """Where files that passed are remembered, a file each that is named after its identity.
+
+    None for a user without a home.
+    """
+    try:
+        home = _caches()
+    except RuntimeError:
+        return None
+    return home / "edgewise" / "loaded"
+
+
+def _caches() -> Path:
     if sys.platform == "win32":
-        home = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    elif sys.platform == "darwin":
-        home = Path.home() / "Library" / "Caches"
-    else:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "edgewise" / "loaded"
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    # By its specification a relative one is none.
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return given if given.is_absolute() else Path.home() / ".cache"
 
 
 def _remembered(record: Path) -> bool:

@@ -9,6 +9,7 @@ import atexit
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Literal
 from weakref import WeakSet
 
@@ -202,9 +203,12 @@ _RENDERER = Renderer()
 atexit.register(_RENDERER.close)
 
 
-def prepare(tokenizer: Tokenizer) -> None:
-    """Begin to start what will render the template, where there is one; costs milliseconds."""
-    if tokenizer.chat_template is not None:
+def prepare() -> None:
+    """Begin to start what renders templates; it is ready when a model has been loaded.
+
+    Where that fails, whatever has to be rendered says so.
+    """
+    with suppress(ModelError):
         _RENDERER.start()
 
 
