@@ -85,6 +85,8 @@ class Pair:
                 )
             else:
                 self.edge = edge
+                if edge.tokenizer.chat_template is not None:
+                    prepare()
             self.router, self.card = _router(router, self.settings, self.edge)
             policy = make_policy(self.settings, self.card)
             if cloud is None or isinstance(cloud, str | Path):
