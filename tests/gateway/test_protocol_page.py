@@ -137,7 +137,8 @@ def said(pattern: str) -> float:
 
 
 def test_the_numbers_are_the_codes() -> None:
-    config = uvicorn.Config(lambda: None)
+    # Its own set-up of logs would stay for the other tests.
+    config = uvicorn.Config(lambda: None, log_config=None)
     number = r"([\d,]*\d)"
     assert said(rf"each one frame, at most {number} bytes") == protocol.MAX_FRAME
     assert said(rf"message above {number} bytes") == protocol.MAX_FRAME
