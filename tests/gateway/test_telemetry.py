@@ -81,14 +81,44 @@ def test_a_collector_without_the_sdk_is_a_sentence(
 
 
 def test_a_collector_that_is_gone_costs_nothing_but_a_log_line(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     told = telemetry(GatewayMetrics().registry, lambda: None)
-    with told.consult("abcdefgh-4", {}):
+    with told.consult("abcdefgh-4", {}) as headers:
+        outcome("answered")
+    told.close()
+    assert "traceparent" in headers
+    assert any("127.0.0.1" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(("kind", "other"), [("TRACES", "METRICS"), ("METRICS", "TRACES")])
+def test_what_has_no_address_goes_nowhere(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, kind: str, other: str
+) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT")
+    path = f"/v1/{kind.lower()}"
+    monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{kind}_ENDPOINT", collector.url + path)
+    # Where the SDK would send what has none.
+    monkeypatch.setattr(
+        f"opentelemetry.exporter.otlp.proto.http.{_module(other)}.DEFAULT_ENDPOINT", collector.url
+    )
+    told = telemetry(GatewayMetrics().registry, lambda: None)
+    with told.consult("abcdefgh-5", {}):
         pass
     told.close()
+    assert list(collector.bodies) == [path]
+
+
+def _module(kind: str) -> str:
+    return {"TRACES": "trace_exporter", "METRICS": "metric_exporter"}[kind]
+
+
+def test_another_protocol_is_refused(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    with pytest.raises(UsageError, match="unset OTEL_EXPORTER_OTLP_PROTOCOL"):
+        telemetry(GatewayMetrics().registry, lambda: None)
 
 
 def test_a_collector_that_stalls_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

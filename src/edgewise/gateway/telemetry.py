@@ -21,7 +21,8 @@ from edgewise.errors import UsageError
 
 SERVICE = "edgewise-gateway"
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-_ENDPOINTS = (_ENDPOINT, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_TRACES, _METRICS = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
+_PROTOCOL, _HTTP = "OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"
 
 CLOSE_SECONDS = 5.0
 """How long a collector may take to read the last of it: the gateway's end waits for that."""
@@ -85,11 +86,15 @@ def trace_id(request_id: str) -> str:
 def telemetry(registry: CollectorRegistry, measure: Callable[[], object]) -> Telemetry:
     """As the environment says. `measure` brings the gauges of `registry` up to date.
 
-    Raises `UsageError` where a collector is named and the SDK is not installed, or does not
-    understand one of its variables.
+    Traces and metrics go where an address is named for them, and nowhere else. Raises `UsageError`
+    where a collector is named and the SDK is not installed, does not understand one of its
+    variables, or another protocol is asked for than OTLP over HTTP.
     """
-    if not any(os.environ.get(name) for name in _ENDPOINTS):
+    traced, measured = (_named(_ENDPOINT, own) for own in (_TRACES, _METRICS))
+    if not traced and not measured:
         return Telemetry()
+    if os.environ.get(_PROTOCOL, _HTTP) != _HTTP:
+        raise UsageError(f"The gateway speaks {_HTTP} to collectors", hint=f"unset {_PROTOCOL}")
     try:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -106,15 +111,21 @@ def telemetry(registry: CollectorRegistry, measure: Callable[[], object]) -> Tel
     resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", SERVICE)})
     try:
         traces = TracerProvider(resource=resource, shutdown_on_exit=False)
-        traces.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-        reader = PeriodicExportingMetricReader(OTLPMetricExporter())
-        metrics = MeterProvider([reader], resource, shutdown_on_exit=False)
+        if traced:
+            traces.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        readers = [PeriodicExportingMetricReader(OTLPMetricExporter())] if measured else []
+        metrics = MeterProvider(readers, resource, shutdown_on_exit=False)
     except ValueError as error:
         raise UsageError(
             f"OpenTelemetry does not take one of its variables: {error}", hint="see OTEL_*"
         ) from error
     _observe(metrics.get_meter(SERVICE), registry, measure)
-    return Telemetry(traces.get_tracer(SERVICE), (traces.shutdown, metrics.shutdown))
+    tracer = traces.get_tracer(SERVICE) if traced else None
+    return Telemetry(tracer, (traces.shutdown, metrics.shutdown))
+
+
+def _named(*names: str) -> bool:
+    return any(os.environ.get(name) for name in names)
 
 
 def _context(request_id: str) -> SpanContext:
