@@ -39,10 +39,12 @@ from edgewise.routers.card import Input, read_card
 from edgewise.routers.mlp import Mlp
 from edgewise.routers.named import identity_of
 from edgewise.training.kinds import Recipe
+from edgewise.training.labels.base import Label
 from edgewise.training.labels.named import labels_named
-from edgewise.training.router import Training
+from edgewise.training.router import MIXED_SHARE, Training
 
-LABELS = ("mismatch", "co-llm", "citer", "value")
+LABELS = ("mismatch", "r2r-outcome", "co-llm", "citer", "value")
+"""By name; what follows a hyphen after `r2r` is its judge: the bundled cloud cannot be it."""
 DEFAULT: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
 INPUTS: tuple[tuple[Input, ...], ...] = (
     ("scalars",),
@@ -98,9 +100,16 @@ def opened(stack: ExitStack) -> tuple[LlamaModel, LocalCloud]:
     return edge, cloud
 
 
+def rounds_of(label: str) -> list[Label]:
+    """What `LABELS` names."""
+    name, _, judge = label.partition("r2r-")
+    return labels_named("r2r" if judge else name, judge=judge or None)
+
+
 def trainings(variant: Variant, plan: Plan, edge: LlamaModel, cloud: LocalCloud) -> list[Training]:
-    """One a round."""
-    rounds = labels_named(variant.label)[:1]
+    """One a round. Those of several rounds have data of their own: the second is the pair's."""
+    rounds = rounds_of(variant.label)
+    data = plan.work / (variant.name if len(rounds) > 1 else "") / "data"
     recipe = Recipe(
         hidden=(rounds[0].hidden,) if rounds[0].hidden else (),
         seed=variant.seed,
@@ -116,20 +125,29 @@ def trainings(variant: Variant, plan: Plan, edge: LlamaModel, cloud: LocalCloud)
             label=label,
             inputs=variant.inputs,
             recipe=recipe,
-            data=plan.work / "data",
+            data=data,
         )
         for label in rounds
     ]
 
 
 def prepare(labels: Sequence[str], plan: Plan) -> None:
-    """Answers, features and labels, once for all trainings."""
+    """Answers, features and labels, once for all trainings of labels of one round."""
     with ExitStack() as stack:
         edge, cloud = opened(stack)
         for label in labels:
-            for training in trainings(Variant(label, DEFAULT, 0), plan, edge, cloud):
-                training.collect()
-                training.label()
+            first, *later = trainings(Variant(label, DEFAULT, 0), plan, edge, cloud)
+            if not later:
+                first.collect()
+                first.label()
+
+
+def finished(folder: Path, label: str) -> bool:
+    """Whether the last round of a training is calibrated."""
+    if not (folder / "README.md").exists():
+        return False
+    card = read_card(folder)
+    return bool(card.thresholds) and card.label == rounds_of(label)[-1].described
 
 
 def outcomes(system: Variant | str, plan: Plan) -> Outcomes:
@@ -151,10 +169,17 @@ def outcomes(system: Variant | str, plan: Plan) -> Outcomes:
         if isinstance(system, str):
             return evaluation.pairs(contender_named(system), plan.shares)
         folder = plan.work / name
-        if not (folder / "README.md").exists() or not read_card(folder).thresholds:
-            for training in trainings(system, plan, edge, cloud):
+        if not finished(folder, system.label):
+            *earlier, last = trainings(system, plan, edge, cloud)
+            for training in earlier:
+                training.collect()
+                training.label()
                 training.fit()
-                training.calibrate(plan.shares)
+                training.calibrate((MIXED_SHARE,))
+            if earlier:
+                last.label()
+            last.fit()
+            last.calibrate(plan.shares)
         card = read_card(folder)
         calibrated = card if plan.family is None else None
         contender = Contender(name, Mlp(card, folder), calibrated, identity_of(card, folder))

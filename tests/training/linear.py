@@ -21,6 +21,9 @@ class Linear:
     recipes: list[Recipe] = []  # noqa: RUF012
     """Every recipe that a fit was given."""
 
+    data: list[Data] = []  # noqa: RUF012
+    """And what it learnt from."""
+
     def __init__(self, card: RouterCard, folder: Path) -> None:
         self.needs, self.top = needs_of(card.inputs), top_of(card.inputs, card.top_k)
         self._inputs, self._top_k = card.inputs, card.top_k
@@ -33,6 +36,7 @@ class Linear:
     @classmethod
     def fit(cls, data: Data, recipe: Recipe, done: Callable[[], None]) -> Fitted:
         cls.recipes.append(recipe)
+        cls.data.append(data)
         apart = held_out(data, recipe.held_out, recipe.seed)
         mean, std = data.inputs.mean(axis=0), data.inputs.std(axis=0) + 1e-3
         rows = np.column_stack([(data.inputs - mean) / std, np.ones_like(data.labels)])

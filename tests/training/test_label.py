@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from edgewise.rollouts.base import Continuation, Done, OneByOne, Prefix, ignore
 from edgewise.routers.constant import Constant
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, SIZE, ScriptedEdge, replying
-from edgewise.training.collect import Sample
+from edgewise.training.collect import Sample, Text
+from edgewise.training.data import Objective
 from edgewise.training.labels.base import Case, Label, Labelling, Rollout, Writer
 from edgewise.training.labels.citer import Citer
 from edgewise.training.labels.co_llm import CoLlm
@@ -166,9 +168,9 @@ def test_a_label_says_all_that_a_training_asks_for(name: str) -> None:
     for label in labels_named(name):
         assert label.name.startswith(name)
         assert label.described
-        assert label.text in ("answer", "reference")
+        assert label.text in get_args(Text)
         assert label.writers <= {"edge", "cloud", "pair"}
-        assert label.objective in ("cross-entropy", "marginal-likelihood")
+        assert label.objective in get_args(Objective)
         assert label.hidden >= 0
     assert len({label.name for label in labels_named(name)}) == len(labels_named(name))
 
@@ -179,6 +181,7 @@ def test_options_are_those_of_the_label() -> None:
     for name, option, takes in (
         ("value", "rounds", "it takes rollouts"),
         ("citer", "rollouts", "it takes rounds"),
+        ("r2r", "rounds", "it takes judge"),
         ("mismatch", "rollouts", "it takes no options"),
         ("co-llm", "rounds", "it takes no options"),
     ):

@@ -58,6 +58,10 @@ def train(
         int | None,
         typer.Option(help="citer: rounds of training, default 2; with --stage, which round."),
     ] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(help="r2r: who tells neutral from divergent, cloud (default) or outcome."),
+    ] = None,
     data: options.Data = None,
     check: options.Check = None,
     limit: options.Limit = None,
@@ -80,7 +84,7 @@ def train(
 ) -> None:
     """Train a router for a pair: collect, label, fit, calibrate. Interrupted, it goes on."""
     wanted = _inputs(inputs)
-    labels = labels_named(label, rounds=rounds, rollouts=rollouts)
+    labels = labels_named(label, rounds=rounds, rollouts=rollouts, judge=judge, seed=chosen.seed)
     recipe = _recipe(labels[0], hidden=hidden, epochs=epochs, seed=chosen.seed or 0)
     if stage in (None, "fit"):
         fit_of(kind)

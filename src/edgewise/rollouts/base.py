@@ -6,6 +6,7 @@ from typing import Protocol
 import msgspec
 
 from edgewise.edge.base import EdgeModel, Needs
+from edgewise.events import Candidate
 from edgewise.sampling import Sampling
 
 
@@ -18,10 +19,14 @@ class Prefix(msgspec.Struct, frozen=True):
 
 
 class Continuation(msgspec.Struct, frozen=True):
-    """What a model wrote, its end token included, each id with its logprob (nats)."""
+    """What a model wrote, its end token included, each id with its logprob (nats).
+
+    `top` holds the likeliest ids for each, where an engine told them.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    top: tuple[tuple[Candidate, ...], ...] = ()
 
 
 Done = Callable[[int, Continuation], None]

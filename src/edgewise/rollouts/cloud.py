@@ -44,7 +44,7 @@ class CloudRollouts:
                     session.close()
                     verdict = future.result()
                     logprobs = tuple(logprob or 0.0 for logprob in verdict.logprobs)
-                    written[index] = Continuation(verdict.ids, logprobs)
+                    written[index] = Continuation(verdict.ids, logprobs, verdict.top)
                     done(index, written[index])
         finally:
             for future, (_, session) in flying.items():

@@ -4,11 +4,14 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+import numpy as np
+
 from edgewise.cloud.base import CloudModel
-from edgewise.edge.base import Tokenizer
+from edgewise.edge.base import Floats, Tokenizer
 from edgewise.edge.kv import common_prefix
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import CloudError, VocabularyMismatch
+from edgewise.events import Candidate
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, Script
@@ -31,12 +34,17 @@ class ScriptedCloud(CloudModel):
         fault: Failing = lambda ask: None,
         delay: float = 0.0,
         tokenizer: ByteTokenizer | None = None,
+        candidates: int = 0,
     ) -> None:
-        """`delay` in seconds holds back every answer and every fault."""
+        """`delay` in seconds holds back every answer and every fault.
+
+        With `candidates` it tells logprobs, and that many of the likeliest ids for each.
+        """
         self.name = "scripted"
         self.script = script
         self.fault = fault
         self.delay = delay
+        self.candidates = candidates
         self.asks: list[tuple[tuple[int, ...], int]] = []
         self.opened = 0
         self.tokenizer = tokenizer or ByteTokenizer()
@@ -100,8 +108,20 @@ class ScriptedCloudSession:
 
     def _write(self, ids: list[int], n: int) -> Verdict:
         written: list[int] = []
+        logprobs: list[float | None] = []
+        top: list[tuple[Candidate, ...]] = []
         ends = False
         while len(written) < n and not ends:
-            written.append(int(self._cloud.script([*ids, *written]).argmax()))
+            logits = self._cloud.script([*ids, *written])
+            written.append(int(logits.argmax()))
             ends = written[-1] in self._cloud.tokenizer.eos_ids
-        return Verdict(ids=tuple(written), logprobs=(None,) * len(written), stopped=ends)
+            told = self._likeliest(logits)
+            logprobs.append(told[0].logprob if told else None)
+            top += [told] if told else []
+        return Verdict(ids=tuple(written), logprobs=tuple(logprobs), top=tuple(top), stopped=ends)
+
+    def _likeliest(self, logits: Floats) -> tuple[Candidate, ...]:
+        logprobs = logits - logits.max()
+        logprobs -= np.log(np.exp(logprobs).sum())
+        best = np.argsort(-logits, kind="stable")[: self._cloud.candidates]
+        return tuple(Candidate(int(token), float(logprobs[token])) for token in best)

@@ -26,8 +26,9 @@ from edgewise.rollouts.base import Continuation, Prefix, Rollouts
 from edgewise.routers.card import Input
 from edgewise.routers.features import feature, needs_of, top_of
 
-Text = Literal["answer", "reference"]
-"""What the edge reads: the cloud's answer, or the reference that comes with the task."""
+Text = Literal["answer", "reference", "target"]
+"""What the edge reads: the cloud's answer, the reference that comes with a question, or the target:
+the references of a task where every question has one, else the cloud's answers."""
 
 KEPT = 64
 """Log-probs kept of every position; a router may use fewer."""
@@ -38,13 +39,18 @@ _PREFILL = 256
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """A text to read after a prompt. `logprobs` (nats) are the cloud's; a reference has none."""
+    """A text to read after a prompt.
+
+    `logprobs` (nats) are the cloud's. Those of a reference are there where the cloud has read it;
+    `cloud` is then what it would have written at each position.
+    """
 
     question: str
     prompt: tuple[int, ...]
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     right: bool
+    cloud: tuple[int, ...] = ()
 
 
 class Columns(msgspec.Struct, frozen=True):
@@ -142,7 +148,7 @@ def _columns(session: EdgeSession, samples: Sequence[Sample], done: Callable[[],
     written: list[int] = []
     logprobs: list[float] = []
     for index, sample in enumerate(samples):
-        for step, token in zip(_steps(session, sample), sample.ids, strict=True):
+        for step, token in zip(steps_along(session, sample), sample.ids, strict=True):
             for name in COLUMNS:
                 rows[name].append(feature(name, step, KEPT))
             sample_of.append(index)
@@ -166,7 +172,7 @@ def _columns(session: EdgeSession, samples: Sequence[Sample], done: Callable[[],
     )
 
 
-def _steps(session: EdgeSession, sample: Sample) -> Iterator[Step]:
+def steps_along(session: EdgeSession, sample: Sample) -> Iterator[Step]:
     """The step before each id, to be read before the next one: logits outlive no prefill."""
     session.open(sample.prompt[:-1])
     read = [sample.prompt[-1], *sample.ids[:-1]]

@@ -12,7 +12,8 @@ from edgewise.errors import UsageError
 from edgewise.routers.card import Input
 from edgewise.training.collect import Columns, Sample
 
-Objective = Literal["cross-entropy", "marginal-likelihood"]
+Objective = Literal["cross-entropy", "balanced-cross-entropy", "marginal-likelihood"]
+"""What `fit` minimises; `balanced` lets the rarer class weigh as much as the other."""
 
 
 class Data(msgspec.Struct, frozen=True):

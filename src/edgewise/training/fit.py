@@ -27,11 +27,12 @@ def ready() -> Fit:
 def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> Fitted:
     """Minimise the objective; the epoch that is best on held-out texts is kept.
 
-    Cross-entropy: against the labels. `marginal-likelihood`: Co-LLM's, equation 3 of arXiv
-    2403.03870, -log((1 - p) P_edge(y) + p P_cloud(y)) with p the score, begun with some epochs of
-    cross-entropy in which positive labels weigh eight times. It begins as the constant score that
-    is the mean label, so that no update is spent on finding that. `done` is called after each
-    epoch.
+    Cross-entropy: against the labels; `balanced`: positive ones weigh as many times as there are
+    more negative ones, as in the published code of R2R (arXiv 2505.21600). `marginal-likelihood`:
+    Co-LLM's, equation 3 of arXiv 2403.03870, -log((1 - p) P_edge(y) + p P_cloud(y)) with p the
+    score, begun with some epochs of cross-entropy in which positive labels weigh eight times. The
+    fit begins as the constant score that is the mean label, so that no update is spent on finding
+    that. `done` is called after each epoch.
     """
     torch = import_torch()
     torch.manual_seed(recipe.seed)
@@ -120,10 +121,12 @@ class _Network:
 
 def _objective(torch: Any, data: Data, recipe: Recipe) -> Callable[[Any, Any], Any]:
     """From logits and rows to the loss."""
-    if recipe.objective == "cross-entropy":
+    if recipe.objective != "marginal-likelihood":
         labels = torch.from_numpy(data.labels)
+        balanced = recipe.objective == "balanced-cross-entropy"
+        weight = (1 - labels).sum() / labels.sum() if balanced else None
         entropy = torch.nn.functional.binary_cross_entropy_with_logits
-        return lambda logit, rows: entropy(logit, labels[rows])
+        return lambda logit, rows: entropy(logit, labels[rows], pos_weight=weight)
     if data.edge_logprob is None or data.cloud_logprob is None:
         raise UsageError(
             "The marginal likelihood needs logprobs of the cloud's answers",

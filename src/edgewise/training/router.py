@@ -24,6 +24,7 @@ from edgewise.training.collect import (
     KEPT,
     Columns,
     Sample,
+    Text,
     collect_answers,
     collect_features,
     references,
@@ -34,6 +35,7 @@ from edgewise.training.labels.base import Case, Label, Writer
 from edgewise.training.labels.labelling import kept_values, label_all
 from edgewise.training.mixed import PairRollouts
 from edgewise.training.publish import Measured, isotonic, save_card, save_weights
+from edgewise.training.reading import read_by_cloud
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15)
 """Cloud shares that get a threshold."""
@@ -209,9 +211,12 @@ class Training:
 
     def _collected(self, *, allowed: bool) -> tuple[list[Sample], Columns]:
         """What the label's text is; unless `allowed`, it must be there."""
-        text = self._label.text
+        text = self._text()
         if text == "reference":
             samples = references(self.task, self.edge.tokenizer)
+            if self._label.objective == "marginal-likelihood":
+                self._progress.stage("cloud's reading", len(samples))
+                samples = read_by_cloud(samples, self.cloud, self._data, self._progress.done)
         else:
             if not allowed and not (self._data / "answers.jsonl").exists():
                 raise self._lacking("collect")
@@ -225,6 +230,11 @@ class Training:
         self._progress.stage("edge's features", len(samples))
         columns = collect_features(samples, text, self.edge, self._data, self._progress.done)
         return samples, columns
+
+    def _text(self) -> Text:
+        if self._label.text != "target":
+            return self._label.text
+        return "reference" if all(q.reference for q in self.task.questions) else "answer"
 
     def _cases(self, samples: Sequence[Sample], columns: Columns) -> list[Case]:
         known = {sample.question: sample for sample in samples}

@@ -5,7 +5,7 @@ run together whatever a label's own order is.
 """
 
 from collections.abc import Generator, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from edgewise.edge.base import Tokenizer
 from edgewise.evaluation.systems import text_of
@@ -18,6 +18,8 @@ from edgewise.training.data import Objective
 
 Writer = Literal["edge", "cloud", "pair"]
 
+_GREEDY = Sampling()
+
 
 class Rollout(NamedTuple):
     """A rollout, and who writes it."""
@@ -28,6 +30,9 @@ class Rollout(NamedTuple):
 
 Labelling = Generator[list[Rollout], list[Continuation], list[float]]
 """Yields rollouts, is sent what they wrote, returns a value from 0 to 1 for every token."""
+
+Trial = Generator[list[Rollout], list[Continuation], None]
+"""Yields rollouts, is sent what they wrote, raises `UsageError` where that will not do."""
 
 
 class Case(NamedTuple):
@@ -49,16 +54,34 @@ class Case(NamedTuple):
         self, writer: Writer, branches: Sequence[tuple[int, int]], sampling: Sampling
     ) -> Generator[list[Rollout], list[Continuation], list[bool]]:
         """Whether `writer` ends right after each (position, token written there)."""
+        texts = yield from self.branches(writer, branches, sampling)
+        return [is_right(self.question, text_of(self.tokenizer, ids)) for ids in texts]
+
+    def branches(
+        self,
+        writer: Writer,
+        branches: Sequence[tuple[int, int]],
+        sampling: Sampling = _GREEDY,
+        *,
+        most: int | None = None,
+    ) -> Generator[list[Rollout], list[Continuation], list[list[int]]]:
+        """The answer's ids with each (position, token written there), as `writer` goes on from it.
+
+        To the end of the answer, or with at most `most` more tokens.
+        """
         texts = [[*self.sample.ids[:at], token] for at, token in branches]
         asked = [i for i, ids in enumerate(texts) if self._room(ids)]
         prompt = self.sample.prompt
+        rooms = [self._room(texts[i]) for i in asked]
+        if most is not None:
+            rooms = [min(most, room) for room in rooms]
         written = yield [
-            Rollout(writer, Prefix((*prompt, *texts[i]), self._room(texts[i]), sampling))
-            for i in asked
+            Rollout(writer, Prefix((*prompt, *texts[i]), room, sampling))
+            for i, room in zip(asked, rooms, strict=True)
         ]
         for i, continuation in zip(asked, written, strict=True):
             texts[i] += continuation.ids
-        return [is_right(self.question, text_of(self.tokenizer, ids)) for ids in texts]
+        return texts
 
     def _room(self, ids: Sequence[int]) -> int:
         return 0 if ids[-1] in self.tokenizer.eos_ids else max(0, self.max_tokens - len(ids))
@@ -89,9 +112,13 @@ class Label(Protocol):
     """What `rounds` takes."""
 
     @classmethod
-    def rounds(cls, **options: int) -> "list[Label]":
+    def rounds(cls, **options: Any) -> "list[Label]":
         """The label of each round of training, in order. Raises `UsageError` for a bad option."""
         return [cls(**options)]
+
+    def trial(self, tokenizer: Tokenizer) -> Trial:
+        """Run before the first text: whether its writers can do what it needs of them."""
+        yield from ()
 
     def of(self, case: Case) -> Labelling:
         """The values of one text."""

@@ -14,10 +14,17 @@ _BY: tuple[Literal["edge", "pair"], ...] = ("edge", "pair")
 class Citer(Label):
     """CITER's preference (arXiv 2502.01976), along the reference that comes with a question.
 
-    0 where the edge would write the reference's token, else 1 where the cloud would. Where both
-    would write another, each branch is rolled out to its end, and the cloud is preferred where
-    only its branch ends right. In the first round the edge goes on from both branches, in the
-    second the pair under the router of the first.
+    As published: 0 where the edge would write the reference's token, else 1 where the cloud would.
+    Where both would write another, each branch is rolled out to its end, and the cloud is preferred
+    where only its branch ends right. In the first round the edge goes on from both branches, in
+    the second the pair under the router of the first; that changes nothing but these tokens. The
+    router is fitted by cross-entropy to what is preferred, and its threshold sets the share.
+
+    Where both branches end alike the cheaper one is preferred, the edge's; the published code rolls
+    out the edge's branch alone, and prefers the cloud where that ends wrong. Not as published: the
+    pair of the second round asks at the threshold that was calibrated for a share of 5% (there: a
+    confidence of 0.95); the router's inputs and width are those that are asked for (there: the
+    hidden state alone, layers of 2h and h); the end token is no part of a reference.
     """
 
     text: Text = "reference"

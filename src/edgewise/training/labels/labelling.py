@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
 from edgewise.evaluation.journal import append, read
 from edgewise.rollouts.base import Continuation, Prefix, Rollouts
@@ -43,8 +44,11 @@ def label_all(
     known = _known(path, router)
     for _ in range(len(known)):
         done()
-    fresh = iter([case for case in cases if case.question.id not in known])
-    while batch := list(islice(fresh, TOGETHER)):
+    fresh = [case for case in cases if case.question.id not in known]
+    if fresh:
+        _try(label, fresh[0].tokenizer, rollouts)
+    waiting = iter(fresh)
+    while batch := list(islice(waiting, TOGETHER)):
         for case, values in zip(batch, _together(label, batch, rollouts), strict=True):
             line = Labelled(case.question.id, tuple(_checked(label, case, values)), router)
             append(path, line)
@@ -81,6 +85,18 @@ def _checked(label: Label, case: Case, values: Sequence[float]) -> Sequence[floa
             hint="repair its class",
         )
     return values
+
+
+def _try(label: Label, tokenizer: Tokenizer, rollouts: Mapping[Writer, Rollouts]) -> None:
+    """The label's trial. Raises `UsageError` where it is not passed."""
+    trial = label.trial(tokenizer)
+    asks = next(trial, None)
+    while asks is not None:
+        replies = list(_answered({0: asks}, rollouts)[0])
+        try:
+            asks = trial.send(replies)
+        except StopIteration:
+            return
 
 
 def _together(

@@ -6,7 +6,7 @@ from edgewise.training.labels.base import Case, Label, Labelling
 class Mismatch(Label):
     """1 where the edge would have written another token than the cloud did. No rollouts.
 
-    What R2R (arXiv 2505.21600) calls "different", before its judge.
+    What R2R (arXiv 2505.21600) calls "different", before its judge: see `R2R`.
     """
 
     name = "mismatch"

@@ -12,18 +12,22 @@ LABELS: Registry[type[Label]] = Registry(
         "mismatch": "edgewise.training.labels.mismatch:Mismatch",
         "co-llm": "edgewise.training.labels.co_llm:CoLlm",
         "citer": "edgewise.training.labels.citer:Citer",
+        "r2r": "edgewise.training.labels.r2r:R2R",
     },
-    wanted=("of", "rounds", "options", "text", "writers", "objective", "hidden"),
+    wanted=("of", "trial", "rounds", "options", "text", "writers", "objective", "hidden"),
 )
 
 
-def labels_named(name: str, **options: int | None) -> list[Label]:
+def labels_named(name: str, **options: int | str | None) -> list[Label]:
     """The label of each round of training, in order; an option that is None was not given.
 
-    Raises `UsageError` for a label that there is not, or an option that it does not take.
+    A `seed` is for labels that draw, and nothing to the others. Raises `UsageError` for a label
+    that there is not, or an option that it does not take.
     """
     kind = LABELS.load(name)
     given = {option: value for option, value in options.items() if value is not None}
+    if "seed" not in kind.options:
+        given.pop("seed", None)
     for option in given:
         if option not in kind.options:
             takes = f"it takes {', '.join(kind.options)}" if kind.options else "it takes no options"

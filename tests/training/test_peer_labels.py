@@ -1,0 +1,295 @@
+"""Every label on texts where the right value of each token is known by hand."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from edgewise.errors import UsageError
+from edgewise.evaluation.tasks.base import Grading, Question
+from edgewise.rollouts.base import Continuation, Done, OneByOne, Prefix, Rollouts, ignore
+from edgewise.testing.scripted_edge import EOS, ScriptedEdge, completing
+from edgewise.training.collect import Sample
+from edgewise.training.labels.base import Case, Label, Writer
+from edgewise.training.labels.citer import Citer
+from edgewise.training.labels.co_llm import CoLlm
+from edgewise.training.labels.judge import sentences
+from edgewise.training.labels.labelling import label_all
+from edgewise.training.labels.mismatch import Mismatch
+from edgewise.training.labels.named import labels_named
+from edgewise.training.labels.r2r import R2R, same_end
+from edgewise.training.labels.value import Value
+from tests.training.scripted_judge import drafts, judging
+
+PROMPT = "How many?"
+
+
+class Told(NamedTuple):
+    """A text; what each model would write, the first that fits; where labels are not 0."""
+
+    text: str
+    edge: Sequence[str]
+    cloud: Sequence[str]
+    labels: dict[str, str]
+    """By label, the text again with its worthwhile tokens as carets."""
+
+    right: bool = True
+
+
+ANSWERS = (
+    Told(  # another word for the same, and another number
+        "Oh it is 7.",
+        ["So it is 3.", "Oo it is 3.", "Oh it is 3.", "Oh it is 7."],
+        ["Oh it is 7.", "Sh it is 7.", "So it is 7.", "Oo it is 7.", "Oh it is 3."],
+        {
+            "mismatch": "^^.......^.",
+            "co-llm": "^^.......^.",
+            "value": ".........^.",
+            "r2r": ".........^.",
+            "r2r-outcome": ".........^.",
+        },
+    ),
+    Told(  # a slip in the first sentence that the second one mends
+        "Add 2. So 7.",
+        ["Add 5. So 7.", "Add 2. So 7."],
+        ["Add 2. So 7.", "Add 5. So 7."],
+        {
+            "mismatch": "....^.......",
+            "co-llm": "....^.......",
+            "value": "............",
+            "r2r": "....^.......",
+            "r2r-outcome": "............",
+        },
+    ),
+    Told(  # a word that says nothing by itself and leads astray in the next sentence
+        "Hm. So 7.",
+        ["Ha. So 7.", "Hm. So 7."],
+        ["Hm. So 7.", "Ha. So 3."],
+        {
+            "mismatch": ".^.......",
+            "co-llm": ".^.......",
+            "value": ".^.......",
+            "r2r": ".........",
+            "r2r-outcome": ".^.......",
+        },
+    ),
+    Told(  # the cloud is wrong: no consult helps, but the two diverge
+        "So it is 4.",
+        ["So it is 3.", "So it is 4."],
+        ["So it is 4.", "So it is 3."],
+        {
+            "mismatch": ".........^.",
+            "co-llm": ".........^.",
+            "value": "...........",
+            "r2r": ".........^.",
+            "r2r-outcome": ".........^.",
+        },
+        right=False,
+    ),
+    Told(  # the edge would end before it has answered
+        "So it is 7.",
+        ["So"],
+        ["So it is 7."],
+        {
+            "mismatch": "..^^^^^^^^^",
+            "co-llm": "..^^^^^^^^^",
+            "value": "..^^^^^^^^.",
+            "r2r": "..^^^^^^^^.",
+            "r2r-outcome": "..^^^^^^^^.",
+        },
+    ),
+    Told(  # nothing differs
+        "So it is 7.",
+        ["So it is 7."],
+        ["So it is 7."],
+        dict.fromkeys(("mismatch", "co-llm", "value", "r2r", "r2r-outcome"), "..........."),
+    ),
+)
+
+LABELS: dict[str, Label] = {
+    "mismatch": Mismatch(),
+    "co-llm": CoLlm(),
+    "value": Value(),
+    "r2r": R2R(),
+    "r2r-outcome": R2R("outcome"),
+}
+
+
+def model(texts: Sequence[str]) -> ScriptedEdge:
+    return ScriptedEdge(judging(completing(*texts, prompt=PROMPT)))
+
+
+def written_along(texts: Sequence[str], ids: Sequence[int]) -> list[int]:
+    """What a model would write at each position of `ids`."""
+    script = model(texts).script
+    prompt = [*PROMPT.encode()]
+    return [int(script([*prompt, *ids[:at]]).argmax()) for at in range(len(ids))]
+
+
+def case(told: Told, *, ended: bool = True, cloud: Sequence[int] = ()) -> Case:
+    ids = (*told.text.encode(), *([EOS] if ended else []))
+    sample = Sample("q", tuple(PROMPT.encode()), ids, (0.0,) * len(ids), told.right, tuple(cloud))
+    question = Question("q", "sums", PROMPT, "7", "number")
+    return Case(question, sample, written_along(told.edge, ids), model([]).tokenizer, 40)
+
+
+def marked(values: Sequence[float], text: str) -> str:
+    return "".join(".^"[value > 0] for value in values[: len(text)])
+
+
+class Asked(OneByOne):
+    """Keeps what it is asked for."""
+
+    def __init__(self, texts: Sequence[str], script: ScriptedEdge | None = None) -> None:
+        super().__init__(script or model(texts))
+        self.prefixes: list[Prefix] = []
+
+    def run(self, prefixes: Sequence[Prefix], done: Done = ignore) -> list[Continuation]:
+        self.prefixes += prefixes
+        return super().run(prefixes, done)
+
+
+@pytest.mark.parametrize("name", LABELS)
+@pytest.mark.parametrize("told", ANSWERS, ids=lambda told: told.text)
+def test_labels_of_answers(told: Told, name: str, tmp_path: Path) -> None:
+    found = label_all(LABELS[name], [case(told)], {"cloud": Asked(told.cloud)}, tmp_path)["q"]
+    assert marked(found, told.text) == told.labels[name]
+    assert set(found) <= {0.0, 1.0}
+
+
+REFERENCE = "I see 7."
+PREFERENCES = (
+    # (edge, cloud) along the reference, and what comes of "I see 3" and of "I see 8".
+    (["I see 7."], ["I see 7."], [], "........"),
+    (["I saw 7.", "I see 7."], ["I see 7."], [], "...^...."),
+    (["I see 7."], ["I saw 7.", "I see 7."], [], "........"),
+    (["I see 3."], ["I see 3."], ["I see 3."], "........"),  # one branch: nothing to prefer
+    (["I see 3."], ["I see 8."], ["I see 3.", "I see 8 or 7."], "......^."),
+    (["I see 3."], ["I see 8."], ["I see 3 or 7.", "I see 8."], "........"),
+    (["I see 3."], ["I see 8."], ["I see 3 or 7.", "I see 8 or 7."], "........"),
+    (["I see 3."], ["I see 8."], ["I see 3.", "I see 8."], "........"),
+)
+
+
+@pytest.mark.parametrize("by", ["edge", "pair"])
+@pytest.mark.parametrize(("edge", "cloud", "ends", "preferred"), PREFERENCES)
+def test_preferences_of_citer(
+    edge: list[str],
+    cloud: list[str],
+    ends: list[str],
+    preferred: str,
+    by: Writer,
+    tmp_path: Path,
+) -> None:
+    """In the second round the pair writes what in the first one the edge does, and only that."""
+    label = next(label for label in labels_named("citer") if by in label.writers)
+    assert isinstance(label, Citer)
+    told = Told(REFERENCE, [*edge, REFERENCE], [*cloud, REFERENCE], {})
+    writers: dict[Writer, Rollouts] = {"cloud": Asked(told.cloud), by: Asked(ends)}
+    found = label_all(label, [case(told, ended=False)], writers, tmp_path)["q"]
+    assert marked(found, REFERENCE) == preferred
+
+
+@pytest.mark.parametrize(
+    ("cloud", "begins"), [([REFERENCE], "...^..^."), (["I see 8.", REFERENCE], "...^....")]
+)
+def test_what_the_head_of_co_llm_begins_with(cloud: list[str], begins: str, tmp_path: Path) -> None:
+    """Where the cloud is right and the edge wrong."""
+    told = Told(REFERENCE, ["I saw 7.", "I see 3.", REFERENCE], cloud, {})
+    read = case(told, ended=False, cloud=written_along(cloud, [*REFERENCE.encode()]))
+    found = label_all(CoLlm(), [read], {}, tmp_path)["q"]
+    assert marked(found, REFERENCE) == begins
+
+
+def test_the_judge_is_shown_the_sentence_and_no_more(tmp_path: Path) -> None:
+    told = ANSWERS[1]
+    cloud = Asked(told.cloud)
+    label_all(R2R(), [case(told)], {"cloud": cloud}, tmp_path)
+    assert drafts(cloud.prefixes[-1].ids) == ("Add 2.", "Add 5.")
+
+
+@pytest.mark.parametrize(
+    ("answers", "begins"), [(("yes", "yes"), "yes"), (("Well", "Maybe"), "Well"), (("", ""), "")]
+)
+def test_a_cloud_that_cannot_judge(answers: tuple[str, str], begins: str, tmp_path: Path) -> None:
+    told = ANSWERS[0]
+    cloud = Asked([], ScriptedEdge(judging(completing(*told.cloud, prompt=PROMPT), answers)))
+    right = 6 if begins == "yes" else 0
+    says = rf"no judge: it tells {right} of 12 .* \(it begins '{begins}'\); let the outcome judge"
+    with pytest.raises(UsageError, match=says) as caught:
+        label_all(R2R(), [case(told)], {"cloud": cloud}, tmp_path)
+    assert caught.value.setting == "judge"
+    assert label_all(R2R("outcome"), [case(told)], {"cloud": cloud}, tmp_path)
+
+
+def test_the_judge_is_tried_once_and_not_for_what_is_kept(tmp_path: Path) -> None:
+    told = ANSWERS[5]
+    cloud = Asked(told.cloud)
+    label_all(R2R(), [case(told)], {"cloud": cloud}, tmp_path)
+    assert len(cloud.prefixes) == 12
+    label_all(R2R(), [case(told)], {}, tmp_path)
+
+
+def test_there_are_two_judges() -> None:
+    (one,), (other,) = labels_named("r2r"), labels_named("r2r", judge="outcome")
+    assert (one.name, other.name) == ("r2r", "r2r-outcome")
+    assert one.objective == other.objective == "balanced-cross-entropy"
+    with pytest.raises(UsageError, match="no judge 'coin'; it is cloud or outcome"):
+        labels_named("r2r", judge="coin")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "parted"),
+    [
+        ("It is 3.5 now. Yes.", "It is 3.7 now. No.", ("", "It is 3.5 now.", "It is 3.7 now.")),
+        ("A. B is c. D.", "A. B is e! D.", ("A.", "B is c.", "B is e!")),
+        ("A\nB is c\nD", "A\nB is e", ("A", "B is c", "B is e")),
+        ("A. B.", "A.", ("A.", "B.", "")),
+        ("A.\n\nB.", "A.\n\n\n C.", ("A.", "B.", "C.")),
+        ("雪は白い。山だ。", "雪は白い。川だ。", ("雪は白い。", "山だ。", "川だ。")),
+        ("no end", "no stop", ("", "no end", "no stop")),
+    ],
+)
+def test_where_a_sentence_ends(first: str, second: str, parted: tuple[str, str, str]) -> None:
+    shared = next(i for i in range(len(first) + 1) if first[: i + 1] != second[: i + 1])
+    assert sentences(first[:shared], first, second) == parted
+
+
+@pytest.mark.parametrize(
+    ("check", "one", "other", "alike"),
+    [
+        ("number", "So 1,000.", "The answer is 1000.0", True),
+        ("number", "So 3.", "So 4.", False),
+        ("number", "None.", "So 4.", False),
+        ("number", "None.", "Nothing.", True),
+        ("choice", "Therefore, the answer is wood.", "Therefore, the answer is Wood (a).", True),
+        ("choice", "Therefore, the answer is wood.", "Therefore, the answer is iron.", False),
+        ("choice", "Therefore, the answer is wood.", "Well.", False),
+        ("exact", " wood", "wood\n", True),
+        ("exact", "wood", "iron", False),
+        ("regex", "iron", "lead", True),
+        ("regex", "wood", "lead", False),
+    ],
+)
+def test_answers_that_conclude_alike(check: Grading, one: str, other: str, alike: bool) -> None:
+    question = Question("q", "any", PROMPT, "wood", check, choices=("wood", "iron"))
+    assert same_end(question, one, other) is alike
+
+
+def test_drawn_values_say_their_seed(tmp_path: Path) -> None:
+    told = ANSWERS[0]
+    seeds: list[set[int]] = []
+    for seed in (0, 5):
+        (label,) = labels_named("value", rollouts=3, seed=seed)
+        assert label.name == ("value-3-seed-5" if seed else "value-3")
+        assert label.described.endswith(f"of the cloud a branch, drawn with seed {seed}")
+        cloud = Asked(told.cloud)
+        found = label_all(label, [case(told)], {"cloud": cloud}, tmp_path)["q"]
+        assert marked(found, told.text) == told.labels["value"]
+        assert all(prefix.sampling.temperature == 1.0 for prefix in cloud.prefixes)
+        seeds.append({prefix.sampling.seed for prefix in cloud.prefixes})
+    assert len(seeds[0]) == len(seeds[1]) == 3
+    assert not seeds[0] & seeds[1]
+    assert [label.name for label in labels_named("value", seed=5)] == ["value"]
+    assert [label.name for label in labels_named("mismatch", seed=5)] == ["mismatch"]

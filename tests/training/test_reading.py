@@ -1,0 +1,81 @@
+"""How likely the cloud finds a reference: the same in this process and through an engine."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from edgewise.cloud.local import LocalCloud
+from edgewise.errors import UsageError
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import SIZE, ScriptedEdge, noise, replying
+from edgewise.training.collect import Sample
+from edgewise.training.reading import read_by_cloud
+from tests.training.linear import Linear
+from tests.training.scripted_training import CLOUD, PROMPT, only, scripted, training
+
+TEXTS = [Sample(f"{i}", (*b"How?",), (*f"It is {i}.".encode(),), (), True) for i in range(3)]
+
+
+def marked(found: Iterable[bool]) -> str:
+    return "".join("^" if one else "." for one in found)
+
+
+def test_a_model_here_and_an_engine_elsewhere_read_alike(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("here", "all", "five")]
+    for folder in folders:
+        folder.mkdir()
+    here = read_by_cloud(TEXTS, LocalCloud(ScriptedEdge(noise())), folders[0])
+    every = read_by_cloud(TEXTS, ScriptedCloud(noise(), candidates=SIZE), folders[1])
+    five = read_by_cloud(TEXTS, ScriptedCloud(noise(), candidates=5), folders[2])
+    for one, other, bound in zip(here, every, five, strict=True):
+        assert one.cloud == other.cloud == bound.cloud
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+        assert all(a <= b + 1e-4 for a, b in zip(one.logprobs, bound.logprobs, strict=True))
+        assert max(bound.logprobs) < 0
+
+
+def test_what_was_read_is_kept(tmp_path: Path) -> None:
+    told: list[None] = []
+    read = read_by_cloud(TEXTS[:2], ScriptedCloud(noise(), candidates=5), tmp_path)
+    cloud = ScriptedCloud(noise(), candidates=5)
+    again = read_by_cloud(TEXTS, cloud, tmp_path, lambda: told.append(None))
+    assert again[:2] == read
+    assert len(cloud.asks) == len(TEXTS[2].ids)
+    assert len(told) == 3
+
+
+def test_an_engine_that_tells_no_candidates(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not tell how likely other tokens") as caught:
+        read_by_cloud(TEXTS, ScriptedCloud(noise()), tmp_path)
+    assert caught.value.setting == "label"
+
+
+def test_co_llm_learns_from_the_references_of_a_task_that_has_them(tmp_path: Path) -> None:
+    """The edge's and the cloud's logprobs are those of the reference's tokens."""
+    reference = "Oh it was 7."
+    cloud = ScriptedCloud(replying(CLOUD, prompt=PROMPT.format(0)), candidates=5)
+    one = training(tmp_path / "router", "co-llm", reference=reference, cloud=cloud)
+    for stage in ("collect", "label", "fit"):
+        only(one, stage)
+    data = Linear.data[-1]
+    assert data.edge_logprob is not None
+    assert data.cloud_logprob is not None
+    assert len(data.labels) == 20 * len(reference)
+    first = slice(0, len(reference))
+    # "Oh it is 7." and "So it is 3." along "Oh it was 7.": the cloud is right at both first ids.
+    assert marked(data.labels[first] > 0) == "^^.........."
+    assert marked(data.cloud_logprob[first] > -1) == "^^^^^^......"
+    assert (data.edge_logprob[first][:2] < -1).all()
+    assert not (tmp_path / "router" / "data" / "answers.jsonl").exists()
+
+
+def test_co_llm_learns_from_answers_where_there_are_no_references(tmp_path: Path) -> None:
+    one = training(tmp_path / "router", "co-llm", edge=scripted("So it is 3."))
+    for stage in ("collect", "label", "fit"):
+        only(one, stage)
+    assert {path.name for path in (tmp_path / "router" / "data").iterdir()} == {
+        "answers.jsonl",
+        "answer-00000.safetensors",
+        "labels-co-llm.jsonl",
+    }
