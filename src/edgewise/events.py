@@ -103,14 +103,24 @@ class Rewound(msgspec.Struct, frozen=True, tag="rewound"):
     consults: int
 
 
+def share_of(used: int, wasted: int, output: int) -> float:
+    """The cloud share: cloud tokens, used and wasted, over output tokens, at most 1.
+
+    Wasted are all that were asked for and that no answer holds: dropped, guessed in vain, timed
+    out. Nothing else is called a cloud share anywhere.
+    """
+    return min(1.0, (used + wasted) / output)
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of one answer.
 
     `cached_tokens` of the prompt were in the edge's KV cache already.
     `edge_tokens + cloud_tokens` is the number of `Token`s. `wasted_tokens` were returned by the
     cloud and dropped, or asked for in vain; `changing_tokens` are first tokens of consults that
-    differ from what the edge would have written. `cloud_share` is (cloud tokens + wasted tokens) /
-    output tokens, at most 1.
+    differ from what the edge would have written. `cloud_share` is `share_of` them. Prompt tokens
+    the cloud had cached and computed are those of answered consults, by its engine's own meter;
+    None where there were consults and it has none.
     """
 
     prompt_tokens: int
@@ -122,8 +132,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cloud_share: float
     cloud_calls: int
     failed_calls: int
-    cloud_prompt_cached: int
-    cloud_prompt_computed: int
+    cloud_prompt_cached: int | None
+    cloud_prompt_computed: int | None
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):

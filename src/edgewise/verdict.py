@@ -39,6 +39,11 @@ class Sent:
         self.bytes += size
 
 
+def metered(so_far: int | None, more: int | None) -> int | None:
+    """A sum of a meter's counts; None once one of them is."""
+    return None if so_far is None or more is None else so_far + more
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the cloud wrote. Ends early, with `stopped`, where the cloud ended the answer.
 

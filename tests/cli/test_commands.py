@@ -1,6 +1,7 @@
 """The commands' good paths, on the bundled pair."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.cli.render import printable
+from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
 from edgewise.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Run
 from tests.llama_server_process import llama_server
@@ -133,16 +135,35 @@ def test_demo_compares_the_three(cli: Run) -> None:
     told = output(cli("demo", "--json", "--questions", "6"))
     assert told["questions"] == 6
     assert told["accuracy"].keys() == {"edge", "pair", "cloud"}  # type: ignore[attr-defined]
-    assert told["families"].keys() == {"facts", "two-hop", "steps"}  # type: ignore[attr-defined]
+    assert told["families"].keys() == {*pocketqa().families}  # type: ignore[attr-defined]
+    assert told["strict"]["accuracy"].keys() == {"edge", "pair", "cloud"}  # type: ignore[index]
     assert 0 <= float(str(told["cloud_share"])) <= 1
 
 
 def test_demo_shows_answers_and_a_table(cli: Run) -> None:
-    done = cli("demo", "--questions", "3", COLUMNS="80")
+    families = pocketqa().families
+    done = cli("demo", "--questions", str(len(families)), COLUMNS="80")
     assert done.returncode == 0
-    for said in ("right;", "facts", "two-hop", "steps", "gap recovered", "95% interval"):
+    readings = ("strictly", "by the lenient reading,", "by the strict one")
+    costs = ("computed", "cached", "written", "of its work when it writes alone")
+    for said in (*families, "recovered", "95% interval", *readings, *costs):
         assert said in done.stdout
-    assert done.stdout.count("Question: ") == 3
+    assert max(map(len, done.stdout.partition("held-out questions")[2].splitlines())) <= 80
+
+
+def test_demo_calls_right_only_what_is_right_by_both_readings(cli: Run) -> None:
+    task = pocketqa()
+    shown = task.questions[: len(task.families)]
+    done = cli("demo", "--questions", "1")
+    verdicts = re.findall(r"^((?:right|wrong).*); \d+ tokens", done.stdout, re.MULTILINE)
+    assert len(verdicts) == len(shown)
+    for question, verdict in zip(shown, verdicts, strict=True):
+        said = done.stdout.partition(question.prompt)[2].splitlines()[1]
+        right, strict = is_right(question, said), is_strictly_right(question, said)
+        assert (verdict == "right") == (right and strict)
+        assert (verdict == "wrong") == (not right and not strict)
+        if right != strict:
+            assert f"wrong by the {'lenient' if strict else 'strict'} one" in verdict
 
 
 def test_bench_edge_prints_a_ratio(cli: Run) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgewise.addresses import bundled
+from edgewise.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Edgewise
 from tests.llama_server_process import llama_server
 
@@ -20,9 +21,35 @@ def test_json_tells_the_pair_and_every_system(edgewise: Edgewise) -> None:
     assert (told["task"], told["questions"]) == ("pocketqa", 6)
     assert told["accuracy"].keys() == {"edge", "pair", "cloud"}
     assert told.keys() >= {"gap_recovered", "cloud_share", "families", "interval"}
-    assert told["families"].keys() == {"facts", "two-hop", "steps"}
+    assert told["families"].keys() == {*pocketqa().families}
+    assert told["strict"]["accuracy"].keys() == {"edge", "pair", "cloud"}
+    assert told["cautions"] == [] or "realised" in told["cautions"][0]
     assert [system["system"] for system in told["systems"]][:2] == ["edge", "cloud"]
-    assert told["systems"][1]["cloud_share"] == 1.0
+    edge, cloud, pair = told["systems"]
+    assert (cloud["cloud_share"], cloud["cloud_work"]) == (1.0, 1.0)
+    assert (edge["cloud_work"], edge["prompt_computed"]) == (0.0, 0)
+    work = [one["prompt_computed"] + one["cloud_tokens"] for one in (pair, cloud)]
+    assert pair["cloud_work"] == pytest.approx(work[0] / work[1])
+    assert told["cloud_work"] == pair["cloud_work"]
+
+
+def test_the_same_run_gives_the_same_figures_to_the_digit(
+    edgewise: Edgewise, tmp_path: Path
+) -> None:
+    """Anew, kept, and read back; only the seconds are the machine's."""
+    routers = ("--router", "bundled", "--router", "random", "--router", "margin")
+    command = ("eval", "pocketqa", "--limit", "5", "--calibration", "4", "--no-baselines", *routers)
+
+    def figures(*out: str) -> list[dict[str, object]]:
+        assert edgewise(*command, *out, "--csv", "figures.csv").code == 0
+        lines = list(csv.DictReader((tmp_path / "figures.csv").read_text().splitlines()))
+        assert all(line.pop("tokens_per_second") for line in lines)
+        return lines
+
+    first = figures()
+    assert figures() == first
+    assert figures("--out", "kept") == first
+    assert figures("--out", "kept") == first
 
 
 def test_a_whole_report(edgewise: Edgewise, tmp_path: Path) -> None:
@@ -34,10 +61,12 @@ def test_a_whole_report(edgewise: Edgewise, tmp_path: Path) -> None:
     for said in ("margin", "entropy", "random", "query-level", "oracle", "gap recovered"):
         assert said in first.out
     lines = list(csv.DictReader((tmp_path / "figures.csv").read_text().splitlines()))
-    assert {line["family"] for line in lines} == {"all", "facts", "two-hop", "steps"}
+    assert {line["family"] for line in lines} == {"all", *pocketqa().families}
     assert (tmp_path / "figures.png").read_bytes().startswith(b"\x89PNG")
     again = edgewise("eval", "pocketqa", *arguments, *shares, "--out", "done")
     assert again.out == first.out
+    for said in ("strictly", "computed", "cached", "written", "work"):
+        assert said in first.out
 
 
 @pytest.mark.parametrize(
@@ -74,6 +103,25 @@ def test_own_questions(edgewise: Edgewise, tmp_path: Path) -> None:
     arguments = ("--check", "regex", "--calibration", "2", "--no-baselines", "--json")
     told = json.loads(edgewise("eval", "mine.jsonl", *arguments).out)
     assert (told["task"], told["questions"]) == ("mine", 2)
+    far = told["cautions"][0]
+    assert far.startswith("The router 'bundled' was trained on pocketqa, ")
+    assert ", not on mine: " in far
+    shown = edgewise("eval", "mine.jsonl", *arguments[:-1])
+    assert far in shown.err
+    assert far not in shown.out
+
+
+def test_questions_that_trained_the_router_are_counted_and_named(
+    edgewise: Edgewise, tmp_path: Path
+) -> None:
+    asked = [*pocketqa("train").questions[:5], *pocketqa("test").questions[:2]]
+    lines = [json.dumps({"id": q.id, "prompt": q.prompt, "answer": q.answer}) for q in asked]
+    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
+    done = edgewise("eval", "mine.jsonl", "--calibration", "1", "--router", "bundled")
+    assert done.code == 2
+    some = ", ".join(question.id for question in asked[:3])
+    assert f"5 of the 6 questions trained the router in {str(bundled('router'))!r}" in done.err
+    assert f"({some}, ...); evaluate it on others." in done.err
 
 
 def test_a_llama_server_gives_what_the_same_model_gives_here(edgewise: Edgewise) -> None:

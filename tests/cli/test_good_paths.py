@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from edgewise.cli.render import counted, printable
 from edgewise.events import Timing, Usage
@@ -102,16 +103,19 @@ def test_wasted_tokens_are_told_where_there_are_some(edgewise: Edgewise) -> None
         cloud_share=15 / 34,
         cloud_calls=15,
         failed_calls=1,
-        cloud_prompt_cached=0,
-        cloud_prompt_computed=0,
+        cloud_prompt_cached=640,
+        cloud_prompt_computed=210,
     )
     timing = Timing(ttft=0.1, total=2.0, wait=0.0)
     assert counted(usage, timing) == (
-        "34 tokens, 12 by the cloud, 3 wasted (44.1%), 15 calls, 1 failed, 17.0 tokens/s"
+        "34 tokens, 12 by the cloud, 3 wasted (44.1%), 15 calls, 1 failed, "
+        "cloud prompt 210 computed, 640 cached, 17.0 tokens/s"
     )
     assert counted(usage, timing, calls=False) == (
         "34 tokens, 12 by the cloud, 3 wasted (44.1%), 17.0 tokens/s"
     )
+    unmetered = replace(usage, cloud_prompt_cached=None, cloud_prompt_computed=None)
+    assert "cloud prompt - computed, - cached" in counted(unmetered, timing)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -74,6 +74,63 @@ def test_the_ends_of_the_scale() -> None:
     assert edge.share_asked is None
 
 
+def test_both_readings_stand_side_by_side() -> None:
+    """Strictly the cloud gains one on the edge, and the pair the same one on it."""
+    pair = figures(PAIR)
+    assert (pair.strict_accuracy, pair.strict_gap_recovered) == (0.25, 1.0)
+    assert pair.strict_interval[0] <= 0.25 <= pair.strict_interval[1]
+    assert pair.strict_gain_interval[0] <= 0.25 <= pair.strict_gain_interval[1]
+    assert pair.strict_gap_interval is not None
+    told = summary("animals", "pair", rows(FOUND)).strict
+    assert (told.accuracy.edge, told.accuracy.pair, told.accuracy.cloud) == (0.0, 0.25, 0.25)
+    assert told.gap_recovered == 1.0
+    assert told.interval.pair_minus_edge == pair.strict_gain_interval
+
+
+def test_what_the_cloud_reads_is_work_as_well_as_what_it_writes() -> None:
+    """Two tokens an answer after two prompt tokens, of ten after ten; what was wasted counts."""
+    assert [figures(cell).cloud_work for cell in (EDGE, CLOUD, PAIR)] == [0.0, 1.0, 0.2]
+    wasteful = {**FOUND, PAIR: outcomes("Xx..", cloud=2, wasted_tokens=1)}
+    pair = figures(PAIR, wasteful)
+    assert (pair.cloud_tokens, pair.wasted_tokens) == (8, 4)
+    assert pair.cloud_share == pytest.approx(0.3)
+    assert pair.cloud_work == pytest.approx(0.25)
+    assert pair.share_interval == pytest.approx((0.3, 0.3))
+
+
+@pytest.mark.parametrize("unmetered", [CLOUD, PAIR])
+def test_without_a_meter_nobody_knows_what_was_read(unmetered: Cell) -> None:
+    silent = [
+        msgspec.structs.replace(outcome, cached=None, computed=None)
+        for outcome in FOUND[unmetered][:1]
+    ]
+    found = {**FOUND, unmetered: silent + FOUND[unmetered][1:]}
+    told = figures(unmetered, found)
+    assert (told.prompt_cached, told.prompt_computed, told.cloud_work) == (None, None, None)
+    assert figures(PAIR, found).cloud_work is None
+
+
+def test_a_family_without_a_gap_is_named_and_left_out() -> None:
+    found = {
+        cell: outcomes(one, family="a", cloud=c) + outcomes(other, family="b", cloud=c)
+        for cell, one, other, c in (
+            (EDGE, "....", "xx", 0),
+            (CLOUD, "xxX.", "xx", 10),
+            (PAIR, "xx..", "x.", 1),
+        )
+    }
+    pair = figures(PAIR, found)
+    assert pair.gap_recovered == pytest.approx(2 / 3)
+    assert (pair.without_gap, pair.strict_without_gap) == (("b",), ("b",))
+    (_, _, row) = rows(found)
+    assert (row.families["a"].without_gap, row.families["b"].without_gap) == ((), ("b",))
+    assert row.families["b"].gap_recovered is None
+    told = summary("animals", "pair", rows(found))
+    assert (told.without_gap, told.strict.without_gap) == (("b",), ("b",))
+    lines = list(csv.DictReader(io.StringIO(as_csv(rows(found)))))
+    assert {line["without_gap"] for line in lines if line["family"] == "all"} == {"b"}
+
+
 def test_families_are_apart_and_together() -> None:
     found = {
         cell: outcomes(one, family="a", cloud=c) + outcomes(other, family="b", cloud=c)
@@ -95,6 +152,7 @@ def test_families_are_apart_and_together() -> None:
 def test_without_a_gap_there_is_none_to_recover() -> None:
     found = {EDGE: outcomes("xx"), CLOUD: outcomes("x.", cloud=10), PAIR: outcomes("xx")}
     pair = figures(PAIR, found)
+    assert pair.without_gap == ("f",)
     assert (pair.gap_recovered, pair.gap_interval) == (None, None)
 
 
@@ -119,6 +177,7 @@ def test_whatever_was_right_the_figures_hold_together(
         assert 0 <= told.cloud_share <= 1
         assert told.strict_accuracy <= told.accuracy
         assert (told.gap_recovered is None) == (cloud.count("x") <= edge.count("x"))
+        assert told.share_interval[0] <= told.cloud_share <= told.share_interval[1]
         assert row.families["f"] == msgspec.structs.replace(told)
 
 
@@ -159,6 +218,7 @@ def test_csv_holds_every_figure_of_every_family() -> None:
     assert names <= pair.keys()
     low, high = float(pair["gap_interval_low"]), float(pair["gap_interval_high"])
     assert low <= float(pair["gap_recovered"]) <= high
+    assert pair.keys() >= {"strict_gap_recovered", "strict_gap_interval_low", "cloud_work"}
 
 
 def test_csv_leaves_what_there_is_not_empty() -> None:
@@ -184,7 +244,8 @@ def test_a_plot_names_every_system(tmp_path: Path) -> None:
     path = tmp_path / "a.svg"
     plot([row.overall for row in table_of(0.1)], "four animals", path)
     drawn = path.read_text()
-    for said in ("four animals", "edge alone", "cloud alone", "pair", "cloud share"):
+    readings = ("lenient reading", "strict reading")
+    for said in ("four animals", "edge alone", "cloud alone", "pair", "cloud share", *readings):
         assert f"<!-- {said}" in drawn
 
 

@@ -14,6 +14,7 @@ from edgewise.evaluation.statistics import (
     mean_interval,
     pooled_difference,
     pooled_gap,
+    ratio_interval,
 )
 
 
@@ -73,6 +74,15 @@ def test_resamples_without_a_gap_leave_the_interval_open() -> None:
     # One of the four resamples draws only the question that edge and cloud both miss.
     found = gap_recovered([([False, False], [True, False], [True, False])])
     assert found == (1.0, (-math.inf, math.inf))
+
+
+def test_the_interval_of_a_share_is_of_its_questions() -> None:
+    """Tokens over tokens: a long answer weighs more, and answers alike leave no doubt."""
+    assert ratio_interval([1, 2, 3], [10, 20, 30]) == pytest.approx((0.1, 0.1))
+    low, high = ratio_interval([0, 30] * 50, [100, 100] * 50)
+    assert low < 0.15 < high
+    # A mean of 100 draws from {0, 0.3}.
+    assert high - low == pytest.approx(2 * 1.96 * 0.15 / 10, rel=0.05)
 
 
 def test_seeds_are_a_source_of_chance() -> None:

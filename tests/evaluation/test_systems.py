@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from edgewise.errors import CloudTimeout
 from edgewise.evaluation.baselines import CommitPoint, query_level
@@ -41,6 +42,7 @@ def test_the_edge_alone_asks_nobody() -> None:
     found = edge_alone(edge(), 40).answer(QUESTION)
     assert (found.question, found.family, found.text) == ("q", "zoo", EDGE)
     assert (found.right, found.cloud_tokens, found.consults, found.failed) == (False, 0, 0, 0)
+    assert (found.cached, found.computed) == (0, 0)
     assert found.output_tokens == len(EDGE) + 1
     assert found.seconds > 0
 
@@ -65,6 +67,7 @@ def test_the_cloud_alone_is_one_consult() -> None:
     assert (found.text, found.right) == (CLOUD, True)
     assert found.output_tokens == found.cloud_tokens == len(CLOUD) + 1
     assert (found.consults, len(model.asks)) == (1, 1)
+    assert (found.cached, found.computed) == (None, None), "a scripted cloud has no meter"
     assert model.asks[0] == (tuple(PROMPT.encode()), 40)
 
 
@@ -104,6 +107,7 @@ def test_shares_are_of_all_tokens_together() -> None:
         for tokens, asked in ((10, 10), (90, 0))
     )
     assert cloud_share([few, many]) == 0.1
+    assert cloud_share([few, replace(many, wasted_tokens=10)]) == 0.2
     assert changed_share([few, many]) == 0.0
     assert changed_share([many]) is None
 

@@ -1,5 +1,6 @@
 """What is opened, sent, cancelled and given back around an answer's consults."""
 
+import random
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -7,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from edgewise.errors import CloudTimeout, CloudUnavailable, UsageError
@@ -223,6 +226,89 @@ def test_a_timeout_counts_as_wasted_and_is_charged() -> None:
     assert answer.usage.wasted_tokens == 1
     assert answer.usage.cloud_share == 1.0
     assert budget.credit == pytest.approx(Budget().credit - 1 + 0.5)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    share=st.sampled_from([0.2, 0.5, 0.9]),
+    span=st.integers(1, 3),
+    run_ahead=st.sampled_from([0, 8]),
+    delay=st.sampled_from([0.0, 0.002]),
+    deadline=st.sampled_from([0.001, 30.0]),
+    cap=st.sampled_from([None, 3]),
+    stop=st.sampled_from([(), ("a", "b", "\x01")]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_share_that_is_shown_is_the_one_that_is_charged(
+    seed: int,
+    share: float,
+    span: int,
+    run_ahead: int,
+    delay: float,
+    deadline: float,
+    cap: int | None,
+    stop: tuple[str, ...],
+) -> None:
+    """Used, wasted, timed out, probed in vain: what leaves the budget stands in the usage."""
+    draws = random.Random(seed)
+    faults = [draws.choice([None, CloudTimeout("late"), CloudUnavailable("gone")]) for _ in IDS]
+    decoder = Decoder(
+        ScriptedEdge(noise(seed)),
+        router=Random(seed),
+        policy=Policy(
+            cloud_share=share,
+            span=span,
+            run_ahead=run_ahead,
+            deadline=deadline,
+            max_cloud_tokens=cap,
+        ),
+        cloud=ScriptedCloud(
+            noise(seed + 1), delay=delay, fault=lambda ask: faults[ask % len(faults)]
+        ),
+    )
+    with decoder.stream(IDS, max_tokens=12, stop=stop) as events:
+        answer = collect(events)
+        left = events.budget
+    written = len(answer.tokens)
+    charged = Budget().credit + share * written - left.credit
+    usage = answer.usage
+    assert usage.cloud_tokens + usage.wasted_tokens == pytest.approx(charged)
+    assert usage.cloud_share == pytest.approx(min(1.0, charged / written))
+
+
+def test_an_engine_without_a_meter_has_computed_nobody_knows_what() -> None:
+    """Nothing is known to be nothing only where nothing was asked."""
+    decoder = Decoder(
+        edge_saying("blue"), router=Constant(1.0), policy=Policy(), cloud=ScriptedCloud(noise())
+    )
+    usage = decoder.generate(IDS, max_tokens=2).usage
+    assert (usage.cloud_prompt_cached, usage.cloud_prompt_computed) == (None, None)
+    decoder.policy = Policy(cloud_share=0.0)
+    usage = decoder.generate(IDS, max_tokens=2).usage
+    assert (usage.cloud_prompt_cached, usage.cloud_prompt_computed) == (0, 0)
+
+
+@pytest.mark.parametrize(("told", "sums"), [((3, None), None), ((3, 0), 3), ((None, 4), None)])
+def test_a_meter_that_is_missing_once_leaves_no_sum(
+    told: tuple[int | None, ...], sums: int | None
+) -> None:
+    class Metered(ScriptedCloud):
+        def open(self, prompt: Prompt) -> "MeteredSession":
+            return MeteredSession(self)
+
+    class MeteredSession(ScriptedCloudSession):
+        def _write(self, ids: list[int], n: int) -> Verdict:
+            count = told[len(ids) - len(IDS)]
+            return replace(super()._write(ids, n), cached=count, computed=count)
+
+    decoder = Decoder(
+        edge_saying("blue"),
+        router=Constant(1.0),
+        policy=Policy(run_ahead=0),
+        cloud=Metered(replying("blue", prompt=PROMPT)),
+    )
+    usage = decoder.generate(IDS, max_tokens=2).usage
+    assert (usage.cloud_prompt_cached, usage.cloud_prompt_computed) == (sums, sums)
 
 
 def test_where_the_cloud_writes_everything_no_share_is_above_all() -> None:

@@ -134,9 +134,11 @@ def test_logprobs_have_bytes_and_candidates(url: str, model: str) -> None:
 def test_model_ids_choose_who_writes(url: str) -> None:
     edge = answer(url, model="edgewise:edge")["usage"]["edgewise"]
     assert (edge["cloud_tokens"], edge["cloud_calls"]) == (0, 0)
+    assert (edge["cloud_prompt_computed"], edge["cloud_prompt_cached"]) == (0, 0)
     cloud = answer(url, model="edgewise:cloud")["usage"]["edgewise"]
     assert cloud["edge_tokens"] == 0
     assert cloud["cloud_calls"] < cloud["cloud_tokens"]
+    assert cloud["cloud_prompt_computed"] > 0
     assert answer(url, model="edgewise@0")["usage"]["edgewise"]["cloud_tokens"] == 0
     all_of_it = answer(url, model="edgewise@1")["usage"]["edgewise"]
     assert all_of_it["edge_tokens"] == 0

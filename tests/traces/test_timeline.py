@@ -107,6 +107,7 @@ def test_the_time_of_an_answer_is_shared_out() -> None:
         )
     )
     assert (found.tokens, found.cloud_tokens) == (3, 1)
+    assert (found.wasted_tokens, found.cloud_share) == (0, 0.5)
     assert (found.decodes, found.thrown_away) == (5, 2)
     assert found.decodes_per_token == pytest.approx(5 / 3)
     assert found.edge_thrown_away == pytest.approx(0.07)

@@ -11,11 +11,11 @@ from edgewise.cli import options, render
 from edgewise.cli.options import DRAWS, MACHINE, SERVING, takes
 from edgewise.errors import UsageError
 from edgewise.evaluation.plan import Contender, Evaluation
-from edgewise.evaluation.report import Row, Summary, rows, summary
+from edgewise.evaluation.report import Accuracy, Intervals, Row, Summary, rows, summary
 from edgewise.evaluation.sweep import Store
 from edgewise.evaluation.systems import paired, question_ids
 from edgewise.evaluation.tasks.base import Task
-from edgewise.evaluation.tasks.grading import is_right
+from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
 from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import LONGEST_DEADLINE
@@ -57,7 +57,7 @@ def demo(
     if json:
         print(msgspec.json.encode(result).decode())
     else:
-        render.out.print(render.figures_table(f"{questions} held-out questions", table))
+        render.figures_tables(f"{questions} held-out questions", table)
         _conclude(result)
 
 
@@ -96,15 +96,32 @@ def _show(decoder: Decoder, task: Task) -> None:
         ids = question_ids(decoder.edge.tokenizer, question)
         with decoder.stream(ids, max_tokens=task.max_tokens) as events:
             answer = render.paint(events)
-        verdict = "right" if is_right(question, answer.text) else "wrong"
+        verdict = _verdict(
+            is_right(question, answer.text), is_strictly_right(question, answer.text)
+        )
         render.out.print(f"[dim]{verdict}; {render.summary(answer)}[/dim]\n", markup=True)
 
 
+def _verdict(right: bool, strict: bool) -> str:
+    """Right is only what is right by both readings."""
+    if right != strict:
+        passed, failed = ("lenient", "strict") if right else ("strict", "lenient")
+        return f"right by the {passed} reading alone, wrong by the {failed} one"
+    return "right" if right else "wrong"
+
+
 def _conclude(result: Summary) -> None:
-    low, high = result.interval.pair_minus_edge
-    gain = result.accuracy.pair - result.accuracy.edge
+    lenient = _gain(result.accuracy, result.interval)
+    strict = _gain(result.strict.accuracy, result.strict.interval)
+    work = render.metered(result.cloud_work, ".0%")
     render.out.print(
-        f"The cloud wrote {result.cloud_share:.1%} of the pair's tokens; pair minus edge: "
-        f"{100 * gain:+.0f} points (95% interval {100 * low:+.0f} to {100 * high:+.0f}, "
-        f"{result.questions} questions)."
+        f"The cloud wrote {result.cloud_share:.1%} of the pair's tokens. With the prompts that it "
+        f"reads,\nthat is {work} of its work when it writes alone.\n"
+        f"Pair minus edge, {result.questions} questions, with 95% intervals:\n"
+        f"{lenient} by the lenient reading, {strict} by the strict one."
     )
+
+
+def _gain(accuracy: Accuracy, interval: Intervals) -> str:
+    low, high = (f"{100 * end:+.0f}" for end in interval.pair_minus_edge)
+    return f"{100 * (accuracy.pair - accuracy.edge):+.0f} points ({low} to {high})"

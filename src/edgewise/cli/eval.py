@@ -13,6 +13,7 @@ from edgewise.cli import options, render
 from edgewise.cli.options import DRAWS, MACHINE, MODELS, SERVING, takes
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
+from edgewise.evaluation.cautions import cautions
 from edgewise.evaluation.plan import Contender, Evaluation, manifest
 from edgewise.evaluation.plot import plot
 from edgewise.evaluation.report import Row, as_csv, rows, summary
@@ -22,6 +23,9 @@ from edgewise.evaluation.tasks.named import with_calibration
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.routers.card import digest, trained_digests
 from edgewise.settings import Settings
+
+_NAMED = 3
+"""Questions that an error names."""
 
 
 # Answers are greedy, so there are no draws; running ahead changes none; a cloud that fails ends it.
@@ -77,8 +81,10 @@ def evaluate(
         calibration_data=calibration_data,
     )
     named = router or [chosen.router]
-    names, table = _compared(chosen, asked, named, shares, out, baselines=baselines, hidden=json)
-    _report(asked[0], names[0], table, json=json, csv=csv, figure=figure)
+    contenders, table = _compared(
+        chosen, asked, named, shares, out, baselines=baselines, hidden=json
+    )
+    _report(asked[0], contenders, table, json=json, csv=csv, figure=figure)
 
 
 def _compared(
@@ -90,8 +96,8 @@ def _compared(
     *,
     baselines: bool,
     hidden: bool,
-) -> tuple[list[str], list[Row]]:
-    """The routers' names, and every system's figures."""
+) -> tuple[list[Contender], list[Row]]:
+    """The routers, and every system's figures."""
     questions, held_out = tasks
     with pair.open_models(chosen) as models, render.progress(hidden=hidden) as progress:
         edge, cloud = models.both()
@@ -107,22 +113,30 @@ def _compared(
             done=lambda: progress.advance(bar),
         )
         found = evaluation.run(contenders, shares, baselines=baselines)
-        return [contender.name for contender in contenders], rows(found)
+        return contenders, rows(found)
 
 
 def _report(
-    task: Task, router: str, table: list[Row], *, json: bool, csv: Path | None, figure: Path | None
+    task: Task,
+    contenders: Sequence[Contender],
+    table: list[Row],
+    *,
+    json: bool,
+    csv: Path | None,
+    figure: Path | None,
 ) -> None:
     title = f"{task.name}, {len(task.questions)} questions"
+    told = cautions(task, contenders, table)
     if csv:
         _write(csv, as_csv(table))
     if figure:
         plot([row.overall for row in table], title, figure)
     if json:
-        print(msgspec.json.encode(summary(task.name, router, table)).decode())
+        print(msgspec.json.encode(summary(task.name, contenders[0].name, table, told)).decode())
     else:
-        render.out.print(render.figures_table(title, table))
-        render.out.print(render.cost_table(table))
+        render.figures_tables(title, table)
+        for sentence in told:
+            render.note(sentence)
 
 
 def _require_accuracy(metric: str) -> None:
@@ -159,11 +173,12 @@ def _contenders(
 def _require_unseen(folder: Path | None, task: Task) -> None:
     """A router that was trained on the questions would be flattered by them."""
     trained = trained_digests(folder) if folder else frozenset[str]()
-    seen = sum(digest(question.prompt) in trained for question in task.questions)
+    seen = [question.id for question in task.questions if digest(question.prompt) in trained]
     if seen:
+        some = ", ".join(seen[:_NAMED]) + (", ..." if len(seen) > _NAMED else "")
         raise UsageError(
-            f"{seen} of the {len(task.questions)} questions trained the router in {str(folder)!r}; "
-            "evaluate it on others."
+            f"{len(seen)} of the {len(task.questions)} questions trained the router in "
+            f"{str(folder)!r} ({some}); evaluate it on others."
         )
 
 

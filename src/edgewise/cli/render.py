@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import Progress
 from rich.segment import Segment, Segments
 from rich.style import Style
@@ -25,6 +26,7 @@ _COLOURS = None if os.environ.get("NO_COLOR") else "auto"
 out = Console(highlight=False, soft_wrap=True, color_system=_COLOURS)
 err = Console(stderr=True, highlight=False, soft_wrap=True, color_system=_COLOURS)
 
+_WIDEST = 10_000
 ALONE = (report.EDGE.system, report.CLOUD.system)
 CLOUD = Style(color="red", bold=True)
 
@@ -88,15 +90,25 @@ def summary(answer: Answer) -> str:
 
 
 def counted(usage: Usage, timing: Timing, *, calls: bool = True) -> str:
-    """Who wrote how many tokens, how fast; with `calls`, in how many consults."""
+    """Who wrote how many tokens, how fast; with `calls`, in how many consults, reading what."""
     total = usage.edge_tokens + usage.cloud_tokens
     wasted = f", {usage.wasted_tokens} wasted" if usage.wasted_tokens else ""
     failed = f", {usage.failed_calls} failed" if usage.failed_calls else ""
     consults = f"{usage.cloud_calls} calls{failed}, " if calls else ""
+    if calls and usage.cloud_calls:
+        consults += (
+            f"cloud prompt {metered(usage.cloud_prompt_computed)} computed, "
+            f"{metered(usage.cloud_prompt_cached)} cached, "
+        )
     return (
         f"{total} tokens, {usage.cloud_tokens} by the cloud{wasted} ({usage.cloud_share:.1%}), "
         f"{consults}{total / timing.total:.1f} tokens/s"
     )
+
+
+def metered(count: float | None, form: str = "") -> str:
+    """A count by an engine's meter; one without a meter counts nothing, which is not none."""
+    return "-" if count is None else f"{count:{form}}"
 
 
 def progress(*, hidden: bool = False) -> Progress:
@@ -104,40 +116,95 @@ def progress(*, hidden: bool = False) -> Progress:
     return Progress(console=err, disable=hidden or not err.is_terminal, transient=True)
 
 
-def figures_table(title: str, table: Sequence[Row]) -> Table:
-    """Every system's figures, one line each, within 80 columns."""
-    shown = Table(title=f"{title} (95% intervals)", box=SIMPLE_HEAD, pad_edge=False)
-    families = list(table[0].families)
-    for name in ("system", "cloud share", "right", *families, "gap recovered"):
-        shown.add_column(name, justify="left" if name == "system" else "right")
-    for row in table:
-        figures = row.overall
+def figures_tables(title: str, table: Sequence[Row]) -> None:
+    """Print what every system gets right by both readings, by family, and what it asks for."""
+    figures = [row.overall for row in table]
+    show(_accuracies(f"{title} (95% intervals)", figures))
+    if len(table[0].families) > 1:
+        show(_by_family(table))
+    show(_costs(figures))
+
+
+def show(table: Table) -> None:
+    """Print a table: within a terminal's width, and elsewhere as wide as it is."""
+    console = out
+    if not out.is_terminal:
+        unbounded = out.options.update(max_width=_WIDEST)
+        width = Measurement.get(out, unbounded, table).maximum
+        console = Console(file=out.file, width=width, color_system=None)
+    out.print()
+    console.print(table, soft_wrap=False)
+
+
+def _columns(title: str, *names: str) -> Table:
+    padding = (0, 0, 0, 1)
+    table = Table(title=title, box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False)
+    table.add_column("system", overflow="fold")
+    for name in names:
+        table.add_column(name, justify="right", overflow="fold")
+    return table
+
+
+def _accuracies(title: str, table: Sequence[Figures]) -> Table:
+    gap_name = "gap\nrecovered"
+    shown = _columns(title, "cloud\nshare", "right", gap_name, "strictly\nright", gap_name)
+    for one in table:
+        bare = one.system in ALONE
         shown.add_row(
-            _named(figures),
-            f"{figures.cloud_share:.1%}",
-            f"{figures.accuracy:.1%}",
-            *(f"{of_family.accuracy:.0%}" for of_family in row.families.values()),
-            "" if figures.system in ALONE else gap(figures),
+            _named(one),
+            f"{one.cloud_share:.1%}",
+            f"{one.accuracy:.1%}",
+            "" if bare else gap(one.gap_recovered, one.gap_interval),
+            f"{one.strict_accuracy:.1%}",
+            "" if bare else gap(one.strict_gap_recovered, one.strict_gap_interval),
         )
+    shown.caption = _without_gap(table[0])
     return shown
 
 
-def cost_table(table: Sequence[Row]) -> Table:
-    """What each system asked of the cloud, means an answer; an engine may bill all of it."""
-    shown = Table(title="Asked of the cloud, an answer", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("system", "calls", "cloud tokens", "prompt computed", "prompt cached"):
-        shown.add_column(name, justify="left" if name == "system" else "right")
-    for figures in (row.overall for row in table):
-        if figures.cloud_calls:
-            totals = (
-                figures.cloud_calls,
-                figures.cloud_tokens,
-                figures.prompt_computed,
-                figures.prompt_cached,
+def _by_family(table: Sequence[Row]) -> Table:
+    shown = _columns("Right / strictly right by family, %", *table[0].families)
+    for row in table:
+        both = (
+            f"{100 * one.accuracy:.0f} / {100 * one.strict_accuracy:.0f}"
+            for one in row.families.values()
+        )
+        shown.add_row(_named(row.overall), *both)
+    return shown
+
+
+def _costs(table: Sequence[Figures]) -> Table:
+    """Means an answer; an engine may bill all of it."""
+    names = ("calls", "prompt\ncomputed", "prompt\ncached", "written", "cloud\nwork")
+    shown = _columns("Asked of the cloud, tokens an answer", *names)
+    for one in table:
+        n = one.questions
+        if one.cloud_calls:
+            shown.add_row(
+                _named(one),
+                f"{one.cloud_calls / n:.1f}",
+                metered(one.prompt_computed and one.prompt_computed / n, ".1f"),
+                metered(one.prompt_cached and one.prompt_cached / n, ".1f"),
+                f"{(one.cloud_tokens + one.wasted_tokens) / n:.1f}",
+                metered(one.cloud_work, ".0%"),
             )
-            means = (f"{total / figures.questions:.1f}" for total in totals)
-            shown.add_row(_named(figures), *means)
+    shown.caption = "cloud work: prompt tokens computed + tokens written, of the cloud alone's"
     return shown
+
+
+def _without_gap(figures: Figures) -> str | None:
+    """Which families the gap recovered leaves out, if it is that of others."""
+    parts = [
+        f"{', '.join(families)} by the {reading} reading"
+        for reading, families, recovered in (
+            ("lenient", figures.without_gap, figures.gap_recovered),
+            ("strict", figures.strict_without_gap, figures.strict_gap_recovered),
+        )
+        if families and recovered is not None
+    ]
+    if not parts:
+        return None
+    return f"The gap recovered leaves out {' and '.join(parts)}: no gap there."
 
 
 def _named(figures: Figures) -> str:
@@ -145,11 +212,11 @@ def _named(figures: Figures) -> str:
     return figures.system + asked
 
 
-def gap(figures: Figures) -> str:
+def gap(recovered: float | None, interval: Interval | None) -> str:
     """The gap recovered and its interval."""
-    if figures.gap_recovered is None or figures.gap_interval is None:
+    if recovered is None or interval is None:
         return "no gap"
-    return f"{figures.gap_recovered:.0%} {percent(figures.gap_interval)}"
+    return f"{recovered:.0%} {percent(interval)}"
 
 
 def percent(interval: Interval) -> str:

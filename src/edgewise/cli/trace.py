@@ -63,6 +63,7 @@ def _lines(found: Timeline) -> list[tuple[str, str]]:
     verdicts = f"{found.confirmed} / {found.changed} / {found.failed} / {found.cancelled}"
     return [
         ("tokens (by the cloud)", f"{found.tokens} ({found.cloud_tokens})"),
+        ("cloud share (wasted)", f"{found.cloud_share:.1%} ({found.wasted_tokens})"),
         ("time", f"{found.total:.3f} s"),
         ("time to first token", f"{1000 * found.ttft:.0f} ms"),
         ("p50, p95, p99, longest gap, ms", gaps),

@@ -21,6 +21,7 @@ from edgewise.routers.card import RouterCard
 from edgewise.routers.named import identity_named, router_named
 
 COMMIT_POINT, ORACLE = Cell("commit-point"), Cell("oracle")
+QUERY_LEVEL = "query-level"
 BASELINES = ("random", "max-prob", "entropy", "margin")
 
 
@@ -79,7 +80,7 @@ class Evaluation:
                 if name not in known:
                     found |= self.pairs(contender_named(name), shares)
             for share in shares:
-                found[Cell("query-level", share)] = query_level(found[EDGE], found[CLOUD], share)
+                found[Cell(QUERY_LEVEL, share)] = query_level(found[EDGE], found[CLOUD], share)
             found |= self.bounds()
         return found
 
@@ -93,10 +94,9 @@ class Evaluation:
 
     def pairs(self, contender: Contender, shares: Sequence[float]) -> dict[Cell, list[Outcome]]:
         """A router at every share; only what no card and no earlier run has is calibrated."""
-        identity = contender.identity
-        store = Store(None, {}) if identity is None else self.store
+        identity, store = contender.identity, self._store_of(contender)
         found: dict[Cell, list[Outcome]] = {}
-        for share, threshold in self._thresholds(contender, shares, store).items():
+        for share, threshold in self.thresholds(contender, shares).items():
             cell = Cell(contender.name, share)
             system = Decoded(
                 paired(self.edge, contender.router, threshold, self.cloud, deadline=self.deadline),
@@ -122,10 +122,13 @@ class Evaluation:
     def _cell(self, cell: Cell, system: System) -> list[Outcome]:
         return run(cell, system, self.task.questions, self.store, self._done)
 
-    def _thresholds(
-        self, contender: Contender, shares: Sequence[float], store: Store
-    ) -> dict[float, float]:
-        identity = contender.identity or ""
+    def _store_of(self, contender: Contender) -> Store:
+        """Where its outcomes are kept; nowhere without an identity."""
+        return Store(None, {}) if contender.identity is None else self.store
+
+    def thresholds(self, contender: Contender, shares: Sequence[float]) -> dict[float, float]:
+        """By share: from the router's card, an earlier run, or calibrated now."""
+        identity, store = contender.identity or "", self._store_of(contender)
         known: dict[float, float] = {}
         for share in shares:
             threshold = contender.calibrated(share)
@@ -161,7 +164,7 @@ def manifest(
     """
     digest = hashlib.sha256(msgspec.json.encode([task, calibration])).hexdigest()
     return {
-        "format": 2,
+        "format": 3,
         "task": task.name,
         "questions": digest,
         "edge": edge.fingerprint(),

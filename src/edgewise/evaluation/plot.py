@@ -1,7 +1,11 @@
-"""Accuracy against cloud share, with intervals; edge, cloud and single points as baselines."""
+"""Accuracy against cloud share by both readings, with intervals.
+
+Edge, cloud and single points are baselines.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from edgewise.errors import UsageError
 from edgewise.evaluation.report import Figures
@@ -18,26 +22,36 @@ def plot(figures: Sequence[Figures], title: str, path: Path) -> None:
         raise UsageError(
             "A plot needs matplotlib", hint="pip install 'edgewise[eval]'", setting="plot"
         ) from error
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for name in dict.fromkeys(f.system for f in figures):
-        points = sorted((f for f in figures if f.system == name), key=lambda f: f.cloud_share)
-        if name in ALONE:
-            style = "-" if name == "cloud" else "--"
-            axes.axhline(100 * points[0].accuracy, ls=style, c="grey", label=f"{name} alone")
-            continue
-        heights = [100 * p.accuracy for p in points]
-        below = [100 * (p.accuracy - p.interval[0]) for p in points]
-        above = [100 * (p.interval[1] - p.accuracy) for p in points]
-        shares = [100 * p.cloud_share for p in points]
-        axes.errorbar(shares, heights, [below, above], marker="o", ms=4, capsize=2, label=name)
-    axes.set(xlabel="cloud share, % of output tokens", ylabel="accuracy, %", title=title)
-    axes.set_xlim(left=0)
-    axes.legend()
+    lenient, strict = figure.subplots(1, 2, sharey=True)
+    _draw(lenient, figures, "")
+    _draw(strict, figures, "strict_")
+    lenient.set(ylabel="right, %", title="lenient reading")
+    strict.set(title="strict reading")
+    lenient.legend()
+    figure.suptitle(title)
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
         raise UsageError(
             f"The plot {str(path)!r} cannot be written: {error}.", setting="plot"
         ) from error
+
+
+def _draw(axes: Any, figures: Sequence[Figures], reading: str) -> None:
+    """Every system by one reading: `reading` begins the names of its figures."""
+    for name in dict.fromkeys(f.system for f in figures):
+        points = sorted((f for f in figures if f.system == name), key=lambda f: f.cloud_share)
+        right = [100 * getattr(p, f"{reading}accuracy") for p in points]
+        if name in ALONE:
+            style = "-" if name == "cloud" else "--"
+            axes.axhline(right[0], ls=style, c="grey", label=f"{name} alone")
+            continue
+        ends = [getattr(p, f"{reading}interval") for p in points]
+        below = [at - 100 * low for at, (low, _) in zip(right, ends, strict=True)]
+        above = [100 * high - at for at, (_, high) in zip(right, ends, strict=True)]
+        shares = [100 * p.cloud_share for p in points]
+        axes.errorbar(shares, right, [below, above], marker="o", ms=4, capsize=2, label=name)
+    axes.set(xlabel="cloud share, % of output tokens")
+    axes.set_xlim(left=0)

@@ -1,6 +1,7 @@
 """Intervals: paired bootstrap over questions, 10,000 resamples, 95 %."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -13,20 +14,20 @@ Interval = tuple[float, float]
 
 def mean_interval(right: Sequence[bool], *, seed: int = 0) -> Interval:
     """The 95 % interval of an accuracy."""
-    return _interval(_resampled_means([right], np.random.default_rng(seed))[:, 0])
+    return _interval(_resampled_means([right], _drawn((len(right),), seed)[0])[:, 0])
 
 
 def difference_interval(
     better: Sequence[bool], worse: Sequence[bool], *, seed: int = 0
 ) -> Interval:
     """The 95 % interval of mean(better) - mean(worse), both over the same questions."""
-    means = _resampled_means([better, worse], np.random.default_rng(seed))
+    means = _resampled_means([better, worse], _drawn((len(better),), seed)[0])
     return _interval(means[:, 0] - means[:, 1])
 
 
-def ratio_interval(parts: Sequence[float], wholes: Sequence[float], *, seed: int = 0) -> Interval:
-    """The 95 % interval of sum(parts) / sum(wholes), a part and its whole for each question."""
-    means = _resampled_means([parts, wholes], np.random.default_rng(seed))
+def ratio_interval(part: Sequence[float], whole: Sequence[float], *, seed: int = 0) -> Interval:
+    """The 95 % interval of sum(part) / sum(whole), both over the same questions, whole > 0."""
+    means = _resampled_means([part, whole], _drawn((len(part),), seed)[0])
     return _interval(means[:, 0] / means[:, 1])
 
 
@@ -40,11 +41,12 @@ def gap_recovered(
     better than its edge. A resample without a gap may stand for any value, so it counts as below
     the low end and as above the high one; an end that this leaves open is infinite.
     """
-    rng = np.random.default_rng(seed)
     found = [_recovered(np.asarray(family, np.float64).mean(axis=1)) for family in families]
     if np.isnan(found).any():
         return None
-    resampled = [_recovered(_resampled_means(family, rng)) for family in families]
+    draws = _drawn(tuple(len(family[0]) for family in families), seed)
+    pairs = zip(families, draws, strict=True)
+    resampled = [_recovered(_resampled_means(family, drawn)) for family, drawn in pairs]
     mean = np.mean(resampled, axis=0)
     low, _ = _interval(np.nan_to_num(mean, nan=-np.inf))
     _, high = _interval(np.nan_to_num(mean, nan=np.inf))
@@ -115,13 +117,22 @@ def _recovered(means: NDArray[np.float64]) -> NDArray[np.float64]:
     return (pair - edge) / gap
 
 
+# All systems of a report are resampled alike, and drawing is most of the work.
+@lru_cache(maxsize=4)
+def _drawn(sizes: tuple[int, ...], seed: int) -> list[NDArray[np.int32]]:
+    """For each family, int32[RESAMPLES, n]: how often each of its n questions is drawn."""
+    rng = np.random.default_rng(seed)
+    return [
+        rng.multinomial(n, np.full(n, 1 / n), RESAMPLES).astype(np.int32, copy=False) for n in sizes
+    ]
+
+
 def _resampled_means(
-    systems: Sequence[Sequence[float]], rng: np.random.Generator
+    systems: Sequence[Sequence[float]], drawn: NDArray[np.int32]
 ) -> NDArray[np.float64]:
     """float64[RESAMPLES, systems]: every system's mean over the same resampled questions."""
-    right = np.asarray(systems, np.float64).T
-    n = len(right)
-    return rng.multinomial(n, np.full(n, 1 / n), RESAMPLES) @ right / n
+    values = np.asarray(systems, np.float64).T
+    return drawn @ values / len(values)
 
 
 def _interval(values: NDArray[np.float64]) -> Interval:

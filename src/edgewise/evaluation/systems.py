@@ -10,6 +10,7 @@ from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.evaluation.tasks.base import Question
 from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
+from edgewise.events import share_of
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import LONGEST_DEADLINE, Policy
 from edgewise.prompts import Message, Prompt, prompt_ids
@@ -24,11 +25,11 @@ CLOUD_DEADLINE = 300.0
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One answer, and what it cost.
 
-    `right` by the paper's extraction, `strict` by the stricter reading. `cloud_tokens` counts
-    those used and those wasted; `consults` were answered, `changed` of them with a first token
-    that the edge would not have written. `cached` and `computed` are prompt tokens by the cloud
-    engine's own meter. `uncertainty` is the mean score over the answer, `seconds`
-    its duration.
+    `right` by the paper's extraction, `strict` by the stricter reading. `cloud_tokens` are those
+    the answer holds, `wasted_tokens` those that were asked for besides; `consults` were answered,
+    `changed` of them with a first token that the edge would not have written. `cached` and
+    `computed` are prompt tokens by the cloud engine's own meter, None where it has none.
+    `uncertainty` is the mean score over the answer, `seconds` its duration.
     """
 
     question: str
@@ -38,11 +39,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool
     output_tokens: int
     cloud_tokens: int = 0
+    wasted_tokens: int = 0
     consults: int = 0
     changed: int = 0
     failed: int = 0
-    cached: int = 0
-    computed: int = 0
+    cached: int | None = None
+    computed: int | None = None
     uncertainty: float = 0.0
     seconds: float = 0.0
 
@@ -66,7 +68,8 @@ def outcome_of(question: Question, answer: Answer) -> Outcome:
         right=is_right(question, answer.text),
         strict=is_strictly_right(question, answer.text),
         output_tokens=len(answer.tokens),
-        cloud_tokens=usage.cloud_tokens + usage.wasted_tokens,
+        cloud_tokens=usage.cloud_tokens,
+        wasted_tokens=usage.wasted_tokens,
         consults=usage.cloud_calls - usage.failed_calls,
         changed=usage.changing_tokens,
         failed=usage.failed_calls,
@@ -138,8 +141,8 @@ class CloudAlone:
             output_tokens=len(verdict.ids),
             cloud_tokens=len(verdict.ids),
             consults=1,
-            cached=verdict.cached or 0,
-            computed=verdict.computed or 0,
+            cached=verdict.cached,
+            computed=verdict.computed,
             seconds=time.monotonic() - begun,
         )
 
@@ -156,8 +159,9 @@ def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 
 def cloud_share(found: Sequence[Outcome]) -> float:
-    """Cloud tokens, used and wasted, over output tokens."""
-    return sum(o.cloud_tokens for o in found) / sum(o.output_tokens for o in found)
+    """`share_of` all of the outcomes' tokens together."""
+    used, wasted = (sum(o.cloud_tokens for o in found), sum(o.wasted_tokens for o in found))
+    return share_of(used, wasted, sum(o.output_tokens for o in found))
 
 
 def changed_share(found: Sequence[Outcome]) -> float | None:

@@ -27,6 +27,7 @@ from edgewise.events import (
     Timing,
     Token,
     Usage,
+    share_of,
 )
 from edgewise.loop.ahead import Read, Reader, RunAhead
 from edgewise.loop.breaker import Breaker
@@ -283,7 +284,7 @@ class Generation(Iterator[Event]):
             cloud_tokens=counts.cloud,
             wasted_tokens=wasted,
             changing_tokens=counts.changing,
-            cloud_share=min(1.0, (counts.cloud + wasted) / state.index),
+            cloud_share=share_of(counts.cloud, wasted, state.index),
             cloud_calls=counts.calls + (consults.dropped if consults else 0),
             failed_calls=counts.failed,
             cloud_prompt_cached=counts.cached,

@@ -15,7 +15,7 @@ from edgewise.errors import CloudError, CloudTimeout
 from edgewise.events import Candidate, FinishReason, Source
 from edgewise.loop.policy import Budget, Decision, Policy
 from edgewise.loop.text import Characters, Stops
-from edgewise.verdict import Verdict
+from edgewise.verdict import Verdict, metered
 
 
 class Rules(NamedTuple):
@@ -38,8 +38,8 @@ class Counts(msgspec.Struct, frozen=True):
     changing: int = 0
     calls: int = 0
     failed: int = 0
-    cached: int = 0
-    computed: int = 0
+    cached: int | None = 0
+    computed: int | None = 0
 
 
 class Queued(msgspec.Struct, frozen=True):
@@ -95,8 +95,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
                 counts,
                 calls=counts.calls + 1,
                 changing=counts.changing + (verdict.ids[0] != proposed),
-                cached=counts.cached + (verdict.cached or 0),
-                computed=counts.computed + (verdict.computed or 0),
+                cached=metered(counts.cached, verdict.cached),
+                computed=metered(counts.computed, verdict.computed),
             ),
         )
 

@@ -27,6 +27,8 @@ def usage(found: Usage) -> dict[str, Any]:
             "cloud_share": found.cloud_share,
             "cloud_calls": found.cloud_calls,
             "failed_calls": found.failed_calls,
+            "cloud_prompt_cached": found.cloud_prompt_cached,
+            "cloud_prompt_computed": found.cloud_prompt_computed,
         },
     }
 

@@ -198,7 +198,10 @@ class ErrorReply(BaseModel):
 
 
 class CloudUsage(BaseModel):
-    """What of an answer the cloud wrote, and what that took."""
+    """What of an answer the cloud wrote, and what that took.
+
+    Its prompt tokens are by its engine's own meter, null where it has none.
+    """
 
     cloud_tokens: int
     edge_tokens: int
@@ -206,6 +209,8 @@ class CloudUsage(BaseModel):
     cloud_share: float
     cloud_calls: int
     failed_calls: int
+    cloud_prompt_cached: int | None
+    cloud_prompt_computed: int | None
 
 
 class PromptDetails(BaseModel):

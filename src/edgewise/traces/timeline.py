@@ -28,6 +28,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: int
     cloud_tokens: int
+    wasted_tokens: int
+    cloud_share: float
     total: float
     ttft: float
     gaps: tuple[float, float, float, float]
@@ -88,6 +90,8 @@ def timeline(records: Sequence[Record]) -> Timeline:
     return Timeline(
         tokens=len(tokens),
         cloud_tokens=finished.usage.cloud_tokens,
+        wasted_tokens=finished.usage.wasted_tokens,
+        cloud_share=finished.usage.cloud_share,
         total=total,
         ttft=finished.timing.ttft,
         gaps=(median, high, highest, max(gaps)),

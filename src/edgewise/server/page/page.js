@@ -59,7 +59,7 @@ class Answer {
     this.timeline = this.article.querySelector(".timeline");
     this.tokens = []; // spans of tokens that stand
     this.pending = new Map(); // index -> span
-    this.cloud = this.calls = 0;
+    this.cloud = this.late = this.calls = 0;
     this.began = performance.now();
     this.chosen = -1;
     log.append(this.article);
@@ -95,6 +95,8 @@ class Answer {
     bar.title = `${token.text} (${(1000 * token.seconds).toFixed(0)} ms)`;
     this.timeline.append(bar);
     if (token.source === "cloud") this.cloud += 1;
+    // Asked for in vain: the cloud share counts it, as the usage at the end does.
+    if (token.reason === "timeout") this.late += 1;
     if (token.source === "cloud" && token.reason !== "span") this.calls += 1;
     // A pause follows from what failed before it, which says more.
     if (fault && !(this.complained && token.reason === "circuit_open")) {
@@ -126,7 +128,7 @@ class Answer {
   count() {
     const seconds = (performance.now() - this.began) / 1000;
     const counted = this.timeline.childElementCount;
-    this.set("share", `${((100 * this.cloud) / counted).toFixed(1)}%`);
+    this.set("share", `${((100 * (this.cloud + this.late)) / counted).toFixed(1)}%`);
     this.set("calls", String(this.calls));
     this.set("rate", (counted / seconds).toFixed(1));
     if (counted === 1) this.set("first", `${(1000 * seconds).toFixed(0)} ms`);

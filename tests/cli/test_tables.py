@@ -1,0 +1,120 @@
+"""Tables of figures, on a terminal and in a pipe."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from msgspec.structs import replace
+
+from edgewise.cli import render
+from edgewise.evaluation.report import CLOUD, EDGE, rows
+from edgewise.evaluation.sweep import Cell
+from edgewise.evaluation.systems import Outcome
+
+FAMILIES = ("facts", "two-hop", "steps", "sorting", "choices", "free-text")
+LONG = "a-router-of-a-very-long-name-indeed.py:Mine"
+
+
+def outcomes(right: str, *, families: tuple[str, ...] = FAMILIES, cloud: int = 0) -> list[Outcome]:
+    """One answer of ten tokens a letter and family; x is right, X strictly so."""
+    return [
+        Outcome(
+            question=f"{family}{i}",
+            family=family,
+            text="",
+            right=letter in "xX",
+            strict=letter == "X",
+            output_tokens=10,
+            cloud_tokens=cloud,
+            consults=cloud,
+            cached=3 * cloud,
+            computed=cloud,
+            seconds=0.5,
+        )
+        for family in families
+        for i, letter in enumerate(right)
+    ]
+
+
+def found(families: tuple[str, ...] = FAMILIES) -> dict[Cell, list[Outcome]]:
+    oracle = outcomes("xX.x", families=families, cloud=1)
+    return {
+        EDGE: outcomes("x...", families=families),
+        CLOUD: outcomes("xXXX", families=families, cloud=10),
+        Cell("query-level", 0.05): outcomes("Xx..", families=families, cloud=2),
+        Cell("oracle"): [replace(one, cached=None, computed=None) for one in oracle],
+    }
+
+
+def shown(capsys: pytest.CaptureFixture[str], outcomes: dict[Cell, list[Outcome]]) -> list[str]:
+    capsys.readouterr()
+    render.figures_tables("animals, 24 questions", rows(outcomes))
+    return capsys.readouterr().out.splitlines()
+
+
+def test_both_readings_and_the_clouds_reading_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = shown(capsys, found())
+    text = "\n".join(lines)
+    for said in ("strictly", "by family", "computed", "cached", "written", "work", *FAMILIES):
+        assert said in text
+    alone, pair, oracle = (
+        [line.split() for line in lines if line.startswith(name)]
+        for name in ("cloud ", "query-level at 5%", "oracle")
+    )
+    # Accuracies, by family, costs; a cloud that reads ten tokens and writes ten.
+    assert alone[0][1:4] == ["100.0%", "100.0%", "75.0%"]
+    assert alone[1][1:4] == ["100", "/", "75"]
+    assert alone[2][1:] == ["10.0", "10.0", "30.0", "10.0", "100%"]
+    assert pair[2][3:] == ["2.0", "2.0", "6.0", "2.0", "20%"]
+    assert oracle[2][1:] == ["1.0", "-", "-", "1.0", "-"]
+
+
+def test_six_families_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert max(map(len, shown(capsys, found()))) <= 80
+
+
+def test_one_family_has_no_table_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "by family" not in "\n".join(shown(capsys, found(("facts",))))
+
+
+def test_families_without_a_gap_are_named_by_reading(capsys: pytest.CaptureFixture[str]) -> None:
+    same = outcomes("xX", families=("steps",), cloud=10)
+    mixed = {cell: [*some, *same] for cell, some in found(("facts",)).items()}
+    text = "\n".join(shown(capsys, mixed))
+    assert "leaves out steps by the lenient reading and steps by the strict reading" in " ".join(
+        text.split()
+    )
+
+
+def test_in_a_pipe_nothing_is_cut_or_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    table = {**found(), Cell(LONG, 0.05): outcomes("xX..", cloud=1)}
+    named = [line for line in shown(capsys, table) if f"{LONG} at 5%" in line]
+    assert len(named) == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_terminal_folds_what_is_too_long() -> None:
+    import pty
+
+    program = (
+        "from tests.cli.test_tables import *\n"
+        "table = {**found(), Cell(LONG, 0.05): outcomes('xX..', cloud=1)}\n"
+        "render.figures_tables('animals', rows(table))\n"
+    )
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1", "TERM": "xterm"}
+    subprocess.run(
+        [sys.executable, "-c", program], stdout=follower, env=environment, timeout=120, check=True
+    )
+    os.close(follower)
+    drawn = b""
+    try:
+        while part := os.read(leader, 4096):
+            drawn += part
+    except OSError:  # How Linux says that the other end is closed.
+        pass
+    lines = drawn.decode().replace("\r", "").splitlines()
+    assert max(map(len, lines)) <= 80
+    names = "".join(line.split()[0] for line in lines if line.strip())
+    assert names.count(LONG[:12]) == 3

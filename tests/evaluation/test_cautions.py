@@ -1,0 +1,102 @@
+"""What an evaluation warns of: routers far from the questions they were made for."""
+
+import pytest
+
+from edgewise.evaluation.cautions import cautions
+from edgewise.evaluation.plan import Contender
+from edgewise.evaluation.report import CLOUD, EDGE, Row, rows
+from edgewise.evaluation.sweep import Cell
+from edgewise.evaluation.systems import Outcome
+from edgewise.evaluation.tasks.base import Question, Task
+from edgewise.routers.card import RouterCard
+from edgewise.routers.constant import Constant
+
+ANIMALS = Task("animals", (Question("q", "f", "Which?", "dog", "exact"),), 8)
+
+
+def contender(trained_on: str = "", calibrated_on: str = "") -> Contender:
+    card = RouterCard(
+        kind="mlp",
+        edge_fingerprint="",
+        tokenizer_fingerprint="",
+        hidden_size=1,
+        trained_on=trained_on,
+        calibrated_on=calibrated_on,
+    )
+    return Contender("mine", Constant(0.5), card)
+
+
+def outcomes(*cloud: int) -> list[Outcome]:
+    return [
+        Outcome(
+            question=f"{i}",
+            family="f",
+            text="",
+            right=True,
+            strict=True,
+            output_tokens=100,
+            cloud_tokens=tokens,
+            seconds=1.0,
+        )
+        for i, tokens in enumerate(cloud)
+    ]
+
+
+def table(cell: Cell, *cloud: int) -> list[Row]:
+    n = len(cloud)
+    return rows({EDGE: outcomes(*[0] * n), CLOUD: outcomes(*[100] * n), cell: outcomes(*cloud)})
+
+
+@pytest.mark.parametrize(
+    ("trained", "calibrated", "named"),
+    [
+        ("animals, 40 questions", "animals, 20 other questions", None),
+        ("plants, 40 questions", "animals, 20 other questions", "trained on plants, 40 questions"),
+        ("", "plants, 20 other questions", "calibrated on plants, 20 other questions"),
+        ("animals, wild, 9 questions", "", "trained on animals, wild, 9 questions"),
+        ("", "", None),
+    ],
+)
+def test_a_router_made_for_other_questions(
+    trained: str, calibrated: str, named: str | None
+) -> None:
+    told = cautions(ANIMALS, [contender(trained, calibrated)], table(Cell("mine", 0.05), 5, 5))
+    if named is None:
+        assert told == []
+    else:
+        (sentence,) = told
+        assert sentence.startswith(f"The router 'mine' was {named}, not on animals: ")
+
+
+def test_a_router_without_a_card_was_made_for_none() -> None:
+    told = cautions(ANIMALS, [Contender("entropy", Constant(0.5))], table(Cell("mine", 0.05), 5))
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("cloud", "far"),
+    [
+        ([5] * 20, False),
+        ([6] * 20, False),  # 20% above
+        ([7] * 20, True),  # 40% above
+        ([3] * 20, True),
+        ([0, 14, 0, 14], False),  # 40% above too, but so few questions cannot tell
+    ],
+)
+def test_a_share_that_is_missed_beyond_chance(cloud: list[int], far: bool) -> None:
+    told = cautions(ANIMALS, [], table(Cell("entropy", 0.05), *cloud))
+    assert bool(told) == far
+    if far:
+        share = sum(cloud) / len(cloud) / 100
+        assert f"entropy realised a cloud share of {share:.1%} where 5% was asked for" in told[0]
+
+
+def test_every_share_that_is_missed_is_in_one_sentence() -> None:
+    found = {EDGE: outcomes(*[0] * 9), CLOUD: outcomes(*[100] * 9)}
+    found |= {Cell("margin", share): outcomes(*[20] * 9) for share in (0.05, 0.1, 0.2)}
+    (sentence,) = cautions(ANIMALS, [], rows(found))
+    assert "20.0% where 5% was asked for, 20.0% where 10% was asked for:" in sentence
+
+
+def test_whole_questions_stay_below_a_share() -> None:
+    assert cautions(ANIMALS, [], table(Cell("query-level", 0.05), *[1] * 20)) == []
