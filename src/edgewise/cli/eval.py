@@ -36,6 +36,7 @@ def evaluate(
     data: options.Data = None,
     check: options.Check = None,
     limit: options.Limit = None,
+    max_tokens: options.MaxTokens = None,
     calibration: Annotated[
         int, typer.Option(help="Questions that thresholds are set on; never those evaluated.")
     ] = 100,
@@ -75,6 +76,7 @@ def evaluate(
         limit=limit,
         calibration=calibration,
         calibration_data=calibration_data,
+        max_tokens=max_tokens,
     )
     named = router or [chosen.router]
     names, table = _compared(chosen, asked, named, shares, out, baselines=baselines, hidden=json)
