@@ -27,7 +27,7 @@ from edgewise.evaluation.systems import Outcome
 from edgewise.evaluation.tasks.base import Split, Task
 from edgewise.evaluation.tasks.pocketqa import pocketqa
 
-ROUTERS = ("random", "max-prob", "margin", "entropy", "logtoku")
+ROUTERS = ("random", "max-prob", "margin", "entropy")
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10)
 ALONE, BOUNDS = "alone", "bounds"
 

@@ -14,7 +14,7 @@ from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import Policy
 from edgewise.pair import Pair
 from edgewise.prompts import Message, Prompt
-from edgewise.routers.uncertainty import Entropy, LogTokU, Margin, MaxProb
+from edgewise.routers.uncertainty import Entropy, Margin, MaxProb
 from edgewise.sampling import Sampling
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "LlamaModel",
     "LlamaServer",
     "LocalCloud",
-    "LogTokU",
     "Margin",
     "MaxProb",
     "Message",

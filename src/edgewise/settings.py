@@ -58,7 +58,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     router: Annotated[
         str | None,
         Meta(
-            description="bundled, max-prob, margin, entropy, logtoku, random, constant:VALUE, "
+            description="bundled, max-prob, margin, entropy, random, constant:VALUE, "
             "module:Class, ./file.py:Class, or a checkpoint's folder or hub repository."
         ),
     ] = None

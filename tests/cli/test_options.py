@@ -54,12 +54,13 @@ FLAGS: dict[str, set[str]] = {
 """The options of each command that stand for settings in the usual form."""
 
 OWN = {
-    "eval": {"router", "cloud_share"},
+    # The length of a task's answers is the task's own, and not that of a run.
+    "eval": {"router", "cloud_share", "max_tokens"},
     "demo": {"cloud_share"},
     "bench link": {"cloud_share"},
     "bench paper": {"cloud_share"},
     # The number of log-probs that a router reads, which is not the sampling's.
-    "train": {"top_k"},
+    "train": {"top_k", "max_tokens"},
 }
 """Options with a setting's name and words of their own."""
 

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 
 import pytest
 
@@ -239,3 +240,13 @@ def test_weights_are_said_to_be_here(cloud: LocalCloud, model: ScriptedEdge) -> 
     assert cloud.check(ByteTokenizer())
     with pytest.raises(VocabularyMismatch, match="different vocabularies"):
         cloud.check(ByteTokenizer("other"))
+
+
+@pytest.mark.parametrize(("n", "written"), [(2, 2), (3, 3), (4, 4), (9, 4)])
+def test_a_verdict_ends_with_the_context(n: int, written: int) -> None:
+    """Its last id may stand behind it: nothing is computed after that."""
+    model = ScriptedEdge(replying("so it is", prompt="sky: "), context=len(IDS) + 3)
+    with closing(LocalCloud(model)) as cloud, closing(cloud.open(PROMPT)) as session:
+        verdict = session.ask(IDS, n, Sampling(), 20).result()
+    assert bytes(verdict.ids).decode() == "so it is"[:written]
+    assert not verdict.stopped

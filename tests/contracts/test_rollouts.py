@@ -150,7 +150,25 @@ def test_a_prefix_without_room(bpe_path: Path) -> None:
         closing(edge_rollouts(model)) as rollouts,
         pytest.raises(ContextOverflow, match="raise the context"),
     ):
-        rollouts.run([Prefix((1, 2, 3), 14)])
+        rollouts.run([Prefix(tuple(range(17)), 1)])
+
+
+def test_a_continuation_ends_with_the_context(bpe_path: Path) -> None:
+    """The last id may stand behind it, as in an answer of the decoder's."""
+    asked = [Prefix(tuple(range(size)), 40) for size in (3, 9, 16)]
+    with (
+        LlamaModel(bpe_path, context=16, threads=1, gpu_layers=0, slots=2) as model,
+        closing(edge_rollouts(model)) as together,
+        closing(LocalCloud(LlamaModel(bpe_path, context=16, threads=1))) as cloud,
+    ):
+        ends = model.tokenizer.eos_ids
+        several = [rollouts.run(asked) for rollouts in (OneByOne(model), together)]
+        several.append(CloudRollouts(cloud, width=1).run(asked))
+    for found in several:
+        assert [c.ids for c in found] == [c.ids for c in several[0]]
+        lengths = [len(c.ids) for c in found if c.ids[-1] not in ends]
+        assert lengths
+        assert set(lengths) <= {14, 8, 1}
 
 
 def test_the_first_failure_of_the_cloud_is_told_and_the_rest_is_kept() -> None:

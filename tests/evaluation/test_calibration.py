@@ -38,7 +38,7 @@ TASK = Task(
 )
 
 
-@pytest.mark.parametrize("name", ["random", "max-prob", "margin", "entropy", "logtoku"])
+@pytest.mark.parametrize("name", ["random", "max-prob", "margin", "entropy"])
 def test_the_share_asked_for_is_realised(name: str) -> None:
     router = router_named(name)
     points = thresholds_for((0.3, 0.05), router, TASK, edge=EDGE, cloud=CLOUD)

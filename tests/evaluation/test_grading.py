@@ -11,6 +11,7 @@ from edgewise.evaluation.tasks.base import Grading, Question
 from edgewise.evaluation.tasks.grading import (
     extract_choice,
     extract_number,
+    first_mention,
     is_right,
     is_strictly_right,
 )
@@ -84,6 +85,70 @@ def test_the_order_of_the_places() -> None:
     assert extract_choice("emu. Therefore, who knows", choices) == "emu"
     assert extract_choice(f"emu. Therefore, {'.' * 60} cat", choices) == "emu"
     assert extract_choice("so I think it must be a cat", choices) is None
+
+
+JOBS = ("complete job", "learn new things", "die", "have fun", "get paid")
+LIST = "A. complete job B. learn new things C. die D. have fun E. get paid"
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        # The choices told once more are no answer, wherever they stand.
+        (LIST, None),
+        (f"{LIST} I would have fun.", None),
+        (f"{LIST} (d)", "have fun"),
+        (f"{LIST} Therefore, the answer is learn new things (b).", "learn new things"),
+        ("(a) complete job, (b) learn new things or (c) die: (b)", "learn new things"),
+        ("a) Complete job\nb) Learn new things\nTherefore, the answer is (b).", "learn new things"),
+        ("Therefore, of A. complete job B. learn new things: B.", "learn new things"),
+        # A single one, by its letter and its own text, is.
+        ("A. complete job", "complete job"),
+        ("B) learn new things", "learn new things"),
+        ("Therefore, the answer is E. get paid", "get paid"),
+        # A letter before a phrase that is not its choice's text names nothing.
+        ("A. complete work is what they want", None),
+        ("Therefore, A. complete work", None),
+        ("Therefore, B. it says, the answer is D.", "have fun"),
+        # An article or a pronoun is no letter.
+        ("A person who works wants to die.", None),
+        ("Therefore, A good worker would have fun.", "have fun"),
+        ("Therefore, A good worker: B.", "learn new things"),
+        # A letter as such.
+        ("A", "complete job"),
+        ("A.", "complete job"),
+        ("A is right", "complete job"),
+        ("A because of the work", "complete job"),
+        ("B because of the work", "learn new things"),
+        ("Therefore, (A).", "complete job"),
+        ("Therefore, the answer is A", "complete job"),
+        ("Therefore, the answer is A.", "complete job"),
+        ("Therefore, A: complete job", "complete job"),
+        ("Therefore, it is B. They like it.", "learn new things"),
+        ("C, since all do.", "die"),
+    ],
+)
+def test_a_letter_names_a_choice_as_such_only(text: str, choice: str | None) -> None:
+    assert extract_choice(text, JOBS) == choice
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        ("To have fun is best. Therefore, the answer is die (c).", 3),
+        ("Fun. Therefore, the answer is die (c).", 30),
+        ("Die, of course", 0),
+        ("I say (b).", 7),
+        ("B. learn new things", 0),
+        ("Therefore, C.", 11),
+        (f"{LIST} Therefore, die.", len(LIST) + 12),
+        ("A diesel engine", None),
+        ("No idea", None),
+        ("", None),
+    ],
+)
+def test_where_a_choice_is_named_first(text: str, at: int | None) -> None:
+    assert first_mention(text, JOBS) == at
 
 
 def test_a_letter_that_stands_for_no_choice() -> None:

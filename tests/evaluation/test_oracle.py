@@ -54,6 +54,33 @@ def test_whatever_the_cloud_gets_right_the_oracle_gets_right(edge: str, cloud: s
         assert 1 <= found.cloud_tokens <= max(len(edge), len(cloud)) + 1
 
 
+texts = st.text("1234567 ", min_size=1, max_size=12)
+contexts = st.integers(len(PROMPT), len(PROMPT) + 14)
+
+
+@given(edge=texts, cloud=texts, edge_context=contexts, cloud_context=contexts)
+def test_an_answer_ends_with_the_context(
+    edge: str, cloud: str, edge_context: int, cloud_context: int
+) -> None:
+    """Whatever fits: the edge's own answer, the cloud's as far as both go, and the pair's."""
+    models = [
+        ScriptedEdge(replying(text, prompt=PROMPT), context=context)
+        for text, context in ((edge, edge_context), (cloud, cloud_context))
+    ]
+    oracle = Oracle(*models, max_tokens=20)
+    found = oracle.answer(QUESTION)
+    oracle.close()
+    alone = edge_alone(models[0], 20).answer(QUESTION)
+    assert found.output_tokens <= edge_context - len(PROMPT) + 1
+    assert found.cloud_tokens <= cloud_context - len(PROMPT) + 1
+    assert found.right >= alone.right
+    if not found.cloud_tokens:
+        assert found.text == alone.text
+    if edge_context <= cloud_context:
+        cut = cloud[: edge_context - len(PROMPT) + 1]
+        assert found.right == (alone.right or is_right(QUESTION, cut))
+
+
 def test_the_bundled_pair() -> None:
     task = pocketqa().first(12)
     with LlamaModel(bundled("edge"), threads=1) as edge, LlamaModel(bundled("cloud")) as cloud:

@@ -8,11 +8,12 @@ import pytest
 
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import Needs, Step
-from edgewise.errors import CloudTimeout, CloudUnavailable, UsageError
+from edgewise.errors import CloudTimeout, CloudUnavailable, ContextOverflow, UsageError
 from edgewise.evaluation.plan import (
     BASELINES,
     COMMIT_POINT,
     ORACLE,
+    SOME_COMMIT_POINTS,
     Contender,
     Evaluation,
     contender_named,
@@ -74,6 +75,9 @@ def evaluation(
         store=Store(folder, {"task": "animals"}),
         done=lambda: counted.append(None),
     )
+
+
+numbers = Task("numbers", (Question("n", "sums", PROMPT, "7", "number"),), 80)
 
 
 def card(**thresholds: float) -> RouterCard:
@@ -161,6 +165,34 @@ def test_the_commit_point_needs_choices() -> None:
     asked = evaluation(task=animals(choices=False)).bounds()
     assert list(asked) == []
     assert list(evaluation().bounds()) == [COMMIT_POINT]
+
+
+def test_a_task_of_both_kinds_says_that_some_have_no_commit_point() -> None:
+    mixed = Task("mixed", (*animals(1).questions, *numbers.questions), 80)
+    found = evaluation(task=mixed).bounds()
+    assert list(found) == [SOME_COMMIT_POINTS]
+    assert [o.consults for o in found[SOME_COMMIT_POINTS]] == [1, 0]
+
+
+def test_a_question_that_leaves_no_room_is_refused_before_any_answer() -> None:
+    long = Question("long", "zoo", PROMPT * 300, "dog", "regex")
+    task = Task("animals", (*animals(1).questions, long), 80)
+    with pytest.raises(ContextOverflow, match="Question 'long' of animals has 5700 tokens and the"):
+        evaluation(task=task)
+    small = LocalCloud(ScriptedEdge(replying(RIGHT, prompt=PROMPT), context=len(PROMPT) - 1))
+    with closing(small), pytest.raises(ContextOverflow, match=f"holds {len(PROMPT) - 1}; leave"):
+        evaluation(cloud=small)
+
+
+def test_at_the_end_of_a_context_every_system_answers() -> None:
+    context = len(PROMPT) + 12
+    cloud = LocalCloud(ScriptedEdge(replying(RIGHT, prompt=PROMPT), context=context))
+    edge = ScriptedEdge(replying(WRONG, prompt=PROMPT, unsure=range(20)), context=context)
+    with closing(cloud):
+        done = Evaluation(animals(2), animals(2), edge=edge, cloud=cloud, store=Store(None, {}))
+        always = Contender("always", Constant(1.0), card(at_0_1=0.5))
+        found = done.run([always], [0.1], baselines=True)
+    assert {o.output_tokens for outcomes in found.values() for o in outcomes} == {13}
 
 
 def test_the_oracle_needs_the_weights() -> None:

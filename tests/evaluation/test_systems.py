@@ -1,12 +1,17 @@
 """The systems that are compared: what each answers, and what it says that this cost."""
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from edgewise.addresses import bundled
+from edgewise.edge.base import Tokenizer
+from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudTimeout
-from edgewise.evaluation.baselines import CommitPoint, query_level
+from edgewise.evaluation.baselines import CommitPoint, commit_point, query_level
 from edgewise.evaluation.systems import (
     CloudAlone,
     Decoded,
@@ -123,19 +128,64 @@ def test_a_text_has_no_end_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("text", "asked"),
-    [("It is a cat.", 8), ("A dog or a cat", 2), ("cat", None), ("neither of them", None)],
+    [
+        ("It is a cat.", 8),
+        ("A dog or a cat", 2),
+        ("Dogs are no cat.", 12),
+        ("cat", 0),
+        ("I say (b).", 7),
+        ("neither of them", None),
+    ],
 )
 def test_the_commit_point_is_where_a_choice_begins(text: str, asked: int | None) -> None:
-    """In the middle of a sentence a choice begins with the space before it."""
     model = cloud()
     found = CommitPoint(edge(text), model, 40).answer(QUESTION)
-    spaces = [at for at, letter in enumerate(text) if letter == " "]
-    first = spaces[0] if spaces else None
-    assert len(model.asks) == found.consults == (first is not None)
-    if first is not None:
-        assert len(model.asks[0][0]) == len(PROMPT) + first
-        assert model.asks[0][1] == 1
-    assert (asked is None) <= (found.consults <= 1)
+    wanted = [] if asked is None else [((*PROMPT.encode(), *text[:asked].encode()), 1)]
+    assert model.asks == wanted
+    assert found.consults == found.cloud_tokens == len(wanted)
+    assert found.text[:asked] == text[:asked]
+
+
+def test_without_choices_there_is_no_commit_point() -> None:
+    question = Question("q", "zoo", PROMPT, "7", "number")
+    model = cloud()
+    found = CommitPoint(edge("So it is 7."), model, 40).answer(question)
+    assert (found.text, found.right, found.cloud_tokens) == ("So it is 7.", True, 0)
+    assert model.asks == []
+
+
+@pytest.fixture(scope="module", params=["bpe", "spm", "bundled"])
+def tokenizer(request: pytest.FixtureRequest) -> Iterator[Tokenizer]:
+    path = bundled("edge")
+    if request.param != "bundled":
+        path = request.getfixturevalue(f"{request.param}_path")
+    with LlamaModel(path, threads=1) as model:
+        yield model.tokenizer
+
+
+@given(
+    before=st.text("the inhabit .,\n", max_size=12),
+    choice=st.sampled_from(("thing one", "thing two", "the end", "crème", "a")),
+    after=st.text("the inhabit .,\n", max_size=12),
+    capital=st.booleans(),
+)
+def test_the_commit_point_holds_a_choice_s_first_letter(
+    tokenizer: Tokenizer, before: str, choice: str, after: str, capital: bool
+) -> None:
+    """However a tokenizer cuts text: spaces alone, letters alone, whole words with a space."""
+    choices = ("thing one", "thing two", "the end", "crème")
+    named = choice.capitalize() if capital else choice
+    ids = tokenizer.encode(f"{before} {named} {after}")
+    question = Question("q", "f", "", choices[0], "choice", choices=choices)
+    at = commit_point(tokenizer, ids, question)
+    if choice not in choices:
+        assert at is None
+        return
+    assert at is not None
+    parts = [b"".join(map(tokenizer.piece, part)) for part in (ids[:at], ids[: at + 1])]
+    whole = b"".join(map(tokenizer.piece, ids))
+    opening = whole.index(f" {named} ".encode()) + 1
+    assert len(parts[0]) <= opening < len(parts[1])
 
 
 sizes = st.lists(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -201,6 +202,29 @@ def test_unknown_names_and_useless_flags_are_refused(tmp_path: Path) -> None:
             open_task(**arguments)  # type: ignore[arg-type]
 
 
+def test_a_line_may_bring_a_whole_right_answer(tmp_path: Path) -> None:
+    line = {"prompt": "2 + 2?", "answer": "4", "reference": "2 and 2 make 4."}
+    path = write(tmp_path / "mine.jsonl", line, {"prompt": "1 + 1?", "answer": "2"})
+    task = open_task(str(path), check="number")
+    assert [question.reference for question in task.questions] == ["2 and 2 make 4.", ""]
+
+
+@pytest.mark.parametrize("name", ["pocketqa", "mine.jsonl"])
+def test_the_longest_answer_is_the_task_s_own_or_the_user_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    numbered(tmp_path / "mine.jsonl", 9)
+    given: dict[str, Any] = {"data": None, "check": None, "limit": 2, "calibration": 2}
+    both = with_calibration(name, "test", **given, max_tokens=31)
+    assert [task.max_tokens for task in both] == [31, 31]
+    own = {open_task(name).max_tokens}
+    assert {task.max_tokens for task in with_calibration(name, "test", **given)} == own
+    with pytest.raises(EdgewiseError, match="max-tokens must be 1 or more, not 0") as caught:
+        with_calibration(name, "test", **given, max_tokens=0)
+    assert caught.value.setting == "max_tokens"
+
+
 def numbered(path: Path, count: int, prompt: str = "Say {}.") -> Path:
     return write(path, *({"prompt": prompt.format(i), "answer": f"{i}"} for i in range(count)))
 
@@ -343,6 +367,8 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("edgewise.evaluation.tasks.records.MAX_FILE", 1)
     with pytest.raises(EdgewiseError, match="larger than 0 MB; split it"):
         open_task(str(path))
+    with pytest.raises(EdgewiseError, match="larger than 0 MB; split it"):
+        open_task("gsm8k", data=Path("/dev/zero"))
     with pytest.raises(EdgewiseError, match="cannot be read: No such file"):
         open_task("gsm8k", data=tmp_path / "gone.jsonl")
 

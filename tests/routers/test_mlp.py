@@ -17,9 +17,8 @@ from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import RouterMismatch, UsageError
 from edgewise.parts import open_router
 from edgewise.routers.card import CONFIG, WEIGHTS, Input, RouterCard, read_card
-from edgewise.routers.features import SCALARS
+from edgewise.routers.features import EVIDENCE, SCALARS, logtoku
 from edgewise.routers.mlp import MAX_WEIGHTS, Mlp
-from edgewise.routers.uncertainty import LogTokU
 from edgewise.settings import Settings
 from edgewise.testing.scripted_edge import HIDDEN, ByteTokenizer, ScriptedEdge, noise
 
@@ -84,7 +83,7 @@ def features_of(step: Step, inputs: tuple[Input, ...], top_k: int) -> NDArray[np
             -float(probabilities @ logprobs),
             probabilities[0],
             probabilities[0] - probabilities[1],
-            LogTokU().score(step),
+            logtoku(step.top(EVIDENCE)[1]),
         ],
     }
     return np.concatenate([np.asarray(parts[name], np.float64) for name in inputs])

@@ -1,10 +1,8 @@
 """Scores lie in [0, 1], rise with uncertainty, and mean what their formulas say."""
 
-import math
 from collections.abc import Callable
 
 import hypothesis.strategies as st
-import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,9 +11,9 @@ from hypothesis.extra.numpy import arrays
 from edgewise.edge.base import Floats
 from edgewise.edge.step import LogitsStep
 from edgewise.routers.base import Router
-from edgewise.routers.uncertainty import Entropy, LogTokU, Margin, MaxProb, digamma
+from edgewise.routers.uncertainty import Entropy, Margin, MaxProb
 
-ROUTERS: list[Callable[[], Router]] = [MaxProb, Margin, Entropy, LogTokU]
+ROUTERS: list[Callable[[], Router]] = [MaxProb, Margin, Entropy]
 SIZE = 300
 
 rows = st.integers(10, SIZE).flatmap(
@@ -64,17 +62,11 @@ class TestEveryRouter:
         assert score(make(), peaked(15.0)) < score(make(), flat)
 
 
-# LogTokU reads two high logits as evidence for two good answers, not as doubt.
-@pytest.mark.parametrize("make", [MaxProb, Margin, Entropy])
+@pytest.mark.parametrize("make", ROUTERS)
 def test_a_certain_step_scores_below_a_divided_one(make: Callable[[], Router]) -> None:
     scores = [score(make(), peaked(gap)) for gap in (15.0, 3.0, 1.0, 0.1)]
     assert scores == sorted(scores)
     assert scores[0] < scores[-1]
-
-
-def test_logtoku_scores_little_evidence_above_much() -> None:
-    faint = peaked(3.0) / np.float32(10.0)
-    assert score(LogTokU(), peaked(3.0)) < score(LogTokU(), faint)
 
 
 def test_max_prob() -> None:
@@ -92,22 +84,3 @@ def test_entropy_is_a_share_of_its_greatest_value() -> None:
     logits[:8] = 0.0
     assert score(Entropy(), logits) == pytest.approx(0.5, abs=1e-5)
     assert score(Entropy(), np.zeros(64, np.float32)) == pytest.approx(1.0, abs=1e-6)
-
-
-def test_logtoku_follows_the_paper() -> None:
-    logits = (np.random.default_rng(0).standard_normal(SIZE) * 5).astype(np.float32)
-    k = LogTokU.top
-    best = sorted((max(float(x), 0.0) for x in logits), reverse=True)[:k]
-    total = math.fsum(best)
-    aleatoric = -sum(
-        x / total * float(mpmath.digamma(x + 1) - mpmath.digamma(total + 1)) for x in best
-    )
-    expected = aleatoric / math.log(k) * k / (total + k)
-    assert score(LogTokU(), logits) == pytest.approx(expected, abs=1e-8)
-
-
-@given(x=st.floats(1e-3, 1e6))
-@settings(deadline=None)
-def test_digamma(x: float) -> None:
-    expected = float(mpmath.digamma(x))
-    assert digamma(np.array([x]))[0] == pytest.approx(expected, abs=1e-9, rel=1e-9)

@@ -194,8 +194,9 @@ def test_a_trace_beyond_all_measure_is_not_read(
     path = tmp_path / "t.jsonl"
     path.write_bytes(msgspec.json.encode(records(step(1, 0.1))[0]) + b"\n")
     monkeypatch.setattr(timelines, "MAX_TRACE", 10)
-    with pytest.raises(UsageError, match="larger than"):
-        read(path)
+    for one in (path, Path("/dev/zero")):  # which says of itself that it is empty
+        with pytest.raises(UsageError, match="larger than"):
+            read(one)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from edgewise.cloud.base import CloudModel
 from edgewise.evaluation.tasks.base import Question, Task
 from edgewise.routers.card import (
     CONFIG,
@@ -58,7 +59,7 @@ def training(
     label: str | Label = "mismatch",
     *,
     fault: Failing = lambda ask: None,
-    cloud: ScriptedCloud | None = None,
+    cloud: CloudModel | None = None,
     reference: str = "",
     **more: Any,
 ) -> Training:

@@ -1,6 +1,7 @@
 """Collect, label, fit, calibrate: in this order, alone or all at once, cut anywhere and gone on."""
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgewise.errors import CloudUnavailable, RouterMismatch, UsageError
+from edgewise.cloud.local import LocalCloud
+from edgewise.errors import CloudUnavailable, ContextOverflow, RouterMismatch, UsageError
 from edgewise.parts import open_router
 from edgewise.routers.card import (
     CONFIG,
@@ -23,6 +25,8 @@ from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from edgewise.training.kinds import Recipe
+from edgewise.training.labels.labelling import Labelled
+from edgewise.training.labels.named import labels_named
 from edgewise.training.publish import README
 from edgewise.training.router import SHARES, Stage
 from tests.training.linear import KIND, Linear
@@ -313,3 +317,27 @@ def test_an_uncalibrated_checkpoint_has_no_threshold(tmp_path: Path) -> None:
     card: RouterCard = read_card(tmp_path / "router")
     assert card.thresholds == {}
     assert "calibrated on: nothing yet" in (tmp_path / "router" / README).read_text()
+
+
+@pytest.mark.parametrize(("edge_room", "cloud_room"), [(6, 6), (4, 9), (9, 4)])
+@pytest.mark.parametrize("label", ["value", "mismatch", "citer"])
+def test_texts_end_where_an_answer_would(
+    tmp_path: Path, label: str, edge_room: int, cloud_room: int
+) -> None:
+    """With the smaller context, in the answers, the references and the rollouts after them."""
+    size = len(PROMPT.format(0))
+    cloud = LocalCloud(ScriptedEdge(scripted("7 it is, 7.").script, context=size + cloud_room))
+    edge = ScriptedEdge(scripted(EDGE).script, context=size + edge_room)
+    with closing(cloud):
+        one = training(tmp_path, label, edge=edge, cloud=cloud, reference="Oh it is 7, of course.")
+        one.collect()
+        one.label()
+    lines = (tmp_path / "data" / f"labels-{labels_named(label)[0].name}.jsonl").read_bytes()
+    kept = [msgspec.json.decode(line, type=Labelled) for line in lines.splitlines()]
+    assert {len(line.values) for line in kept} == {min(edge_room, cloud_room) + 1}
+
+
+def test_a_question_that_leaves_no_room_is_refused_at_once(tmp_path: Path) -> None:
+    edge = ScriptedEdge(scripted(EDGE).script, context=len(PROMPT.format(0)) - 1)
+    with pytest.raises(ContextOverflow, match="Question '0' of sums has 12 tokens and the context"):
+        training(tmp_path, edge=edge)

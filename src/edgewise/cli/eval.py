@@ -40,6 +40,7 @@ def evaluate(
     data: options.Data = None,
     check: options.Check = None,
     limit: options.Limit = None,
+    max_tokens: options.MaxTokens = None,
     calibration: Annotated[
         int, typer.Option(help="Questions that thresholds are set on; never those evaluated.")
     ] = 100,
@@ -79,6 +80,7 @@ def evaluate(
         limit=limit,
         calibration=calibration,
         calibration_data=calibration_data,
+        max_tokens=max_tokens,
     )
     named = router or [chosen.router]
     contenders, table = _compared(

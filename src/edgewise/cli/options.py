@@ -27,6 +27,9 @@ Data = Annotated[Path | None, typer.Option(help="Local copy of the task's publis
 Check = Annotated[
     Grading | None, typer.Option(help="How a JSON Lines file is graded; default exact.")
 ]
+MaxTokens = Annotated[
+    int | None, typer.Option(help="Longest answer, tokens; default: the task's own, 256 a file's.")
+]
 Limit = Annotated[int | None, typer.Option(help="Only the first N questions.")]
 
 Names = tuple[str, ...]

@@ -65,6 +65,7 @@ def train(
     data: options.Data = None,
     check: options.Check = None,
     limit: options.Limit = None,
+    max_tokens: options.MaxTokens = None,
     calibration: Annotated[
         int, typer.Option(help="Questions that thresholds are set on; never trained on.")
     ] = 300,
@@ -89,7 +90,13 @@ def train(
     if stage in (None, "fit"):
         fit_of(kind)
     asked = with_calibration(
-        task, "train", data=data, check=check, limit=limit, calibration=calibration
+        task,
+        "train",
+        data=data,
+        check=check,
+        limit=limit,
+        calibration=calibration,
+        max_tokens=max_tokens,
     )
     training = partial(Training, *asked, out, inputs=wanted, top_k=top_k, recipe=recipe, kind=kind)
     _told(_trained(chosen, asked, out, training, labels, stage))

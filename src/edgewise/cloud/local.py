@@ -169,7 +169,7 @@ class LocalSession:
             written.append(token)
             logprobs.append(step.logprob(token))
             top.append(step.candidates(TOP))
-            if token in self._eos_ids:
+            if token in self._eos_ids or session.position == self._cloud.model.context:
                 break
             session.extend([token])
         return Verdict(

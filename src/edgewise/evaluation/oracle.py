@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from edgewise.edge.base import EdgeModel, EdgeSession
+from edgewise.evaluation.room import room
 from edgewise.evaluation.systems import Outcome, question_ids, text_of
 from edgewise.evaluation.tasks.base import Question
 from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
@@ -28,19 +29,26 @@ class Walk(NamedTuple):
     seconds: float
 
 
+class _Writer(NamedTuple):
+    """A model's session, and where its sequences end: the pair's answer is no longer either."""
+
+    session: EdgeSession
+    contexts: tuple[int, ...]
+
+
 class Oracle:
-    """Two models of one vocabulary in this process; answers are greedy."""
+    """Two models of one vocabulary in this process; answers are greedy and end with a context."""
 
     def __init__(self, edge: EdgeModel, cloud: EdgeModel, max_tokens: int) -> None:
         self._tokenizer = edge.tokenizer
         self._max_tokens = max_tokens
-        self._edge = edge.session()
-        self._cloud = cloud.session()
+        self._edge = _Writer(edge.session(), (edge.context,))
+        self._cloud = _Writer(cloud.session(), (edge.context, cloud.context))
 
     def close(self) -> None:
         """Give back both sessions."""
-        self._edge.close()
-        self._cloud.close()
+        self._edge.session.close()
+        self._cloud.session.close()
 
     def answer(self, question: Question) -> Outcome:
         """The edge's answer with as many tokens of the cloud's as it needs to be right."""
@@ -91,25 +99,27 @@ class Oracle:
         """The first of `ids` after which the cloud would end wrong, and the cloud's token there.
 
         The cloud, going on from any earlier one, ends right: so it does after its own token.
-        None where a near tie of logits came out otherwise than before, in another batch.
+        None where a near tie of logits came out otherwise than before, in another batch, or
+        where that is behind the cloud's context.
         """
-        for at in range(start, len(ids)):
+        for at in range(start, min(len(ids), self._room(self._cloud, prompt))):
             written = self._next(self._cloud, prompt, ids[:at])
             if written != ids[at] and not right(self._greedy(self._cloud, prompt, ids[: at + 1])):
                 return at, written
         return None
 
-    def _greedy(self, session: EdgeSession, prompt: list[int], begun: list[int]) -> list[int]:
+    def _greedy(self, writer: _Writer, prompt: list[int], begun: list[int]) -> list[int]:
         """`begun` and what the model writes after it."""
         ids = list(begun)
-        while not self._ended(ids):
-            ids.append(self._next(session, prompt, ids))
+        longest = self._room(writer, prompt)
+        while len(ids) < longest and not (ids and ids[-1] in self._tokenizer.eos_ids):
+            ids.append(self._next(writer, prompt, ids))
         return ids
 
-    def _ended(self, ids: Sequence[int]) -> bool:
-        return len(ids) == self._max_tokens or (len(ids) > 0 and ids[-1] in self._tokenizer.eos_ids)
+    def _room(self, writer: _Writer, prompt: list[int]) -> int:
+        return room(len(prompt), self._max_tokens, *writer.contexts)
 
-    def _next(self, session: EdgeSession, prompt: list[int], ids: Sequence[int]) -> int:
+    def _next(self, writer: _Writer, prompt: list[int], ids: Sequence[int]) -> int:
         """The likeliest id; `open` computes only what the KV cache does not hold."""
-        session.open([*prompt, *ids])
-        return session.step().proposed
+        writer.session.open([*prompt, *ids])
+        return writer.session.step().proposed

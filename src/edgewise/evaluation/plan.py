@@ -12,6 +12,7 @@ from edgewise.evaluation.baselines import CommitPoint, query_level
 from edgewise.evaluation.calibration import thresholds_for
 from edgewise.evaluation.oracle import Oracle
 from edgewise.evaluation.report import CLOUD, EDGE
+from edgewise.evaluation.room import require_room
 from edgewise.evaluation.sweep import Cell, Store, run
 from edgewise.evaluation.systems import CloudAlone, Decoded, Outcome, System, edge_alone, paired
 from edgewise.evaluation.tasks.base import Task
@@ -22,6 +23,9 @@ from edgewise.routers.named import identity_named, router_named
 
 COMMIT_POINT, ORACLE = Cell("commit-point"), Cell("oracle")
 QUERY_LEVEL = "query-level"
+SOME_COMMIT_POINTS = Cell("commit-point (choices)")
+"""Where the edge alone answers some questions, those without choices."""
+
 BASELINES = ("random", "max-prob", "entropy", "margin")
 
 
@@ -61,7 +65,12 @@ class Evaluation:
         deadline: float = LONGEST_DEADLINE,
         done: Callable[[], None] = lambda: None,
     ) -> None:
-        """`deadline` in seconds a consult; `done` is called after each answer."""
+        """`deadline` in seconds a consult; `done` is called after each answer.
+
+        Raises `ContextOverflow` for a question that leaves no room for an answer.
+        """
+        for asked in (task, calibration):
+            require_room(asked, edge, cloud)
         self.task, self.calibration = task, calibration
         self.edge, self.cloud = edge, cloud
         self.deadline = deadline
@@ -111,9 +120,10 @@ class Evaluation:
         """One consult at the commit point; the oracle, where the cloud's weights are here."""
         tokens = self.task.max_tokens
         found: dict[Cell, list[Outcome]] = {}
-        if all(question.choices for question in self.task.questions):
-            system = CommitPoint(self.edge, self.cloud, tokens)
-            found[COMMIT_POINT] = self._cell(COMMIT_POINT, system)
+        named = [bool(question.choices) for question in self.task.questions]
+        if any(named):
+            cell = COMMIT_POINT if all(named) else SOME_COMMIT_POINTS
+            found[cell] = self._cell(cell, CommitPoint(self.edge, self.cloud, tokens))
         if self.cloud.local is not None:
             with closing(Oracle(self.edge, self.cloud.local, tokens)) as oracle:
                 found[ORACLE] = self._cell(ORACLE, oracle)

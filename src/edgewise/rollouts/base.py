@@ -11,7 +11,7 @@ from edgewise.sampling import Sampling
 
 
 class Prefix(msgspec.Struct, frozen=True):
-    """Ids to go on from, with at most `n` more."""
+    """Ids to go on from, with at most `n` more, and no more than the context has room for."""
 
     ids: tuple[int, ...]
     n: int
@@ -53,7 +53,7 @@ class OneByOne:
     """Implements `Rollouts` over any `EdgeModel`, one prefix after the other."""
 
     def __init__(self, model: EdgeModel) -> None:
-        self._eos_ids = model.tokenizer.eos_ids
+        self._context, self._eos_ids = model.context, model.tokenizer.eos_ids
         self._session = model.session(Needs.ENTROPY | Needs.LOGITS)
 
     def run(self, prefixes: Sequence[Prefix], done: Done = ignore) -> list[Continuation]:
@@ -70,7 +70,9 @@ class OneByOne:
         ids: list[int] = []
         logprobs: list[float] = []
         self._session.open(prefix.ids)
-        while len(ids) < prefix.n and not (ids and ids[-1] in self._eos_ids):
+        # Nothing is computed after the last id, which may stand behind the context.
+        room = min(prefix.n, self._context - len(prefix.ids) + 1)
+        while len(ids) < room and not (ids and ids[-1] in self._eos_ids):
             self._session.extend(ids[-1:])
             step = self._session.step()
             ids.append(prefix.sampling.choose(step))

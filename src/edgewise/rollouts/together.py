@@ -25,7 +25,7 @@ class Together:
         self._sequences.close()
 
     def run(self, prefixes: Sequence[Prefix], done: Done = ignore) -> list[Continuation]:
-        """Raises `ContextOverflow` for a prefix that leaves no room."""
+        """Raises `ContextOverflow` for a prefix that does not fit."""
         for prefix in prefixes:
             self._check(prefix)
         waiting = self._shared_out(prefixes)
@@ -42,10 +42,9 @@ class Together:
         return [written[index] for index in range(len(prefixes))]
 
     def _check(self, prefix: Prefix) -> None:
-        if len(prefix.ids) + prefix.n > self._context:
+        if len(prefix.ids) > self._context:
             raise ContextOverflow(
-                f"{len(prefix.ids)} tokens leave no room for {prefix.n} more in the context of "
-                f"{self._context}",
+                f"{len(prefix.ids)} tokens do not fit in the context of {self._context}",
                 hint="raise the context",
                 setting="ctx",
             )
@@ -91,7 +90,8 @@ class Together:
         token = rollout.prefix.sampling.choose(step)
         rollout.ids.append(token)
         rollout.logprobs.append(step.logprob(token))
-        full = len(rollout.logprobs) == rollout.prefix.n
+        # Nothing is computed after the last id, which may stand behind the context.
+        full = len(rollout.logprobs) == rollout.prefix.n or len(rollout.ids) > self._context
         return full or token in self._eos_ids
 
 

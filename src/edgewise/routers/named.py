@@ -22,7 +22,6 @@ ROUTERS: Registry[type[Router]] = Registry(
         "max-prob": "edgewise.routers.uncertainty:MaxProb",
         "margin": "edgewise.routers.uncertainty:Margin",
         "entropy": "edgewise.routers.uncertainty:Entropy",
-        "logtoku": "edgewise.routers.uncertainty:LogTokU",
         "mlp": "edgewise.routers.mlp:Mlp",
     },
     wanted=("score",),

@@ -11,7 +11,7 @@ from edgewise.errors import UsageError
 from edgewise.events import Consult, Finished, Token
 from edgewise.traces.recorder import Answered, Asked, EdgeRewind, EdgeStep, Record
 
-MAX_TRACE = 1 << 30
+MAX_TRACE = 256 << 20
 """Largest trace that is read, bytes."""
 
 _EDGE, _ANSWER = 1, 2
@@ -51,9 +51,12 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 def read(path: Path) -> list[Record]:
     """The records of a trace in the order of their times. Raises `UsageError`."""
     try:
-        if path.stat().st_size > MAX_TRACE:
+        # What is no file, such as a pipe, has no size before it was read.
+        with path.open("rb") as file:
+            held = file.read(MAX_TRACE + 1)
+        if len(held) > MAX_TRACE:
             raise UsageError(f"{str(path)!r} is larger than {MAX_TRACE >> 20} MB; trace less.")
-        lines = path.read_bytes().splitlines()
+        lines = held.splitlines()
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
     decoder = msgspec.json.Decoder(Record)

@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Ids, Step, Tokenizer
 from edgewise.errors import UsageError
 from edgewise.evaluation.journal import append, read
+from edgewise.evaluation.room import room
 from edgewise.evaluation.systems import question_ids, text_of
 from edgewise.evaluation.tasks.base import Question, Task
 from edgewise.evaluation.tasks.grading import is_right
@@ -75,8 +76,13 @@ def collect_answers(
     cloud: Rollouts,
     folder: Path,
     done: Callable[[], None] = lambda: None,
+    *,
+    contexts: Sequence[int] = (),
 ) -> list[Sample]:
-    """The cloud's answer to every question; those that `folder` holds are not asked for again."""
+    """The cloud's answer to every question; those that `folder` holds are not asked for again.
+
+    They end where an answer of the pair would: at the task's longest, or with one of `contexts`.
+    """
     path = folder / "answers.jsonl"
     known = {sample.question: sample for sample in read(path, Sample)}
     asked = [question for question in task.questions if question.id not in known]
@@ -92,13 +98,17 @@ def collect_answers(
 
     for _ in range(len(known)):
         done()
-    cloud.run([Prefix(prompt, task.max_tokens) for prompt in prompts], keep)
+    rooms = [room(len(prompt), task.max_tokens, *contexts) for prompt in prompts]
+    cloud.run([Prefix(*asked) for asked in zip(prompts, rooms, strict=True)], keep)
     return [known[question.id] for question in task.questions]
 
 
-def references(task: Task, tokenizer: Tokenizer) -> list[Sample]:
-    """What comes with the task. Raises `UsageError` where that is nothing."""
-    found = [_reference(question, tokenizer) for question in task.questions if question.reference]
+def references(task: Task, tokenizer: Tokenizer, *, contexts: Sequence[int] = ()) -> list[Sample]:
+    """What comes with the task, as far as an answer of the pair goes (`collect_answers`).
+
+    Raises `UsageError` where that is nothing.
+    """
+    found = [_reference(q, task, tokenizer, contexts) for q in task.questions if q.reference]
     if not found:
         raise UsageError(
             f"This label reads right answers that come with the questions, and {task.name} has "
@@ -109,9 +119,12 @@ def references(task: Task, tokenizer: Tokenizer) -> list[Sample]:
     return found
 
 
-def _reference(question: Question, tokenizer: Tokenizer) -> Sample:
+def _reference(
+    question: Question, task: Task, tokenizer: Tokenizer, contexts: Sequence[int]
+) -> Sample:
     prompt, ids = question_ids(tokenizer, question), tokenizer.encode(question.reference)
-    return Sample(question.id, tuple(prompt), tuple(ids), (), True)
+    longest = room(len(prompt), task.max_tokens, *contexts)
+    return Sample(question.id, tuple(prompt), tuple(ids[:longest]), (), True)
 
 
 def collect_features(

@@ -13,8 +13,9 @@ from edgewise.edge.base import EdgeModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import UsageError
 from edgewise.evaluation.calibration import thresholds_for
+from edgewise.evaluation.room import contexts_of, require_room, room
 from edgewise.evaluation.systems import CloudAlone, edge_alone, paired
-from edgewise.evaluation.tasks.base import Task
+from edgewise.evaluation.tasks.base import Question, Task
 from edgewise.rollouts.base import Rollouts
 from edgewise.rollouts.open import cloud_rollouts, edge_rollouts
 from edgewise.routers.base import Router
@@ -81,8 +82,11 @@ class Training:
         """`folder` gets the checkpoint, `data` (default: a folder in it) what it is made from.
 
         `kind` is the router's name in `ROUTERS`, `module:Class` or `./file.py:Class`; `top_k` goes
-        with the input `top_logprobs`. Raises `UsageError` where it is given without.
+        with the input `top_logprobs`. Raises `UsageError` where it is given without, and
+        `ContextOverflow` for a question that leaves no room for an answer.
         """
+        for asked in (task, calibration):
+            require_room(asked, edge, cloud)
         self.task, self.calibration = task, calibration
         self.folder, self._data = folder, data or folder / "data"
         self.edge, self.cloud = edge, cloud
@@ -211,9 +215,9 @@ class Training:
 
     def _collected(self, *, allowed: bool) -> tuple[list[Sample], Columns]:
         """What the label's text is; unless `allowed`, it must be there."""
-        text = self._text()
+        text, contexts = self._text(), contexts_of(self.edge, self.cloud)
         if text == "reference":
-            samples = references(self.task, self.edge.tokenizer)
+            samples = references(self.task, self.edge.tokenizer, contexts=contexts)
             if self._label.objective == "marginal-likelihood":
                 self._progress.stage("cloud's reading", len(samples))
                 samples = read_by_cloud(samples, self.cloud, self._data, self._progress.done)
@@ -223,7 +227,12 @@ class Training:
             self._progress.stage("cloud's answers", len(self.task.questions))
             with closing(cloud_rollouts(self.cloud)) as cloud:
                 samples = collect_answers(
-                    self.task, self.edge.tokenizer, cloud, self._data, self._progress.done
+                    self.task,
+                    self.edge.tokenizer,
+                    cloud,
+                    self._data,
+                    self._progress.done,
+                    contexts=contexts,
                 )
         if not allowed and not (self._data / f"{text}-00000.safetensors").exists():
             raise self._lacking("collect")
@@ -242,9 +251,14 @@ class Training:
         ends = np.flatnonzero(np.diff(columns.sample)) + 1
         proposed = np.split(columns.proposed, ends)
         return [
-            Case(asked[name], known[name], ids.tolist(), self.edge.tokenizer, self.task.max_tokens)
+            self._case(asked[name], known[name], ids.tolist())
             for name, ids in zip(columns.questions, proposed, strict=True)
         ]
+
+    def _case(self, question: Question, sample: Sample, proposed: list[int]) -> Case:
+        contexts = contexts_of(self.edge, self.cloud)
+        longest = room(len(sample.prompt), self.task.max_tokens, *contexts)
+        return Case(question, sample, proposed, self.edge.tokenizer, longest)
 
     def _rollouts(self, writer: Writer, stack: ExitStack) -> Rollouts:
         if writer == "pair":

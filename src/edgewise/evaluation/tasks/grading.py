@@ -1,6 +1,7 @@
 """Whether an answer is right: as the paper's extraction finds it, and by a stricter reading."""
 
 import re
+from collections.abc import Iterator
 
 from edgewise.evaluation.tasks.base import LETTERS, Question
 
@@ -43,18 +44,21 @@ def extract_choice(text: str, choices: tuple[str, ...]) -> str | None:
     """The choice an answer names, in the order of arXiv 2504.07878.
 
     A choice's text within 50 characters after "Therefore"; a capital letter there; the first
-    "(x)"; a letter in the first 15 characters; a choice's text in the first 20.
+    "(x)"; a letter in the first 15 characters; a choice's text in the first 20. A list that tells
+    choices once more names none of them, and a letter counts only as such: not before a phrase
+    that is not its choice's text ("A. whole job"), nor as a word ("A job").
     """
-    at = text.find("Therefore")
-    near = text[at + len("Therefore") :][:50] if at >= 0 else ""
-    letters = LETTERS[: len(choices)]
-    return (
-        _first_named(near, choices)
-        or _by_letter(re.search(rf"\b([{letters.upper()}])\b", near), choices)
-        or _by_letter(re.search(rf"\(([{letters}])\)", text, re.IGNORECASE), choices)
-        or _by_letter(re.search(rf"\b([{letters.upper()}])\b", text[:15]), choices)
-        or _first_named(text[:20], choices)
-    )
+    found = next(_places(_without_lists(text, choices), choices), None)
+    return found[1] if found else None
+
+
+def first_mention(text: str, choices: tuple[str, ...]) -> int | None:
+    """Where an answer first names a choice: its text anywhere, or a letter that counts."""
+    if not choices:
+        return None
+    left = _without_lists(text, choices)
+    places = [*_places(left, choices), *_first_named(left, 0, len(left), choices)]
+    return min(places)[0] if places else None
 
 
 def extract_number(text: str) -> str | None:
@@ -66,18 +70,73 @@ def extract_number(text: str) -> str | None:
     return numbers[-1] if numbers else None
 
 
-def _first_named(text: str, choices: tuple[str, ...]) -> str | None:
-    """The choice that appears first; of two at one place the longer."""
+_Place = tuple[int, str]
+"""A position in a text, and the choice that is named there."""
+
+
+def _places(text: str, choices: tuple[str, ...]) -> Iterator[_Place]:
+    """Those that the paper reads, in its order."""
+    after = text.find("Therefore")
+    start = after + len("Therefore") if after >= 0 else len(text)
+    yield from _first_named(text, start, start + 50, choices)
+    yield from _by_letter(text, start, start + 50, choices)
+    bracketed = re.search(rf"\(([{_letters(choices)}])\)", text, re.IGNORECASE)
+    if bracketed:
+        yield bracketed.start(1), choices[LETTERS.index(bracketed[1].lower())]
+    yield from _by_letter(text, 0, 15, choices)
+    yield from _first_named(text, 0, 20, choices)
+
+
+def _first_named(text: str, start: int, end: int, choices: tuple[str, ...]) -> Iterator[_Place]:
+    """The choice whose text appears first; of two at one place the longer."""
     found = [
         (match.start(), -len(choice), choice)
         for choice in choices
-        if (match := re.search(rf"(?<!\w){re.escape(choice)}(?!\w)", text, re.IGNORECASE))
+        if (match := re.search(_own(choice), text[start:end], re.IGNORECASE))
     ]
-    return min(found)[2] if found else None
+    if found:
+        at, _, choice = min(found)
+        yield start + at, choice
 
 
-def _by_letter(match: re.Match[str] | None, choices: tuple[str, ...]) -> str | None:
-    return choices[LETTERS.index(match[1].lower())] if match else None
+def _by_letter(text: str, start: int, end: int, choices: tuple[str, ...]) -> Iterator[_Place]:
+    """The choice whose capital letter appears first as such."""
+    for match in re.compile(rf"\b([{_letters(choices).upper()}])\b").finditer(text, start, end):
+        choice = choices[LETTERS.index(match[1].lower())]
+        if _is_name(match[1], text[match.end() :], choice):
+            yield match.start(), choice
+            return
+
+
+def _is_name(letter: str, rest: str, choice: str) -> bool:
+    """Whether a letter names its choice where `rest` follows it."""
+    labelled = re.match(r"[.):]\s*(?=[^\W_])", rest)
+    if labelled:
+        # A sentence that begins anew is no phrase of the label's.
+        phrase = rest[labelled.end() :]
+        return phrase[0].isupper() or re.match(_own(choice), phrase, re.IGNORECASE) is not None
+    word = re.match(r"\s+([a-z]\w*)", rest)
+    return not word or letter not in "AI" or word[1] in ("is", "it", "because", "since", "as")
+
+
+def _without_lists(text: str, choices: tuple[str, ...]) -> str:
+    """With spaces in the place of every list of two or more choices, each behind its letter."""
+    one = "|".join(
+        rf"\b{letter}[.):]\s*{_own(choice)}"
+        for letter, choice in zip(LETTERS, choices, strict=False)
+    )
+    entry = rf"\(?(?:{one})"
+    several = rf"{entry}(?:[\s,;.]*(?:(?:or|and)\s+)?{entry})+"
+    return re.sub(several, lambda match: " " * len(match[0]), text, flags=re.IGNORECASE)
+
+
+def _own(choice: str) -> str:
+    """The pattern of a choice's text as words of its own."""
+    return rf"(?<!\w){re.escape(choice)}(?!\w)"
+
+
+def _letters(choices: tuple[str, ...]) -> str:
+    return LETTERS[: len(choices)]
 
 
 def _plain(number: str | None) -> str | None:

@@ -17,10 +17,12 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     choices: tuple[str, ...] | None = None
     family: str | None = None
     id: str | None = None
+    reference: str = ""
 
 
 def jsonl(data: Path, check: Grading) -> Task:
-    """Lines `{"prompt": ..., "answer": ...}`, optionally with choices, family and id.
+    """Lines `{"prompt": ..., "answer": ...}`, optionally with choices, family, id and
+    reference, a whole right answer.
 
     The answer is the text wanted, a number, a regular expression to be found, or one of the
     choices, as `check` says.
@@ -38,6 +40,7 @@ def _question(data: Path, number: int, line: _Line, check: Grading) -> Question:
             prompt=line.prompt,
             answer=line.answer,
             check=check,
+            reference=line.reference,
             choices=line.choices,
         )
     except UsageError as error:

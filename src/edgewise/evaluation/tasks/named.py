@@ -57,16 +57,37 @@ def with_calibration(
     limit: int | None,
     calibration: int,
     calibration_data: Path | None = None,
+    max_tokens: int | None = None,
 ) -> tuple[Task, Task]:
     """The first `limit` questions to use, and `calibration` others to set thresholds with.
+
+    `max_tokens` is the longest answer to all of them, in the place of the task's own.
 
     A task with a calibration split has these there. Otherwise they are the last ones of
     `calibration_data`, a file like `data`; without it, of a task to be tested that has a train
     split the end of that, which training leaves out; and of any other its own end.
     """
-    for setting, value in (("limit", limit), ("calibration", calibration)):
+    counts = {"limit": limit, "calibration": calibration, "max_tokens": max_tokens}
+    for setting, value in counts.items():
         if value is not None and value < 1:
-            raise UsageError(f"The {setting} must be 1 or more, not {value}.", setting=setting)
+            what = setting.replace("_", "-")
+            raise UsageError(f"The {what} must be 1 or more, not {value}.", setting=setting)
+    both = _both(name, use, data, check, limit, calibration, calibration_data)
+    if max_tokens is None:
+        return both
+    used, held_out = (replace(task, max_tokens=max_tokens) for task in both)
+    return used, held_out
+
+
+def _both(
+    name: str,
+    use: Use,
+    data: Path | None,
+    check: Grading | None,
+    limit: int | None,
+    calibration: int,
+    calibration_data: Path | None,
+) -> tuple[Task, Task]:
     task = open_task(name, data=data, check=check, use=use)
     if calibration_data is not None:
         used = task.first(limit)

@@ -18,9 +18,12 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 def read_lines(path: Path, kind: type[Record]) -> Iterator[tuple[int, Record]]:
     """Line number and record of each line that is not empty. Raises `UsageError`."""
     try:
-        if path.stat().st_size > MAX_FILE:
+        # What is no file, such as a pipe, has no size before it was read.
+        with path.open("rb") as file:
+            held = file.read(MAX_FILE + 1)
+        if len(held) > MAX_FILE:
             raise UsageError(f"{str(path)!r} is larger than {MAX_FILE >> 20} MB", hint="split it")
-        lines = path.read_bytes().splitlines()
+        lines = held.splitlines()
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
     for number, line in enumerate(lines, 1):
