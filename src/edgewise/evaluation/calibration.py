@@ -31,7 +31,7 @@ class Calibrated(msgspec.Struct, frozen=True):
     interval: Interval
 
 
-class Stands(msgspec.Struct, frozen=True):
+class Standing(msgspec.Struct, frozen=True):
     """An answer, and at which thresholds it is the same: above `low`, and up to `high`.
 
     At any of them every score falls on the side where it fell, so every decision, every id and
@@ -48,7 +48,7 @@ class Realised(msgspec.Struct, frozen=True):
     """All answers at a threshold."""
 
     threshold: float
-    answers: tuple[Stands, ...]
+    answers: tuple[Standing, ...]
 
     @property
     def share(self) -> float:
@@ -77,13 +77,13 @@ class Answers:
         self._router, self._task = router, task
         self._edge, self._cloud, self._deadline = edge, cloud, deadline
         self._done = done
-        self._made: list[list[Stands]] = [[] for _ in task.questions]
+        self._made: list[list[Standing]] = [[] for _ in task.questions]
 
     def at(self, threshold: float) -> Realised:
         """Every question's answer at this threshold."""
         decoder = paired(self._edge, self._router, threshold, self._cloud, deadline=self._deadline)
         system = Decoded(decoder, self._task.max_tokens)
-        found: list[Stands] = []
+        found: list[Standing] = []
         for question, made in zip(self._task.questions, self._made, strict=True):
             known = next((one for one in made if one.low < threshold <= one.high), None)
             if known is None:
@@ -94,13 +94,13 @@ class Answers:
         return Realised(threshold, tuple(found))
 
 
-def _answered(system: Decoded, question: Question, threshold: float) -> Stands:
+def _answered(system: Decoded, question: Question, threshold: float) -> Standing:
     answer = system.ask(question)
     scores = np.sort([token.score for token in answer.tokens if token.score is not None])
     kept = int(np.searchsorted(scores, threshold))  # those at or above it are consulted
     low = float(scores[kept - 1]) if kept else -np.inf
     high = float(scores[kept]) if kept < len(scores) else np.inf
-    return Stands(outcome_of(question, answer), scores, low, high)
+    return Standing(outcome_of(question, answer), scores, low, high)
 
 
 def thresholds_for(
@@ -153,8 +153,10 @@ def _nearest(points: Sequence[Realised], share: float) -> Realised:
 
 
 def _bracket(points: Sequence[Realised], share: float) -> tuple[Realised | None, Realised | None]:
-    """From the highest threshold down, the first that realises more than `share`, and the last
-    before it. Without the one nothing is known below, without the other nothing can be done."""
+    """The highest threshold that realises more than `share`, and the one next above it.
+
+    Without the first nothing is known below the second, without the second nothing can be done.
+    """
     high = None
     for point in sorted(points, key=lambda point: -point.threshold):
         if point.share > share:
@@ -173,8 +175,7 @@ def _between(low: Realised | None, high: Realised, share: float, *, halve: bool)
     start = 0.0 if low is None else low.threshold
     pools = [point.scores(start, high.threshold) for point in (low, high) if point is not None]
     pool = np.sort(np.concatenate(pools))
-    known = None if low is None or not len(pool) else pool[0]
-    options = pool[pool != known]
+    options = pool if low is None else pool[pool > pool[:1]]
     if not len(options):
         return None
     full = 1.0 if low is None else low.share
