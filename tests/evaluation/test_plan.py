@@ -184,15 +184,23 @@ def test_a_question_that_leaves_no_room_is_refused_before_any_answer() -> None:
         evaluation(cloud=small)
 
 
-def test_at_the_end_of_a_context_every_system_answers() -> None:
-    context = len(PROMPT) + 12
-    cloud = LocalCloud(ScriptedEdge(replying(RIGHT, prompt=PROMPT), context=context))
-    edge = ScriptedEdge(replying(WRONG, prompt=PROMPT, unsure=range(20)), context=context)
-    with closing(cloud):
+@pytest.mark.parametrize(("edge_room", "cloud_room"), [(12, 12), (12, 9), (9, 12)])
+def test_at_the_end_of_a_context_every_system_answers(edge_room: int, cloud_room: int) -> None:
+    """A pair's answer ends with the smaller one: a consult behind it would be declined."""
+    large = ScriptedEdge(replying(RIGHT, prompt=PROMPT), context=len(PROMPT) + cloud_room)
+    edge = ScriptedEdge(
+        replying(WRONG, prompt=PROMPT, unsure=range(20)), context=len(PROMPT) + edge_room
+    )
+    with closing(LocalCloud(large)) as cloud:
         done = Evaluation(animals(2), animals(2), edge=edge, cloud=cloud, store=Store(None, {}))
         always = Contender("always", Constant(1.0), card(at_0_1=0.5))
         found = done.run([always], [0.1], baselines=True)
-    assert {o.output_tokens for outcomes in found.values() for o in outcomes} == {13}
+    written = {cell: {o.output_tokens for o in outcomes} for cell, outcomes in found.items()}
+    assert (written[EDGE], written[CLOUD]) == ({edge_room + 1}, {cloud_room + 1})
+    pairs = [Cell(name, 0.1) for name in ("always", *BASELINES)]
+    assert {n for cell in (*pairs, COMMIT_POINT) for n in written[cell]} == {
+        min(edge_room, cloud_room) + 1
+    }
 
 
 def test_the_oracle_needs_the_weights() -> None:

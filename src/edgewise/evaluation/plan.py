@@ -12,9 +12,16 @@ from edgewise.evaluation.baselines import CommitPoint, query_level
 from edgewise.evaluation.calibration import thresholds_for
 from edgewise.evaluation.oracle import Oracle
 from edgewise.evaluation.report import CLOUD, EDGE
-from edgewise.evaluation.room import require_room
 from edgewise.evaluation.sweep import Cell, Store, run
-from edgewise.evaluation.systems import CloudAlone, Decoded, Outcome, System, edge_alone, paired
+from edgewise.evaluation.systems import (
+    CloudAlone,
+    Decoded,
+    Outcome,
+    System,
+    edge_alone,
+    paired,
+    require_room,
+)
 from edgewise.evaluation.tasks.base import Task
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.routers.base import Router

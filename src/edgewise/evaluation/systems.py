@@ -8,7 +8,9 @@ import msgspec
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel, Tokenizer
-from edgewise.evaluation.tasks.base import Question
+from edgewise.errors import ContextOverflow
+from edgewise.evaluation.room import contexts_of, room
+from edgewise.evaluation.tasks.base import Question, Task
 from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
 from edgewise.events import share_of
 from edgewise.loop.decoder import Answer, Decoder
@@ -89,8 +91,11 @@ class Decoded:
 
     def ask(self, question: Question) -> Answer:
         """The answer with its tokens."""
-        ids = question_ids(self.decoder.edge.tokenizer, question)
-        return self.decoder.generate(ids, max_tokens=self._max_tokens)
+        edge = self.decoder.edge
+        ids = question_ids(edge.tokenizer, question)
+        # Behind the smaller context there would be no consult.
+        longest = room(len(ids), self._max_tokens, *contexts_of(edge, self.decoder.cloud))
+        return self.decoder.generate(ids, max_tokens=longest)
 
     def answer(self, question: Question) -> Outcome:
         return outcome_of(question, self.ask(question))
@@ -150,6 +155,20 @@ class CloudAlone:
 def question_ids(tokenizer: Tokenizer, question: Question) -> list[int]:
     """The question as one user message."""
     return prompt_ids(tokenizer, [Message("user", question.prompt)])
+
+
+def require_room(task: Task, edge: EdgeModel, cloud: CloudModel) -> None:
+    """Raise `ContextOverflow` for a question that leaves no room for an answer."""
+    context = min(contexts_of(edge, cloud))
+    for question in task.questions:
+        size = len(question_ids(edge.tokenizer, question))
+        if size > context:
+            raise ContextOverflow(
+                f"Question {question.id!r} of {task.name} has {size} tokens and the context holds "
+                f"{context}",
+                hint="leave it out, or raise the context",
+                setting="ctx",
+            )
 
 
 def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

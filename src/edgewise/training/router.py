@@ -13,8 +13,8 @@ from edgewise.edge.base import EdgeModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import UsageError
 from edgewise.evaluation.calibration import thresholds_for
-from edgewise.evaluation.room import contexts_of, require_room, room
-from edgewise.evaluation.systems import CloudAlone, edge_alone, paired
+from edgewise.evaluation.room import contexts_of, room
+from edgewise.evaluation.systems import CloudAlone, edge_alone, paired, require_room
 from edgewise.evaluation.tasks.base import Question, Task
 from edgewise.rollouts.base import Rollouts
 from edgewise.rollouts.open import cloud_rollouts, edge_rollouts

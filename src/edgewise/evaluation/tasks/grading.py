@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from edgewise.evaluation.tasks.base import LETTERS, Question
 
 _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
+_LABEL = re.compile(r"\b[a-z][.):]", re.IGNORECASE)
 
 
 def is_right(question: Question, text: str) -> bool:
@@ -121,6 +122,8 @@ def _is_name(letter: str, rest: str, choice: str) -> bool:
 
 def _without_lists(text: str, choices: tuple[str, ...]) -> str:
     """With spaces in the place of every list of two or more choices, each behind its letter."""
+    if len(_LABEL.findall(text)) < 2:  # nearly always: no pattern of the choices is made for it
+        return text
     one = "|".join(
         rf"\b{letter}[.):]\s*{_own(choice)}"
         for letter, choice in zip(LETTERS, choices, strict=False)
