@@ -147,7 +147,7 @@ def finished(folder: Path, label: str) -> bool:
     if not (folder / "README.md").exists():
         return False
     card = read_card(folder)
-    return bool(card.thresholds) and card.label == rounds_of(label)[-1].described
+    return bool(card.thresholds) and card.label.startswith(rounds_of(label)[-1].described)
 
 
 def outcomes(system: Variant | str, plan: Plan) -> Outcomes:

@@ -7,6 +7,7 @@ import pytest
 
 from edgewise.cloud.local import LocalCloud
 from edgewise.errors import UsageError
+from edgewise.routers.card import read_card
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import SIZE, ScriptedEdge, noise, replying
 from edgewise.training.collect import Sample
@@ -56,6 +57,8 @@ def test_co_llm_learns_from_the_references_of_a_task_that_has_them(tmp_path: Pat
     reference = "Oh it was 7."
     cloud = ScriptedCloud(replying(CLOUD, prompt=PROMPT.format(0)), candidates=5)
     one = training(tmp_path / "router", "co-llm", reference=reference, cloud=cloud)
+    with pytest.raises(UsageError, match="run the stage collect first"):
+        one.label()
     for stage in ("collect", "label", "fit"):
         only(one, stage)
     data = Linear.data[-1]
@@ -68,6 +71,7 @@ def test_co_llm_learns_from_the_references_of_a_task_that_has_them(tmp_path: Pat
     assert marked(data.cloud_logprob[first] > -1) == "^^^^^^......"
     assert (data.edge_logprob[first][:2] < -1).all()
     assert not (tmp_path / "router" / "data" / "answers.jsonl").exists()
+    assert read_card(tmp_path / "router").label.endswith("both models, along the references")
 
 
 def test_co_llm_learns_from_answers_where_there_are_no_references(tmp_path: Path) -> None:
@@ -79,3 +83,4 @@ def test_co_llm_learns_from_answers_where_there_are_no_references(tmp_path: Path
         "answer-00000.safetensors",
         "labels-co-llm.jsonl",
     }
+    assert read_card(tmp_path / "router").label.endswith("along the cloud's answers")

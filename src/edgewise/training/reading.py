@@ -14,6 +14,9 @@ from edgewise.rollouts.base import Continuation, Prefix
 from edgewise.rollouts.cloud import CloudRollouts
 from edgewise.training.collect import Sample, steps_along
 
+REFERENCES = "references.jsonl"
+"""Where they are kept."""
+
 _TOGETHER = 16
 
 
@@ -30,7 +33,7 @@ def read_by_cloud(
     for. Those that `folder` holds are not read again. Raises `UsageError` for an engine that
     tells no candidates.
     """
-    path = folder / "references.jsonl"
+    path = folder / REFERENCES
     known = {sample.question: sample for sample in read(path, Sample)}
     fresh = [s for s in samples if s.question not in known or known[s.question].ids != s.ids]
     for _ in range(len(samples) - len(fresh)):

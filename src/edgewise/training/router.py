@@ -36,7 +36,7 @@ from edgewise.training.labels.base import Case, Label, Writer
 from edgewise.training.labels.labelling import kept_values, label_all
 from edgewise.training.mixed import PairRollouts
 from edgewise.training.publish import Measured, isotonic, save_card, save_weights
-from edgewise.training.reading import read_by_cloud
+from edgewise.training.reading import REFERENCES, read_by_cloud
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15)
 """Cloud shares that get a threshold."""
@@ -144,7 +144,7 @@ class Training:
             inputs=self.inputs,
             top_k=self.top_k,
             trained_on=f"{self.task.name}, {len(self.task.questions)} questions",
-            label=self._label.described,
+            label=self._described(),
             probability=isotonic(found.scores, found.labels),
             loss=found.loss,
             baseline_loss=found.baseline_loss,
@@ -219,6 +219,8 @@ class Training:
         if text == "reference":
             samples = references(self.task, self.edge.tokenizer, contexts=contexts)
             if self._label.objective == "marginal-likelihood":
+                if not allowed and not (self._data / REFERENCES).exists():
+                    raise self._lacking("collect")
                 self._progress.stage("cloud's reading", len(samples))
                 samples = read_by_cloud(samples, self.cloud, self._data, self._progress.done)
         else:
@@ -244,6 +246,12 @@ class Training:
         if self._label.text != "target":
             return self._label.text
         return "reference" if all(q.reference for q in self.task.questions) else "answer"
+
+    def _described(self) -> str:
+        if self._label.text != "target":
+            return self._label.described
+        texts = "references" if self._text() == "reference" else "cloud's answers"
+        return f"{self._label.described}, along the {texts}"
 
     def _cases(self, samples: Sequence[Sample], columns: Columns) -> list[Case]:
         known = {sample.question: sample for sample in samples}

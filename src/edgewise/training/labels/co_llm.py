@@ -20,7 +20,7 @@ class CoLlm(Label):
     """
 
     name = "co-llm"
-    described = "marginal likelihood of the reference, or the cloud's answer, under both models"
+    described = "marginal likelihood of the text under both models"
     text: Text = "target"
     objective: Objective = "marginal-likelihood"
     hidden = 0
