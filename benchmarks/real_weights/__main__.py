@@ -22,7 +22,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from benchmarks.real_weights.questions import TASKS, task, tasks
-from benchmarks.real_weights.walks import walk
+from benchmarks.real_weights.walks import ValueOrWalk, walk, walked
 from benchmarks.real_weights.weights import LEFT_OUT, cloud_file, without_blocks
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
@@ -31,20 +31,22 @@ from edgewise.evaluation.report import CLOUD, EDGE
 from edgewise.evaluation.statistics import Seeds, pooled_difference, pooled_gap
 from edgewise.evaluation.sweep import Cell, Store
 from edgewise.evaluation.systems import Outcome, cloud_share
+from edgewise.evaluation.tasks.base import Task
 from edgewise.routers.card import read_card
 from edgewise.routers.mlp import Mlp
 from edgewise.routers.named import identity_of
 from edgewise.training.kinds import Fitted, Recipe
-from edgewise.training.labels.base import Label
-from edgewise.training.labels.mismatch import Mismatch
 from edgewise.training.labels.value import Value
 from edgewise.training.router import Training
 
-LABELS = ("value", "walk")
+LABELS = ("value", "walk", "both")
+"""What a router learns from; see `walks`."""
 RIVALS = ("random", "max-prob", "margin", "entropy")
 SHARES = (0.03, 0.05, 0.10)
 CONTEXT = 512
 """Tokens; the longest question and answer take a third of it."""
+
+ANSWERS = "answers.jsonl"
 
 Outcomes = dict[Cell, list[Outcome]]
 
@@ -66,6 +68,10 @@ class Plan(NamedTuple):
         return [f"{self.label}-{seed}" for seed in range(self.seeds)]
 
     @property
+    def data(self) -> Path:
+        return self.work / f"data-{self.label}"
+
+    @property
     def edge_file(self) -> Path:
         return self.work / f"edge-without-{'-'.join(map(str, self.left_out))}.gguf"
 
@@ -80,20 +86,30 @@ def opened(plan: Plan, threads: int) -> Iterator[tuple[LlamaModel, LocalCloud]]:
         yield edge, LocalCloud(cloud)
 
 
+def texts(plan: Plan) -> Task:
+    """What is learnt from: the cloud's answers, walks, or both."""
+    asked = tasks("train").first(plan.train)
+    if plan.label == "value":
+        return asked
+    begun = walked(asked)
+    if plan.label == "walk":
+        return begun
+    return replace(asked, questions=(*asked.questions, *begun.questions))
+
+
 def trainings(plan: Plan, edge: LlamaModel, cloud: LocalCloud) -> list[Training]:
     """One a seed, on the same texts and labels."""
-    label: Label = Value() if plan.label == "value" else Mismatch()
     return [
         Training(
-            tasks("train").first(plan.train),
+            texts(plan),
             tasks("calibration"),
             plan.work / name,
             edge=edge,
             cloud=cloud,
-            label=label,
+            label=Value() if plan.label == "value" else ValueOrWalk(),
             inputs=("hidden", "top_logprobs", "scalars"),
             recipe=Recipe(seed=seed),
-            data=plan.work / f"data-{plan.label}",
+            data=plan.data,
         )
         for seed, name in enumerate(plan.routers)
     ]
@@ -102,25 +118,24 @@ def trainings(plan: Plan, edge: LlamaModel, cloud: LocalCloud) -> list[Training]
 def part_of_walks(plan: Plan, part: int, parts: int) -> Path:
     """Every `parts`-th question's walk, in a file of its own."""
     every = tasks("train").first(plan.train)
-    folder = plan.work / f"walks-{part}-of-{parts}"
+    path = plan.work / f"walks-{part}-of-{parts}.jsonl"
     with opened(plan, threads=1) as (edge, cloud):
         assert cloud.local is not None
-        walk(replace(every, questions=every.questions[part::parts]), edge, cloud.local, folder)
-    return folder / "answers.jsonl"
+        walk(replace(every, questions=every.questions[part::parts]), edge, cloud.local, path)
+    return path
 
 
 def walks(plan: Plan) -> None:
-    """Where the cloud's answers would lie."""
-    data = plan.work / f"data-{plan.label}"
-    if (data / "answers.jsonl").exists():
+    """One process a core; the walks go where the cloud's answers will."""
+    if (plan.data / ANSWERS).exists():
         return
     parts = os.cpu_count() or 1
     with ProcessPoolExecutor(parts, get_context("spawn")) as pool:
         files = list(pool.map(part_of_walks, [plan] * parts, range(parts), [parts] * parts))
-    data.mkdir(parents=True, exist_ok=True)
-    partial = data / "answers.partial"
+    plan.data.mkdir(parents=True, exist_ok=True)
+    partial = plan.data / "answers.partial"
     partial.write_bytes(b"".join(path.read_bytes() for path in files))
-    partial.replace(data / "answers.jsonl")
+    partial.replace(plan.data / ANSWERS)
 
 
 def trained(plan: Plan) -> tuple[list[Fitted], dict[str, float]]:
@@ -134,7 +149,7 @@ def trained(plan: Plan) -> tuple[list[Fitted], dict[str, float]]:
         seconds[stage] = time.monotonic() - begun
         print(f"{stage}: {seconds[stage]:.0f} s", file=sys.stderr, flush=True)
 
-    if plan.label == "walk":
+    if plan.label != "value":
         with timed("walks"):
             walks(plan)
     with opened(plan, threads=os.cpu_count() or 1) as (edge, cloud):
