@@ -55,12 +55,14 @@ class Plan(NamedTuple):
     """Sizes of a run, and where it is kept."""
 
     work: Path
+    tasks: tuple[str, ...]
+    rivals: tuple[str, ...]
     left_out: tuple[int, ...]
     label: str
     seeds: int
     train: int | None
     calibration: int
-    questions: int | None
+    questions: int
     shares: tuple[float, ...]
 
     @property
@@ -88,7 +90,7 @@ def opened(plan: Plan, threads: int) -> Iterator[tuple[LlamaModel, LocalCloud]]:
 
 def texts(plan: Plan) -> Task:
     """What is learnt from: the cloud's answers, walks, or both."""
-    asked = tasks("train").first(plan.train)
+    asked = tasks("train", plan.tasks).first(plan.train)
     if plan.label == "value":
         return asked
     begun = walked(asked)
@@ -102,7 +104,7 @@ def trainings(plan: Plan, edge: LlamaModel, cloud: LocalCloud) -> list[Training]
     return [
         Training(
             texts(plan),
-            tasks("calibration"),
+            tasks("calibration", plan.tasks),
             plan.work / name,
             edge=edge,
             cloud=cloud,
@@ -117,7 +119,7 @@ def trainings(plan: Plan, edge: LlamaModel, cloud: LocalCloud) -> list[Training]
 
 def part_of_walks(plan: Plan, part: int, parts: int) -> Path:
     """Every `parts`-th question's walk, in a file of its own."""
-    every = tasks("train").first(plan.train)
+    every = tasks("train", plan.tasks).first(plan.train)
     path = plan.work / f"walks-{part}-of-{parts}.jsonl"
     with opened(plan, threads=1) as (edge, cloud):
         assert cloud.local is not None
@@ -183,12 +185,12 @@ def outcomes(system: str, name: str, plan: Plan) -> Outcomes:
 
 def answered(systems: Sequence[str], plan: Plan) -> dict[str, Outcomes]:
     """By task; one process a core."""
-    found: dict[str, Outcomes] = {name: {} for name in TASKS}
+    found: dict[str, Outcomes] = {name: {} for name in plan.tasks}
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         futures = {
             pool.submit(outcomes, system, name, plan): (name, system)
             for system in systems
-            for name in TASKS
+            for name in plan.tasks
         }
         for future in as_completed(futures):
             name, system = futures[future]
@@ -231,7 +233,7 @@ def task_table(name: str, found: Outcomes, plan: Plan) -> list[str]:
         lines += line([cell.system, "", f"{share:.1%}", f"{right:.1%}", "", "", "", ""])
     systems: Mapping[str, Sequence[str]] = {
         f"trained ({plan.label})": plan.routers,
-        **{rival: [rival] for rival in RIVALS},
+        **{rival: [rival] for rival in plan.rivals},
     }
     for system, names in systems.items():
         for share in plan.shares:
@@ -252,17 +254,20 @@ def task_table(name: str, found: Outcomes, plan: Plan) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/real_weights"))
+    parser.add_argument("--tasks", choices=TASKS, nargs="+", default=TASKS)
+    parser.add_argument("--rivals", choices=RIVALS, nargs="+", default=RIVALS)
     parser.add_argument("--left-out", type=int, nargs="+", default=LEFT_OUT, help="blocks")
     parser.add_argument("--label", choices=LABELS, default="value")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--train", type=int, help="questions to train on; default all")
+    parser.add_argument("--train", type=int, help="questions to train on, default all")
     parser.add_argument("--calibration", type=int, default=100, help="of each task, for thresholds")
-    parser.add_argument("--questions", type=int, help="test questions of each task; default all")
+    parser.add_argument("--questions", type=int, default=300, help="test questions of each task")
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES)
     parser.add_argument("--only-train", action="store_true")
     given = parser.parse_args()
     plan = Plan(
-        *(given.work, tuple(given.left_out), given.label, given.seeds),
+        *(given.work, tuple(given.tasks), tuple(dict.fromkeys(["entropy", *given.rivals]))),
+        *(tuple(given.left_out), given.label, given.seeds),
         *(given.train, given.calibration, given.questions, tuple(given.shares)),
     )
     plan.work.mkdir(parents=True, exist_ok=True)
@@ -281,11 +286,11 @@ def main() -> None:
     if given.only_train:
         return
     begun = time.monotonic()
-    found = answered([EDGE.system, *plan.routers, *RIVALS, ORACLE.system], plan)
+    found = answered([EDGE.system, *plan.routers, *plan.rivals, ORACLE.system], plan)
     seconds["answers"] = time.monotonic() - begun
-    for name in TASKS:
+    for name in plan.tasks:
         print("\n".join(task_table(name, found[name], plan)))
-    trained_on = len(tasks("train").first(plan.train).questions)
+    trained_on = len(tasks("train", plan.tasks).first(plan.train).questions)
     print(
         f"{trained_on} questions to train on, {plan.calibration} of each task for thresholds, "
         f"{plan.seeds} seeds, blocks {', '.join(map(str, plan.left_out))} left out; in brackets "

@@ -10,7 +10,7 @@ python -m benchmarks.real_weights.questions FOLDER   # JSON Lines, for train and
 import csv
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
@@ -216,9 +216,9 @@ def task(name: str, split: Split) -> Task:
     return Task(name, tuple(found), MAX_TOKENS)
 
 
-def tasks(split: Split) -> Task:
-    """The questions of all tasks in one, mixed."""
-    found = [question for name in TASKS for question in task(name, split).questions]
+def tasks(split: Split, names: Sequence[str] = TASKS) -> Task:
+    """The questions of several tasks in one, mixed."""
+    found = [question for name in names for question in task(name, split).questions]
     found.sort(key=lambda question: drawn(question.id))
     return Task("real weights", tuple(found), MAX_TOKENS)
 
