@@ -13,6 +13,28 @@ from tests.cli.conftest import Edgewise, Run
 from tests.hub import Hub, Repository, serving
 from tests.llama_server_process import llama_server
 
+IDLE = """
+import numpy as np
+from edgewise.edge.base import Needs
+from edgewise.training.data import held_out
+from edgewise.training.kinds import Fitted
+
+class Idle:
+    needs, top = Needs.NOTHING, 0
+
+    @classmethod
+    def load(cls, card, folder):
+        return cls()
+
+    @staticmethod
+    def fit(data, recipe, done):
+        labels = data.labels[held_out(data, recipe.held_out, recipe.seed)]
+        return Fitted({"w": np.ones(1)}, 0.3, 0.2, np.full_like(labels, 0.5), labels)
+
+    def score(self, step):
+        return 0.5
+"""
+
 FEW = ("--limit", "40", "--calibration", "6")
 
 
@@ -64,6 +86,24 @@ def test_stage_by_stage_is_as_all_at_once(edgewise: Edgewise, tmp_path: Path) ->
     assert told["router"] == "whole"
     again = edgewise("train", "pocketqa", "--out", "whole", "--limit", "41", "--calibration", "6")
     assert (again.code, "other models, questions" in again.err) == (2, True)
+
+
+def test_a_router_that_is_worth_nothing_says_so(edgewise: Edgewise, tmp_path: Path) -> None:
+    """Fitted to noise and calibrated on two questions: it is made, and told what it is."""
+    (tmp_path / "idle.py").write_text(IDLE)
+    few = ("--limit", "40", "--calibration", "2", "--label", "mismatch")
+    done = edgewise("train", "pocketqa", "--out", "r", "--kind", "./idle.py:Idle", *few)
+    assert done.code == 0, done.err
+    assert "Warning: The router is no better than a constant" in done.err
+    assert "Warning: The share 1.0% is missed: its threshold realised 0.0%" in done.err
+    told = (tmp_path / "r" / "README.md").read_text()
+    assert told.count("**Warning.**") == done.err.count("Warning: ") >= 2
+    shown = edgewise("router", "show", "r")
+    assert (shown.code, shown.err) == (0, done.err)
+    assert "0.0% (0.0 to 0.0)" in shown.out
+    checks = json.loads(edgewise("doctor", "--router", "r", "--json").out)["checks"]
+    (router,) = (check for check in checks if check["name"] == "router")
+    assert (router["status"], "no better than a constant" in router["detail"]) == ("warn", True)
 
 
 @pytest.mark.parametrize("label", ["mismatch", "co-llm", "citer"])

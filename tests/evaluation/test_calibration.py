@@ -1,21 +1,36 @@
 """Calibrated thresholds realise their share."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from edgewise.edge.base import Needs, Step
+from edgewise.addresses import bundled
+from edgewise.cloud.base import CloudModel
+from edgewise.cloud.local import LocalCloud
+from edgewise.edge.base import EdgeModel, Floats, Needs, Step
+from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudUnavailable
-from edgewise.evaluation.calibration import ROUNDS, SETTLED, reached_by, thresholds_for
-from edgewise.evaluation.systems import Decoded, changed_share, cloud_share, paired
+from edgewise.evaluation.calibration import SETTLED, Answers, thresholds_for
+from edgewise.evaluation.systems import (
+    Decoded,
+    Outcome,
+    changed_share,
+    cloud_share,
+    outcome_of,
+    paired,
+)
 from edgewise.evaluation.tasks.base import Question, Task
+from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise.routers.base import Router
 from edgewise.routers.constant import Constant
 from edgewise.routers.named import router_named
 from edgewise.testing.scripted_cloud import ScriptedCloud
-from edgewise.testing.scripted_edge import ScriptedEdge, noise
+from edgewise.testing.scripted_edge import EOS, Script, ScriptedEdge, noise
 
 EDGE, CLOUD = ScriptedEdge(noise(1)), ScriptedCloud(noise(2))
 TASK = Task(
@@ -46,61 +61,127 @@ def test_without_consults_nothing_is_changed() -> None:
     assert changed_share(found) is None
 
 
-class Drifting:
-    """Scores that rise where the edge would go on with an odd id, as what went before decides."""
+def half(script: Script, ids: slice) -> Script:
+    """The same, written with these ids alone."""
 
-    needs, top = Needs.NOTHING, 0
+    def masked(before: Sequence[int]) -> Floats:
+        logits = np.full_like(script(before), -50)
+        logits[ids] = script(before)[ids]
+        return logits
+
+    return masked
+
+
+class Contagious:
+    """Scores that are higher after a token of the cloud's, so that one consult brings another."""
+
+    needs, top = Needs.HIDDEN, 0
 
     def __init__(self, drift: float) -> None:
         self._drift = drift
 
     def score(self, step: Step) -> float:
         rng = np.random.default_rng([step.position, step.proposed])
-        return min(1.0, 0.8 * float(rng.random()) + self._drift * (step.proposed % 2))
+        by_cloud = step.hidden[1] >= 128
+        return (1 - self._drift) * float(rng.random()) + self._drift * bool(by_cloud)
 
 
-def test_scores_that_drift_are_estimated_anew() -> None:
-    """The edge alone would give another threshold than the pair's own answers do."""
-    router = Drifting(0.2)
-    (point,) = thresholds_for([0.2], router, TASK, edge=EDGE, cloud=CLOUD).values()
-    alone = Decoded(paired(EDGE, router, 1.0, CLOUD), TASK.max_tokens)
-    scores = [
-        token.score
-        for question in TASK.questions
-        for token in alone.ask(question).tokens
-        if token.score is not None
-    ]
-    naive = paired(EDGE, router, reached_by(0.2, scores), CLOUD)
-    found = [Decoded(naive, TASK.max_tokens).answer(question) for question in TASK.questions]
-    assert abs(point.share - 0.2) <= abs(cloud_share(found) - 0.2)
-    assert point.share == pytest.approx(0.2, rel=0.1)
+@pytest.mark.parametrize("share", [0.03, 0.1, 0.2])
+def test_a_share_that_swings_with_the_threshold_is_met(share: float) -> None:
+    """Each threshold taken from the scores of the one before alternates: too many, too few."""
+    edge = ScriptedEdge(half(noise(1), slice(0, 128)))
+    cloud = ScriptedCloud(half(noise(2), slice(128, EOS)))
+    (point,) = thresholds_for([share], Contagious(0.4), TASK, edge=edge, cloud=cloud).values()
+    assert point.share == pytest.approx(share, rel=0.1)
+    low, high = point.interval
+    assert 0 <= low < point.share < high
+
+
+class Counted:
+    """How many answers were made."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 4])
 def test_no_more_rounds_than_allowed(rounds: int) -> None:
-    answers: list[None] = []
-    thresholds_for(
-        [0.1, 0.3],
-        router_named("margin"),
-        TASK,
-        edge=EDGE,
-        cloud=CLOUD,
-        rounds=rounds,
-        done=lambda: answers.append(None),
-    )
-    per_round = len(TASK.questions)
-    assert len(answers) % per_round == 0
-    assert 3 <= len(answers) // per_round <= 1 + 2 * rounds
+    made = Counted()
+    router = router_named("margin")
+    thresholds_for([0.1, 0.3], router, TASK, edge=EDGE, cloud=CLOUD, rounds=rounds, done=made)
+    assert made.count <= (1 + 2 * rounds) * len(TASK.questions)
 
 
-def test_a_share_that_settles_at_once_costs_one_round() -> None:
-    answers: list[None] = []
+def test_where_all_scores_are_alike_it_is_all_or_nothing() -> None:
+    made = Counted()
     (point,) = thresholds_for(
-        [0.5], Constant(0.7), TASK, edge=EDGE, cloud=CLOUD, done=lambda: answers.append(None)
+        [0.4], Constant(0.7), TASK, edge=EDGE, cloud=CLOUD, done=made
     ).values()
-    assert point.threshold > 0.7  # all or nothing, and all would be too much
-    assert point.share == 0.0
-    assert len(answers) <= (1 + ROUNDS) * len(TASK.questions)
+    assert point.threshold > 0.7  # all would be further from what was asked for
+    assert (point.share, point.interval) == (0.0, (0.0, 0.0))
+    assert made.count == 2 * len(TASK.questions)
+
+
+def test_scores_of_one_cannot_be_kept_from_the_cloud() -> None:
+    (point,) = thresholds_for([0.4], Constant(1.0), TASK, edge=EDGE, cloud=CLOUD).values()
+    assert point.share == 1.0
+
+
+def test_a_share_of_everything() -> None:
+    (point,) = thresholds_for([1.0], router_named("random"), TASK, edge=EDGE, cloud=CLOUD).values()
+    assert point.share == pytest.approx(1.0, rel=SETTLED)
+
+
+def anew(
+    router: Router, task: Task, threshold: float, edge: EdgeModel, cloud: CloudModel
+) -> list[Outcome]:
+    """What the answers come to where none is reused."""
+    system = Decoded(paired(edge, router, threshold, cloud), task.max_tokens)
+    return [untimed(outcome_of(q, system.ask(q))) for q in task.questions]
+
+
+def untimed(outcome: Outcome) -> Outcome:
+    return replace(outcome, seconds=0.0)
+
+
+@settings(max_examples=10)
+@given(thresholds=st.lists(st.floats(0.3, 1) | st.sampled_from([0.5, 1.0]), min_size=1, max_size=6))
+def test_an_answer_that_is_reused_is_the_one_that_would_be_made(thresholds: list[float]) -> None:
+    router, made, task = Contagious(0.2), Counted(), replace(TASK, max_tokens=24).first(3)
+    answers = Answers(router, task, edge=EDGE, cloud=CLOUD, done=made)
+    for threshold in thresholds:
+        reused = [untimed(one.outcome) for one in answers.at(threshold).answers]
+        assert reused == anew(router, task, threshold, EDGE, CLOUD)
+    once = made.count
+    for threshold in thresholds:
+        for one in answers.at(threshold).answers:
+            assert one.low < threshold <= one.high
+    assert made.count == once <= len(set(thresholds)) * len(task.questions)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[EdgeModel, CloudModel]]:
+    with (
+        closing(LlamaModel(bundled("edge"), threads=1)) as edge,
+        closing(LocalCloud(LlamaModel(bundled("cloud"), threads=1))) as cloud,
+    ):
+        yield edge, cloud
+
+
+def test_the_bundled_pair_answers_alike_with_and_without_reuse(
+    pair: tuple[EdgeModel, CloudModel],
+) -> None:
+    edge, cloud = pair
+    router, task, made = router_named("entropy"), pocketqa("calibration").first(4), Counted()
+    answers = Answers(router, task, edge=edge, cloud=cloud, done=made)
+    thresholds = (1.0, 0.4, 0.2, 0.19, 0.21, 0.4)
+    for threshold in thresholds:
+        reused = [untimed(one.outcome) for one in answers.at(threshold).answers]
+        assert reused == anew(router, task, threshold, edge, cloud)
+    assert made.count < len(thresholds) * len(task.questions)
 
 
 def test_shares_come_out_in_order_whatever_the_order_asked() -> None:
@@ -126,25 +207,3 @@ def test_a_cloud_that_fails_ends_the_calibration() -> None:
     gone = ScriptedCloud(noise(2), fault=lambda ask: CloudUnavailable("gone"))
     with pytest.raises(CloudUnavailable):
         thresholds_for([0.5], router_named("random"), TASK, edge=EDGE, cloud=gone)
-
-
-@given(
-    scores=st.lists(st.floats(0, 1) | st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=60),
-    share=st.floats(0.001, 0.999),
-)
-def test_the_share_reaches_the_threshold_give_or_take_a_score(
-    scores: Sequence[float], share: float
-) -> None:
-    threshold = reached_by(share, scores)
-    assert 0 <= threshold <= 1
-    reaching = [score for score in scores if score >= threshold]
-    # Scores of exactly 1 reach any threshold.
-    assert len(reaching) < share * len(scores) + 1 or set(reaching) == {1.0}
-    below = [score for score in scores if score < threshold]
-    assert not below or sum(score >= max(below) for score in scores) > share * len(scores)
-
-
-def test_equal_scores_are_below_the_threshold() -> None:
-    assert reached_by(0.5, [0.3] * 10) > 0.3
-    assert 0.1 < reached_by(0.2, [0.1] * 8 + [0.9] * 2) <= 0.9
-    assert reached_by(0.1, [0.1] * 8 + [0.9] * 2) > 0.9

@@ -56,6 +56,36 @@ def test_a_fit_finds_what_decides(tmp_path: Path) -> None:
     assert 0 <= router.score(session.step()) <= 1
 
 
+def rare(rows: int, *, known: bool = True) -> Data:
+    """Positives of 5% among inputs of which four say which they are, or none does."""
+    rng = np.random.default_rng(1)
+    inputs = rng.standard_normal((rows, 64)).astype(np.float32)
+    labels = inputs[:, :4].sum(axis=1) + 0.5 * rng.standard_normal(rows) > 3.4
+    if not known:
+        rng.shuffle(labels)
+    groups = (np.arange(rows) // 20).astype(np.int32)
+    return Data(inputs, labels.astype(np.float32), groups, np.zeros(rows, np.int32))
+
+
+@pytest.mark.parametrize("rows", [1200, 4480])
+def test_a_small_set_is_learnt_from(rows: int) -> None:
+    """In batches for a large one it would see too few updates to come to a constant's loss."""
+    fitted = fit(rare(rows), Recipe())
+    assert fitted.loss < 0.8 * fitted.baseline_loss
+
+
+def test_a_fit_begins_as_a_constant() -> None:
+    data = rare(4480)
+    fitted = fit(data, Recipe(epochs=1, rate=1e-9))
+    assert fitted.scores == pytest.approx(data.labels.mean(), abs=0.01)
+    assert fitted.loss < 1.02 * fitted.baseline_loss
+
+
+def test_what_cannot_be_learnt_is_no_better_than_a_constant() -> None:
+    fitted = fit(rare(1200, known=False), Recipe(epochs=4))
+    assert fitted.loss > 0.98 * fitted.baseline_loss
+
+
 def test_the_token_itself_can_decide(tmp_path: Path) -> None:
     """Labels that only the proposed token explains; its embedding is folded into a table."""
     rng = np.random.default_rng(0)

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+from edgewise.errors import UsageError
 from edgewise.routers.card import CONFIG, TRAINED_ON, WEIGHTS, RouterCard, read_card
 from edgewise.training.publish import (
     README,
@@ -32,7 +34,7 @@ CARD = RouterCard(
     calibrated_on="sums, 4 other questions",
     probability=((0.0, 0.0), (0.5, 0.2), (1.0, 0.6)),
 )
-MEASURED = Measured(0.05, 0.75, 0.048, [True, False], [True, True], [True, True])
+MEASURED = Measured(0.05, 0.75, 0.048, (0.031, 0.067), [True, False], [True, True], [True, True])
 
 
 def test_isotonic_probabilities_ascend_and_fit() -> None:
@@ -111,11 +113,52 @@ def test_a_card_is_there_whole_or_as_it_was(
 
 def test_people_are_told_what_was_measured() -> None:
     text = model_card(CARD, [MEASURED])
-    assert "| 5% | 0.750000 | 4.8% | 40% | 50.0% (0 to 100) | 100.0% (100 to 100) |" in text
+    assert (
+        "| 5% | 0.750000 | 4.8% (3.1 to 6.7) | 40% | 50.0% (0 to 100) | 100.0% (100 to 100) |"
+        in text
+    )
     assert "Right answers to the 2 questions" in text
     assert "kind: `mlp`, inputs: hidden, scalars" in text
     assert "file `0123456789abcdef`,\n  tokenizer `fedcba9876543210`" in text
     assert text.startswith("---\nlibrary_name: edgewise\n")
+
+
+@pytest.mark.parametrize(
+    ("more", "doubt"),
+    [
+        ({}, None),
+        ({"loss": 0.1357, "baseline_loss": 0.1358}, None),
+        ({"loss": 0.255, "baseline_loss": 0.136}, "no better than a constant: its loss on texts"),
+        ({"loss": 0.136, "baseline_loss": 0.136}, "no better than a constant"),
+        ({"realised": {"0.05": (0.0451, 0.03, 0.06)}}, None),
+        (
+            {"realised": {"0.05": (0.021, 0.014, 0.03)}},
+            "The share 5.0% is missed: its threshold realised 2.1% (1.4% to 3.0%)",
+        ),
+        ({"realised": {"0.05": (0.0551, 0.04, 0.07)}}, "realised 5.5%"),
+    ],
+)
+def test_people_are_told_what_speaks_against_it(
+    tmp_path: Path, more: dict[str, Any], doubt: str | None
+) -> None:
+    card = msgspec.structs.replace(CARD, **more)
+    save_card(tmp_path, card, [MEASURED])
+    text = (tmp_path / README).read_text()
+    assert read_card(tmp_path).doubts() == card.doubts()
+    assert len(card.doubts()) == (doubt is not None)
+    assert ("**Warning.**" in text) == (doubt is not None)
+    if doubt:
+        assert doubt in text
+    assert ("loss on texts set aside" in text) == ("loss" in more)
+
+
+@pytest.mark.parametrize(
+    "realised", [{"0.07": (0.1, 0.1, 0.1)}, {"0.05": (0.1, -0.1, 0.1)}, {"0.05": (0.1, 0.1, 2)}]
+)
+def test_realised_shares_that_cannot_be(tmp_path: Path, realised: dict[str, Any]) -> None:
+    save_card(tmp_path, msgspec.structs.replace(CARD, realised=realised), [])
+    with pytest.raises(UsageError, match="do not go with its thresholds"):
+        read_card(tmp_path)
 
 
 def test_people_are_told_of_what_is_not_there() -> None:

@@ -55,6 +55,10 @@ def test_a_checkpoint_says_what_it_is(whole: Path) -> None:
     assert card.trained_on == "sums, 20 questions"
     assert card.calibrated_on == "sums, 3 other questions"
     assert list(card.thresholds) == [f"{share:g}" for share in SHARES]
+    assert list(card.realised) == list(card.thresholds)
+    assert card.loss is not None
+    assert card.baseline_loss is not None
+    assert card.loss < card.baseline_loss
     assert [value for _, value in sorted(card.probability)] == sorted(
         value for _, value in card.probability
     )
@@ -221,7 +225,8 @@ def test_a_router_without_training_is_calibrated(tmp_path: Path, kind: str) -> N
     assert found == card
     assert router.top >= 0
     again = one.calibrate([0.2])
-    assert list(again.thresholds) == ["0.2"]
+    assert list(again.thresholds) == list(again.realised) == ["0.2"]
+    assert one.calibrate([0.2]) == again
 
 
 class Late:

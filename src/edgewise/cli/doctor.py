@@ -159,6 +159,8 @@ def _router(chosen: Settings, model: EdgeModel) -> Check:
             f"{name}, not calibrated for this pair",
             "the cloud share is held by the controller alone; use a calibrated checkpoint",
         )
+    if doubts := card.doubts():
+        return Check("router", "warn", doubts[0], "edgewise router show names all there is")
     shares = ", ".join(card.thresholds)
     return Check("router", "ok", f"{card.kind}, fits the edge model, calibrated at {shares}")
 

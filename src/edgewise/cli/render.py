@@ -18,6 +18,7 @@ from edgewise.evaluation.report import Figures, Row
 from edgewise.evaluation.statistics import Interval
 from edgewise.events import Consult, Event, Finished, Timing, Token, Usage
 from edgewise.loop.decoder import Answer, collect
+from edgewise.routers.card import RouterCard
 
 _COLOURS = None if os.environ.get("NO_COLOR") else "auto"
 
@@ -73,6 +74,12 @@ def _write(text: str, style: Style) -> None:
 def note(text: str) -> None:
     """A dim line on stderr."""
     err.print(Text(printable(text), Style(dim=True)))
+
+
+def doubts(card: RouterCard) -> None:
+    """What a router's own figures say against it, on stderr."""
+    for doubt in card.doubts():
+        err.print(Text(f"Warning: {printable(doubt)}", Style(color="yellow")))
 
 
 def summary(answer: Answer) -> str:

@@ -44,6 +44,7 @@ def show(router: Folder, json: options.Json = False) -> None:
         render.out.print(f"{name:<14} {render.printable(value)}", markup=False)
     if card.thresholds:
         render.out.print(_thresholds(card))
+    render.doubts(card)
 
 
 @app.command()
@@ -105,10 +106,18 @@ def _folder(name: str) -> Path:
 
 def _thresholds(card: RouterCard) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("cloud share", "threshold", "worth it at the threshold"):
+    for name in ("cloud share", "threshold", "realised", "worth it at the threshold"):
         table.add_column(name, justify="right")
     for share, threshold in sorted(card.thresholds.items(), key=lambda pair: float(pair[0])):
         probability = card.probability_at(threshold)
         worth = "" if probability is None else f"{probability:.0%}"
-        table.add_row(f"{float(share):.0%}", f"{threshold:.6f}", worth)
+        table.add_row(f"{float(share):.0%}", f"{threshold:.6f}", _realised(card, share), worth)
     return table
+
+
+def _realised(card: RouterCard, share: str) -> str:
+    """With its interval; nothing where the card does not say."""
+    if share not in card.realised:
+        return ""
+    realised, low, high = card.realised[share]
+    return f"{realised:.1%} ({100 * low:.1f} to {100 * high:.1f})"

@@ -16,7 +16,7 @@ from edgewise.evaluation.plan import manifest
 from edgewise.evaluation.tasks.base import Task
 from edgewise.evaluation.tasks.named import with_calibration
 from edgewise.pair import open_models
-from edgewise.routers.card import Input
+from edgewise.routers.card import Input, read_card
 from edgewise.settings import Settings
 from edgewise.training.kinds import Fitted, Recipe, fit_of
 from edgewise.training.labels.base import Label
@@ -89,6 +89,8 @@ def train(
     )
     training = partial(Training, *asked, out, inputs=wanted, top_k=top_k, recipe=recipe, kind=kind)
     _told(_trained(chosen, asked, out, training, labels, stage))
+    if stage in (None, "fit", "calibrate"):
+        render.doubts(read_card(out))
     if stage in (None, "calibrate"):
         use = f"Use it with --router {out}; edgewise router show {out} says what it is."
         render.out.print(use, markup=False)

@@ -24,6 +24,12 @@ def difference_interval(
     return _interval(means[:, 0] - means[:, 1])
 
 
+def ratio_interval(parts: Sequence[float], wholes: Sequence[float], *, seed: int = 0) -> Interval:
+    """The 95 % interval of sum(parts) / sum(wholes), a part and its whole for each question."""
+    means = _resampled_means([parts, wholes], np.random.default_rng(seed))
+    return _interval(means[:, 0] / means[:, 1])
+
+
 def gap_recovered(
     families: Sequence[tuple[Sequence[bool], Sequence[bool], Sequence[bool]]], *, seed: int = 0
 ) -> tuple[float, Interval] | None:
@@ -110,7 +116,7 @@ def _recovered(means: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _resampled_means(
-    systems: Sequence[Sequence[bool]], rng: np.random.Generator
+    systems: Sequence[Sequence[float]], rng: np.random.Generator
 ) -> NDArray[np.float64]:
     """float64[RESAMPLES, systems]: every system's mean over the same resampled questions."""
     right = np.asarray(systems, np.float64).T

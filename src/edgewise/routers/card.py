@@ -13,6 +13,9 @@ from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import RouterMismatch, UsageError
 
 CONFIG, WEIGHTS, TRAINED_ON = "config.json", "model.safetensors", "trained_on.txt"
+MISSED = 0.1
+"""A realised share further than this from the one asked for (relative) is told."""
+
 MAX_CONFIG, MAX_TRAINED_ON = 1 << 20, 64 << 20
 
 Input = Literal["hidden", "top_logprobs", "scalars", "token_embedding"]
@@ -24,9 +27,11 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `kind` is a router's name: a registered one, `module:Class`, or `file.py:Class` with the file
     relative to the checkpoint's folder. `inputs` are what it reads of a step, in this order.
     `thresholds` maps a cloud share (as text, "0.05") to the threshold that realises it, measured
-    on `calibrated_on`. Fingerprints are those of the edge model's file and of its tokenizer.
-    `trained_on` and `label` say what the weights were fitted to. `probability` are knots (score,
-    probability that a consult is worth it by that label), ascending.
+    on `calibrated_on`; `realised` maps it to what came of it there, with the ends of the 95%
+    interval. Fingerprints are those of the edge model's file and of its tokenizer. `trained_on` and
+    `label` say what the weights were fitted to, `loss` what is left on texts set aside there, in
+    nats a token, and `baseline_loss` what the best constant score leaves. `probability` are knots
+    (score, probability that a consult is worth it by that label), ascending.
     """
 
     format: Literal[1] = 1
@@ -41,6 +46,9 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     trained_on: str = ""
     label: str = ""
     probability: tuple[tuple[float, float], ...] = ()
+    realised: dict[str, tuple[float, float, float]] = {}
+    loss: float | None = None
+    baseline_loss: float | None = None
 
     def check(self, edge: EdgeModel, where: Path) -> None:
         """Raise `RouterMismatch` unless the router was made for this very edge model."""
@@ -72,6 +80,24 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             return None
         scores, values = zip(*self.probability, strict=True)
         return float(np.interp(score, scores, values))
+
+    def doubts(self) -> tuple[str, ...]:
+        """What speaks against the router by its own figures, a sentence each."""
+        found: list[str] = []
+        if None not in (self.loss, self.baseline_loss) and self.loss >= self.baseline_loss:
+            found.append(
+                f"The router is no better than a constant: its loss on texts set aside is "
+                f"{self.loss:.4f} nats, a constant's {self.baseline_loss:.4f}; train it on more "
+                "questions, or use entropy."
+            )
+        for share, (realised, low, high) in self.realised.items():
+            asked = float(share)
+            if abs(realised - asked) > MISSED * asked:
+                found.append(
+                    f"The share {asked:.1%} is missed: its threshold realised {realised:.1%} "
+                    f"({low:.1%} to {high:.1%}); calibrate on more questions."
+                )
+        return tuple(found)
 
 
 def digest(prompt: str) -> str:
@@ -108,6 +134,9 @@ def read_card(folder: Path) -> RouterCard:
         raise UsageError(f"{str(path)!r} has thresholds that do not map a share to a score.")
     if not _ascends(card.probability):
         raise UsageError(f"{str(path)!r} has probabilities that do not ascend from 0 to 1.")
+    known = card.thresholds.keys() >= card.realised.keys()
+    if not known or not all(0 <= x <= 1 for found in card.realised.values() for x in found):
+        raise UsageError(f"{str(path)!r} has realised shares that do not go with its thresholds.")
     if (card.top_k > 0) != ("top_logprobs" in card.inputs) or card.top_k < 0:
         raise UsageError(f"{str(path)!r} has a top_k that does not go with its inputs.")
     return card

@@ -1,5 +1,6 @@
 """Fit the perceptron router. Needs torch, which only training does."""
 
+import math
 from collections.abc import Callable
 from importlib import import_module
 from itertools import pairwise
@@ -28,8 +29,9 @@ def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> 
 
     Cross-entropy: against the labels. `marginal-likelihood`: Co-LLM's, equation 3 of arXiv
     2403.03870, -log((1 - p) P_edge(y) + p P_cloud(y)) with p the score, begun with some epochs of
-    cross-entropy in which positive labels weigh eight times. `baseline_loss` is that of the best
-    constant score, which knows nothing of the step. `done` is called after each epoch.
+    cross-entropy in which positive labels weigh eight times. It begins as the constant score that
+    is the mean label, so that no update is spent on finding that. `done` is called after each
+    epoch.
     """
     torch = import_torch()
     torch.manual_seed(recipe.seed)
@@ -42,14 +44,15 @@ def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> 
         network.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay
     )
     warm = _WARM_EPOCHS if recipe.objective == "marginal-likelihood" else 0
-    batches = -(-len(kept) // recipe.batch)
+    batch = recipe.batch_of(len(kept))
+    batches = -(-len(kept) // batch)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
         optimizer, batches * (recipe.epochs + warm)
     )
     best, scores = float("inf"), np.empty(0, np.float32)
     tensors: dict[str, NDArray[np.floating[Any]]] = {}
     for epoch in range(-warm, recipe.epochs):
-        for rows in kept[torch.randperm(len(kept))].split(recipe.batch):
+        for rows in kept[torch.randperm(len(kept))].split(batch):
             optimizer.zero_grad()
             logit = network(rows)
             (_warm_loss(torch, data, logit, rows) if epoch < 0 else loss_of(logit, rows)).backward()
@@ -88,6 +91,9 @@ class _Network:
         self._x = torch.from_numpy(np.ascontiguousarray(x, np.float32))
         sizes = (x.shape[1], *recipe.hidden, 1)
         self._layers = [torch.nn.Linear(a, b) for a, b in pairwise(sizes)]
+        rate = float(np.clip(data.labels[kept].mean(), 1e-4, 1 - 1e-4))
+        torch.nn.init.zeros_(self._layers[-1].weight)
+        torch.nn.init.constant_(self._layers[-1].bias, math.log(rate / (1 - rate)))
 
     def parameters(self) -> list[Any]:
         return [p for layer in self._layers for p in layer.parameters()]

@@ -5,6 +5,7 @@ A kind that learns has `fit`, which is given what there is to learn from and giv
 here, so that routers know nothing of training.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
@@ -22,8 +23,15 @@ _FITS: Mapping[str, str] = {"mlp": "edgewise.training.fit:ready"}
 """Of the built-in kinds: what gives their fit, once it has what it needs."""
 
 
+UPDATES = 16
+"""Of the optimizer in an epoch, at least."""
+
+
 class Recipe(msgspec.Struct, frozen=True):
-    """`hidden` are the sizes of the layers between input and score; rates are AdamW's."""
+    """`hidden` are the sizes of the layers between input and score; rates are AdamW's.
+
+    `batch` is the most rows that an update takes; `batch_of` says how many it does.
+    """
 
     hidden: tuple[int, ...] = (64,)
     epochs: int = 40
@@ -34,11 +42,16 @@ class Recipe(msgspec.Struct, frozen=True):
     seed: int = 0
     objective: Objective = "cross-entropy"
 
+    def batch_of(self, rows: int) -> int:
+        """Rows of an update: of few rows fewer, so that however few an epoch has 16 updates."""
+        return max(1, min(self.batch, rows // UPDATES))
+
 
 class Fitted(msgspec.Struct, frozen=True):
     """`tensors` as the checkpoint holds them; losses in nats a token on the held-out texts.
 
-    `scores` and `labels` float32[m] are those of the held-out texts.
+    `baseline_loss` is that of the best constant score. `scores` and `labels` float32[m] are those
+    of the held-out texts.
     """
 
     tensors: dict[str, NDArray[np.floating[Any]]]
@@ -97,6 +110,8 @@ def _problem(found: Fitted) -> str | None:
     scores, labels = np.asarray(found.scores), np.asarray(found.labels)
     if scores.ndim != 1 or scores.shape != labels.shape or not len(scores):
         return "scores and labels that do not go together"
+    if not (math.isfinite(found.loss) and math.isfinite(found.baseline_loss)):
+        return "losses that are no numbers"
     if not all(((values >= 0) & (values <= 1)).all() for values in (scores, labels)):
         return "scores or labels that are not from 0 to 1"
     return None

@@ -13,18 +13,22 @@ from safetensors.numpy import save_file
 
 from edgewise.edge.base import Floats
 from edgewise.errors import UsageError
-from edgewise.evaluation.statistics import mean_interval
+from edgewise.evaluation.statistics import Interval, mean_interval
 from edgewise.routers.card import CONFIG, TRAINED_ON, WEIGHTS, RouterCard, digest
 
 README = "README.md"
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """A calibrated share: its threshold, what it came to, and right answers of each system."""
+    """A calibrated share: its threshold, what it came to, and right answers of each system.
+
+    `interval` is the 95% interval of what it came to.
+    """
 
     share: float
     threshold: float
     realised: float
+    interval: Interval
     edge: Sequence[bool]
     pair: Sequence[bool]
     cloud: Sequence[bool]
@@ -80,7 +84,7 @@ def model_card(card: RouterCard, measured: Sequence[Measured]) -> str:
         {
             "share": f"{point.share:.0%}",
             "threshold": f"{point.threshold:.6f}",
-            "realised": f"{point.realised:.1%}",
+            "realised": _share(point),
             "probability": _percent(card.probability_at(point.threshold)),
             "edge": _accuracy(point.edge),
             "pair": _accuracy(point.pair),
@@ -94,6 +98,11 @@ def model_card(card: RouterCard, measured: Sequence[Measured]) -> str:
     )
     template = environment.from_string(_TEMPLATE)
     return template.render(card=card, rows=rows, n=len(measured[0].pair) if measured else 0)
+
+
+def _share(point: Measured) -> str:
+    low, high = point.interval
+    return f"{point.realised:.1%} ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def _accuracy(right: Sequence[bool]) -> str:
@@ -122,7 +131,15 @@ At every token it scores from 0 to 1 how much the edge model needs the cloud mod
 - trained on: {{ card.trained_on or "nothing" }}
 - label: {{ card.label or "none" }}
 - calibrated on: {{ card.calibrated_on or "nothing yet" }}
+{% if card.loss is not none %}
+- loss on texts set aside: {{ "%.4f" | format(card.loss) }} nats, that of a constant \
+{{ "%.4f" | format(card.baseline_loss) }}
+{% endif %}
 
+{% for doubt in card.doubts() %}
+**Warning.** {{ doubt }}
+
+{% endfor %}
 {% if rows %}
 | cloud share asked | threshold | realised | worth it there | edge | pair | cloud |
 |---|---|---|---|---|---|---|

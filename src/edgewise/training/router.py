@@ -140,6 +140,8 @@ class Training:
             trained_on=f"{self.task.name}, {len(self.task.questions)} questions",
             label=self._label.described,
             probability=isotonic(found.scores, found.labels),
+            loss=found.loss,
+            baseline_loss=found.baseline_loss,
         )
         save_weights(self.folder, found.tensors, [q.prompt for q in self.task.questions])
         save_card(self.folder, card, ())
@@ -167,10 +169,15 @@ class Training:
         card = replace(
             card,
             thresholds={f"{share:g}": point.threshold for share, point in found.items()},
+            realised={
+                f"{share:g}": (point.share, *point.interval) for share, point in found.items()
+            },
             calibrated_on=f"{self.calibration.name}, {len(questions)} other questions",
         )
         measured = [
-            Measured(share, point.threshold, point.share, edge, list(point.right), cloud)
+            Measured(
+                share, point.threshold, point.share, point.interval, edge, list(point.right), cloud
+            )
             for share, point in found.items()
         ]
         save_card(self.folder, card, measured)
@@ -188,7 +195,7 @@ class Training:
         """The card without thresholds, and its router."""
         card = self._plain_card()
         if (self.folder / CONFIG).exists() or is_trained(self.kind):
-            held = replace(read_card(self.folder), thresholds={})
+            held = replace(read_card(self.folder), thresholds={}, realised={})
             held.check(self.edge, self.folder)
             if held.kind != card.kind:
                 raise UsageError(
