@@ -1,0 +1,129 @@
+"""Blocks are left out of a model as a whole, and the questions are what they say they are."""
+
+import re
+from collections import defaultdict
+from contextlib import closing
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from benchmarks.real_weights.questions import (
+    RELATIONS,
+    SPLITS,
+    TASKS,
+    pattern,
+    table,
+    task,
+    tasks,
+    write,
+)
+from benchmarks.real_weights.weights import without_blocks
+from edgewise.addresses import bundled
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.vocabulary import fingerprint
+from edgewise.evaluation.tasks.grading import is_right
+from edgewise.evaluation.tasks.named import open_task
+
+CLOUD = bundled("cloud")
+
+
+def contents(path: Path) -> tuple[dict[str, object], dict[str, gguf.ReaderTensor]]:
+    """Metadata and tensors of a file."""
+    reader = gguf.GGUFReader(path)
+    fields = {key: field.contents() for key, field in reader.fields.items()}
+    return fields, {tensor.name: tensor for tensor in reader.tensors}
+
+
+def test_blocks_that_stay_are_the_same_and_those_left_out_are_gone(tmp_path: Path) -> None:
+    fields, tensors = contents(CLOUD)
+    cut_fields, cut = contents(without_blocks(CLOUD, tmp_path / "edge.gguf", [1]))
+    blocks = fields.pop("llama.block_count")
+    assert isinstance(blocks, int)
+    assert cut_fields.pop("llama.block_count") == blocks - 1
+    for described in (fields, cut_fields):
+        described.pop("GGUF.tensor_count")
+    assert cut_fields == fields
+
+    came_from = {0: 0, **{block: block + 1 for block in range(1, blocks - 1)}}
+    for name, tensor in cut.items():
+        found = re.fullmatch(r"blk\.(\d+)\.(.+)", name)
+        whole = tensors[f"blk.{came_from[int(found[1])]}.{found[2]}" if found else name]
+        assert tensor.tensor_type == whole.tensor_type
+        assert np.array_equal(tensor.data, whole.data)
+    a_block = sum(name.startswith("blk.1.") for name in tensors)
+    assert len(cut) == len(tensors) - a_block
+
+
+def test_the_smaller_model_shares_the_vocabulary_and_answers_otherwise(tmp_path: Path) -> None:
+    path = without_blocks(CLOUD, tmp_path / "edge.gguf", [1])
+    with (
+        closing(LlamaModel(path, context=64, threads=1)) as edge,
+        closing(LlamaModel(CLOUD, context=64, threads=1)) as cloud,
+    ):
+        assert fingerprint(edge.tokenizer) == fingerprint(cloud.tokenizer)
+        assert edge.parameters < cloud.parameters
+        ids = edge.tokenizer.encode("Which element has the symbol Fe?")
+        entropies: list[float] = []
+        for model in (edge, cloud):
+            session = model.session()
+            session.open(ids)
+            entropies.append(session.step().entropy)
+            session.close()
+        assert entropies[0] != entropies[1]
+
+
+@pytest.mark.parametrize("left_out", [[99], [0, 99], [0, 1, 2, 3]])
+def test_blocks_that_there_are_not_are_refused(tmp_path: Path, left_out: list[int]) -> None:
+    with pytest.raises(ValueError, match="blocks"):
+        without_blocks(CLOUD, tmp_path / "edge.gguf", left_out)
+
+
+def test_every_task_has_enough_questions_and_no_two_alike() -> None:
+    assert len(TASKS) >= 2
+    for name in TASKS:
+        assert len(task(name, "test").questions) >= 300
+    every = [question for split in SPLITS for question in tasks(split).questions]
+    assert len({question.id for question in every}) == len(every)
+    assert len({question.prompt for question in every}) == len(every)
+
+
+def test_no_question_gives_its_answer_away() -> None:
+    given = [q.id for s in SPLITS for q in tasks(s).questions if is_right(q, q.prompt)]
+    assert not given
+
+
+def test_new_rows_are_in_no_other_split_and_seen_ones_in_training_only() -> None:
+    rows: dict[str, set[str]] = defaultdict(set)
+    tables = {relation.name: relation.table for relation in RELATIONS}
+    for split in SPLITS:
+        for question in tasks(split).questions:
+            relation, row, _ = question.id.split(":")
+            row = f"{tables[relation]}:{row}"
+            rows["seen" if question.family == "seen" else split].add(row)
+    assert not rows["test"] & (rows["train"] | rows["calibration"])
+    assert not rows["train"] & rows["calibration"]
+    assert rows["seen"] <= rows["train"]
+
+
+def test_tables_have_no_row_twice_and_no_empty_cell() -> None:
+    for name in {relation.table for relation in RELATIONS}:
+        rows = table(name)
+        assert all(cell and cell == cell.strip() for row in rows for cell in row.values())
+        assert len({next(iter(row.values())) for row in rows}) == len(rows)
+
+
+def test_a_pattern_finds_whole_words_and_either_spelling() -> None:
+    assert re.search(pattern("sulfur/sulphur"), "That is Sulphur.")
+    assert not re.search(pattern("tin"), "It is platinum.")
+    assert not re.search(pattern("Co", cased=True), "CO is a gas, and co is none.")
+
+
+def test_the_files_are_what_train_and_eval_read(tmp_path: Path) -> None:
+    paths = write(tmp_path)
+    assert len(paths) == len(TASKS) * len(SPLITS)
+    for path in paths:
+        name, split = path.stem.split("-")
+        read, made = open_task(str(path), check="regex"), task(name, split)
+        assert [q.prompt for q in read.questions] == [q.prompt for q in made.questions]
