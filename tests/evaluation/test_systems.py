@@ -1,11 +1,9 @@
 """The systems that are compared: what each answers, and what it says that this cost."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from edgewise.errors import CloudTimeout
-from edgewise.evaluation.baselines import CommitPoint, query_level
+from edgewise.evaluation.baselines import CommitPoint
 from edgewise.evaluation.systems import (
     CloudAlone,
     Decoded,
@@ -132,37 +130,3 @@ def test_the_commit_point_is_where_a_choice_begins(text: str, asked: int | None)
         assert len(model.asks[0][0]) == len(PROMPT) + first
         assert model.asks[0][1] == 1
     assert (asked is None) <= (found.consults <= 1)
-
-
-sizes = st.lists(
-    st.tuples(st.integers(1, 30), st.integers(1, 30), st.floats(0, 1)), min_size=1, max_size=12
-)
-
-
-def outcome(name: int, tokens: int, unsure: float, *, by_cloud: bool) -> Outcome:
-    return Outcome(
-        question=f"{name}",
-        family="f",
-        text="cloud" if by_cloud else "edge",
-        right=by_cloud,
-        strict=by_cloud,
-        output_tokens=tokens,
-        cloud_tokens=tokens if by_cloud else 0,
-        uncertainty=unsure,
-    )
-
-
-@given(sizes=sizes, share=st.floats(0.01, 1.0))
-def test_whole_questions_stay_within_the_share(
-    sizes: list[tuple[int, int, float]], share: float
-) -> None:
-    edges = [outcome(i, e, u, by_cloud=False) for i, (e, _, u) in enumerate(sizes)]
-    clouds = [outcome(i, c, 0.0, by_cloud=True) for i, (_, c, _) in enumerate(sizes)]
-    found = query_level(edges, clouds, share)
-    assert [o.question for o in found] == [o.question for o in edges]
-    assert cloud_share(found) <= share + 1e-9
-    sent = [o.uncertainty for o in found if o.text == "cloud"]
-    kept = [o.uncertainty for o in found if o.text == "edge"]
-    assert not sent or not kept or min(sent) >= max(kept)
-    if share == 1.0:
-        assert not kept
