@@ -1,18 +1,17 @@
 """Every router on every set of questions; what is done is kept, and gone on from."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Literal, NamedTuple
 
 import msgspec
-from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.routers import plan as plans
 from benchmarks.routers.plan import Entry, Plan, split_of
-from benchmarks.routers.shards import CLOUD, COMMIT, EDGE, ORACLE, Ask, Shards, Told, Wanted
+from benchmarks.routers.shards import CLOUD, EDGE, OTHERS, Answered, Ask, Shards, Wanted
 from benchmarks.routers.thresholds import Search, search
 from benchmarks.routers.trainings import fit_all, identity, opened, prepare
 from edgewise.evaluation.journal import append, claim, read
@@ -22,8 +21,7 @@ from edgewise.evaluation.systems import Outcome
 Mode = Literal["one", "each"]
 """One threshold for all families, or one for each."""
 
-OTHERS = (EDGE, CLOUD, COMMIT, ORACLE)
-ALONE = (COMMIT, ORACLE)
+MODES: tuple[Mode, ...] = ("one", "each")
 
 
 class Cut(NamedTuple):
@@ -40,12 +38,6 @@ class _Threshold(msgspec.Struct, frozen=True):
     threshold: float
 
 
-class _Answered(msgspec.Struct, frozen=True):
-    question: str
-    outcomes: dict[str, Outcome]
-    queries: dict[str, float]
-
-
 class Compared:
     """All thresholds and answers of a plan."""
 
@@ -54,7 +46,7 @@ class Compared:
         self.families = {name: plan.task(split_of(name)).families for name in plan.sets}
         self._identities: dict[Entry, str] = {}
         self._thresholds: dict[str, float] = {}
-        self._answers: dict[str, dict[str, _Answered]] = {}
+        self._answers: dict[str, dict[str, Answered]] = {}
         self._order: dict[str, list[tuple[str, str]]] = {
             name: [(q.id, q.family) for q in plan.task(split_of(name)).questions]
             for name in plan.sets
@@ -74,15 +66,15 @@ class Compared:
             self._thresholds = {line.cut: line.threshold for line in read(path, _Threshold)}
             with Shards(self.plan) as shards:
                 progress.update(bar, description="thresholds")
-                cuts = [cut for name in self.plan.sets for cut in self._cuts(name)]
-                self._set_thresholds([c for c in cuts if c.held == "calibration"], shards)
+                cases = [(n, family) for n in self.plan.sets for family in self.families[n]]
+                cuts = {case: self._cuts(*case) for case in cases}
+                every = [cut for own in cuts.values() for cut in own]
+                self._set_thresholds([c for c in every if c.held == "calibration"], shards)
                 shards.forget()
-                for name in self.plan.sets:
-                    progress.update(bar, description=f"answers: {name}")
-                    for family in self.families[name]:
-                        own = [c for c in cuts if c.held == name and c.families == (family,)]
-                        self._set_thresholds(own, shards)
-                        self._answer(name, family, shards)
+                for (name, family), own in cuts.items():
+                    progress.update(bar, description=f"answers: {name}, {family}")
+                    self._set_thresholds([c for c in own if c.held == name], shards)
+                    self._answer(name, family, own, shards)
 
     def names(self) -> list[str]:
         """The rows with a share, in the order of the tables."""
@@ -167,13 +159,15 @@ class Compared:
         left = tuple(f for f in every if f != family) if name == "left-out" else every
         return Cut(entry, share, "calibration", left)
 
-    def _cuts(self, name: str) -> Iterator[Cut]:
-        for entry in self.plan.entries(name):
-            for share in self.plan.shares_of(entry):
-                for family in self.families[name]:
-                    if entry.without in ("", family):
-                        yield self._cut(name, "one", entry, share, family)
-                        yield self._cut(name, "each", entry, share, family)
+    def _cuts(self, name: str, family: str) -> list[Cut]:
+        """The thresholds that a set's questions of one family are answered with."""
+        return [
+            self._cut(name, mode, entry, share, family)
+            for entry in self.plan.entries(name)
+            if entry.without in ("", family)
+            for share in self.plan.shares_of(entry)
+            for mode in MODES
+        ]
 
     def _set_thresholds(self, cuts: Sequence[Cut], shards: Shards) -> None:
         """All searches side by side, so that every process has work."""
@@ -203,45 +197,25 @@ class Compared:
         append(self.plan.work / "thresholds.jsonl", _Threshold(key, threshold))
         self._thresholds[key] = threshold
 
-    def _answer(self, name: str, family: str, shards: Shards) -> None:
+    def _answer(self, name: str, family: str, cuts: Sequence[Cut], shards: Shards) -> None:
         """A family's questions by all that has to answer them."""
         path = self.plan.work / "answers" / f"{split_of(name)}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         known = self._answers.setdefault(split_of(name), {})
         if not known:
-            for line in read(path, _Answered):
+            for line in read(path, Answered):
                 _merge(known, line)
-        cuts = [c for c in self._cuts(name) if self._answers_to(c, name, family)]
-        pairs = dict.fromkeys((c.entry, self._thresholds[self._cut_key(c)]) for c in cuts)
-        queries = tuple(q for q in self.plan.queries(name) if q.without in ("", family))
-        wanted = {self._pair_key(*pair) for pair in pairs} | set(OTHERS)
-        asked = {self._query_key(entry) for entry in queries}
-        done = frozenset(
-            line.question
-            for line in known.values()
-            if wanted <= line.outcomes.keys() and asked <= line.queries.keys()
+        pairs = [(cut.entry, self._thresholds[self._cut_key(cut)]) for cut in cuts]
+        queries = [entry for entry in self.plan.queries(name) if entry.without in ("", family)]
+        wanted = Wanted(
+            {self._pair_key(*pair): pair for pair in pairs},
+            OTHERS if self.plan.baselines else (EDGE, CLOUD),
+            {self._query_key(entry): entry for entry in queries},
         )
-        request = {family: Wanted(tuple(pairs), True, queries)}
-        for chunk in shards.answers(name, done, request):
-            for question, told in chunk.items():
-                line = self._line(question, told)
+        for chunk in shards.answers(name, family, wanted, known):
+            for line in chunk:
                 append(path, line)
                 _merge(known, line)
-
-    def _answers_to(self, cut: Cut, name: str, family: str) -> bool:
-        """Whether a threshold of a set's is used for one of its families."""
-        if name == "left-out" and cut.entry.without not in ("", family):
-            return False
-        cuts = (self._cut(name, mode, cut.entry, cut.share, family) for mode in ("one", "each"))
-        return cut in cuts
-
-    def _line(self, question: str, told: Told) -> _Answered:
-        outcomes = {self._pair_key(*pair): outcome for pair, outcome in told.pairs.items()}
-        outcomes |= told.others
-        plain = {key: replace(outcome, text="") for key, outcome in outcomes.items()}
-        return _Answered(
-            question, plain, {self._query_key(e): score for e, score in told.queries.items()}
-        )
 
     def _identity(self, entry: Entry) -> str:
         if entry not in self._identities:
@@ -260,9 +234,9 @@ class Compared:
         return f"{cut.entry.key}|{self._identity(cut.entry)}|{cut.share!r}|{where}"
 
 
-def _merge(known: dict[str, _Answered], line: _Answered) -> None:
-    before = known.get(line.question, _Answered(line.question, {}, {}))
-    known[line.question] = _Answered(
+def _merge(known: dict[str, Answered], line: Answered) -> None:
+    before = known.get(line.question, Answered(line.question, {}, {}))
+    known[line.question] = Answered(
         line.question, before.outcomes | line.outcomes, before.queries | line.queries
     )
 

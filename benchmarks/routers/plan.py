@@ -1,5 +1,6 @@
 """What is compared, on which questions, with how many of them, and where it is kept."""
 
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -69,35 +70,40 @@ class Plan(NamedTuple):
 
     def task(self, name: str) -> Task:
         """The questions of a split. Raises `UsageError` where there are none."""
-        found = pocketqa(cast(Split, name))
-        if not found.questions:
-            raise UsageError(f"pocketqa has no split {name!r}", hint="name other sets")
         each = {"train": self.train, "calibration": self.calibration}.get(name, self.questions)
-        return first_of_each(found, each)
+        return _first(name, each)
 
     def entries(self, name: str) -> list[Entry]:
         """The routers with a threshold that answer one set of questions."""
         trained = [*self.labels, *((THREE_TOKENS, POSITION) if self.baselines else ())]
-        without = self.task(split_of(name)).families if name == "left-out" else ("",)
+        left_out = self.task(split_of(name)).families if name == "left-out" else ("",)
         found = [
             Entry(row, seed, family, inputs)
             for row in trained
             for inputs in (self.inputs if row in self.labels else (INPUTS,))
             for seed in range(1 if row == POSITION else self.seeds)
-            for family in without
+            for family in left_out
         ]
         return found + [Entry(row) for row in UNTRAINED if self.baselines]
 
     def queries(self, name: str) -> list[Entry]:
         """The trained routers of whole questions."""
-        without = self.task(split_of(name)).families if name == "left-out" else ("",)
+        left_out = self.task(split_of(name)).families if name == "left-out" else ("",)
         seeds = range(self.seeds if self.baselines else 0)
-        return [Entry(QUERY_TRAINED, seed, family) for seed in seeds for family in without]
+        return [Entry(QUERY_TRAINED, seed, family) for seed in seeds for family in left_out]
 
     def shares_of(self, entry: Entry) -> tuple[float, ...]:
         """What is asked for; gates are judged at shares of their own as well."""
         more = GATE_SHARES if entry.name in GATES else ()
         return tuple(sorted({*self.shares, *more}))
+
+
+@cache
+def _first(name: str, each: int) -> Task:
+    found = pocketqa(cast(Split, name))
+    if not found.questions:
+        raise UsageError(f"pocketqa has no split {name!r}", hint="name other sets")
+    return first_of_each(found, each)
 
 
 def split_of(name: str) -> str:

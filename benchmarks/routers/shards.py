@@ -7,7 +7,10 @@ from contextlib import ExitStack, closing
 from multiprocessing import get_context
 from typing import Any, NamedTuple, Self
 
+import msgspec
+import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from benchmarks.routers.gates import Plain
 from benchmarks.routers.plan import Entry, Plan, split_of
@@ -20,8 +23,13 @@ from edgewise.evaluation.tasks.base import Question
 from edgewise.routers.uncertainty import MaxProb
 
 EDGE, CLOUD, COMMIT, ORACLE = "edge", "cloud", "commit point", "oracle"
+OTHERS = (EDGE, CLOUD, COMMIT, ORACLE)
 CHUNK = 10
 """Questions whose answers are kept at once."""
+
+
+Scored = tuple[Entry, tuple[str, ...]]
+"""A router, and the families of the questions."""
 
 
 class Ask(NamedTuple):
@@ -32,20 +40,28 @@ class Ask(NamedTuple):
     families: tuple[str, ...]
 
 
-class Told(NamedTuple):
-    """What a question came to: by router and threshold, and by the name of other systems."""
+class Answered(msgspec.Struct, frozen=True):
+    """A question's outcomes by key, without their texts, and scores of whole-question routers."""
 
-    pairs: dict[tuple[Entry, float], Outcome]
-    others: dict[str, Outcome]
-    queries: dict[Entry, float]
+    question: str
+    outcomes: dict[str, Outcome]
+    queries: dict[str, float]
 
 
 class Wanted(NamedTuple):
-    """What to answer a family's questions with."""
+    """What to answer a family's questions with, by key: routers at thresholds, other systems."""
 
-    pairs: tuple[tuple[Entry, float], ...]
-    others: bool
-    queries: tuple[Entry, ...]
+    pairs: dict[str, tuple[Entry, float]]
+    others: tuple[str, ...]
+    queries: dict[str, Entry]
+
+    def without(self, known: Answered) -> "Wanted":
+        """What is left to do."""
+        return Wanted(
+            {key: pair for key, pair in self.pairs.items() if key not in known.outcomes},
+            tuple(key for key in self.others if key not in known.outcomes),
+            {key: entry for key, entry in self.queries.items() if key not in known.queries},
+        )
 
 
 class Shards:
@@ -66,12 +82,10 @@ class Shards:
         for pool in self._pools:
             pool.shutdown(cancel_futures=True)
 
-    def scores(
-        self, held: str, wanted: Sequence[tuple[Entry, tuple[str, ...]]]
-    ) -> list[list[float]]:
+    def scores(self, held: str, wanted: Sequence[Scored]) -> list[NDArray[np.float64]]:
         """Of each router all scores along the edge's own answers."""
         parts = self._everywhere(_scores, held, wanted)
-        return [[score for part in each for score in part] for each in zip(*parts, strict=True)]
+        return [np.concatenate(each) for each in zip(*parts, strict=True)]
 
     def shares(self, held: str, asks: Sequence[Ask]) -> list[float]:
         """The cloud share that each threshold realises."""
@@ -80,16 +94,19 @@ class Shards:
         return [cloud / max(1, output) for output, cloud in totals]
 
     def answers(
-        self, name: str, known: frozenset[str], wanted: Mapping[str, Wanted]
-    ) -> Iterator[dict[str, Told]]:
-        """By question, a few at a time, those of `known` left out."""
-        futures: list[Future[dict[str, Told]]] = []
+        self, name: str, family: str, wanted: Wanted, known: Mapping[str, Answered]
+    ) -> Iterator[list[Answered]]:
+        """What is not known yet, some questions at a time."""
+        futures: list[Future[list[Answered]]] = []
+        nothing = Answered("", {}, {})
         for index, pool in enumerate(self._pools):
             own = self._plan.task(split_of(name)).questions[index :: len(self._pools)]
-            left = [q.id for q in own if q.id not in known and q.family in wanted]
-            for start in range(0, len(left), CHUNK):
-                chunk = left[start : start + CHUNK]
-                futures.append(pool.submit(_answers, name, chunk, wanted))
+            left = [
+                (q.id, wanted.without(known.get(q.id, nothing))) for q in own if q.family == family
+            ]
+            jobs = [(question, job) for question, job in left if any(job)]
+            for start in range(0, len(jobs), CHUNK):
+                futures.append(pool.submit(_answers, name, jobs[start : start + CHUNK]))
         for future in as_completed(futures):
             yield future.result()
 
@@ -138,18 +155,19 @@ class _Here:
     def walk(self, tree: Tree, entry: Entry, threshold: float) -> Outcome:
         return tree.walk(entry.key, self.scorer(entry), threshold)
 
-    def others(self, tree: Tree) -> dict[str, Outcome]:
-        """The models alone, and what there is one of."""
-        question, sure = tree.question, Plain(MaxProb())
-        unsure = tree.root.scores("max-prob", sure)
+    def other(self, name: str, tree: Tree) -> Outcome:
+        """One of the models alone, or what there is one of."""
+        question = tree.question
+        if name == CLOUD:
+            return CloudAlone(self.cloud, self.edge.tokenizer, self.longest).answer(question)
+        if name == ORACLE:
+            return self.oracle.answer(question)
+        if name == COMMIT and question.choices:
+            return CommitPoint(self.edge, self.cloud, self.longest).answer(question)
+        sure = Plain(MaxProb())
+        scores = tree.root.scores("max-prob", sure)
         edge = tree.walk("max-prob", sure, NEVER)
-        commit = CommitPoint(self.edge, self.cloud, self.longest)
-        return {
-            EDGE: replace(edge, uncertainty=sum(unsure) / max(1, len(unsure))),
-            CLOUD: CloudAlone(self.cloud, self.edge.tokenizer, self.longest).answer(question),
-            COMMIT: commit.answer(question) if question.choices else edge,
-            ORACLE: self.oracle.answer(question),
-        }
+        return replace(edge, uncertainty=sum(scores) / max(1, len(scores)))
 
 
 _here: list[_Here] = []
@@ -159,14 +177,16 @@ def _start(plan: Plan, index: int, count: int) -> None:
     _here.append(_Here(plan, index, count))
 
 
-def _scores(held: str, wanted: Sequence[tuple[Entry, tuple[str, ...]]]) -> list[list[float]]:
+def _scores(held: str, wanted: Sequence[Scored]) -> list[NDArray[np.float64]]:
     (here,) = _here
     return [
-        [
-            score
-            for question in here.own(held, families)
-            for score in here.tree(question).root.scores(entry.key, here.scorer(entry))
-        ]
+        np.array(
+            [
+                score
+                for question in here.own(held, families)
+                for score in here.tree(question).root.scores(entry.key, here.scorer(entry))
+            ]
+        )
         for entry, families in wanted
     ]
 
@@ -180,20 +200,23 @@ def _counts(held: str, asks: Sequence[Ask]) -> list[tuple[int, int]]:
     return found
 
 
-def _answers(name: str, ids: Sequence[str], wanted: Mapping[str, Wanted]) -> dict[str, Told]:
+def _answers(name: str, jobs: Sequence[tuple[str, Wanted]]) -> list[Answered]:
     """A question's tree is dropped with its last answer."""
     (here,) = _here
     by_id = {question.id: question for question in here.own(name)}
-    told: dict[str, Told] = {}
-    for question in map(by_id.__getitem__, ids):
-        tree, asked = here.tree(question), wanted[question.family]
-        told[question.id] = Told(
-            {pair: here.walk(tree, *pair) for pair in asked.pairs},
-            here.others(tree) if asked.others else {},
-            {e: here.scorer(e).score(tree.root.steps[0], ()) for e in asked.queries},
-        )
-        del here.trees[question.id]
-    return told
+    found: list[Answered] = []
+    for identity, wanted in jobs:
+        tree = here.tree(by_id[identity])
+        outcomes = {key: here.walk(tree, *pair) for key, pair in wanted.pairs.items()}
+        outcomes |= {key: here.other(key, tree) for key in wanted.others}
+        queries = {
+            key: here.scorer(entry).score(tree.root.steps[0], ())
+            for key, entry in wanted.queries.items()
+        }
+        plain = {key: replace(outcome, text="") for key, outcome in outcomes.items()}
+        found.append(Answered(identity, plain, queries))
+        del here.trees[identity]
+    return found
 
 
 def _forget() -> None:

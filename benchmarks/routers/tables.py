@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from benchmarks.markdown import line, percent
 from benchmarks.routers import plan as plans
-from benchmarks.routers.compare import ALONE, Compared, Mode
-from benchmarks.routers.shards import CLOUD, EDGE, ORACLE
+from benchmarks.routers.compare import Compared, Mode
+from benchmarks.routers.shards import CLOUD, COMMIT, EDGE, ORACLE
 from edgewise.evaluation.statistics import Seeds, pooled_difference, pooled_gap
 from edgewise.evaluation.systems import Outcome, cloud_share
 
@@ -18,7 +18,7 @@ TITLES = {
     "facts": "Facts that no router's training saw",
     "left-out": "Each family with routers that were trained without it",
 }
-MODES: dict[Mode, str] = {
+TOLD: dict[Mode, str] = {
     "one": "One threshold for all families.",
     "each": "A threshold for each family, so that all routers spend alike in it.",
 }
@@ -37,7 +37,7 @@ class Tables:
         lines: list[str] = []
         for name in self._found.plan.sets:
             lines += ["", f"### {TITLES[name]}", "", *self._alone(name)]
-            for mode, told in MODES.items():
+            for mode, told in TOLD.items():
                 lines += ["", told, "", *self._gaps(name, mode)]
         share = self._found.plan.shares[-1]
         if self._found.plan.baselines:
@@ -99,7 +99,7 @@ class Tables:
         head = ["router", "asked", "realised", "right", "strictly", *families]
         lines = line([*head, "average", "average, strictly"], head=True)
         rows = [(row, share) for row in self._found.names() for share in self._found.plan.shares]
-        rows += [(row, 0.0) for row in ALONE]
+        rows += [(row, 0.0) for row in (COMMIT, ORACLE)]
         for row, share in rows:
             told = self._outcomes(name, mode, row, share)
             every = [o for seeds in told.values() for found in seeds for o in found]
@@ -115,11 +115,9 @@ class Tables:
 
     def _differences(self, label: str, share: float) -> list[str]:
         """Points of accuracy above every rival, averaged over families, by set."""
-        cases = [(name, mode) for name in self._found.plan.sets for mode in MODES]
-        head = [f"{TITLES[name]}: {MODES[mode].split(' for ')[0].lower()}" for name, mode in cases]
+        cases = [(name, mode) for name in self._found.plan.sets for mode in TOLD]
         lines = line(["above", *(f"{name} ({mode})" for name, mode in cases)], head=True)
-        assert len(head) == len(cases)
-        for rival in (*(row for row in self._found.names() if row != label), ALONE[0]):
+        for rival in (*(row for row in self._found.names() if row != label), COMMIT):
             cells = [
                 percent(
                     pooled_difference(
