@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import structlog
 
-from benchmarks.pocket_routers import line
+from benchmarks.markdown import line
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.gateway import GatewayCloud

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import aiohttp
 import numpy as np
 
-from benchmarks.pocket_routers import line
+from benchmarks.markdown import line
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer

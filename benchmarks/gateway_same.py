@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.pocket_routers import line
+from benchmarks.markdown import line
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import LlamaServer

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.pocket_routers import line
+from benchmarks.markdown import line
 from benchmarks.random_qwen import Shape, build
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.engine import LlamaServer

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks import random_qwen
-from benchmarks.pocket_routers import line
+from benchmarks.markdown import line
 from edgewise.addresses import bundled
 from edgewise.bench.link import Conditions, Figure, Gaps, LinkBench, LinkRow
 from edgewise.bench.pace import Pace, measured

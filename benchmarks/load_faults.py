@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.faults.attacks import SILENT, attacked, silent
 from benchmarks.load_devices import Report
-from benchmarks.pocket_routers import line
+from benchmarks.markdown import line
 from edgewise.addresses import bundled
 from edgewise.testing.scripted_engine import reply_to
 from edgewise.wire.protocol import PATH

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks import random_qwen
-from benchmarks.pocket_routers import line
+from benchmarks.markdown import line
 from benchmarks.random_qwen import Shape
 from edgewise.bench.paper_method import compare
 from edgewise.edge.llamacpp import LlamaModel

@@ -15,7 +15,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.pocket_routers import line
+from benchmarks.markdown import line
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.prompts import MAX_PROMPT, Message, Renderer, prompt_ids

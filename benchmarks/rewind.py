@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import random_qwen
-from benchmarks.pocket_routers import line
+from benchmarks.markdown import line
 from edgewise.bench.paper_method import Every
 from edgewise.edge.base import Needs
 from edgewise.edge.llamacpp import LlamaModel

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.pocket_routers import line
+from benchmarks.markdown import line
 from benchmarks.random_qwen import Shape, build
 from edgewise.bench.speed import score_seconds
 from edgewise.edge.llamacpp import LlamaModel

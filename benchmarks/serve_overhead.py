@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks import random_qwen
 from benchmarks.edge_speed import MODEL, ROUTER, decoder_for, load, write_router
-from benchmarks.pocket_routers import line
+from benchmarks.markdown import line
 from edgewise.events import Token
 from edgewise.loop.decoder import Decoder
 from tests.server.serving import serving

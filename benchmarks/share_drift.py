@@ -14,7 +14,8 @@ from contextlib import closing
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.pocket_routers import line
+from benchmarks.markdown import line
+from benchmarks.routers.plan import of_families
 from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
@@ -45,11 +46,6 @@ def realised(decoder: Decoder, task: Task) -> tuple[float, float, float]:
 def share(written: Sequence[tuple[int, int]]) -> float:
     cloud = sum(pair[0] for pair in written)
     return cloud / (cloud + sum(pair[1] for pair in written))
-
-
-def of_families(task: Task, families: Sequence[str]) -> Task:
-    kept = tuple(question for question in task.questions if question.family in families)
-    return Task(task.name, kept, task.max_tokens)
 
 
 def main() -> None:

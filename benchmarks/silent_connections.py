@@ -21,7 +21,7 @@ from typing import NamedTuple
 import aiohttp
 import numpy as np
 
-from benchmarks.pocket_routers import line
+from benchmarks.markdown import line
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.wire.protocol import (

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from benchmarks.pocket_routers import line
+from benchmarks.markdown import line
 
 SEEN = 0.9
 """Of the tries: an engine may be out of use for a moment by what was done to it before."""

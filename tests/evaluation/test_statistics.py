@@ -173,3 +173,11 @@ def test_pooled_families_weigh_alike_whatever_their_size() -> None:
     large = Seeds([False] * 500, [[False] * 500], [True] * 500, [False] * 500)
     assert pooled_gap([small, large])[0] == pytest.approx(0.5)
     assert pooled_difference([small, large])[0] == pytest.approx(0.5)
+
+
+def test_a_pooled_gap_that_is_none_is_no_number() -> None:
+    """A cloud that is no better has no gap to recover; a resample without one leaves it open."""
+    value, _ = pooled_gap([Seeds([True] * 10, [[True] * 10], [True] * 10, [True] * 10)])
+    assert math.isnan(value)
+    seeds = Seeds([False, False], [[True, False]], [True, False], [False, False])
+    assert pooled_gap([seeds]) == (1.0, (-math.inf, math.inf))

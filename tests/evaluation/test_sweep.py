@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from edgewise.errors import CloudUnavailable, UsageError
-from edgewise.evaluation.baselines import CommitPoint, query_level
+from edgewise.evaluation.baselines import CommitPoint
 from edgewise.evaluation.plan import Evaluation, contender_named
+from edgewise.evaluation.query_level import query_level
 from edgewise.evaluation.report import CLOUD, EDGE, as_csv, rows, summary
 from edgewise.evaluation.sweep import OUTCOMES, Cell, Store
 from edgewise.evaluation.systems import Outcome

@@ -11,7 +11,7 @@ from edgewise.addresses import bundled
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudTimeout
-from edgewise.evaluation.baselines import CommitPoint, commit_point, query_level
+from edgewise.evaluation.baselines import CommitPoint, commit_point
 from edgewise.evaluation.systems import (
     CloudAlone,
     Decoded,
@@ -186,37 +186,3 @@ def test_the_commit_point_holds_a_choice_s_first_letter(
     whole = b"".join(map(tokenizer.piece, ids))
     opening = whole.index(f" {named} ".encode()) + 1
     assert len(parts[0]) <= opening < len(parts[1])
-
-
-sizes = st.lists(
-    st.tuples(st.integers(1, 30), st.integers(1, 30), st.floats(0, 1)), min_size=1, max_size=12
-)
-
-
-def outcome(name: int, tokens: int, unsure: float, *, by_cloud: bool) -> Outcome:
-    return Outcome(
-        question=f"{name}",
-        family="f",
-        text="cloud" if by_cloud else "edge",
-        right=by_cloud,
-        strict=by_cloud,
-        output_tokens=tokens,
-        cloud_tokens=tokens if by_cloud else 0,
-        uncertainty=unsure,
-    )
-
-
-@given(sizes=sizes, share=st.floats(0.01, 1.0))
-def test_whole_questions_stay_within_the_share(
-    sizes: list[tuple[int, int, float]], share: float
-) -> None:
-    edges = [outcome(i, e, u, by_cloud=False) for i, (e, _, u) in enumerate(sizes)]
-    clouds = [outcome(i, c, 0.0, by_cloud=True) for i, (_, c, _) in enumerate(sizes)]
-    found = query_level(edges, clouds, share)
-    assert [o.question for o in found] == [o.question for o in edges]
-    assert cloud_share(found) <= share + 1e-9
-    sent = [o.uncertainty for o in found if o.text == "cloud"]
-    kept = [o.uncertainty for o in found if o.text == "edge"]
-    assert not sent or not kept or min(sent) >= max(kept)
-    if share == 1.0:
-        assert not kept

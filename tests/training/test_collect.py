@@ -71,6 +71,23 @@ def test_no_answer_is_asked_for_twice(tmp_path: Path) -> None:
     assert all(answer.right and len(answer.logprobs) == len(answer.ids) for answer in found)
 
 
+def test_a_folder_may_hold_more_than_is_asked_for(tmp_path: Path) -> None:
+    """A router that is trained without some questions reads the others from the same folder."""
+    edge, every = ScriptedEdge(noise()), answers(tmp_path, 60)
+    whole = collect_features(every, "answer", edge, tmp_path)
+    some = [answer for at, answer in enumerate(every) if at % 7 == 3]
+    found = collect_features(some, "answer", edge, tmp_path)
+    assert found.questions == tuple(answer.question for answer in some)
+    assert [found.questions[at] for at in found.sample.tolist()] == [
+        whole.questions[at] for at in whole.sample.tolist() if at % 7 == 3
+    ]
+    kept = whole.sample % 7 == 3
+    for column in ("proposed", "written", "edge_logprob"):
+        assert getattr(found, column).tolist() == getattr(whole, column)[kept].tolist()
+    for name in COLUMNS:
+        assert np.array_equal(found.inputs[name], whole.inputs[name][kept])
+
+
 def test_rows_are_what_the_router_sees_at_run_time(tmp_path: Path) -> None:
     edge = ScriptedEdge(noise())
     found = collect_features(answers(tmp_path, 3), "answer", edge, tmp_path)

@@ -1,8 +1,6 @@
-"""What a router must beat: one consult at the commit point, and routing whole questions."""
+"""What a router must beat: one consult at the commit point."""
 
 from collections.abc import Sequence
-
-import msgspec
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel, Needs, Step, Tokenizer
@@ -66,20 +64,3 @@ def commit_point(tokenizer: Tokenizer, ids: Sequence[int], question: Question) -
             return index
         left -= len(piece)
     raise AssertionError("a place in the text lies in one of its pieces")
-
-
-def query_level(edge: Sequence[Outcome], cloud: Sequence[Outcome], share: float) -> list[Outcome]:
-    """Whole questions to the cloud, the edge's most uncertain ones first, within a cloud share.
-
-    A question is sent as long as cloud tokens stay within `share` of all output tokens.
-    """
-    chosen = list(edge)
-    order = sorted(range(len(edge)), key=lambda i: -edge[i].uncertainty)
-    output, written = sum(o.output_tokens for o in edge), 0
-    for i in order:
-        output += cloud[i].output_tokens - edge[i].output_tokens
-        written += cloud[i].cloud_tokens
-        if written > share * output:
-            break
-        chosen[i] = msgspec.structs.replace(cloud[i], uncertainty=edge[i].uncertainty)
-    return chosen

@@ -8,9 +8,10 @@ import msgspec
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
-from edgewise.evaluation.baselines import CommitPoint, query_level
+from edgewise.evaluation.baselines import CommitPoint
 from edgewise.evaluation.calibration import thresholds_for
 from edgewise.evaluation.oracle import Oracle
+from edgewise.evaluation.query_level import query_level
 from edgewise.evaluation.report import CLOUD, EDGE
 from edgewise.evaluation.sweep import Cell, Store, run
 from edgewise.evaluation.systems import (

@@ -136,7 +136,7 @@ def collect_features(
 ) -> Columns:
     """What the very edge build that will run makes of the texts; goes on where it stopped.
 
-    Raises `UsageError` where a feature is not a number.
+    The folder may hold more texts than these. Raises `UsageError` where a feature is no number.
     """
     shards = [_read(path) for path in sorted(folder.glob(f"{text}-*.safetensors"))]
     known = {question for shard in shards for question in shard.questions}
@@ -151,7 +151,7 @@ def collect_features(
             shards.append(shard)
     finally:
         session.close()
-    return _joined(shards)
+    return _of(_joined(shards), {sample.question for sample in samples})
 
 
 def _columns(session: EdgeSession, samples: Sequence[Sample], done: Callable[[], None]) -> Columns:
@@ -242,6 +242,22 @@ def _is_whole(found: Columns) -> bool:
         and all(bool(np.isfinite(column).all()) for column in floats)
         and all(bool((column >= 0).all()) for column in ids)
         and bool((found.sample < len(found.questions)).all())
+    )
+
+
+def _of(columns: Columns, questions: set[str]) -> Columns:
+    """The rows of some questions' texts."""
+    kept = np.array([name in questions for name in columns.questions])
+    if kept.all():
+        return columns
+    rows, places = kept[columns.sample], np.cumsum(kept) - 1
+    return Columns(
+        tuple(name for name in columns.questions if name in questions),
+        places[columns.sample[rows]].astype(np.int32),
+        columns.proposed[rows],
+        columns.written[rows],
+        columns.edge_logprob[rows],
+        {name: values[rows] for name, values in columns.inputs.items()},
     )
 
 

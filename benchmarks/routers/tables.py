@@ -1,0 +1,178 @@
+"""What was found, in Markdown."""
+
+from collections.abc import Sequence
+
+from benchmarks.markdown import line, percent
+from benchmarks.routers import plan as plans
+from benchmarks.routers.compare import Compared, Mode
+from benchmarks.routers.shards import CLOUD, COMMIT, EDGE, ORACLE
+from edgewise.evaluation.statistics import Seeds, pooled_difference, pooled_gap
+from edgewise.evaluation.systems import Outcome, cloud_share
+
+READINGS = ("right", "strict")
+GATE_LIMIT, ORACLE_LIMIT = 0.40, 0.95
+
+TITLES = {
+    "test": "Ordinary questions",
+    "frames": "Frames that no training saw",
+    "facts": "Facts that no router's training saw",
+    "left-out": "Each family with routers that were trained without it",
+}
+TOLD: dict[Mode, str] = {
+    "one": "One threshold for all families.",
+    "each": "A threshold for each family, so that all routers spend alike in it.",
+}
+
+ByFamily = dict[str, list[list[Outcome]]]
+
+
+class Tables:
+    """The tables of a comparison; `inputs` are those of the trained routers in them."""
+
+    def __init__(self, found: Compared, inputs: tuple[plans.Input, ...] = plans.INPUTS) -> None:
+        self._found, self._inputs = found, inputs
+
+    def all(self) -> list[str]:
+        """A table for every set and both ways of setting thresholds; differences; gates."""
+        lines: list[str] = []
+        for name in self._found.plan.sets:
+            lines += ["", f"### {TITLES[name]}", "", *self._alone(name)]
+            for mode, told in TOLD.items():
+                lines += ["", told, "", *self._gaps(name, mode)]
+        share = self._found.plan.shares[-1]
+        if self._found.plan.baselines:
+            for label in self._found.plan.labels:
+                lines += ["", f"### {label} above the others at {share:.0%}, points", ""]
+                lines += self._differences(label, share)
+            lines += ["", "### The gates", "", *self._gates()]
+        return lines
+
+    def seeds(
+        self, name: str, mode: Mode, row: str, share: float, reading: str, rival: str = EDGE
+    ) -> dict[str, Seeds]:
+        """By family, for the statistics."""
+        told = self._outcomes(name, mode, row, share)
+        edge, cloud, other = (
+            self._outcomes(name, mode, system, share) for system in (EDGE, CLOUD, rival)
+        )
+        return {
+            family: Seeds(
+                _right(edge[family][0], reading),
+                [_right(seed, reading) for seed in seeds],
+                _right(cloud[family][0], reading),
+                _mean_right(other[family], reading),
+            )
+            for family, seeds in told.items()
+        }
+
+    def gap(
+        self, name: str, mode: Mode, row: str, share: float, reading: str
+    ) -> tuple[float, tuple[float, float]]:
+        """Recovered, averaged over the families."""
+        return pooled_gap(list(self.seeds(name, mode, row, share, reading).values()))
+
+    def realised(self, name: str, mode: Mode, row: str, share: float) -> float:
+        by_family = self._outcomes(name, mode, row, share)
+        return cloud_share([o for seeds in by_family.values() for found in seeds for o in found])
+
+    def _outcomes(self, name: str, mode: Mode, row: str, share: float) -> ByFamily:
+        return self._found.outcomes(name, mode, row, share, self._inputs_of(row))
+
+    def _inputs_of(self, row: str) -> tuple[plans.Input, ...]:
+        return self._inputs if row in self._found.plan.labels else plans.INPUTS
+
+    def _alone(self, name: str) -> list[str]:
+        """Both models by themselves, by both readings."""
+        families = self._found.families[name]
+        lines = line(["right, strictly right", *families, "average"], head=True)
+        for row in (EDGE, CLOUD):
+            told = self._outcomes(name, "one", row, 0)
+            means = [[_mean(told[f][0], reading) for reading in READINGS] for f in families]
+            means.append([sum(each) / len(families) for each in zip(*means, strict=True)])
+            cells = [f"{100 * right:.1f}, {100 * strict:.1f}%" for right, strict in means]
+            lines += line([f"{row} alone", *cells])
+        return lines
+
+    def _gaps(self, name: str, mode: Mode) -> list[str]:
+        """Gap recovered in percent by family, and averaged by both readings."""
+        families = self._found.families[name]
+        head = ["router", "asked", "realised", "right", "strictly", *families]
+        lines = line([*head, "average", "average, strictly"], head=True)
+        rows = [(row, share) for row in self._found.names() for share in self._found.plan.shares]
+        rows += [(row, 0.0) for row in (COMMIT, ORACLE)]
+        for row, share in rows:
+            told = self._outcomes(name, mode, row, share)
+            every = [o for seeds in told.values() for found in seeds for o in found]
+            by_family = self.seeds(name, mode, row, share, "right")
+            cells = [row, f"{share:.0%}" if share else "", f"{cloud_share(every):.1%}"]
+            cells += [f"{_mean(every, reading):.1%}" for reading in READINGS]
+            for family, seeds in by_family.items():
+                own = cloud_share([o for found in told[family] for o in found])
+                cells.append(f"{percent(pooled_gap([seeds]))} at {own:.1%}")
+            averages = [percent(self.gap(name, mode, row, share, r)) for r in READINGS]
+            lines += line([*cells, *(f"**{average}**" for average in averages)])
+        return lines
+
+    def _differences(self, label: str, share: float) -> list[str]:
+        """Points of accuracy above every rival, averaged over families, by set."""
+        cases = [(name, mode) for name in self._found.plan.sets for mode in TOLD]
+        lines = line(["above", *(f"{name} ({mode})" for name, mode in cases)], head=True)
+        for rival in (*(row for row in self._found.names() if row != label), COMMIT):
+            cells = [
+                percent(
+                    pooled_difference(
+                        list(self.seeds(name, mode, label, share, "right", rival).values())
+                    )
+                )
+                for name, mode in cases
+            ]
+            lines += line([rival, *cells])
+        return lines
+
+    def _gates(self) -> list[str]:
+        """What needs no model state must recover little, and the oracle nearly all."""
+        name = self._found.plan.sets[0]
+        head = ["gate", "asked", "realised", "recovered", "strictly", "a threshold each", "must be"]
+        lines = line([*head, "is"], head=True)
+        limits = {plans.THREE_TOKENS: f"at most {GATE_LIMIT:.0%}", ORACLE: f">= {ORACLE_LIMIT:.0%}"}
+        rows = [(row, share) for row in plans.GATES for share in plans.GATE_SHARES]
+        for row, share in [*rows, (ORACLE, 0.0)]:
+            gaps = [self.gap(name, "one", row, share, reading) for reading in READINGS]
+            gaps.append(self.gap(name, "each", row, share, "right"))
+            values = [value for value, _ in gaps]
+            met = ""
+            if row == plans.THREE_TOKENS:
+                met = "met" if max(values) <= GATE_LIMIT else "not met"
+            if row == ORACLE:
+                spent = self.realised(name, "one", row, share)
+                met = "met" if min(values) >= ORACLE_LIMIT and spent <= 0.05 else "not met"
+            cells = [row, f"{share:.0%}" if share else ""]
+            cells += [f"{self.realised(name, 'one', row, share):.1%}", *map(percent, gaps)]
+            lines += line([*cells, limits.get(row, ""), met])
+        return lines
+
+
+def ablation(found: Compared, share: float) -> list[str]:
+    """Labels and inputs, one seed each."""
+    labels = found.plan.labels
+    lines = ["", f"Gap recovered when {share:.0%} is asked for, %:", ""]
+    lines += line(["inputs", *labels], head=True)
+    for inputs in found.plan.inputs:
+        tables = Tables(found, inputs)
+        cells = [percent(tables.gap("test", "one", label, share, "right")) for label in labels]
+        lines += line([" + ".join(inputs), *cells])
+    return lines
+
+
+def _right(found: Sequence[Outcome], reading: str) -> list[bool]:
+    return [getattr(outcome, reading) for outcome in found]
+
+
+def _mean(found: Sequence[Outcome], reading: str) -> float:
+    return sum(_right(found, reading)) / len(found)
+
+
+def _mean_right(seeds: Sequence[Sequence[Outcome]], reading: str) -> list[float]:
+    """Of each question, how often it was right over a rival's seeds."""
+    columns = zip(*(_right(found, reading) for found in seeds), strict=True)
+    return [sum(column) / len(column) for column in columns]
