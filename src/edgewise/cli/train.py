@@ -27,6 +27,21 @@ INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars", "token_embeddi
 DEFAULT_INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
 
 
+# What one input or one label alone takes.
+TopK = Annotated[int | None, typer.Option(help="How many log-probs top_logprobs are; default 10.")]
+RolloutsEach = Annotated[
+    int | None, typer.Option(help="value: rollouts of each branch; default 1.")
+]
+Rounds = Annotated[
+    int | None,
+    typer.Option(help="citer: rounds of training, default 2; with --stage, which round."),
+]
+JudgedBy = Annotated[
+    str | None,
+    typer.Option(help="r2r: who tells neutral from divergent, cloud (default) or outcome."),
+]
+
+
 # It makes the router, and its thresholds; all else as for an evaluation. `top_k` is its own here.
 @takes(
     *(*MODELS, "seed", *MACHINE),
@@ -51,17 +66,9 @@ def train(
     kind: Annotated[
         str, typer.Option(help="What to train: mlp, a registered kind, or ./file.py:Class.")
     ] = "mlp",
-    rollouts: Annotated[
-        int | None, typer.Option(help="value: rollouts of each branch; default 1.")
-    ] = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(help="citer: rounds of training, default 2; with --stage, which round."),
-    ] = None,
-    judge: Annotated[
-        str | None,
-        typer.Option(help="r2r: who tells neutral from divergent, cloud (default) or outcome."),
-    ] = None,
+    rollouts: RolloutsEach = None,
+    rounds: Rounds = None,
+    judge: JudgedBy = None,
     data: options.Data = None,
     check: options.Check = None,
     limit: options.Limit = None,
@@ -74,9 +81,7 @@ def train(
         list[str] | None,
         typer.Option(help=f"{', '.join(INPUTS)}; may be repeated; default the first three."),
     ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(help="How many log-probs top_logprobs are; default 10.")
-    ] = None,
+    top_k: TopK = None,
     hidden: Annotated[
         int | None,
         typer.Option(help="Width of the router's hidden layer; 0 is none. Default 64, co-llm 0."),
