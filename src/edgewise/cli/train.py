@@ -94,15 +94,8 @@ def train(
     recipe = _recipe(labels[0], hidden=hidden, epochs=epochs, seed=chosen.seed or 0)
     if stage in (None, "fit"):
         fit_of(kind)
-    asked = with_calibration(
-        task,
-        "train",
-        data=data,
-        check=check,
-        limit=limit,
-        calibration=calibration,
-        max_tokens=max_tokens,
-    )
+    opened = partial(with_calibration, task, "train", data=data, check=check, limit=limit)
+    asked = opened(calibration=calibration, max_tokens=max_tokens)
     training = partial(Training, *asked, out, inputs=wanted, top_k=top_k, recipe=recipe, kind=kind)
     _told(_trained(chosen, asked, out, training, labels, stage))
     if stage in (None, "fit", "calibrate"):
