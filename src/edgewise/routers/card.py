@@ -84,10 +84,11 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def doubts(self) -> tuple[str, ...]:
         """What speaks against the router by its own figures, a sentence each."""
         found: list[str] = []
-        if None not in (self.loss, self.baseline_loss) and self.loss >= self.baseline_loss:
+        loss, constant = self.loss, self.baseline_loss
+        if loss is not None and constant is not None and loss >= constant:
             found.append(
                 f"The router is no better than a constant: its loss on texts set aside is "
-                f"{self.loss:.4f} nats, a constant's {self.baseline_loss:.4f}; train it on more "
+                f"{loss:.4f} nats, a constant's {constant:.4f}; train it on more "
                 "questions, or use entropy."
             )
         for share, (realised, low, high) in self.realised.items():
