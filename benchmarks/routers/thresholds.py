@@ -4,8 +4,6 @@ from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from edgewise.evaluation.calibration import reached_by
-
 ROUNDS = 12
 SETTLED = 0.01
 """A realised share this close to the one asked for (relative) is taken."""
@@ -21,7 +19,7 @@ def search(share: float, scores: Sequence[float]) -> Search:
     consulted where the threshold is lower: the place in the sorted scores is what is halved.
     """
     places = np.unique(np.asarray(scores))[::-1]
-    begun = reached_by(share, scores)
+    begun = float(np.quantile(scores, 1 - share, method="lower"))
     at = int(np.clip(np.searchsorted(-places, -begun), 0, len(places) - 1))
     low, high = -1, len(places)
     best = (share, 2.0)

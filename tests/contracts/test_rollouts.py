@@ -243,7 +243,7 @@ class TestTogether:
 
     def test_one_too_long_is_refused_before_any_is_begun(self) -> None:
         edge = Side(noise())
-        asked = [Prefix((1,), 2), Prefix((1, 2, 3), edge.context)]
+        asked = [Prefix((1,), 2), Prefix((1,) * (edge.context + 1), 1)]
         with pytest.raises(ContextOverflow) as caught:
             edge_rollouts(edge).run(asked)
         assert caught.value.setting == "ctx"
