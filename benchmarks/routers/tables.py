@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from benchmarks.markdown import line, percent
 from benchmarks.routers import plan as plans
-from benchmarks.routers.compare import Compared, Mode
+from benchmarks.routers.compare import MODES, Compared, Mode
 from benchmarks.routers.shards import CLOUD, COMMIT, EDGE, ORACLE
 from edgewise.evaluation.statistics import Seeds, pooled_difference, pooled_gap
 from edgewise.evaluation.systems import Outcome, cloud_share
@@ -18,10 +18,11 @@ TITLES = {
     "facts": "Facts that no router's training saw",
     "left-out": "Each family with routers that were trained without it",
 }
-TOLD: dict[Mode, str] = {
-    "one": "One threshold for all families.",
-    "each": "A threshold for each family, so that all routers spend alike in it.",
-}
+ONE = "One threshold for all families; gap recovered in percent, at the share realised."
+EACH = (
+    "A threshold for each family, so that all routers spend alike in it; gap recovered in percent, "
+    "averaged, then of each family at the largest share."
+)
 
 ByFamily = dict[str, list[list[Outcome]]]
 
@@ -37,8 +38,7 @@ class Tables:
         lines: list[str] = []
         for name in self._found.plan.sets:
             lines += ["", f"### {TITLES[name]}", "", *self._alone(name)]
-            for mode, told in TOLD.items():
-                lines += ["", told, "", *self._gaps(name, mode)]
+            lines += ["", ONE, "", *self._gaps(name), "", EACH, "", *self._gaps_of_each(name)]
         share = self._found.plan.shares[-1]
         if self._found.plan.baselines:
             for label in self._found.plan.labels:
@@ -93,29 +93,44 @@ class Tables:
             lines += line([f"{row} alone", *cells])
         return lines
 
-    def _gaps(self, name: str, mode: Mode) -> list[str]:
-        """Gap recovered in percent by family, and averaged by both readings."""
+    def _gaps(self, name: str) -> list[str]:
+        """By family, and averaged by both readings."""
         families = self._found.families[name]
         head = ["router", "asked", "realised", "right", "strictly", *families]
         lines = line([*head, "average", "average, strictly"], head=True)
         rows = [(row, share) for row in self._found.names() for share in self._found.plan.shares]
-        rows += [(row, 0.0) for row in (COMMIT, ORACLE)]
-        for row, share in rows:
-            told = self._outcomes(name, mode, row, share)
+        for row, share in [*rows, (COMMIT, 0.0), (ORACLE, 0.0)]:
+            told = self._outcomes(name, "one", row, share)
             every = [o for seeds in told.values() for found in seeds for o in found]
-            by_family = self.seeds(name, mode, row, share, "right")
             cells = [row, f"{share:.0%}" if share else "", f"{cloud_share(every):.1%}"]
             cells += [f"{_mean(every, reading):.1%}" for reading in READINGS]
-            for family, seeds in by_family.items():
-                own = cloud_share([o for found in told[family] for o in found])
-                cells.append(f"{percent(pooled_gap([seeds]))} at {own:.1%}")
-            averages = [percent(self.gap(name, mode, row, share, r)) for r in READINGS]
+            cells += [self._gap_at(name, "one", row, share, family) for family in families]
+            averages = [percent(self.gap(name, "one", row, share, r)) for r in READINGS]
             lines += line([*cells, *(f"**{average}**" for average in averages)])
         return lines
 
+    def _gaps_of_each(self, name: str) -> list[str]:
+        """The averages at every share, and by family at the largest."""
+        families, shares = self._found.families[name], self._found.plan.shares
+        head = ["router", *(f"{share:.0%}" for share in shares)]
+        head += [f"{shares[-1]:.0%}, strictly", *families]
+        lines = line(head, head=True)
+        for row in self._found.names():
+            cells = [row, *(percent(self.gap(name, "each", row, s, "right")) for s in shares)]
+            cells.append(percent(self.gap(name, "each", row, shares[-1], "strict")))
+            cells += [self._gap_at(name, "each", row, shares[-1], family) for family in families]
+            lines += line(cells)
+        return lines
+
+    def _gap_at(self, name: str, mode: Mode, row: str, share: float, family: str) -> str:
+        """One family's gap recovered, and the share realised in it."""
+        seeds = self.seeds(name, mode, row, share, "right")[family]
+        own = [o for found in self._outcomes(name, mode, row, share)[family] for o in found]
+        return f"{percent(pooled_gap([seeds]))} at {cloud_share(own):.1%}"
+
     def _differences(self, label: str, share: float) -> list[str]:
         """Points of accuracy above every rival, averaged over families, by set."""
-        cases = [(name, mode) for name in self._found.plan.sets for mode in TOLD]
+        cases = [(name, mode) for name in self._found.plan.sets for mode in MODES]
         lines = line(["above", *(f"{name} ({mode})" for name, mode in cases)], head=True)
         for rival in (*(row for row in self._found.names() if row != label), COMMIT):
             cells = [

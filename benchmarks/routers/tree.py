@@ -34,7 +34,7 @@ class Segment:
 
     def __init__(self, prefix: tuple[int, ...], ids: tuple[int, ...], steps: list[Step]) -> None:
         self.prefix, self.ids, self.steps = prefix, ids, steps
-        self.by_cloud: dict[int, int] = {}
+        self.by_cloud: list[int] = []
         self.branches: dict[tuple[int, int], Segment] = {}
         self._scores: dict[str, list[float | None]] = {}
 
@@ -85,10 +85,14 @@ class Models:
             ids.append(last)
         return Segment(prefix, tuple(ids), steps)
 
-    def by_cloud(self, prompt: Sequence[int], ids: Sequence[int]) -> int:
-        """The cloud's next id; `open` computes only what the KV cache does not hold."""
-        self._cloud.open([*prompt, *ids])
-        return self._cloud.step().proposed
+    def by_cloud(self, prompt: Sequence[int], segment: Segment) -> list[int]:
+        """The cloud's id at each place of a segment, in one batch: the next router asks elsewhere.
+
+        `open` computes only what the KV cache does not hold.
+        """
+        *before, last = [*prompt, *segment.prefix]
+        self._cloud.open(before)
+        return [step.proposed for step in self._cloud.steps([last, *segment.ids[:-1]])]
 
 
 class Graded(NamedTuple):
@@ -132,9 +136,8 @@ class Tree:
         )
 
     def _by_cloud(self, segment: Segment, at: int) -> int:
-        if at not in segment.by_cloud:
-            before = segment.prefix + segment.ids[:at]
-            segment.by_cloud[at] = self._models.by_cloud(self.prompt, before)
+        if not segment.by_cloud:
+            segment.by_cloud = self._models.by_cloud(self.prompt, segment)
         return segment.by_cloud[at]
 
     def _branch(self, segment: Segment, at: int, token: int) -> Segment:
