@@ -118,7 +118,7 @@ def _conclude(result: Summary) -> None:
         f"The cloud wrote {result.cloud_share:.1%} of the pair's tokens. With the prompts that it "
         f"reads,\nthat is {work} of its work when it writes alone.\n"
         f"Pair minus edge, {result.questions} questions, with 95% intervals:\n"
-        f"{lenient} by the lenient reading, {strict} by the strict one."
+        f"{lenient} by the lenient reading,\n{strict} by the strict one."
     )
 
 
