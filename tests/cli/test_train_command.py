@@ -50,6 +50,9 @@ FEW = ("--limit", "40", "--calibration", "6")
         (("--label", "citer", "--rounds", "3"), "rounds must be 1 or 2"),
         (("--label", "mismatch", "--rollouts", "2"), "label 'mismatch' takes no rollouts"),
         (("--rounds", "1"), "label 'value' takes no rounds"),
+        (("--judge", "cloud"), "label 'value' takes no judge"),
+        (("--label", "r2r", "--judge", "coin"), "no judge 'coin'; it is cloud or outcome"),
+        (("--label", "r2r", "--limit", "3"), "no judge: it tells"),
         (("--label", "magic"), "no label 'magic'"),
         (("--kind", "magic"), "no router 'magic'"),
         (("--kind", "entropy"), "cannot be trained"),
@@ -106,11 +109,11 @@ def test_a_router_that_is_worth_nothing_says_so(edgewise: Edgewise, tmp_path: Pa
     assert (router["status"], "no better than a constant" in router["detail"]) == ("warn", True)
 
 
-@pytest.mark.parametrize("label", ["mismatch", "co-llm", "citer"])
+@pytest.mark.parametrize("label", ["mismatch", "co-llm", "citer", "r2r --judge outcome"])
 def test_every_label_makes_a_router(edgewise: Edgewise, tmp_path: Path, label: str) -> None:
     pytest.importorskip("torch")
     embedded = ("--inputs", "hidden", "--inputs", "token_embedding")
-    done = edgewise("train", "pocketqa", "--out", "r", "--label", label, *embedded, *FEW)
+    done = edgewise("train", "pocketqa", "--out", "r", "--label", *label.split(), *embedded, *FEW)
     assert done.code == 0, done.err
     shown = edgewise("router", "show", "r")
     assert shown.code == 0, shown.err
