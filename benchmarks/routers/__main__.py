@@ -53,9 +53,11 @@ def main() -> None:
         found.run()
     except UsageError as error:
         sys.exit(str(error))
-    lines = Tables(found).all()
-    if options.ablation:
-        lines = [line for share in plan.shares for line in ablation(found, share)]
+    lines = (
+        [line for share in plan.shares for line in ablation(found, share)]
+        if options.ablation
+        else Tables(found).all()
+    )
     print("\n".join(lines).lstrip())
     print(
         f"\nOf each family {plan.questions} questions, {plan.calibration} others to set "

@@ -176,21 +176,27 @@ def test_a_split_that_there_is_not_is_a_sentence(tmp_path: Path) -> None:
         plan.task("elsewhere")
 
 
+def compared(work: Path, *given: str) -> str:
+    """What the command prints, for its smallest sizes."""
+    command = [sys.executable, "-m", "benchmarks.routers", "--work", str(work)]
+    command += ["--labels", "value", "--seeds", "1", "--shares", "0.05"]
+    command += ["--train", "20", "--calibration", "3", "--questions", "2", *given]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_the_whole_comparison(tmp_path: Path) -> None:
     """Its smallest run, twice: the second finds everything done and says the same."""
     pytest.importorskip("torch")
-    command = [sys.executable, "-m", "benchmarks.routers", "--work", str(tmp_path)]
-    command += ["--labels", "value", "--sets", "test", "left-out", "--seeds", "1"]
-    command += ["--shares", "0.05", "--train", "30", "--calibration", "4", "--questions", "3"]
-    told: list[str] = []
-    for _ in range(2):
-        done = subprocess.run(
-            command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        told.append(done.stdout)
-    assert told[0] == told[1]
-    assert told[0].count("| value | 5% |") == 2  # a row in the table of each set
-    assert told[0].count("| value | ") == 4  # and one where each family has its threshold
+    told = compared(tmp_path, "--sets", "test", "left-out")
+    assert told.count("| value | 5% |") == 2  # a row in the table of each set
+    assert told.count("| value | ") == 4  # and one where each family has its threshold
     for row in ("three tokens", "position", "oracle", "query level, trained", "commit point"):
-        assert f"| {row} |" in told[0]
+        assert f"| {row} |" in told
+    answers = (tmp_path / "answers" / "test.jsonl").read_bytes()
+    assert compared(tmp_path, "--sets", "test", "left-out") == told
+    assert (tmp_path / "answers" / "test.jsonl").read_bytes() == answers
+    assert "| hidden + top_logprobs + scalars | " in compared(tmp_path, "--ablation")
