@@ -13,7 +13,7 @@ from benchmarks.routers import plan as plans
 from benchmarks.routers.plan import Entry, Plan, split_of
 from benchmarks.routers.shards import CLOUD, EDGE, OTHERS, Answered, Ask, Shards, Wanted
 from benchmarks.routers.thresholds import Search, search
-from benchmarks.routers.trainings import fit_all, identity, opened, prepare
+from benchmarks.routers.trainings import fit_all, identity, opened, prepare, unfitted
 from edgewise.evaluation.journal import append, claim, read
 from edgewise.evaluation.query_level import query_level
 from edgewise.evaluation.systems import Outcome
@@ -57,11 +57,12 @@ class Compared:
         claim(self.plan.work, _manifest(self.plan))
         with Progress(console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task("texts and labels", total=None)
-            prepare(self.plan)
-            progress.update(bar, description="fits")
-            entries = [e for name in self.plan.sets for e in self.plan.entries(name)]
-            queries = [e for name in self.plan.sets for e in self.plan.queries(name)]
-            fit_all([*entries, *queries], self.plan)
+            routers = [e for n in self.plan.sets for e in self.plan.entries(n) if e.trained]
+            routers += [e for n in self.plan.sets for e in self.plan.queries(n)]
+            if left := unfitted(routers, self.plan):
+                prepare(self.plan)
+                progress.update(bar, description="fits")
+                fit_all(left, self.plan)
             path = self.plan.work / "thresholds.jsonl"
             self._thresholds = {line.cut: line.threshold for line in read(path, _Threshold)}
             with Shards(self.plan) as shards:
@@ -70,7 +71,6 @@ class Compared:
                 cuts = {case: self._cuts(*case) for case in cases}
                 every = [cut for own in cuts.values() for cut in own]
                 self._set_thresholds([c for c in every if c.held == "calibration"], shards)
-                shards.forget()
                 for (name, family), own in cuts.items():
                     progress.update(bar, description=f"answers: {name}, {family}")
                     self._set_thresholds([c for c in own if c.held == name], shards)
@@ -191,6 +191,9 @@ class Compared:
                     asks[cut] = running[cut].send(share)
                 except StopIteration as stop:
                     self._keep(cut, stop.value)
+        if held == "calibration":
+            # Answers to shifted questions go on along the trees that set their thresholds.
+            shards.forget()
 
     def _keep(self, cut: Cut, threshold: float) -> None:
         key = self._cut_key(cut)

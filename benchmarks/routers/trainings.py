@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing
 from multiprocessing import get_context
@@ -69,11 +70,15 @@ def prepare(plan: Plan) -> None:
         list(pool.map(_firsts, parts, [plan] * len(parts)))
 
 
-def fit_all(entries: list[Entry], plan: Plan) -> None:
-    """Fit what is not fitted yet, a process a core."""
-    left = [e for e in dict.fromkeys(entries) if e.trained and not _is_done(e, plan)]
+def unfitted(entries: Sequence[Entry], plan: Plan) -> list[Entry]:
+    """Those of the trained routers that are still to be fitted."""
+    return [e for e in dict.fromkeys(entries) if not (folder_of(e, plan) / DONE).exists()]
+
+
+def fit_all(entries: Sequence[Entry], plan: Plan) -> None:
+    """Fit them, a process a core."""
     with _pool() as pool:
-        list(pool.map(fit, left, [plan] * len(left)))
+        list(pool.map(fit, entries, [plan] * len(entries)))
 
 
 def fit(entry: Entry, plan: Plan) -> None:
@@ -125,10 +130,6 @@ def _cores() -> int:
 
 def _pool() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(_cores(), get_context("spawn"))
-
-
-def _is_done(entry: Entry, plan: Plan) -> bool:
-    return (folder_of(entry, plan) / DONE).exists()
 
 
 def _task(entry: Entry, plan: Plan, split: str) -> Task:
