@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from edgewise.evaluation.tasks.base import Grading, Question, Split, Task, TaskSource
+from edgewise.evaluation.tasks.base import Question, Split, Task, TaskSource
 
-MAX_TOKENS = 128
+MAX_TOKENS = 96
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -17,20 +17,15 @@ class _Record(msgspec.Struct, frozen=True):
     split: Split
     prompt: str
     answer: str
-    check: Grading
+    reference: str
     choices: tuple[str, ...] | None
-    reference: str = ""
 
 
 class PocketQa(TaskSource):
-    """Bundled: there is no other copy.
-
-    `frames` and `facts` are test sets of what no router was trained on: other wordings of questions
-    and another style of answers, and facts kept apart.
-    """
+    """Bundled: there is no other copy."""
 
     name = "pocketqa"
-    splits = ("train", "calibration", "test", "frames", "facts")
+    splits = ("train", "calibration", "test")
 
     def open(self, split: Split, data: Path | None = None) -> Task:
         return pocketqa(split)
@@ -57,7 +52,7 @@ def _question(record: _Record) -> Question:
         family=record.family,
         prompt=record.prompt,
         answer=record.answer,
-        check=record.check,
+        check="choice" if record.choices else "number",
         reference=record.reference,
         choices=record.choices,
     )
