@@ -193,7 +193,10 @@ def _calibrated(point: Realised) -> Calibrated:
         _shortest(low, high),
         point.share,
         tuple(outcome.right for outcome in outcomes),
-        ratio_interval([o.cloud_tokens for o in outcomes], [o.output_tokens for o in outcomes]),
+        ratio_interval(
+            [o.cloud_tokens + o.wasted_tokens for o in outcomes],
+            [o.output_tokens for o in outcomes],
+        ),
     )
 
 
