@@ -10,9 +10,8 @@ from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.routers.card import Input
 from edgewise.training.labels.named import LABELS
 
-SETS = ("test", "frames", "facts", "left-out")
-"""Ordinary questions; frames that no training saw; facts that no router's training saw; and the
-ordinary ones again, each family with routers that were trained without it."""
+SETS = ("test", "left-out")
+"""Ordinary questions, and these again, each family with routers that were trained without it."""
 
 INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
 ABLATED: tuple[tuple[Input, ...], ...] = (

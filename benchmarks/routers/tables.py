@@ -14,8 +14,6 @@ GATE_LIMIT, ORACLE_LIMIT = 0.40, 0.95
 
 TITLES = {
     "test": "Ordinary questions",
-    "frames": "Frames that no training saw",
-    "facts": "Facts that no router's training saw",
     "left-out": "Each family with routers that were trained without it",
 }
 ONE = "One threshold for all families; gap recovered in percent, at the share realised."
