@@ -2,8 +2,8 @@
 
 Trains routers for every label with several seeds, and the gates (routers that see no model state),
 and compares them with the untrained ones, whole questions, the commit point and the oracle at equal
-cloud shares: on ordinary questions, and on each family with routers that were
-trained without it; with one threshold for all families and with one for each. Prints Markdown.
+cloud shares: on ordinary questions, and on each family with routers that were trained without it;
+with one threshold for all families and with one for each. Prints Markdown.
 `--ablation` compares labels and inputs instead. Texts, labels, weights, thresholds and answers are
 kept in `--work`: interrupted, it goes on.
 """
