@@ -8,7 +8,8 @@ from edgewise.errors import UsageError
 from edgewise.evaluation.tasks.base import Question, Split, Task
 from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.routers.card import Input
-from edgewise.training.labels.named import LABELS
+from edgewise.training.labels.base import Label
+from edgewise.training.labels.named import LABELS, labels_named
 
 SETS = ("test", "left-out")
 """Ordinary questions, and these again, each family with routers that were trained without it."""
@@ -135,3 +136,8 @@ def without(task: Task, family: str) -> Task:
 def labels() -> list[str]:
     """All that a router can be trained for."""
     return list(LABELS.names())
+
+
+def rounds(label: str) -> list[Label]:
+    """Those of a label's training. The outcome judges for R2R: the bundled cloud cannot."""
+    return labels_named(label, judge="outcome" if label == "r2r" else None)

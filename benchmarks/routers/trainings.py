@@ -31,7 +31,6 @@ from edgewise.training.collect import Sample
 from edgewise.training.data import Data
 from edgewise.training.kinds import Recipe, fitted
 from edgewise.training.labels.labelling import kept_values
-from edgewise.training.labels.named import labels_named
 from edgewise.training.publish import save_card, save_weights
 from edgewise.training.router import MIXED_SHARE, TOP_K, Training
 
@@ -62,7 +61,7 @@ def prepare(plan: Plan) -> None:
     names = list(plan.labels)
     if plan.baselines and plans.GATES_LABEL not in names:
         names.append(plans.GATES_LABEL)
-    texts = {labels_named(name)[0].text: name for name in names}
+    texts = {plans.rounds(name)[0].text: name for name in names}
     parts = range(_cores() if plan.baselines else 0)
     with _pool() as pool:
         list(pool.map(_collect, texts.values(), [plan] * len(texts)))
@@ -154,7 +153,7 @@ def _label(label: str, plan: Plan) -> None:
 def _training(entry: Entry, plan: Plan, index: int, data: Path, stack: ExitStack) -> Training:
     """One round of a label's training."""
     edge, cloud = opened(stack)
-    label = labels_named(entry.name)[index]
+    label = plans.rounds(entry.name)[index]
     recipe = Recipe(
         hidden=(label.hidden,) if label.hidden else (),
         seed=entry.seed,
@@ -175,7 +174,7 @@ def _training(entry: Entry, plan: Plan, index: int, data: Path, stack: ExitStack
 
 def _fit_label(entry: Entry, task: Task, plan: Plan) -> None:
     """All rounds. A later one has texts and labels of its own: its pair writes them."""
-    data, rounds = _shared(plan), len(labels_named(entry.name))
+    data, rounds = _shared(plan), len(plans.rounds(entry.name))
     for index in range(rounds):
         if index == 1:
             own = folder_of(entry, plan) / "data"
@@ -195,7 +194,7 @@ def _fit_label(entry: Entry, task: Task, plan: Plan) -> None:
 def _fit_gate(entry: Entry, task: Task, plan: Plan) -> None:
     """A gate learns from the same texts and the same values as the routers."""
     samples = _samples(task, plan)
-    values = kept_values(labels_named(plans.GATES_LABEL)[0], _shared(plan))
+    values = kept_values(plans.rounds(plans.GATES_LABEL)[0], _shared(plan))
     known = [sample for sample in samples if sample.ids]
     texts, learnt = [s.ids for s in known], [values[s.question] for s in known]
     if entry.name == plans.POSITION:
