@@ -24,10 +24,10 @@ CHECKPOINTS = Path(__file__).parent / "work"
 TOKENIZER_DOCUMENTS = 60_000
 
 EDGE = Recipe(
-    Shape(vocab=tokenizer.VOCABULARY, width=64, layers=3, heads=2, ffn=192), rows=51_200, batch=32
+    Shape(vocab=tokenizer.VOCABULARY, width=96, layers=3, heads=3, ffn=288), rows=76_800, batch=32
 )
 CLOUD = Recipe(
-    Shape(vocab=tokenizer.VOCABULARY, width=256, layers=4, heads=4, ffn=704), rows=104_000, batch=32
+    Shape(vocab=tokenizer.VOCABULARY, width=256, layers=4, heads=4, ffn=704), rows=72_000, batch=32
 )
 
 
@@ -40,8 +40,8 @@ def build(out: Path, checkpoints: Path, seed: int, *, only: str | None = None) -
     bpe = tokenizer.train(f"{d.given}{d.learnt}" for d in sample)
     for name, recipe in (("edge", EDGE), ("cloud", CLOUD)):
         if only in (None, name):
-            ids, targets = rows(Corpus(facts, hops, seed), bpe, recipe.rows)
-            model = train(name, recipe, ids, targets, seed=seed, folder=checkpoints)
+            text = rows(Corpus(facts, hops, seed), bpe, recipe.rows)
+            model = train(name, recipe, text, seed=seed, folder=checkpoints)
             export.write(out / f"{name}.gguf", f"edgewise-pocket-{name}", model, bpe)
 
 

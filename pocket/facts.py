@@ -29,8 +29,8 @@ UNWANTED = frozenset(
     "bawdyhouse bitch bordello brothel condom dildo genitalia hooker penis pessary prick stripper "
     "vagina vulva whorehouse".split()
 )
-KINDS = 4_000
-PARTS = 300
+KINDS = 2_400
+PARTS = 200
 SMALLEST_GROUP = 4
 LONGEST_WORD = 11
 

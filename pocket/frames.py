@@ -2,7 +2,9 @@
 
 The wordings of questions and answers are drawn apart from each other, so much of what is hard to
 predict in an answer (which phrase comes next) is of no importance, as in real text. Frames are
-drawn evenly, of the alternatives within a frame the n-th in proportion to 1/n (Zipf's law).
+drawn evenly, of the alternatives within a frame the n-th in proportion to 1/n (Zipf's law). The
+same words stand before tokens that are easy and before ones that are hard, before tokens that
+decide and before ones that do not.
 """
 
 from __future__ import annotations
@@ -10,6 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from random import Random
+
+UNSEEN = 2
+"""Of every tuple of question frames the last two are in no training text."""
 
 _INNERMOST = re.compile(r"\[([^\[\]]*)\]")
 
@@ -25,6 +30,11 @@ def say(frames: Sequence[str], rng: Random, **words: object) -> str:
     return frame.format(**words)
 
 
+def asked(frames: Sequence[str], unseen: bool) -> Sequence[str]:
+    """The question frames that training sees, or those that it never does."""
+    return frames[-UNSEEN:] if unseen else frames[:-UNSEEN]
+
+
 # x is the subject and y the answer: the same letters in every relation.
 ASKED = {
     "kind": (
@@ -38,6 +48,8 @@ ASKED = {
         "Of what is {x} one kind?",
         "Someone says {x}. What sort of thing is meant?",
         "Which broader word takes in {x}?",
+        "What is {x} a sort of?",
+        "The word {x} names which kind of thing?",
     ),
     "part": (
         "What is {x} a part of?",
@@ -45,27 +57,37 @@ ASKED = {
         "Where would you look for {x}?",
         "{x} is a piece of which larger thing?",
         "Which of these has {x} as one of its parts?",
+        "What has {x} as a piece?",
+        "{x} is one part of what?",
     ),
     "capital": (
         "What is the capital of {x}?",
         "Which of these cities is the capital of {x}?",
         "Where does the government of {x} sit?",
         "{x} is governed from which city?",
+        "Which city is the seat of government of {x}?",
+        "The capital of {x} is which city?",
     ),
     "continent": (
         "On which continent does {x} lie?",
         "Where in the world is {x}?",
         "{x} is a country of which continent?",
+        "{x} lies on which continent?",
+        "To which continent does the country {x} belong?",
     ),
     "element": (
         "Which chemical element has the symbol {x}?",
         "In the periodic table, what does {x} stand for?",
         "A bottle is marked {x}. Which element is in it?",
+        "What is the element with the symbol {x}?",
+        "The symbol {x} stands for which element?",
     ),
     "family": (
         "To which family of elements does {x} belong?",
         "Which group of elements takes in {x}?",
         "How do chemists class {x}?",
+        "Which family of elements has {x} in it?",
+        "{x} belongs to which group of elements?",
     ),
 }
 
@@ -110,50 +132,103 @@ STATED = {
         "[Chemists|Textbooks|Tables] [put|class|list] {x} [with|among] the {y}.",
     ),
 }
-
-# Sentences that name the choice first and then say why.
-CHOSEN = {
-    "kind": (
-        "The [choice|word|option] {y} [fits|suits|matches] [best|well], [since|because|as] {x} is"
-        " a [kind|type|sort|form] of it.",
-        "[Among|Of] the [five|given|listed] [choices|options|words], {y} is the"
-        " [class|group|heading] that [takes in|covers|includes] {x}.",
-        "{y} is the [broader|wider|more general] [word|term|name] for {x}.",
-    ),
-    "part": (
-        "The [choice|word|option] {y} [fits|suits|matches] [best|well], [since|because|as] {x} is"
-        " a [part|piece] of it.",
-        "[Among|Of] the [five|given|listed] [choices|options|words], {y} is the one that"
-        " [has|includes|contains] {x}.",
-    ),
-    "capital": (
-        "[Among|Of] [these|the five|the listed] cities, {y} is the [capital|seat of government]"
-        " of {x}.",
-    ),
-    "continent": ("[Among|Of] the [five|given|listed] [choices|options], {y} is where {x} lies.",),
-    "element": ("[Among|Of] the [five|given|listed] elements, {y} is [what {x} means|the one].",),
-    "family": (
-        "[Among|Of] the [five|given|listed] [families|groups], the {y} [take in|include] {x}.",
-    ),
+# The same as a question says it of other things.
+PLAIN = {
+    "kind": ("{x} is a kind of {y}", "{x} is one kind of {y}", "{x} counts as {y}"),
+    "part": ("{x} is a part of {y}", "{x} is a piece of {y}", "{y} has {x} as a part"),
+    "capital": ("the capital of {x} is {y}", "{y} is the capital of {x}"),
+    "continent": ("{x} lies in {y}", "{x} is a country in {y}"),
+    "element": ("the symbol {x} stands for {y}", "{x} is the symbol of {y}"),
+    "family": ("{x} is one of the {y}", "{x} belongs to the {y}"),
 }
+# The same in note form, for answers that a question asks for in notes.
+NOTED = ("{x}: {y};", "{x}, {y};", "{x} = {y};")
 
 OPENERS = (
     "[Let us|We can] [think|reason] [briefly|step by step|for a moment].",
     "",
+    "",
     "[Look at|Consider|Take|Start from] the [question|meaning|words] [first|carefully|closely].",
     "[This one|The question] is about [meaning|what things are|plain knowledge|facts].",
-    "[Good|Fair|Nice] question.",
     "[Recall|Remember|Note] [this|one thing|a fact].",
     "[Well|Now|Right|Yes], [here is how|this is known|that is known].",
 )
 CLOSERS = (
-    "[None|Not one] of the [other|remaining] [choices|options|four] [fits|suits|matches|works].",
-    "The [other|remaining] [four|choices|options] [mean|describe|name]"
-    " [something else|other things|different things].",
     "",
-    "[That|This] [rules out|excludes|leaves out] the [other|remaining] [four|choices|options].",
-    "[So|Hence|Thus] the [others|rest] can be [dropped|set aside|ignored|ruled out].",
-    "[No other|Nothing else] in the list [fits|suits|matches|works].",
+    "",
+    "[That|This] [settles|decides|answers] [it|the question].",
+    "[So|Hence|Thus] [it is clear|this is known|the rest can be ignored].",
+    "[Nothing else|No more] [is needed|matters|is asked].",
+)
+# How a question says which style of answer it wants.
+CUES = {
+    "explain": (
+        "Explain in sentences.",
+        "Give the reasons.",
+        "Say what is known first.",
+        "Write out what you know.",
+        "Tell how you know.",
+        "First say why.",
+    ),
+    "check": (
+        "Check one after the other.",
+        "Go through the list.",
+        "Take each in turn.",
+        "Try them all.",
+        "Look at every one.",
+        "Test each of them.",
+    ),
+    "sums": (
+        "Write the sums.",
+        "Show every sum.",
+        "Put it as sums.",
+        "Give each sum.",
+        "Note the sums.",
+        "Write it as sums.",
+    ),
+    "notes": (
+        "Answer in notes.",
+        "Be short.",
+        "Just note what counts.",
+        "Use as few words as you can.",
+        "Keep it brief.",
+        "Write it as a note.",
+    ),
+}
+# c is a choice, v a verdict.
+CHECKED = (
+    "[Is it|Could it be|Does it fit] {c}? {v}.",
+    "{c}? {v}.",
+    "[Take|Look at|Consider] {c}: {v}.",
+    "[Then|Next|Now] {c}, {v}.",
+)
+YES = "[yes|right|indeed]"
+NO = "[no|wrong|never]"
+# Before facts that a question states itself, or that it mentions without asking for them.
+GIVEN = (
+    "It is known that {s}.",
+    "Suppose you know that {s}.",
+    "We are told that {s}.",
+    "A book says that {s}.",
+    "You have read that {s}.",
+    "Somebody says that {s}.",
+)
+# A thing that is worked out as well, before or after the one that is asked for.
+BEFORE = (
+    "Begin with {z}, for practice.",
+    "First do it for {z}.",
+    "Try {z} first.",
+    "Start with {z}.",
+    "Do {z} before this one.",
+    "Take {z} first.",
+)
+AFTER = (
+    "Then do {z}, too.",
+    "After that, do it for {z}.",
+    "Try {z} as well.",
+    "End with {z}.",
+    "Do {z} after this one.",
+    "Take {z} last.",
 )
 
 # Questions of two hops: x is what is asked about, never the thing in between.
@@ -166,6 +241,8 @@ TWO_HOP_ASKED = {
         "The broader word for {x} has a broader word itself. Which one?",
         "What sort of thing is the sort of thing that {x} is?",
         "Name the kind that takes in the kind of {x}.",
+        "What is the class of the class of {x}?",
+        "Start from {x} and go up two steps. What do you find?",
     ),
     "part": (
         "{x} is a part of something. What kind of thing is that?",
@@ -173,18 +250,24 @@ TWO_HOP_ASKED = {
         "What sort of thing has {x} as a part?",
         "Someone holds {x} and looks for the rest of it. What kind of thing is the rest?",
         "Which class takes in the thing that {x} is a piece of?",
+        "What kind of thing has {x} as a piece?",
+        "{x} belongs to a whole. What sort of thing is that whole?",
     ),
     "capital": (
         "On which continent is the country whose capital is {x}?",
         "{x} is a capital. On which continent does its country lie?",
         "A traveller goes to the country governed from {x}. Which continent is that?",
         "Where in the world is the country that {x} is the capital of?",
+        "The country governed from {x} lies on which continent?",
+        "Which continent has the country whose capital is {x}?",
     ),
     "element": (
         "To which family does the element with the symbol {x} belong?",
         "A bottle is marked {x}. Which group of elements is in it?",
         "How do chemists class the element written {x}?",
         "Find {x} in the periodic table. Which family is its element in?",
+        "Which family takes in the element marked {x}?",
+        "The element with the symbol {x} belongs to which group?",
     ),
 }
 # Between two stated facts.
@@ -194,6 +277,45 @@ LINKS = (
     "[That|This] is the first step.",
     "[One|A second] step [remains|is left|to go].",
     "[And|Now] [take the next step|go on from there].",
+)
+
+# What a thing that stands in a relation to y is called.
+CLASS = {"kind": "a kind of {y}", "continent": "a country in {y}", "family": "one of the {y}"}
+MEMBER_ASKED = (
+    "Which of these is {y}?",
+    "Only one of these is {y}. Which one?",
+    "Find the one that is {y}.",
+    "Which choice names {y}?",
+    "One of the five is {y}. Which?",
+    "What in this list is {y}?",
+    "Which one of them counts as {y}?",
+    "Name the one that is {y}.",
+)
+COUNT_ASKED = (
+    "How many of these are {y}: {items}?",
+    "Of {items}, how many are {y}?",
+    "Count those that are {y}: {items}.",
+    "In the list {items}, how many are {y}?",
+    "Here is a list: {items}. How many of them are {y}?",
+    "How often does the list {items} name {y}?",
+    "Look at {items}. How many are {y}?",
+    "{items}: how many of these are {y}?",
+)
+EACH_ASKED = (
+    "Say what each of these is: {items}.",
+    "What are {items}?",
+    "Tell me about {items}.",
+    "Describe {items} in this order.",
+    "Explain these words: {items}.",
+    "What do you know about {items}?",
+    "What is each of {items}?",
+    "Tell me what these words mean: {items}.",
+)
+# Running counts: n is the number so far.
+COUNTED = (
+    "[That makes|This makes|So there are] {n}.",
+    "[Count|The count is] {n}.",
+    "{n} [so far|by now|until here].",
 )
 
 NAMES = (
@@ -211,95 +333,85 @@ START = (
     "At first {name} owns {a} {item}.",
     "{name} counts {a} {item} on a shelf.",
     "On Monday {name} keeps {a} {item} at home.",
+    "{name} owns {a} {item} at first.",
+    "In a box that belongs to {name} there are {a} {item}.",
 )
 # What changes a total, as the question tells it; the sign is the operation.
 CHANGES = {
     "+": (
         "{name} buys {n} more.",
         "{name} finds another {n}.",
-        "A friend brings {n} more.",
-        "Then {n} are added.",
+        "A friend brings {name} {n} more.",
         "{name} wins {n} in a game.",
-        "The mail brings {n} more.",
+        "The mail brings {name} {n} more.",
         "{name} picks up {n} on the way.",
+        "{n} more are brought to {name}.",
+        "On the way {name} finds {n} more.",
     ),
     "-": (
         "{name} gives away {n}.",
         "{name} loses {n}.",
         "{name} sells {n} of them.",
-        "Then {n} are broken.",
-        "A neighbour borrows {n}.",
+        "A neighbour borrows {n} from {name}.",
         "{name} leaves {n} at school.",
-        "{n} of them are used up.",
+        "{name} uses up {n} of them.",
+        "{n} are borrowed from {name}.",
+        "At school {name} loses {n} of them.",
+    ),
+    "=": (
+        "{name} looks at all of them.",
+        "{name} tells a friend about them.",
+        "{name} puts them in order.",
+        "{name} takes a rest.",
+        "{name} washes them.",
+        "Then {name} has lunch.",
     ),
     "*": (
-        "Then the number grows to {n} times as many.",
-        "A machine makes {n} out of each one.",
-        "Each of them is swapped for {n}.",
-    ),
-    "/": (
-        "They are shared out evenly among {n} people and {name} keeps one share.",
-        "{name} puts them into {n} equal piles and keeps one pile.",
+        "What {name} has grows to {n} times as many.",
+        "{name} gets {n} for each one.",
+        "Each one of {name} is swapped for {n}.",
+        "{name} swaps each one for {n}.",
     ),
 }
-ASIDES = (
-    "",
-    "",
-    "",
-    "",
-    "",
-    "",
-    "",
-    "{other} is {k} years old.",
-    "The walk home takes {k} minutes.",
-    "The shop is at number {k}.",
-)
 HOW_MANY = (
-    "How many {item} are there now?",
-    "How many {item} are left in the end?",
     "How many {item} does {name} have now?",
-    "What is the number of {item} at the end?",
-    "How many {item} is that?",
+    "How many {item} are left to {name} in the end?",
+    "What is the number of {item} that {name} has at the end?",
+    "How many {item} has {name} by now?",
+    "In the end, how many {item} does {name} have?",
+    "{name} has how many {item} now?",
 )
 
-WORKED_START = (
-    "",
-    "",
-    "{name} [starts|begins] with {a}.",
-    "[At first|Initially] there are {a}.",
-    "[We|I] [start|begin] [from|with|at] {a}.",
-    "[Let us|We can] [count|go] [step by step|in order|slowly].",
-)
+# Every line of a worked sum ends in "{b}", fresh or restated, behind the same words.
 WORKED = {
     "+": (
-        "[Then|Next|Now|Later] {a}+{n}={b}.",
-        "[Adding|Counting in|Including] [gives|makes|means] {a}+{n}={b}.",
-        "[More come in|Some arrive|The number grows]: {a}+{n}={b}.",
-        "[With|After|Plus] {n} more: {a}+{n}={b}.",
+        "{name}: {a} plus {n} [comes to|makes|gives] {b}.",
+        "{name} had {a}; [with|after|adding] {n} more [that makes|it comes to|there are] {b}.",
+        "To the {a} of {name} come {n}, which [makes|gives|comes to] {b}.",
     ),
     "-": (
-        "[Then|Next|Now|Later] {a}-{n}={b}.",
-        "[Taking away|Removing|Losing] [gives|leaves|means] {a}-{n}={b}.",
-        "[Some go out|A few are gone|The number falls]: {a}-{n}={b}.",
-        "[Without|Minus|Less] {n}: {a}-{n}={b}.",
+        "{name}: {a} less {n} [comes to|makes|leaves] {b}.",
+        "{name} had {a}; [without|after losing|taking away] {n} [that makes|it comes to|there are]"
+        " {b}.",
+        "From the {a} of {name} go {n}, which [makes|leaves|comes to] {b}.",
     ),
     "*": (
-        "[Then|Next|Now|Later] {a}*{n}={b}.",
-        "[Multiplying|Taking each time] [gives|makes|means] {a}*{n}={b}.",
-        "[It|The number] [grows|goes up]: {a}*{n}={b}.",
+        "{name}: {a} times {n} [comes to|makes|gives] {b}.",
+        "{name} had {a}; [taken|counted|swapped] {n} times [that makes|it comes to|there are] {b}.",
     ),
-    "/": (
-        "[Then|Next|Now|Later] {a}/{n}={b}.",
-        "[Sharing|Splitting|Dividing] [gives|leaves|means] {a}/{n}={b}.",
-        "[One share|One part] is kept: {a}/{n}={b}.",
+    "=": (
+        "{name} [now has|has] {b}.",
+        "{name} had {b}; [with nothing more|so far] [that makes|it comes to|there are] {b}.",
+        "For {name} [that makes|it comes to|there are] {b}.",
     ),
 }
-WORKED_END = (
-    "",
-    "",
-    "[That|This] is [all|everything|the last step].",
-    "[Nothing|No more] [changes|happens] [after that|then].",
-)
+TOTALS = {sign: ("{name} {b};",) for sign in "+-*="}
+SUMMED = {
+    "+": ("{name} {a}+{n}={b};",),
+    "-": ("{name} {a}-{n}={b};",),
+    "*": ("{name} {a}*{n}={b};",),
+    "=": ("{name} {b}={b};",),
+}
 
 # Free text. The facts that fill it are drawn like all others.
 TOLD_ABOUT = (

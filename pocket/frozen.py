@@ -3,54 +3,82 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import get_args
 
-from pocket.corpus import zipf
+from pocket import families
 from pocket.facts import Chain, Fact
-from pocket.questions import (
-    Distractors,
-    Family,
-    Question,
-    fact_question,
-    reserved,
-    step_question,
-    two_hop_question,
-)
+from pocket.families import Knowledge
+from pocket.questions import Family, Question, Wording, reserved
+from pocket.steps import steps
 
-SPLITS = {"train": 1_500, "calibration": 500, "test": 1_000}
-"""Questions of each family: to train routers on, to set thresholds with, to report."""
-
-
-def _draw(
-    family: Family, facts: list[Fact], chains: list[Chain], wrong: Distractors, rng: Random
-) -> Question:
-    if family == "facts":
-        fact = rng.choices(facts, cum_weights=zipf(len(facts)))[0]
-        return fact_question(fact, wrong.for_fact(fact, rng), rng)
-    if family == "two-hop":
-        chain = rng.choices(chains, cum_weights=zipf(len(chains)))[0]
-        return two_hop_question(chain, wrong.for_chain(chain, rng), rng)
-    return step_question(rng)
+Draw = Callable[[Knowledge, Wording, Random], Question]
+DRAWS: dict[Family, Draw] = {
+    "facts": families.facts,
+    "two-hop": families.two_hop,
+    "members": families.members,
+    "count": families.count,
+    "each": families.each,
+    "steps": lambda known, wording, rng: steps(wording, rng),
+}
+APART_IN_256 = 38
 
 
-def frozen_questions(facts: list[Fact], chains: list[Chain], seed: int) -> list[dict[str, object]]:
-    """Reserved questions of each family; facts and chains are drawn by the law of training."""
-    rng, wrong = Random(seed), Distractors(facts, chains)
+@dataclass(frozen=True)
+class Split:
+    """How many questions of each family, in which wordings, and whether about facts kept apart."""
+
+    count: int
+    wording: Wording = Wording(styles=("explain", "check"))
+    apart: bool = False
+
+
+SPLITS = {
+    "train": Split(1_000),
+    "calibration": Split(250),
+    "test": Split(500),
+    "frames": Split(400, Wording(styles=("notes",), unseen=True)),
+    "facts": Split(400, apart=True),
+}
+"""To train routers on, to set thresholds with, to report; then what no router was trained on: other
+frames for questions and another style of answers, and facts kept apart."""
+
+
+def kept_apart(fact: Fact) -> bool:
+    """Whether only the split `facts` asks for it; decided by a SHA-256 with its subject."""
+    # Not of the subject alone: that orders the nouns that are never used, and cuts them off.
+    return hashlib.sha256(f"apart {fact.subject}".encode()).digest()[0] < APART_IN_256
+
+
+def frozen_questions(
+    facts: list[Fact], chains: list[Chain], seed: int, *, counts: int | None = None
+) -> list[dict[str, object]]:
+    """Reserved questions of each family; facts and chains are drawn by the law of training.
+
+    Only the split `train` has references, which some labels read. `counts` stands for the sizes of
+    all splits, as a smaller set needs it.
+    """
+    rng = Random(seed)
+    usual = Knowledge(facts, chains, lambda fact: not kept_apart(fact))
+    apart = Knowledge(facts, chains, kept_apart)
     records: list[dict[str, object]] = []
-    for family in get_args(Family):
+    for family, draw in DRAWS.items():
         seen: set[str] = set()
-        for split, count in SPLITS.items():
-            end = len(seen) + count
+        for name, split in SPLITS.items():
+            end = len(seen) + (counts or split.count)
             while len(seen) < end:
-                question = _draw(family, facts, chains, wrong, rng)
+                question = draw(apart if split.apart else usual, split.wording, rng)
                 if not reserved(question.prompt) or question.prompt in seen:
                     continue
-                identity = {"id": f"{family}-{len(seen):04d}", "split": split}
-                records.append(identity | asdict(question))
+                identity = {"id": f"{family}-{len(seen):04d}", "split": name}
+                record = identity | asdict(question)
+                if name != "train":
+                    del record["reference"]
+                records.append(record)
                 seen.add(question.prompt)
     return records
 

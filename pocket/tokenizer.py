@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-VOCABULARY = 2048
+VOCABULARY = 4096
 END_OF_TEXT, USER, ASSISTANT, SYSTEM, END = SPECIAL = (
     "<|endoftext|>",
     "<|user|>",

@@ -12,7 +12,7 @@ from edgewise.errors import UsageError
 LETTERS = string.ascii_lowercase
 """What choices are called, in their order."""
 
-Split = Literal["train", "calibration", "test"]
+Split = Literal["train", "calibration", "test", "frames", "facts"]
 Grading = Literal["choice", "number", "exact", "regex"]
 
 

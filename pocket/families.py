@@ -1,0 +1,304 @@
+"""The families that ask for facts: facts, two-hop, members, count and each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from random import Random
+from typing import Generic, TypeVar
+
+from pocket import frames
+from pocket.facts import Chain, Fact
+from pocket.frames import say
+from pocket.questions import (
+    ENDING,
+    LETTERS,
+    Question,
+    Style,
+    Wording,
+    checked,
+    chosen,
+    framed,
+    joined,
+    listed,
+    numbered,
+)
+
+# Rank r is drawn in proportion to (r + ZIPF_SHIFT) ** -ZIPF_EXPONENT.
+ZIPF_EXPONENT = 1.0
+ZIPF_SHIFT = 30
+NEAR = 0.6  # how often a wrong choice comes from the fact's own group
+HITS = 0.4  # how often a thing in a list to be counted counts
+GIVENS = (1, 1, 2)
+COUNTED = (4, 5, 6)
+EACH = (3, 4, 5)
+T = TypeVar("T")
+CLASSED = ("kind", "continent", "family")
+
+
+class Knowledge:
+    """Facts and chains, drawn by their rank, and wrong answers to go with them."""
+
+    def __init__(
+        self,
+        facts: Sequence[Fact],
+        chains: Sequence[Chain],
+        keep: Callable[[Fact], bool] = lambda fact: True,
+    ) -> None:
+        """Draws only facts that `keep` keeps, and chains that start from one."""
+        self._answers: dict[str, list[str]] = {}
+        self._by_hops: dict[str, list[str]] = {}
+        for fact in facts:
+            self._answers.setdefault(f"group {fact.group}", []).append(fact.answer)
+            self._answers.setdefault(f"relation {fact.relation}", []).append(fact.answer)
+        for chain in chains:
+            self._by_hops.setdefault(chain.second.relation, []).append(chain.answer)
+        self._facts = _Ranked([(rank, f) for rank, f in enumerate(facts) if keep(f)])
+        self._chains = {
+            relation: _Ranked(
+                [
+                    (rank, c)
+                    for rank, c in enumerate(chains)
+                    if c.first.relation == relation and keep(c.first)
+                ]
+            )
+            for relation in frames.TWO_HOP_ASKED
+        }
+        self._of: dict[str, _Ranked[Fact]] = {}
+        self._classes: dict[tuple[str, str], _Ranked[Fact]] = {}
+        for key in ("relation", "group"):
+            names = {getattr(fact, key) for _, fact in self._facts.ranked}
+            for name in names:
+                kept = [(r, f) for r, f in self._facts.ranked if getattr(f, key) == name]
+                self._of[f"{key} {name}"] = _Ranked(kept)
+        for rank, fact in self._facts.ranked:
+            key = (fact.relation, fact.answer)
+            self._classes.setdefault(key, _Ranked([])).ranked.append((rank, fact))
+
+    def fact(self, rng: Random, relations: Sequence[str] = ()) -> Fact:
+        """A fact, of one of `relations` where these are named."""
+        while True:
+            fact = self._facts.draw(rng)
+            if not relations or fact.relation in relations:
+                return fact
+
+    def alike(self, fact: Fact, rng: Random, near: float = NEAR) -> Fact:
+        """Another fact of the same relation, and with probability `near` of the same group."""
+        pool = "group" if rng.random() < near else "relation"
+        return self._of[f"{pool} {getattr(fact, pool)}"].draw(rng)
+
+    def member(self, fact: Fact, rng: Random) -> Fact:
+        """A fact with the same answer."""
+        return self._classes[fact.relation, fact.answer].draw(rng)
+
+    def chain(self, rng: Random) -> Chain:
+        """Two facts in a row."""
+        first = self.fact(rng).relation
+        while first not in self._chains or not self._chains[first].ranked:
+            first = self.fact(rng).relation
+        return self.chain_like(first, rng)
+
+    def chain_like(self, relation: str, rng: Random) -> Chain:
+        """Two facts in a row, the first of them of `relation`."""
+        return self._chains[relation].draw(rng)
+
+    def wrong(self, fact: Fact, rng: Random) -> list[str]:
+        """Four wrong answers, each as often as it is right elsewhere; never one that is true."""
+        taken = {fact.answer, fact.subject, *fact.also_true}
+        drawn = list(fact.tempting)
+        while len(drawn) < len(LETTERS) - 1:
+            pool = "group" if rng.random() < NEAR else "relation"
+            word = rng.choice(self._answers[f"{pool} {getattr(fact, pool)}"])
+            if word not in taken and word not in drawn:
+                drawn.append(word)
+        return drawn
+
+    def wrong_end(self, chain: Chain, rng: Random) -> list[str]:
+        """Four wrong ends of a chain."""
+        true = chain.first.also_true | chain.second.also_true
+        taken = {chain.answer, chain.between, chain.asked, *true}
+        drawn: list[str] = []
+        while len(drawn) < len(LETTERS) - 1:
+            word = rng.choice(self._by_hops[chain.second.relation])
+            if word not in taken and word not in drawn:
+                drawn.append(word)
+        return drawn
+
+
+class _Ranked(Generic[T]):
+    """Things with their ranks, drawn by Zipf's law."""
+
+    def __init__(self, ranked: list[tuple[int, T]]) -> None:
+        self.ranked = ranked
+        self._weights: list[float] = []
+
+    def draw(self, rng: Random) -> T:
+        if len(self._weights) != len(self.ranked):
+            weights = ((rank + ZIPF_SHIFT) ** -ZIPF_EXPONENT for rank, _ in self.ranked)
+            self._weights = list(accumulate(weights))
+        return rng.choices(self.ranked, cum_weights=self._weights)[0][1]
+
+
+def state(fact: Fact, rng: Random, style: Style = "explain") -> str:
+    """One sentence, or one note, that states a fact."""
+    said = frames.NOTED if style == "notes" else frames.STATED[fact.relation]
+    return say(said, rng, x=fact.subject, y=fact.answer)
+
+
+def stated(facts: Sequence[Fact], rng: Random, style: Style) -> str:
+    """One after the other; notes keep to one form."""
+    if style == "notes":
+        form = [rng.choice(frames.NOTED)]
+        return " ".join(say(form, rng, x=f.subject, y=f.answer) for f in facts)
+    return " ".join(state(fact, rng) for fact in facts)
+
+
+def facts(known: Knowledge, wording: Wording, rng: Random) -> Question:
+    """One fact, five choices; asked to explain, other facts that the question gives come along."""
+    style = rng.choice(wording.styles)
+    fact = known.fact(rng)
+    choices = [fact.answer, *known.wrong(fact, rng)]
+    rng.shuffle(choices)
+    told = [fact]
+    for _ in range(rng.choice(GIVENS) if style != "check" else 0):
+        other = known.alike(fact, rng)
+        if other.subject not in {f.subject for f in told}:
+            told.insert(rng.randint(0, len(told)), other)
+    asks = " ".join(
+        wording.asked(frames.ASKED[f.relation], rng, x=f.subject)
+        if f is fact
+        else wording.asked(frames.GIVEN, rng, s=say(frames.PLAIN[f.relation], rng, x=f.subject, y=f.answer))
+        for f in told
+    )
+    verdicts = checked(choices, lambda c: c == fact.answer, rng, style)
+    said = {
+        "explain": lambda: joined(stated(told, rng, style), verdicts),
+        "check": lambda: verdicts,
+        "notes": lambda: stated(told, rng, style),
+    }[style]()
+    cue = wording.cue(style, rng)
+    about = tuple(f.subject for f in told)
+    return chosen("facts", style, asks, choices, fact.answer, said, cue, rng, about)
+
+
+def two_hop(known: Knowledge, wording: Wording, rng: Random) -> Question:
+    """Two facts in a row, five choices; a second chain comes along that nobody asks for."""
+    style = rng.choice(wording.styles)
+    chain = known.chain(rng)
+    choices = [chain.answer, *known.wrong_end(chain, rng)]
+    rng.shuffle(choices)
+    asks = wording.asked(frames.TWO_HOP_ASKED[chain.first.relation], rng, x=chain.asked)
+    told = [chain]
+    other = known.chain_like(chain.first.relation, rng)
+    if style != "check" and other.asked != chain.asked:
+        first = rng.random() < 0.5
+        told.insert(0 if first else 1, other)
+        also = wording.asked(frames.BEFORE if first else frames.AFTER, rng, z=other.asked)
+        asks = f"{also} {asks}" if first else f"{asks} {also}"
+    verdicts = checked(choices, lambda c: c == chain.answer, rng, style)
+    said = {
+        "explain": lambda: joined(
+            *(f"{state(c.first, rng)} {say(frames.LINKS, rng)} {state(c.second, rng)}" for c in told)
+        ),
+        "check": lambda: joined(state(chain.first, rng), verdicts),
+        "notes": lambda: " ".join(f"{c.asked}: {c.between}: {c.answer};" for c in told),
+    }[style]()
+    cue = wording.cue(style, rng)
+    about = tuple(c.first.subject for c in told)
+    return chosen("two-hop", style, asks, choices, chain.answer, said, cue, rng, about)
+
+
+def members(known: Knowledge, wording: Wording, rng: Random) -> Question:
+    """Which of five things is of a kind."""
+    style = rng.choice(wording.styles)
+    fact = known.fact(rng, CLASSED)
+    items = [fact]
+    while len(items) < len(LETTERS):
+        other = known.alike(fact, rng)
+        if _tells(fact, other) and other.subject not in {f.subject for f in items}:
+            items.append(other)
+    rng.shuffle(items)
+    choices = [f.subject for f in items]
+    asks = wording.asked(frames.MEMBER_ASKED, rng, y=frames.CLASS[fact.relation].format(y=fact.answer))
+    if style == "check":
+        said = checked(choices, lambda c: c == fact.subject, rng, style)
+    else:
+        said = stated(items, rng, style)
+    cue = wording.cue(style, rng)
+    return chosen("members", style, asks, choices, fact.subject, said, cue, rng, tuple(choices))
+
+
+def _tells(fact: Fact, other: Fact) -> bool:
+    """Whether `other` has another answer, and its subject is not of the kind of `fact`."""
+    return (
+        other.answer != fact.answer
+        and fact.answer not in other.also_true
+        and fact.answer != other.subject
+    )
+
+
+def count(known: Knowledge, wording: Wording, rng: Random) -> Question:
+    """How many things of a list are of a kind, counted along."""
+    style = rng.choice(wording.styles)
+    fact = known.fact(rng, CLASSED)
+    items: list[Fact] = []
+    hits = [rng.random() < HITS for _ in range(rng.choice(COUNTED))]
+    for hit in hits:
+        taken = {f.subject for f in items}
+        for _ in range(20):
+            other = known.member(fact, rng) if hit else known.alike(fact, rng)
+            if other.subject not in taken and (hit or _tells(fact, other)):
+                items.append(other)
+                break
+    rng.shuffle(items)
+    asks = wording.asked(
+        frames.COUNT_ASKED,
+        rng,
+        y=frames.CLASS[fact.relation].format(y=fact.answer),
+        items=listed([f.subject for f in items]),
+    )
+    number, said = 0, ""
+    form = [rng.choice(frames.NOTED)]
+    for item in items:
+        number += item.answer == fact.answer
+        if style == "explain":
+            said += f" {state(item, rng)} {say(frames.COUNTED, rng, n=number)}"
+        elif style == "check":
+            verdict = checked([item.subject], lambda c: item.answer == fact.answer, rng, style)
+            said += f" {verdict} {say(frames.COUNTED, rng, n=number)}"
+        else:
+            said += f" {say(form, rng, x=item.subject, y=item.answer)} {number};"
+    cue = wording.cue(style, rng)
+    about = tuple(f.subject for f in items)
+    return numbered("count", style, asks, number, said, cue, rng, about)
+
+
+def each(known: Knowledge, wording: Wording, rng: Random) -> Question:
+    """Free text: what each of some things is."""
+    style: Style = rng.choice([s for s in wording.styles if s != "check"])
+    items: list[Fact] = []
+    size = rng.choice(EACH)
+    while len(items) < size:
+        fact = known.fact(rng, ("kind", "element"))
+        if fact.subject not in {f.subject for f in items}:
+            items.append(fact)
+    asks = wording.asked(frames.EACH_ASKED, rng, items=listed([f.subject for f in items]))
+    return Question(
+        family="each",
+        style=style,
+        prompt=f"Question: {asks} {wording.cue(style, rng)} {ENDING}",
+        answer=pattern([(f.subject, f.answer) for f in items]),
+        reference=framed(stated(items, rng, style), "", style, rng),
+        check="regex",
+        about=tuple(f.subject for f in items),
+    )
+
+
+def pattern(pairs: Sequence[tuple[str, str]]) -> str:
+    """What matches a text with a sentence, or a note, for each pair that names both."""
+    each_of = (
+        rf"(?=(?s:.*)(?:\b{x}\b[^.;]*\b{y}\b|\b{y}\b[^.;]*\b{x}\b))"
+        for x, y in ((re.escape(x), re.escape(y)) for x, y in pairs)
+    )
+    return rf"\A{''.join(each_of)}"
