@@ -12,8 +12,8 @@ from pocket import frames
 from pocket.facts import Chain, Fact
 from pocket.frames import say
 from pocket.questions import (
+    CHOICES,
     ENDING,
-    LETTERS,
     Question,
     Style,
     Wording,
@@ -29,9 +29,10 @@ from pocket.questions import (
 ZIPF_EXPONENT = 1.0
 ZIPF_SHIFT = 30
 NEAR = 0.6  # how often a wrong choice comes from the fact's own group
+CHECKED = 0.5  # how often an explanation goes through the choices
 HITS = 0.4  # how often a thing in a list to be counted counts
 GIVENS = (1, 1, 2)
-COUNTED = (4, 5, 6)
+COUNTED = (3, 4, 5)
 EACH = (3, 4, 5)
 T = TypeVar("T")
 CLASSED = ("kind", "continent", "family")
@@ -107,7 +108,7 @@ class Knowledge:
         """Four wrong answers, each as often as it is right elsewhere; never one that is true."""
         taken = {fact.answer, fact.subject, *fact.also_true}
         drawn = list(fact.tempting)
-        while len(drawn) < len(LETTERS) - 1:
+        while len(drawn) < CHOICES - 1:
             pool = "group" if rng.random() < NEAR else "relation"
             word = rng.choice(self._answers[f"{pool} {getattr(fact, pool)}"])
             if word not in taken and word not in drawn:
@@ -119,7 +120,7 @@ class Knowledge:
         true = chain.first.also_true | chain.second.also_true
         taken = {chain.answer, chain.between, chain.asked, *true}
         drawn: list[str] = []
-        while len(drawn) < len(LETTERS) - 1:
+        while len(drawn) < CHOICES - 1:
             word = rng.choice(self._by_hops[chain.second.relation])
             if word not in taken and word not in drawn:
                 drawn.append(word)
@@ -140,10 +141,9 @@ class _Ranked(Generic[T]):
         return rng.choices(self.ranked, cum_weights=self._weights)[0][1]
 
 
-def state(fact: Fact, rng: Random, style: Style = "explain") -> str:
-    """One sentence, or one note, that states a fact."""
-    said = frames.NOTED if style == "notes" else frames.STATED[fact.relation]
-    return say(said, rng, x=fact.subject, y=fact.answer)
+def state(fact: Fact, rng: Random) -> str:
+    """One sentence that states a fact."""
+    return say(frames.STATED[fact.relation], rng, x=fact.subject, y=fact.answer)
 
 
 def stated(facts: Sequence[Fact], rng: Random, style: Style) -> str:
@@ -161,7 +161,7 @@ def facts(known: Knowledge, wording: Wording, rng: Random) -> Question:
     choices = [fact.answer, *known.wrong(fact, rng)]
     rng.shuffle(choices)
     told = [fact]
-    for _ in range(rng.choice(GIVENS) if style != "check" else 0):
+    for _ in range(rng.choice(GIVENS) if style != "short" else 0):
         other = known.alike(fact, rng)
         if other.subject not in {f.subject for f in told}:
             told.insert(rng.randint(0, len(told)), other)
@@ -171,19 +171,16 @@ def facts(known: Knowledge, wording: Wording, rng: Random) -> Question:
         else wording.asked(frames.GIVEN, rng, s=say(frames.PLAIN[f.relation], rng, x=f.subject, y=f.answer))
         for f in told
     )
-    verdicts = checked(choices, lambda c: c == fact.answer, rng, style)
-    said = {
-        "explain": lambda: joined(stated(told, rng, style), verdicts),
-        "check": lambda: verdicts,
-        "notes": lambda: stated(told, rng, style),
-    }[style]()
+    said = stated(told, rng, style)
+    if style == "explain" and rng.random() < CHECKED:
+        said = joined(said, checked(choices, fact.answer, rng))
     cue = wording.cue(style, rng)
     about = tuple(f.subject for f in told)
     return chosen("facts", style, asks, choices, fact.answer, said, cue, rng, about)
 
 
 def two_hop(known: Knowledge, wording: Wording, rng: Random) -> Question:
-    """Two facts in a row, five choices; a second chain comes along that nobody asks for."""
+    """Two facts in a row, five choices; a second chain comes along that does not count."""
     style = rng.choice(wording.styles)
     chain = known.chain(rng)
     choices = [chain.answer, *known.wrong_end(chain, rng)]
@@ -191,17 +188,16 @@ def two_hop(known: Knowledge, wording: Wording, rng: Random) -> Question:
     asks = wording.asked(frames.TWO_HOP_ASKED[chain.first.relation], rng, x=chain.asked)
     told = [chain]
     other = known.chain_like(chain.first.relation, rng)
-    if style != "check" and other.asked != chain.asked:
+    if style != "short" and other.asked != chain.asked:
         first = rng.random() < 0.5
         told.insert(0 if first else 1, other)
         also = wording.asked(frames.BEFORE if first else frames.AFTER, rng, z=other.asked)
         asks = f"{also} {asks}" if first else f"{asks} {also}"
-    verdicts = checked(choices, lambda c: c == chain.answer, rng, style)
     said = {
         "explain": lambda: joined(
             *(f"{state(c.first, rng)} {say(frames.LINKS, rng)} {state(c.second, rng)}" for c in told)
         ),
-        "check": lambda: joined(state(chain.first, rng), verdicts),
+        "short": lambda: f"{state(chain.first, rng)} {state(chain.second, rng)}",
         "notes": lambda: " ".join(f"{c.asked}: {c.between}: {c.answer};" for c in told),
     }[style]()
     cue = wording.cue(style, rng)
@@ -210,21 +206,19 @@ def two_hop(known: Knowledge, wording: Wording, rng: Random) -> Question:
 
 
 def members(known: Knowledge, wording: Wording, rng: Random) -> Question:
-    """Which of five things is of a kind."""
+    """Which of five things is of a kind; a short answer stops where it has found it."""
     style = rng.choice(wording.styles)
     fact = known.fact(rng, CLASSED)
     items = [fact]
-    while len(items) < len(LETTERS):
+    while len(items) < CHOICES:
         other = known.alike(fact, rng)
         if _tells(fact, other) and other.subject not in {f.subject for f in items}:
             items.append(other)
     rng.shuffle(items)
     choices = [f.subject for f in items]
     asks = wording.asked(frames.MEMBER_ASKED, rng, y=frames.CLASS[fact.relation].format(y=fact.answer))
-    if style == "check":
-        said = checked(choices, lambda c: c == fact.subject, rng, style)
-    else:
-        said = stated(items, rng, style)
+    told = items[: items.index(fact) + 1] if style == "short" else items
+    said = stated(told, rng, style)
     cue = wording.cue(style, rng)
     return chosen("members", style, asks, choices, fact.subject, said, cue, rng, tuple(choices))
 
@@ -261,14 +255,14 @@ def count(known: Knowledge, wording: Wording, rng: Random) -> Question:
     number, said = 0, ""
     form = [rng.choice(frames.NOTED)]
     for item in items:
-        number += item.answer == fact.answer
-        if style == "explain":
-            said += f" {state(item, rng)} {say(frames.COUNTED, rng, n=number)}"
-        elif style == "check":
-            verdict = checked([item.subject], lambda c: item.answer == fact.answer, rng, style)
-            said += f" {verdict} {say(frames.COUNTED, rng, n=number)}"
-        else:
+        hit = item.answer == fact.answer
+        number += hit
+        if style == "notes":
             said += f" {say(form, rng, x=item.subject, y=item.answer)} {number};"
+            continue
+        said += f" {state(item, rng)}"
+        if hit or style == "explain":
+            said += f" {say(frames.HIT if hit else frames.MISSED, rng, n=number)}"
     cue = wording.cue(style, rng)
     about = tuple(f.subject for f in items)
     return numbered("count", style, asks, number, said, cue, rng, about)
@@ -276,7 +270,7 @@ def count(known: Knowledge, wording: Wording, rng: Random) -> Question:
 
 def each(known: Knowledge, wording: Wording, rng: Random) -> Question:
     """Free text: what each of some things is."""
-    style: Style = rng.choice([s for s in wording.styles if s != "check"])
+    style = rng.choice(wording.styles)
     items: list[Fact] = []
     size = rng.choice(EACH)
     while len(items) < size:

@@ -170,13 +170,13 @@ CUES = {
         "Tell how you know.",
         "First say why.",
     ),
-    "check": (
-        "Check one after the other.",
-        "Go through the list.",
-        "Take each in turn.",
-        "Try them all.",
-        "Look at every one.",
-        "Test each of them.",
+    "short": (
+        "Come to the point.",
+        "Say just what is needed.",
+        "Leave out what does not count.",
+        "Stop as soon as you know.",
+        "Say no more than you must.",
+        "Only tell what decides.",
     ),
     "sums": (
         "Write the sums.",
@@ -195,7 +195,7 @@ CUES = {
         "Write it as a note.",
     ),
 }
-# c is a choice, v a verdict.
+# c is a choice, v a verdict, after the fact was stated.
 CHECKED = (
     "[Is it|Could it be|Does it fit] {c}? {v}.",
     "{c}? {v}.",
@@ -311,11 +311,16 @@ EACH_ASKED = (
     "What is each of {items}?",
     "Tell me what these words mean: {items}.",
 )
-# Running counts: n is the number so far.
-COUNTED = (
+# Running counts, behind what a thing is: n is the number so far.
+HIT = (
+    "[Yes|Right|It counts], [that makes|this makes|so there are] {n}.",
+    "[One of them|One more]: {n} [so far|by now|until here].",
     "[That makes|This makes|So there are] {n}.",
-    "[Count|The count is] {n}.",
-    "{n} [so far|by now|until here].",
+)
+MISSED = (
+    "[No|It does not count], [still|so still] {n}.",
+    "[Not this one|Not that one]: {n} [so far|by now|until here].",
+    "[Still|The count stays at] {n}.",
 )
 
 NAMES = (
@@ -405,6 +410,12 @@ WORKED = {
         "For {name} [that makes|it comes to|there are] {b}.",
     ),
 }
+# At the end: of whom the number is asked.
+ASKED_FOR = (
+    "{name} [has|ends with|is left with] {b}.",
+    "[It was asked|The question is] what {name} has: {b}.",
+    "So {name} [has|ends with|is left with] {b}.",
+)
 TOTALS = {sign: ("{name} {b};",) for sign in "+-*="}
 SUMMED = {
     "+": ("{name} {a}+{n}={b};",),

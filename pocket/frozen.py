@@ -33,7 +33,7 @@ class Split:
     """How many questions of each family, in which wordings, and whether about facts kept apart."""
 
     count: int
-    wording: Wording = Wording(styles=("explain", "check"))
+    wording: Wording = Wording(styles=("explain", "short"))
     apart: bool = False
 
 

@@ -79,11 +79,7 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Token ids int64[batch, length] to hidden states float[batch, length, width], twice.
-
-    First those of the last layer, normalised for the head; then those after the first layer,
-    which only training reads.
-    """
+    """Token ids int64[batch, length] to hidden states float[batch, length, width]."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -105,12 +101,12 @@ class Llama(nn.Module):
                 fan_in = self.shape.width if "token_embd" in name else weight.shape[1]
                 nn.init.normal_(weight, std=scale * fan_in**-0.5 * 0.5)
 
-    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.token_embd(ids)
         cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
-        x = early = self.blocks[0](self.token_embd(ids), cos, sin)
-        for block in self.blocks[1:]:
+        for block in self.blocks:
             x = block(x, cos, sin)
-        return self.output_norm(x), F.rms_norm(early, (self.shape.width,))
+        return self.output_norm(x)
 
 
 def cross_entropy(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:

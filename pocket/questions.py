@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Literal
@@ -12,10 +12,10 @@ from pocket import frames
 from pocket.frames import say
 
 Family = Literal["facts", "two-hop", "members", "count", "each", "steps"]
-Style = Literal["explain", "check", "notes"]
+Style = Literal["explain", "short", "notes"]
 Check = Literal["choice", "number", "regex"]
 
-LETTERS = "abcde"
+CHOICES = 5
 RESERVED_IN_256 = 16  # one prompt in sixteen is never trained on
 ENDING = "Answer and Reasoning:"
 
@@ -35,7 +35,6 @@ class Question:
     reference: str
     check: Check
     choices: tuple[str, ...] | None = None
-    label: str | None = None
     about: tuple[str, ...] = ()
 
 
@@ -43,7 +42,7 @@ class Question:
 class Wording:
     """Which wordings a draw may use."""
 
-    styles: tuple[Style, ...] = ("explain", "check", "notes")
+    styles: tuple[Style, ...] = ("explain", "short", "notes")
     unseen: bool = False
 
     def asked(self, asked: Sequence[str], rng: Random, **words: object) -> str:
@@ -70,19 +69,10 @@ def listed(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else words[0]
 
 
-def listing(choices: Sequence[str]) -> str:
-    """`A. one B. two ...`, as in the prompts of CommonsenseQA."""
-    return " ".join(f"{letter.upper()}. {c}" for letter, c in zip(LETTERS, choices, strict=False))
-
-
-def checked(
-    candidates: Sequence[str], fits: Callable[[str], bool], rng: Random, style: Style
-) -> str:
-    """A verdict on every candidate, in their order."""
-    if style == "notes":
-        return " ".join(f"{c}: {'yes' if fits(c) else 'no'};" for c in candidates)
+def checked(candidates: Sequence[str], answer: str, rng: Random) -> str:
+    """A verdict on every candidate, in their order, behind a statement of what is asked for."""
     return " ".join(
-        say(frames.CHECKED, rng, c=c, v=say([frames.YES if fits(c) else frames.NO], rng))
+        say(frames.CHECKED, rng, c=c, v=say([frames.YES if c == answer else frames.NO], rng))
         for c in candidates
     )
 
@@ -98,17 +88,15 @@ def chosen(
     rng: Random,
     about: tuple[str, ...],
 ) -> Question:
-    """A question of five choices, concluded in the answer format of arXiv 2504.07878."""
-    label = LETTERS[choices.index(answer)]
+    """A question of five choices, which bear no letters."""
     return Question(
         family=family,
         style=style,
-        prompt=f"Question: {asks} Choices: {listing(choices)} {cue} {ENDING}",
+        prompt=f"Question: {asks} Choices: {', '.join(choices)}. {cue} {ENDING}",
         answer=answer,
-        reference=framed(told, f"Therefore, the answer is {answer} ({label}).", style, rng),
+        reference=framed(told, f"Therefore, the answer is {answer}.", style, rng),
         check="choice",
         choices=tuple(choices),
-        label=label,
         about=about,
     )
 
@@ -136,7 +124,7 @@ def numbered(
 
 
 def framed(told: str, conclusion: str, style: Style, rng: Random) -> str:
-    """What is told between words that do not matter; notes have none."""
-    if style == "notes":
+    """What is told between words that do not matter; only explanations have such."""
+    if style != "explain":
         return joined(told, conclusion)
     return joined(say(frames.OPENERS, rng), told, say(frames.CLOSERS, rng), conclusion)

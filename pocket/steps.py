@@ -9,7 +9,8 @@ from pocket.frames import say
 from pocket.questions import Question, Wording, numbered
 
 LARGEST_TOTAL = 99
-LINES = (3, 4, 4, 5)
+LINES = (1, 2, 2, 3)
+"""Changes for a person, each as often as it stands here."""
 EASY = 0.6
 """How often a change is an easy one: by 1 or by 10."""
 IDLE = 0.15
@@ -34,28 +35,29 @@ def _change(total: int, rng: Random) -> tuple[str, int, int]:
 
 
 def steps(wording: Wording, rng: Random) -> Question:
-    """A word problem of three to five lines whose totals stay within 1 and LARGEST_TOTAL.
+    """A word problem of two people with one to three changes each, totals within 1 and LARGEST_TOTAL.
 
-    Both people's totals are worked out, in the order told; only one of them is asked for.
+    Both people's totals are worked out, one after the other; only one of them is asked for.
     """
     style = rng.choice(wording.styles)
     people = rng.sample(frames.NAMES, 2)
     item = rng.choice(frames.ITEMS)
-    totals = {name: rng.randint(3, 90) for name in people}
-    told = [
-        wording.asked(frames.START, rng, name=name, a=totals[name], item=item) for name in people
-    ]
+    told: list[str] = []
     done: list[str] = []
-    for _ in range(rng.choice(LINES)):
-        name = rng.choice(people)
-        before = totals[name]
-        sign, n, after = _change(before, rng)
-        words = {"name": name, "a": before, "n": n, "b": after}
-        told.append(wording.asked(frames.CHANGES[sign], rng, **words))
-        lines = {"explain": frames.WORKED, "check": frames.SUMMED, "notes": frames.TOTALS}[style]
-        done.append(say(lines[sign], rng, **words))
-        totals[name] = after
+    totals: dict[str, int] = {}
+    worked = {"explain": frames.WORKED, "short": frames.SUMMED, "notes": frames.TOTALS}[style]
+    for name in people:
+        total = rng.randint(3, 90)
+        told.append(wording.asked(frames.START, rng, name=name, a=total, item=item))
+        for _ in range(rng.choice(LINES)):
+            sign, n, after = _change(total, rng)
+            words = {"name": name, "a": total, "n": n, "b": after}
+            told.append(wording.asked(frames.CHANGES[sign], rng, **words))
+            done.append(say(worked[sign], rng, **words))
+            total = after
+        totals[name] = total
     name = rng.choice(people)
     told.append(wording.asked(frames.HOW_MANY, rng, name=name, item=item))
-    cue = wording.cue("sums" if style == "check" else style, rng)
+    done.append(say(frames.ASKED_FOR, rng, name=name, b=totals[name]))
+    cue = wording.cue("sums" if style == "short" else style, rng)
     return numbered("steps", style, " ".join(told), totals[name], " ".join(done), cue, rng)

@@ -14,7 +14,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tqdm import tqdm
 
-from pocket.corpus import Rows
 from pocket.model import Llama, Shape, cross_entropy
 
 
@@ -29,8 +28,6 @@ class Recipe:
     adam_rate: float = 3e-3
 
 
-HINT_WEIGHT = 0.5
-"""Of the first layer's loss on hints, beside the last layer's on the text."""
 WARM_UP = 0.03
 FINAL_RATE = 0.03
 REPORT_EVERY = 50
@@ -102,17 +99,18 @@ class Checkpoint:
         return int(metadata["step"])
 
 
-def _identity(recipe: Recipe, rows: Rows, seed: int) -> str:
+def _identity(recipe: Recipe, ids: np.ndarray, targets: np.ndarray, seed: int) -> str:
     digest = hashlib.sha256(repr((recipe, seed)).encode())
-    for array in rows:
-        digest.update(np.ascontiguousarray(array[: recipe.rows]))
+    for rows in (ids, targets):
+        digest.update(np.ascontiguousarray(rows[: recipe.rows]))
     return digest.hexdigest()
 
 
 def train(
     name: str,
     recipe: Recipe,
-    rows: Rows,
+    ids: np.ndarray,
+    targets: np.ndarray,
     *,
     seed: int,
     folder: Path,
@@ -131,21 +129,20 @@ def train(
         loss_of = torch.compile(cross_entropy, dynamic=True)
     optimizers = _optimizers(model, recipe)
     base = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    checkpoint = Checkpoint(folder / f"{name}.safetensors", _identity(recipe, rows, seed))
+    checkpoint = Checkpoint(folder / f"{name}.safetensors", _identity(recipe, ids, targets, seed))
     first = checkpoint.load(model, optimizers)
     steps = recipe.rows // recipe.batch
     progress = tqdm(range(first, min(steps, stop_after or steps)), name, steps, initial=first)
     for step in progress:
         for optimizer, rate in zip(optimizers, base, strict=True):
             optimizer.param_groups[0]["lr"] = rate * _rate((step + 1) / steps)
-        at = slice(step * recipe.batch, (step + 1) * recipe.batch)
-        ids, targets, hints = (torch.from_numpy(a[at].astype(np.int64)) for a in rows)
+        rows = slice(step * recipe.batch, (step + 1) * recipe.batch)
+        batch = [torch.from_numpy(a[rows].astype(np.int64)) for a in (ids, targets)]
         with torch.autocast("cpu", torch.bfloat16):
-            last, first = forward(ids)
-            learnt, hinted = targets >= 0, hints >= 0
-            loss = loss_of(last[learnt], model.token_embd.weight, targets[learnt])
-            hint = loss_of(first[hinted], model.token_embd.weight, hints[hinted])
-        (loss + HINT_WEIGHT * hint).backward()
+            kept = batch[1] >= 0
+            hidden = forward(batch[0])[kept]
+            loss = loss_of(hidden, model.token_embd.weight, batch[1][kept])
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()

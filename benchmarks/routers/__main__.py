@@ -2,8 +2,9 @@
 
 Trains routers for every label with several seeds, and the gates (routers that see no model state),
 and compares them with the untrained ones, whole questions, the commit point and the oracle at equal
-cloud shares: on ordinary questions, and on each family with routers that were trained without it;
-with one threshold for all families and with one for each. Prints Markdown.
+cloud shares: on ordinary questions, on other wordings, on other facts, and on each family with
+routers that were trained without it; with one threshold for all families and with one for each.
+Prints Markdown.
 `--ablation` compares labels and inputs instead. Texts, labels, weights, thresholds and answers are
 kept in `--work`: interrupted, it goes on.
 """
@@ -29,7 +30,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=plans.SETS, default=plans.SETS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--shares", type=float, nargs="+", default=(0.02, 0.03, 0.05))
-    parser.add_argument("--train", type=int, default=1500, help="of each family, to train on")
+    parser.add_argument("--train", type=int, default=1000, help="of each family, to train on")
     parser.add_argument("--calibration", type=int, default=150, help="of each, for thresholds")
     parser.add_argument("--questions", type=int, default=400, help="of each, to answer")
     options = parser.parse_args()

@@ -11,8 +11,9 @@ from edgewise.routers.card import Input
 from edgewise.training.labels.base import Label
 from edgewise.training.labels.named import LABELS, labels_named
 
-SETS = ("test", "left-out")
-"""Ordinary questions, and these again, each family with routers that were trained without it."""
+SETS = ("test", "frames", "facts", "left-out")
+"""Ordinary questions, other wordings, other facts, and the ordinary ones again, each family with
+routers that were trained without it."""
 
 INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
 ABLATED: tuple[tuple[Input, ...], ...] = (

@@ -14,6 +14,8 @@ GATE_LIMIT, ORACLE_LIMIT = 0.40, 0.95
 
 TITLES = {
     "test": "Ordinary questions",
+    "frames": "Frames and a style of answers that no router was trained on",
+    "facts": "Facts that no router was trained on",
     "left-out": "Each family with routers that were trained without it",
 }
 ONE = "One threshold for all families; gap recovered in percent, at the share realised."

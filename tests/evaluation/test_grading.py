@@ -2,6 +2,7 @@
 
 import string
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +37,20 @@ def test_extraction(text: str, choice: str | None) -> None:
     assert extract_choice(text, CHOICES) == choice
 
 
-CHOICE = Question("q", "f", "", "garments", "choice", choices=CHOICES)
+CHOICE = Question(
+    "q",
+    "f",
+    "What is cloth for? Choices: A. bank B. garments C. river bank D. tree",
+    "garments",
+    "choice",
+    choices=CHOICES,
+)
+BRACKETED = msgspec.structs.replace(
+    CHOICE, prompt="Cloth?\n(A) bank\n(B) garments\n(C) river bank\n(D) tree"
+)
+UNLETTERED = msgspec.structs.replace(
+    CHOICE, prompt="Is cloth for a bank, garments, river bank, tree? Answer A. Garments? B. Bank?"
+)
 NUMBER = Question("q", "f", "", "1,250", "number")
 
 
@@ -46,6 +60,13 @@ NUMBER = Question("q", "f", "", "1,250", "number")
         (CHOICE, "Cloth. Therefore, the answer is garments (b).", True, True),
         (CHOICE, "Cloth. Therefore, the answer is garments (c).", True, False),
         (CHOICE, "It must be (b).", True, False),
+        (CHOICE, "Therefore, the answer is garments.", True, False),
+        (BRACKETED, "Therefore, the answer is garments (b).", True, True),
+        (BRACKETED, "Therefore, the answer is garments.", True, False),
+        (UNLETTERED, "Cloth. Therefore, the answer is Garments.", True, True),
+        (UNLETTERED, "Therefore, the answer is garments (b).", True, False),
+        (UNLETTERED, "Therefore, the answer is garments or tree.", True, False),
+        (UNLETTERED, "Therefore, the answer is tree.", False, False),
         (CHOICE, "Therefore, the answer is tree (d).", False, False),
         (NUMBER, "1200 + 50 = 1250. Therefore, the answer is 1250.", True, True),
         (NUMBER, "Therefore, the answer is $1,250.00.", True, True),
@@ -159,7 +180,8 @@ def test_a_letter_that_stands_for_no_choice() -> None:
 @pytest.mark.parametrize("count", [1, 2, 10, 11, 26])
 def test_as_many_choices_as_there_are_letters(count: int) -> None:
     choices = tuple(f"thing{i}" for i in range(count))
-    question = Question("q", "f", "", choices[-1], "choice", choices=choices)
+    listed = " ".join(f"{x}. {c}" for x, c in zip(string.ascii_uppercase, choices, strict=False))
+    question = Question("q", "f", listed, choices[-1], "choice", choices=choices)
     letter = string.ascii_lowercase[count - 1]
     assert is_strictly_right(question, f"Therefore, the answer is {choices[-1]} ({letter}).")
     assert not is_strictly_right(question, f"Therefore, the answer is {choices[-1]} (z ).")
@@ -210,7 +232,7 @@ def test_a_number_is_itself_however_it_is_written(number: int) -> None:
 
 @given(st.text(max_size=60))
 def test_whatever_is_strictly_right_is_right(text: str) -> None:
-    for question in (CHOICE, NUMBER):
+    for question in (CHOICE, UNLETTERED, NUMBER):
         assert is_strictly_right(question, text) <= is_right(question, text)
 
 

@@ -74,7 +74,8 @@ def test_training_draws_no_reserved_prompt_and_no_unseen_frame() -> None:
     ]
     for draw in (corpus.facts, corpus.two_hop, corpus.members, corpus.count, corpus.each):
         for _ in range(300):
-            prompt = draw().given.removeprefix("<|user|>").removesuffix("<|end|><|assistant|>")
+            prompt = draw().prompt
+            assert prompt
             assert prompt.startswith("Question: ")
             assert not reserved(prompt)
             assert not any(frame.search(prompt) for frame in unseen)

@@ -26,7 +26,8 @@ def is_right(question: Question, text: str) -> bool:
 def is_strictly_right(question: Question, text: str) -> bool:
     """Graded as asked for: one conclusion, in the format that the prompt wants, and right.
 
-    A choice's text and its letter must both be named; exact and regex have no other reading.
+    Where the prompt lists choices behind letters, a choice's text and its letter must both be named,
+    else its text alone; exact and regex have no other reading.
     """
     if question.check not in ("choice", "number"):
         return is_right(question, text)
@@ -37,8 +38,10 @@ def is_strictly_right(question: Question, text: str) -> bool:
         said = re.fullmatch(rf"\$?({_NUMBER})", concluded[0])
         return said is not None and _plain(said[1]) == _plain(question.answer)
     assert question.choices is not None
-    label = LETTERS[question.choices.index(question.answer)]
-    return concluded[0].lower() == f"{question.answer} ({label})".lower()
+    letter = LETTERS[question.choices.index(question.answer)]
+    lettered = re.search(_item(letter, question.answer), question.prompt, re.IGNORECASE)
+    named = f"{question.answer} ({letter})" if lettered else question.answer
+    return concluded[0].lower() == named.lower()
 
 
 def extract_choice(text: str, choices: tuple[str, ...]) -> str | None:
@@ -124,13 +127,15 @@ def _without_lists(text: str, choices: tuple[str, ...]) -> str:
     """With spaces in the place of every list of two or more choices, each behind its letter."""
     if len(_LABEL.findall(text)) < 2:  # nearly always: no pattern of the choices is made for it
         return text
-    one = "|".join(
-        rf"\b{letter}[.):]\s*{_own(choice)}"
-        for letter, choice in zip(LETTERS, choices, strict=False)
-    )
+    one = "|".join(_item(letter, c) for letter, c in zip(LETTERS, choices, strict=False))
     entry = rf"\(?(?:{one})"
     several = rf"{entry}(?:[\s,;.]*(?:(?:or|and)\s+)?{entry})+"
     return re.sub(several, lambda match: " " * len(match[0]), text, flags=re.IGNORECASE)
+
+
+def _item(letter: str, choice: str) -> str:
+    """The pattern of a choice behind its letter, as a list tells it."""
+    return rf"\b{letter}[.):]\s*{_own(choice)}"
 
 
 def _own(choice: str) -> str:
