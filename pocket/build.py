@@ -27,7 +27,6 @@ CHECKPOINTS = Path(__file__).parent / "work"
 TOKENIZER_DOCUMENTS = 60_000
 
 
-
 class Made(NamedTuple):
     """One model: what it reads and how it is trained."""
 
@@ -43,12 +42,18 @@ def _made(vocabulary: Vocabulary, rows: int, *sizes: int) -> Made:
 MODELS = {
     "edge": _made(PAIR, 76_800, 96, 3, 3, 288),
     "mid": _made(PAIR, 76_800, 128, 4, 4, 384),
-    "cloud": _made(PAIR, 104_000, 256, 4, 4, 704),
-    "other": _made(OTHER, 104_000, 256, 4, 4, 704),
+    "cloud": _made(PAIR, 112_000, 256, 4, 4, 704),
+    "other": _made(OTHER, 112_000, 256, 4, 4, 704),
 }
 
 
-def build(out: Path, checkpoints: Path, seed: int, only: Collection[str] = MODELS.keys()) -> None:
+def build(
+    out: Path,
+    checkpoints: Path,
+    seed: int,
+    only: Collection[str] = MODELS.keys(),
+    device: str = "cpu",
+) -> None:
     """Write the models that `only` names, NAME.gguf, and pocketqa.jsonl.gz into `out`."""
     facts = all_facts(WordNet())
     hops = chains(facts)
@@ -58,7 +63,7 @@ def build(out: Path, checkpoints: Path, seed: int, only: Collection[str] = MODEL
         sample = islice(Corpus(facts, hops, seed + 2).documents(), TOKENIZER_DOCUMENTS)
         bpe = vocabulary.train(d.given(vocabulary) + d.closed(vocabulary) for d in sample)
         ids, targets = rows(Corpus(facts, hops, seed), vocabulary, bpe, recipe.rows)
-        model = train(name, recipe, ids, targets, seed=seed, folder=checkpoints)
+        model = train(name, recipe, ids, targets, seed=seed, folder=checkpoints, device=device)
         export.write(out / f"{name}.gguf", f"edgewise-pocket-{name}", model, vocabulary, bpe)
 
 
@@ -68,12 +73,13 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, default=CHECKPOINTS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", help="as PyTorch names it")
     parser.add_argument("--only", nargs="+", choices=MODELS, default=[*MODELS], help="which models")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     for folder in (options.out, options.checkpoints):
         folder.mkdir(parents=True, exist_ok=True)
-    build(options.out, options.checkpoints, options.seed, options.only)
+    build(options.out, options.checkpoints, options.seed, options.only, options.device)
 
 
 if __name__ == "__main__":

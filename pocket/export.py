@@ -15,9 +15,7 @@ from pocket.tokenizer import END_OF_TEXT, Vocabulary
 LICENSE = "apache-2.0"
 
 
-def _add_tokenizer(
-    writer: gguf.GGUFWriter, vocabulary: Vocabulary, tokenizer: Tokenizer
-) -> None:
+def _add_tokenizer(writer: gguf.GGUFWriter, vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
     """The section that models of one vocabulary share byte for byte."""
     count = tokenizer.get_vocab_size()
     tokens = [tokenizer.id_to_token(i) for i in range(count)]
@@ -53,7 +51,7 @@ def _add_shape(writer: gguf.GGUFWriter, model: Llama) -> None:
 def _add_weights(writer: gguf.GGUFWriter, model: Llama, kind: gguf.GGMLQuantizationType) -> None:
     """Matrices in `kind`, norms in float32."""
     for name, weight in model.state_dict().items():
-        array = weight.float().numpy()
+        array = weight.float().cpu().numpy()
         used = kind if array.ndim == 2 else gguf.GGMLQuantizationType.F32
         packed = gguf.quants.quantize(np.ascontiguousarray(array), used)
         writer.add_tensor(name.replace("blocks.", "blk."), packed, raw_dtype=used)

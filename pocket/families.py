@@ -33,7 +33,7 @@ CHECKED = 0.5  # how often an explanation goes through the choices
 HITS = 0.4  # how often a thing in a list to be counted counts
 GIVENS = (1, 1, 2)
 COUNTED = (3, 4, 5)
-EACH = (3, 4, 5)
+EACH = (3, 4)
 T = TypeVar("T")
 CLASSED = ("kind", "continent", "family")
 
@@ -154,6 +154,19 @@ def stated(facts: Sequence[Fact], rng: Random, style: Style) -> str:
     return " ".join(state(fact, rng) for fact in facts)
 
 
+def given(fact: Fact, wording: Wording, rng: Random) -> str:
+    """A fact as a question tells it."""
+    told = say(frames.PLAIN[fact.relation], rng, x=fact.subject, y=fact.answer)
+    return wording.asked(frames.GIVEN, rng, s=told)
+
+
+def hops(chain: Chain, rng: Random, *, linked: bool) -> str:
+    """Both facts of a chain, one after the other."""
+    first = state(chain.first, rng)
+    link = say(frames.LINKS, rng) if linked else ""
+    return joined(first, link, state(chain.second, rng))
+
+
 def facts(known: Knowledge, wording: Wording, rng: Random) -> Question:
     """One fact, five choices; asked to explain, other facts that the question gives come along."""
     style = rng.choice(wording.styles)
@@ -168,7 +181,7 @@ def facts(known: Knowledge, wording: Wording, rng: Random) -> Question:
     asks = " ".join(
         wording.asked(frames.ASKED[f.relation], rng, x=f.subject)
         if f is fact
-        else wording.asked(frames.GIVEN, rng, s=say(frames.PLAIN[f.relation], rng, x=f.subject, y=f.answer))
+        else given(f, wording, rng)
         for f in told
     )
     said = stated(told, rng, style)
@@ -194,10 +207,8 @@ def two_hop(known: Knowledge, wording: Wording, rng: Random) -> Question:
         also = wording.asked(frames.BEFORE if first else frames.AFTER, rng, z=other.asked)
         asks = f"{also} {asks}" if first else f"{asks} {also}"
     said = {
-        "explain": lambda: joined(
-            *(f"{state(c.first, rng)} {say(frames.LINKS, rng)} {state(c.second, rng)}" for c in told)
-        ),
-        "short": lambda: f"{state(chain.first, rng)} {state(chain.second, rng)}",
+        "explain": lambda: joined(*(hops(c, rng, linked=True) for c in told)),
+        "short": lambda: hops(chain, rng, linked=False),
         "notes": lambda: " ".join(f"{c.asked}: {c.between}: {c.answer};" for c in told),
     }[style]()
     cue = wording.cue(style, rng)
@@ -216,9 +227,15 @@ def members(known: Knowledge, wording: Wording, rng: Random) -> Question:
             items.append(other)
     rng.shuffle(items)
     choices = [f.subject for f in items]
-    asks = wording.asked(frames.MEMBER_ASKED, rng, y=frames.CLASS[fact.relation].format(y=fact.answer))
-    told = items[: items.index(fact) + 1] if style == "short" else items
-    said = stated(told, rng, style)
+    kind = frames.CLASS[fact.relation].format(y=fact.answer)
+    asks = wording.asked(frames.MEMBER_ASKED, rng, y=kind)
+    fits = items.index(fact) + 1
+    until = joined(stated(items[:fits], rng, style), say(frames.FITS, rng))
+    said = {
+        "explain": lambda: joined(until, stated(items[fits:], rng, style)),
+        "short": lambda: until,
+        "notes": lambda: stated(items, rng, style),
+    }[style]()
     cue = wording.cue(style, rng)
     return chosen("members", style, asks, choices, fact.subject, said, cue, rng, tuple(choices))
 

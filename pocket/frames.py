@@ -311,6 +311,12 @@ EACH_ASKED = (
     "What is each of {items}?",
     "Tell me what these words mean: {items}.",
 )
+# Behind the one of five things that is of the kind asked for.
+FITS = (
+    "[That|This] [fits|is it|is the one].",
+    "[That|This] is [asked for|meant].",
+    "Here it is.",
+)
 # Running counts, behind what a thing is: n is the number so far.
 HIT = (
     "[Yes|Right|It counts], [that makes|this makes|so there are] {n}.",
@@ -410,13 +416,10 @@ WORKED = {
         "For {name} [that makes|it comes to|there are] {b}.",
     ),
 }
-# At the end: of whom the number is asked.
-ASKED_FOR = (
-    "{name} [has|ends with|is left with] {b}.",
-    "[It was asked|The question is] what {name} has: {b}.",
-    "So {name} [has|ends with|is left with] {b}.",
-)
-TOTALS = {sign: ("{name} {b};",) for sign in "+-*="}
+# What each person is left with, and in the end once more the one who is asked about.
+LEFT = ("{name} has {b}.", "[Then|Now|By now] {name} has {b}.")
+ASKED_FOR = ("So {name} has {b}.", "[As asked|In the end], {name} has {b}.")
+TOTALS = dict.fromkeys("+-*=", ("{name} {b};",))
 SUMMED = {
     "+": ("{name} {a}+{n}={b};",),
     "-": ("{name} {a}-{n}={b};",),

@@ -26,6 +26,7 @@ DRAWS: dict[Family, Draw] = {
     "steps": lambda known, wording, rng: steps(wording, rng),
 }
 APART_IN_256 = 38
+USUAL = Wording(styles=("explain", "short"))
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Split:
     """How many questions of each family, in which wordings, and whether about facts kept apart."""
 
     count: int
-    wording: Wording = Wording(styles=("explain", "short"))
+    wording: Wording = USUAL
     apart: bool = False
 
 

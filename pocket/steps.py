@@ -9,7 +9,7 @@ from pocket.frames import say
 from pocket.questions import Question, Wording, numbered
 
 LARGEST_TOTAL = 99
-LINES = (1, 2, 2, 3)
+LINES = (1, 2, 2)
 """Changes for a person, each as often as it stands here."""
 EASY = 0.6
 """How often a change is an easy one: by 1 or by 10."""
@@ -35,7 +35,7 @@ def _change(total: int, rng: Random) -> tuple[str, int, int]:
 
 
 def steps(wording: Wording, rng: Random) -> Question:
-    """A word problem of two people with one to three changes each, totals within 1 and LARGEST_TOTAL.
+    """A word problem of two people with one or two changes each, totals within 1 and LARGEST_TOTAL.
 
     Both people's totals are worked out, one after the other; only one of them is asked for.
     """
@@ -55,6 +55,7 @@ def steps(wording: Wording, rng: Random) -> Question:
             told.append(wording.asked(frames.CHANGES[sign], rng, **words))
             done.append(say(worked[sign], rng, **words))
             total = after
+        done.append(say(frames.LEFT, rng, name=name, b=total))
         totals[name] = total
     name = rng.choice(people)
     told.append(wording.asked(frames.HOW_MANY, rng, name=name, item=item))

@@ -1,4 +1,4 @@
-"""Train one model of the pair on the CPU: Muon for the matrices, AdamW for the rest."""
+"""Train one model: Muon for the matrices, AdamW for the rest."""
 
 from __future__ import annotations
 
@@ -114,15 +114,18 @@ def train(
     *,
     seed: int,
     folder: Path,
+    device: str = "cpu",
     compiled: bool = True,
     stop_after: int | None = None,
 ) -> Llama:
     """Train on the first `recipe.rows` rows, each seen once; resumes from `folder`.
 
+    `device` is PyTorch's name; the weights begin alike on each.
+
     `stop_after` ends this call after so many steps in all, as an interruption would.
     """
     torch.manual_seed(seed)
-    model = Llama(recipe.shape)
+    model = Llama(recipe.shape).to(device)
     forward, loss_of = model, cross_entropy
     if compiled:
         forward = torch.compile(model, dynamic=False)
@@ -137,8 +140,8 @@ def train(
         for optimizer, rate in zip(optimizers, base, strict=True):
             optimizer.param_groups[0]["lr"] = rate * _rate((step + 1) / steps)
         rows = slice(step * recipe.batch, (step + 1) * recipe.batch)
-        batch = [torch.from_numpy(a[rows].astype(np.int64)) for a in (ids, targets)]
-        with torch.autocast("cpu", torch.bfloat16):
+        batch = [torch.from_numpy(a[rows].astype(np.int64)).to(device) for a in (ids, targets)]
+        with torch.autocast(torch.device(device).type, torch.bfloat16):
             kept = batch[1] >= 0
             hidden = forward(batch[0])[kept]
             loss = loss_of(hidden, model.token_embd.weight, batch[1][kept])

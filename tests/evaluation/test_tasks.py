@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -15,7 +15,7 @@ import pytest
 
 from edgewise.errors import EdgewiseError
 from edgewise.evaluation.tasks.base import Question, Split, Task, TaskSource
-from edgewise.evaluation.tasks.grading import is_right
+from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
 from edgewise.evaluation.tasks.named import TASKS, open_task, with_calibration
 from tests.hub import Hub, Repository, serving
 
@@ -383,13 +383,15 @@ def test_the_name_of_a_line_is_its_number(tmp_path: Path) -> None:
     assert task.first(None) == task
 
 
-@pytest.mark.parametrize("split", ["train", "calibration", "test"])
+@pytest.mark.parametrize("split", get_args(Split))
 def test_the_bundled_questions_can_all_be_graded(split: Split) -> None:
     task = TASKS.load("pocketqa")().open(split)
-    assert task.families == ("facts", "two-hop", "steps")
-    assert [question.family for question in task.questions[:3]] == list(task.families)
+    assert task.families == ("facts", "two-hop", "members", "count", "each", "steps")
+    assert [question.family for question in task.questions[:6]] == list(task.families)
     assert len({question.id for question in task.questions}) == len(task.questions)
-    assert all(is_right(question, question.reference) for question in task.questions)
+    referred = [question for question in task.questions if question.reference]
+    assert len(referred) == (len(task.questions) if split == "train" else 0)
+    assert all(is_strictly_right(question, question.reference) for question in referred)
 
 
 def test_a_calibration_file_brings_no_question_that_is_used(tmp_path: Path) -> None:

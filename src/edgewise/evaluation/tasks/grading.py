@@ -26,8 +26,8 @@ def is_right(question: Question, text: str) -> bool:
 def is_strictly_right(question: Question, text: str) -> bool:
     """Graded as asked for: one conclusion, in the format that the prompt wants, and right.
 
-    Where the prompt lists choices behind letters, a choice's text and its letter must both be named,
-    else its text alone; exact and regex have no other reading.
+    Where the prompt lists choices behind letters, text and letter of a choice must both be named,
+    else the text alone; exact and regex have no other reading.
     """
     if question.check not in ("choice", "number"):
         return is_right(question, text)
