@@ -21,12 +21,11 @@ from pocket.tokenizer import END_OF_TEXT, Vocabulary
 ROW = 256
 IGNORED = -100
 MIXTURE = {
-    "facts": 0.15,
-    "two_hop": 0.15,
-    "members": 0.13,
-    "count": 0.13,
-    "each": 0.12,
-    "steps": 0.25,
+    "facts": 0.18,
+    "two_hop": 0.17,
+    "members": 0.17,
+    "each": 0.13,
+    "steps": 0.28,
     "statement": 0.03,
     "about": 0.03,
     "small_talk": 0.01,
@@ -69,9 +68,6 @@ class Corpus:
 
     def members(self) -> Document:
         return self._asked(families.members)
-
-    def count(self) -> Document:
-        return self._asked(families.count)
 
     def each(self) -> Document:
         return self._asked(families.each)

@@ -1,4 +1,4 @@
-"""The families that ask for facts: facts, two-hop, members, count and each."""
+"""The families that ask for facts: facts, two-hop, members and each."""
 
 from __future__ import annotations
 
@@ -17,22 +17,17 @@ from pocket.questions import (
     Question,
     Style,
     Wording,
-    checked,
     chosen,
     framed,
     joined,
     listed,
-    numbered,
 )
 
 # Rank r is drawn in proportion to (r + ZIPF_SHIFT) ** -ZIPF_EXPONENT.
 ZIPF_EXPONENT = 1.0
 ZIPF_SHIFT = 30
 NEAR = 0.6  # how often a wrong choice comes from the fact's own group
-CHECKED = 0.5  # how often an explanation goes through the choices
-HITS = 0.4  # how often a thing in a list to be counted counts
 GIVENS = (1, 1, 2)
-COUNTED = (3, 4, 5)
 EACH = (3, 4)
 T = TypeVar("T")
 CLASSED = ("kind", "continent", "family")
@@ -67,15 +62,11 @@ class Knowledge:
             for relation in frames.TWO_HOP_ASKED
         }
         self._of: dict[str, _Ranked[Fact]] = {}
-        self._classes: dict[tuple[str, str], _Ranked[Fact]] = {}
         for key in ("relation", "group"):
             names = {getattr(fact, key) for _, fact in self._facts.ranked}
             for name in names:
                 kept = [(r, f) for r, f in self._facts.ranked if getattr(f, key) == name]
                 self._of[f"{key} {name}"] = _Ranked(kept)
-        for rank, fact in self._facts.ranked:
-            key = (fact.relation, fact.answer)
-            self._classes.setdefault(key, _Ranked([])).ranked.append((rank, fact))
 
     def fact(self, rng: Random, relations: Sequence[str] = ()) -> Fact:
         """A fact, of one of `relations` where these are named."""
@@ -88,10 +79,6 @@ class Knowledge:
         """Another fact of the same relation, and with probability `near` of the same group."""
         pool = "group" if rng.random() < near else "relation"
         return self._of[f"{pool} {getattr(fact, pool)}"].draw(rng)
-
-    def member(self, fact: Fact, rng: Random) -> Fact:
-        """A fact with the same answer."""
-        return self._classes[fact.relation, fact.answer].draw(rng)
 
     def chain(self, rng: Random) -> Chain:
         """Two facts in a row."""
@@ -185,8 +172,6 @@ def facts(known: Knowledge, wording: Wording, rng: Random) -> Question:
         for f in told
     )
     said = stated(told, rng, style)
-    if style == "explain" and rng.random() < CHECKED:
-        said = joined(said, checked(choices, fact.answer, rng))
     cue = wording.cue(style, rng)
     about = tuple(f.subject for f in told)
     return chosen("facts", style, asks, choices, fact.answer, said, cue, rng, about)
@@ -217,7 +202,7 @@ def two_hop(known: Knowledge, wording: Wording, rng: Random) -> Question:
 
 
 def members(known: Knowledge, wording: Wording, rng: Random) -> Question:
-    """Which of five things is of a kind; a short answer stops where it has found it."""
+    """Which of five things is of a kind; what each of them is stands before the conclusion."""
     style = rng.choice(wording.styles)
     fact = known.fact(rng, CLASSED)
     items = [fact]
@@ -229,13 +214,9 @@ def members(known: Knowledge, wording: Wording, rng: Random) -> Question:
     choices = [f.subject for f in items]
     kind = frames.CLASS[fact.relation].format(y=fact.answer)
     asks = wording.asked(frames.MEMBER_ASKED, rng, y=kind)
-    fits = items.index(fact) + 1
-    until = joined(stated(items[:fits], rng, style), say(frames.FITS, rng))
-    said = {
-        "explain": lambda: joined(until, stated(items[fits:], rng, style)),
-        "short": lambda: until,
-        "notes": lambda: stated(items, rng, style),
-    }[style]()
+    said = stated(items, rng, style)
+    if style != "notes":
+        said = joined(said, say(frames.FOUND, rng, x=fact.subject, y=kind))
     cue = wording.cue(style, rng)
     return chosen("members", style, asks, choices, fact.subject, said, cue, rng, tuple(choices))
 
@@ -247,42 +228,6 @@ def _tells(fact: Fact, other: Fact) -> bool:
         and fact.answer not in other.also_true
         and fact.answer != other.subject
     )
-
-
-def count(known: Knowledge, wording: Wording, rng: Random) -> Question:
-    """How many things of a list are of a kind, counted along."""
-    style = rng.choice(wording.styles)
-    fact = known.fact(rng, CLASSED)
-    items: list[Fact] = []
-    hits = [rng.random() < HITS for _ in range(rng.choice(COUNTED))]
-    for hit in hits:
-        taken = {f.subject for f in items}
-        for _ in range(20):
-            other = known.member(fact, rng) if hit else known.alike(fact, rng)
-            if other.subject not in taken and (hit or _tells(fact, other)):
-                items.append(other)
-                break
-    rng.shuffle(items)
-    asks = wording.asked(
-        frames.COUNT_ASKED,
-        rng,
-        y=frames.CLASS[fact.relation].format(y=fact.answer),
-        items=listed([f.subject for f in items]),
-    )
-    number, said = 0, ""
-    form = [rng.choice(frames.NOTED)]
-    for item in items:
-        hit = item.answer == fact.answer
-        number += hit
-        if style == "notes":
-            said += f" {say(form, rng, x=item.subject, y=item.answer)} {number};"
-            continue
-        said += f" {state(item, rng)}"
-        if hit or style == "explain":
-            said += f" {say(frames.HIT if hit else frames.MISSED, rng, n=number)}"
-    cue = wording.cue(style, rng)
-    about = tuple(f.subject for f in items)
-    return numbered("count", style, asks, number, said, cue, rng, about)
 
 
 def each(known: Knowledge, wording: Wording, rng: Random) -> Question:

@@ -195,15 +195,6 @@ CUES = {
         "Write it as a note.",
     ),
 }
-# c is a choice, v a verdict, after the fact was stated.
-CHECKED = (
-    "[Is it|Could it be|Does it fit] {c}? {v}.",
-    "{c}? {v}.",
-    "[Take|Look at|Consider] {c}: {v}.",
-    "[Then|Next|Now] {c}, {v}.",
-)
-YES = "[yes|right|indeed]"
-NO = "[no|wrong|never]"
 # Before facts that a question states itself, or that it mentions without asking for them.
 GIVEN = (
     "It is known that {s}.",
@@ -291,16 +282,8 @@ MEMBER_ASKED = (
     "Which one of them counts as {y}?",
     "Name the one that is {y}.",
 )
-COUNT_ASKED = (
-    "How many of these are {y}: {items}?",
-    "Of {items}, how many are {y}?",
-    "Count those that are {y}: {items}.",
-    "In the list {items}, how many are {y}?",
-    "Here is a list: {items}. How many of them are {y}?",
-    "How often does the list {items} name {y}?",
-    "Look at {items}. How many are {y}?",
-    "{items}: how many of these are {y}?",
-)
+# Behind what each of them is.
+FOUND = ("So {y} is {x}.", "[Here|Hence|In this list] {y} is {x}.")
 EACH_ASKED = (
     "Say what each of these is: {items}.",
     "What are {items}?",
@@ -311,24 +294,6 @@ EACH_ASKED = (
     "What is each of {items}?",
     "Tell me what these words mean: {items}.",
 )
-# Behind the one of five things that is of the kind asked for.
-FITS = (
-    "[That|This] [fits|is it|is the one].",
-    "[That|This] is [asked for|meant].",
-    "Here it is.",
-)
-# Running counts, behind what a thing is: n is the number so far.
-HIT = (
-    "[Yes|Right|It counts], [that makes|this makes|so there are] {n}.",
-    "[One of them|One more]: {n} [so far|by now|until here].",
-    "[That makes|This makes|So there are] {n}.",
-)
-MISSED = (
-    "[No|It does not count], [still|so still] {n}.",
-    "[Not this one|Not that one]: {n} [so far|by now|until here].",
-    "[Still|The count stays at] {n}.",
-)
-
 NAMES = (
     "Ada Ben Cleo Dan Eva Finn Gwen Hugo Ines Jack Kim Leo Mia Nina Omar Pia Rosa Sam Tara Ugo"
 ).split()

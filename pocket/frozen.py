@@ -21,7 +21,6 @@ DRAWS: dict[Family, Draw] = {
     "facts": families.facts,
     "two-hop": families.two_hop,
     "members": families.members,
-    "count": families.count,
     "each": families.each,
     "steps": lambda known, wording, rng: steps(wording, rng),
 }

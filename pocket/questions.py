@@ -11,7 +11,7 @@ from typing import Literal
 from pocket import frames
 from pocket.frames import say
 
-Family = Literal["facts", "two-hop", "members", "count", "each", "steps"]
+Family = Literal["facts", "two-hop", "members", "each", "steps"]
 Style = Literal["explain", "short", "notes"]
 Check = Literal["choice", "number", "regex"]
 
@@ -67,14 +67,6 @@ def joined(*parts: str) -> str:
 def listed(words: Sequence[str]) -> str:
     """`one, two and three`."""
     return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else words[0]
-
-
-def checked(candidates: Sequence[str], answer: str, rng: Random) -> str:
-    """A verdict on every candidate, in their order, behind a statement of what is asked for."""
-    return " ".join(
-        say(frames.CHECKED, rng, c=c, v=say([frames.YES if c == answer else frames.NO], rng))
-        for c in candidates
-    )
 
 
 def chosen(
