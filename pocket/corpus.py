@@ -23,7 +23,7 @@ IGNORED = -100
 MIXTURE = {
     "facts": 0.18,
     "two_hop": 0.17,
-    "members": 0.17,
+    "analogy": 0.17,
     "each": 0.13,
     "steps": 0.28,
     "statement": 0.03,
@@ -66,8 +66,8 @@ class Corpus:
     def two_hop(self) -> Document:
         return self._asked(families.two_hop)
 
-    def members(self) -> Document:
-        return self._asked(families.members)
+    def analogy(self) -> Document:
+        return self._asked(families.analogy)
 
     def each(self) -> Document:
         return self._asked(families.each)

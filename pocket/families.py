@@ -1,4 +1,4 @@
-"""The families that ask for facts: facts, two-hop, members and each."""
+"""The families that ask for facts: facts, two-hop, analogy and each."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from pocket.questions import (
 ZIPF_EXPONENT = 1.0
 ZIPF_SHIFT = 30
 NEAR = 0.6  # how often a wrong choice comes from the fact's own group
-GIVENS = (1, 1, 2)
+OTHERS = (1, 1, 2)
+ASKED_TOO = 0.5  # how often a fact that comes along is asked for, not told
 EACH = (3, 4)
 T = TypeVar("T")
-CLASSED = ("kind", "continent", "family")
 
 
 class Knowledge:
@@ -141,8 +141,10 @@ def stated(facts: Sequence[Fact], rng: Random, style: Style) -> str:
     return " ".join(state(fact, rng) for fact in facts)
 
 
-def given(fact: Fact, wording: Wording, rng: Random) -> str:
-    """A fact as a question tells it."""
+def mentioned(fact: Fact, wording: Wording, rng: Random) -> str:
+    """A fact that comes along: the question tells it, or asks for it although it does not count."""
+    if rng.random() < ASKED_TOO:
+        return wording.asked(frames.BEFORE, rng, z=fact.subject)
     told = say(frames.PLAIN[fact.relation], rng, x=fact.subject, y=fact.answer)
     return wording.asked(frames.GIVEN, rng, s=told)
 
@@ -155,30 +157,43 @@ def hops(chain: Chain, rng: Random, *, linked: bool) -> str:
 
 
 def facts(known: Knowledge, wording: Wording, rng: Random) -> Question:
-    """One fact, five choices; asked to explain, other facts that the question gives come along."""
+    """One fact, five choices; unless the answer is to be short, other facts come before it."""
     style = rng.choice(wording.styles)
     fact = known.fact(rng)
     choices = [fact.answer, *known.wrong(fact, rng)]
     rng.shuffle(choices)
-    told = [fact]
-    for _ in range(rng.choice(GIVENS) if style != "short" else 0):
+    others: dict[str, Fact] = {}
+    for _ in range(rng.choice(OTHERS) if style != "short" else 0):
         other = known.alike(fact, rng)
-        if other.subject not in {f.subject for f in told}:
-            told.insert(rng.randint(0, len(told)), other)
-    asks = " ".join(
-        wording.asked(frames.ASKED[f.relation], rng, x=f.subject)
-        if f is fact
-        else given(f, wording, rng)
-        for f in told
-    )
-    said = stated(told, rng, style)
+        if other.subject != fact.subject:
+            others[other.subject] = other
+    parts = [mentioned(other, wording, rng) for other in others.values()]
+    parts.append(wording.asked(frames.ASKED[fact.relation], rng, x=fact.subject))
+    said = stated([*others.values(), fact], rng, style)
     cue = wording.cue(style, rng)
-    about = tuple(f.subject for f in told)
-    return chosen("facts", style, asks, choices, fact.answer, said, cue, rng, about)
+    about = (*others, fact.subject)
+    return chosen("facts", style, " ".join(parts), choices, fact.answer, said, cue, rng, about)
+
+
+def analogy(known: Knowledge, wording: Wording, rng: Random) -> Question:
+    """One thing is to another as a third one is to which of five."""
+    style = rng.choice(wording.styles)
+    fact = known.fact(rng)
+    like = known.alike(fact, rng)
+    while like.subject == fact.subject:
+        like = known.alike(fact, rng)
+    choices = [fact.answer, *known.wrong(fact, rng)]
+    rng.shuffle(choices)
+    words = {"a": like.subject, "b": like.answer, "x": fact.subject}
+    asks = wording.asked(frames.ANALOGY_ASKED, rng, **words)
+    said = stated([fact] if style == "short" else [like, fact], rng, style)
+    cue = wording.cue(style, rng)
+    about = (like.subject, fact.subject)
+    return chosen("analogy", style, asks, choices, fact.answer, said, cue, rng, about)
 
 
 def two_hop(known: Knowledge, wording: Wording, rng: Random) -> Question:
-    """Two facts in a row, five choices; a second chain comes along that does not count."""
+    """Two facts in a row, five choices; unless it is to be short, another chain comes first."""
     style = rng.choice(wording.styles)
     chain = known.chain(rng)
     choices = [chain.answer, *known.wrong_end(chain, rng)]
@@ -187,10 +202,8 @@ def two_hop(known: Knowledge, wording: Wording, rng: Random) -> Question:
     told = [chain]
     other = known.chain_like(chain.first.relation, rng)
     if style != "short" and other.asked != chain.asked:
-        first = rng.random() < 0.5
-        told.insert(0 if first else 1, other)
-        also = wording.asked(frames.BEFORE if first else frames.AFTER, rng, z=other.asked)
-        asks = f"{also} {asks}" if first else f"{asks} {also}"
+        told.insert(0, other)
+        asks = f"{wording.asked(frames.BEFORE, rng, z=other.asked)} {asks}"
     said = {
         "explain": lambda: joined(*(hops(c, rng, linked=True) for c in told)),
         "short": lambda: hops(chain, rng, linked=False),
@@ -199,35 +212,6 @@ def two_hop(known: Knowledge, wording: Wording, rng: Random) -> Question:
     cue = wording.cue(style, rng)
     about = tuple(c.first.subject for c in told)
     return chosen("two-hop", style, asks, choices, chain.answer, said, cue, rng, about)
-
-
-def members(known: Knowledge, wording: Wording, rng: Random) -> Question:
-    """Which of five things is of a kind; what each of them is stands before the conclusion."""
-    style = rng.choice(wording.styles)
-    fact = known.fact(rng, CLASSED)
-    items = [fact]
-    while len(items) < CHOICES:
-        other = known.alike(fact, rng)
-        if _tells(fact, other) and other.subject not in {f.subject for f in items}:
-            items.append(other)
-    rng.shuffle(items)
-    choices = [f.subject for f in items]
-    kind = frames.CLASS[fact.relation].format(y=fact.answer)
-    asks = wording.asked(frames.MEMBER_ASKED, rng, y=kind)
-    said = stated(items, rng, style)
-    if style != "notes":
-        said = joined(said, say(frames.FOUND, rng, x=fact.subject, y=kind))
-    cue = wording.cue(style, rng)
-    return chosen("members", style, asks, choices, fact.subject, said, cue, rng, tuple(choices))
-
-
-def _tells(fact: Fact, other: Fact) -> bool:
-    """Whether `other` has another answer, and its subject is not of the kind of `fact`."""
-    return (
-        other.answer != fact.answer
-        and fact.answer not in other.also_true
-        and fact.answer != other.subject
-    )
 
 
 def each(known: Knowledge, wording: Wording, rng: Random) -> Question:

@@ -204,7 +204,7 @@ GIVEN = (
     "You have read that {s}.",
     "Somebody says that {s}.",
 )
-# A thing that is worked out as well, before or after the one that is asked for.
+# A thing that is worked out as well, before the one that is asked for.
 BEFORE = (
     "Begin with {z}, for practice.",
     "First do it for {z}.",
@@ -213,15 +213,6 @@ BEFORE = (
     "Do {z} before this one.",
     "Take {z} first.",
 )
-AFTER = (
-    "Then do {z}, too.",
-    "After that, do it for {z}.",
-    "Try {z} as well.",
-    "End with {z}.",
-    "Do {z} after this one.",
-    "Take {z} last.",
-)
-
 # Questions of two hops: x is what is asked about, never the thing in between.
 TWO_HOP_ASKED = {
     "kind": (
@@ -270,20 +261,19 @@ LINKS = (
     "[And|Now] [take the next step|go on from there].",
 )
 
-# What a thing that stands in a relation to y is called.
-CLASS = {"kind": "a kind of {y}", "continent": "a country in {y}", "family": "one of the {y}"}
-MEMBER_ASKED = (
-    "Which of these is {y}?",
-    "Only one of these is {y}. Which one?",
-    "Find the one that is {y}.",
-    "Which choice names {y}?",
-    "One of the five is {y}. Which?",
-    "What in this list is {y}?",
-    "Which one of them counts as {y}?",
-    "Name the one that is {y}.",
+# b is to a what is asked for is to x.
+ANALOGY_ASKED = (
+    "{a} is to {b} as {x} is to what?",
+    "What is to {x} as {b} is to {a}?",
+    "{a} goes with {b}. What goes with {x} in the same way?",
+    "Think of {a} and {b}. What stands to {x} as {b} to {a}?",
+    "If {a} leads to {b}, where does {x} lead?",
+    "Put {x} beside a word as {a} stands beside {b}.",
+    "Take {a} and {b} as a model. Which choice fits {x}?",
+    "{a} was sorted with {b}. With what is {x} sorted by the same rule?",
+    "As {b} is given for {a}, what is given for {x}?",
+    "Match {x} as {b} matches {a}.",
 )
-# Behind what each of them is.
-FOUND = ("So {y} is {x}.", "[Here|Hence|In this list] {y} is {x}.")
 EACH_ASKED = (
     "Say what each of these is: {items}.",
     "What are {items}?",
@@ -381,9 +371,8 @@ WORKED = {
         "For {name} [that makes|it comes to|there are] {b}.",
     ),
 }
-# What each person is left with, and in the end once more the one who is asked about.
+# What each person is left with.
 LEFT = ("{name} has {b}.", "[Then|Now|By now] {name} has {b}.")
-ASKED_FOR = ("So {name} has {b}.", "[As asked|In the end], {name} has {b}.")
 TOTALS = dict.fromkeys("+-*=", ("{name} {b};",))
 SUMMED = {
     "+": ("{name} {a}+{n}={b};",),

@@ -20,7 +20,7 @@ Draw = Callable[[Knowledge, Wording, Random], Question]
 DRAWS: dict[Family, Draw] = {
     "facts": families.facts,
     "two-hop": families.two_hop,
-    "members": families.members,
+    "analogy": families.analogy,
     "each": families.each,
     "steps": lambda known, wording, rng: steps(wording, rng),
 }

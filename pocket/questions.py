@@ -11,7 +11,7 @@ from typing import Literal
 from pocket import frames
 from pocket.frames import say
 
-Family = Literal["facts", "two-hop", "members", "each", "steps"]
+Family = Literal["facts", "two-hop", "analogy", "each", "steps"]
 Style = Literal["explain", "short", "notes"]
 Check = Literal["choice", "number", "regex"]
 

@@ -37,15 +37,15 @@ def _change(total: int, rng: Random) -> tuple[str, int, int]:
 def steps(wording: Wording, rng: Random) -> Question:
     """A word problem of two people with one or two changes each, totals within 1 and LARGEST_TOTAL.
 
-    Both people's totals are worked out, one after the other; only one of them is asked for.
+    Both people's totals are worked out, one after the other; only the second one is asked for.
     """
     style = rng.choice(wording.styles)
     people = rng.sample(frames.NAMES, 2)
     item = rng.choice(frames.ITEMS)
     told: list[str] = []
     done: list[str] = []
-    totals: dict[str, int] = {}
     worked = {"explain": frames.WORKED, "short": frames.SUMMED, "notes": frames.TOTALS}[style]
+    name, total = "", 0
     for name in people:
         total = rng.randint(3, 90)
         told.append(wording.asked(frames.START, rng, name=name, a=total, item=item))
@@ -56,9 +56,6 @@ def steps(wording: Wording, rng: Random) -> Question:
             done.append(say(worked[sign], rng, **words))
             total = after
         done.append(say(frames.LEFT, rng, name=name, b=total))
-        totals[name] = total
-    name = rng.choice(people)
     told.append(wording.asked(frames.HOW_MANY, rng, name=name, item=item))
-    done.append(say(frames.ASKED_FOR, rng, name=name, b=totals[name]))
     cue = wording.cue("sums" if style == "short" else style, rng)
-    return numbered("steps", style, " ".join(told), totals[name], " ".join(done), cue, rng)
+    return numbered("steps", style, " ".join(told), total, " ".join(done), cue, rng)

@@ -386,7 +386,7 @@ def test_the_name_of_a_line_is_its_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize("split", get_args(Split))
 def test_the_bundled_questions_can_all_be_graded(split: Split) -> None:
     task = TASKS.load("pocketqa")().open(split)
-    assert task.families == ("facts", "two-hop", "members", "each", "steps")
+    assert task.families == ("facts", "two-hop", "analogy", "each", "steps")
     assert [question.family for question in task.questions[:5]] == list(task.families)
     assert len({question.id for question in task.questions}) == len(task.questions)
     referred = [question for question in task.questions if question.reference]

@@ -69,10 +69,10 @@ def test_training_draws_no_reserved_prompt_and_no_unseen_frame() -> None:
     corpus = Corpus(FACTS, CHAINS, seed=0)
     unseen = [
         re.compile(re.sub(r"\\\{\w\\\}", ".+", re.escape(frame)))
-        for group in (frames.MEMBER_ASKED, frames.EACH_ASKED, frames.GIVEN)
+        for group in (frames.ANALOGY_ASKED, frames.EACH_ASKED, frames.GIVEN)
         for frame in frames.asked(group, unseen=True)
     ]
-    for draw in (corpus.facts, corpus.two_hop, corpus.members, corpus.each):
+    for draw in (corpus.facts, corpus.two_hop, corpus.analogy, corpus.each):
         for _ in range(300):
             prompt = draw().prompt
             assert prompt
@@ -129,15 +129,6 @@ def test_every_worked_step_is_true() -> None:
             assert result == {"+": left + right, "-": left - right, "*": left * right}[sign]
             worked += 1
     assert worked > 500
-
-
-def test_of_the_members_one_alone_is_right() -> None:
-    kinds = {f.subject: f.answer for f in FACTS}
-    for question in drawn("members", 300):
-        assert question.choices
-        found = re.search(r"a kind of (\w+)", question.prompt)
-        assert found
-        assert [c for c in question.choices if kinds[c] == found[1]] == [question.answer]
 
 
 def test_a_free_text_is_right_where_it_says_of_each_thing_what_it_is() -> None:
