@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from tests import models
+from tests.hybrid_models import HybridPaths
 
 # No example is timed: a busy machine is no defect.
 settings.register_profile("untimed", deadline=None)
@@ -51,9 +52,9 @@ def other_path(model_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def recurrent_path(model_folder: Path) -> Path:
-    """(d) a recurrent model, which Edgewise refuses."""
-    return models.write_recurrent(model_folder / "recurrent.gguf")
+def hybrid_paths(model_folder: Path) -> HybridPaths:
+    """(d) recurrent and hybrid models, and one with windows, by kind."""
+    return HybridPaths(model_folder)
 
 
 def _is_local(family: int, address: Any) -> bool:

@@ -31,7 +31,7 @@ PIECES = (
 """Of the sentencepiece vocabulary, likeliest first; other letters fall back to bytes."""
 
 Array = NDArray[np.float32]
-Tensors = Iterator[tuple[str, Array]]
+Tensors = Iterator[tuple[str, Array]] | Iterator[tuple[str, Array | NDArray[np.uint8]]]
 
 
 @dataclass(frozen=True)
@@ -121,11 +121,11 @@ def write_transformer(path: Path, vocabulary: Vocabulary, *, seed: int = 0) -> P
     writer.add_rope_dimension_count(WIDTH // HEADS)
     writer.add_vocab_size(len(vocabulary.tokens))
     tensors = _transformer(np.random.default_rng(seed), len(vocabulary.tokens))
-    return _finish(writer, vocabulary, tensors, path)
+    return finish(writer, vocabulary, tensors, path)
 
 
 def write_recurrent(path: Path, *, seed: int = 3) -> Path:
-    """(d) A mamba with random weights."""
+    """(d) A mamba with random weights; other kinds are in `hybrid_models`."""
     writer = gguf.GGUFWriter(path, "mamba")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(WIDTH)
@@ -139,13 +139,15 @@ def write_recurrent(path: Path, *, seed: int = 3) -> Path:
     writer.add_ssm_time_step_rank(4)
     vocabulary = byte_level()
     tensors = _mamba(np.random.default_rng(seed), len(vocabulary.tokens))
-    return _finish(writer, vocabulary, tensors, path)
+    return finish(writer, vocabulary, tensors, path)
 
 
-def _finish(writer: gguf.GGUFWriter, vocabulary: Vocabulary, tensors: Tensors, path: Path) -> Path:
+def finish(writer: gguf.GGUFWriter, vocabulary: Vocabulary, tensors: Tensors, path: Path) -> Path:
+    """Write what was described, and the tensors (bytes are q4_0), to `path`."""
     vocabulary.describe(writer)
     for name, tensor in tensors:
-        writer.add_tensor(name, tensor)
+        packed = gguf.GGMLQuantizationType.Q4_0 if tensor.dtype == np.uint8 else None
+        writer.add_tensor(name, tensor, raw_dtype=packed)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -19,8 +19,19 @@ from edgewise.routers.card import read_card
 from tests import models
 from tests.cli.conftest import Edgewise, Result, Run
 from tests.hub import Hub, Repository, serving
+from tests.hybrid_models import HybridPaths
 
 NOWHERE = "http://127.0.0.1:9"
+READS = """
+from edgewise.edge.base import Needs
+
+
+class Reads:
+    needs, top = Needs.HIDDEN, 0
+
+    def score(self, step):
+        return 0.5
+"""
 
 
 def assert_one_sentence(result: Result, *words: str) -> None:
@@ -80,7 +91,10 @@ def test_a_text_that_fills_no_context_is_refused_early(
         (["--edge", ""], "There is no file ''"),
         (["--edge", "broken.txt"], "is not a GGUF file"),
         (["--edge", "cut.gguf"], "truncated, damaged"),
-        (["--edge", "recurrent.gguf", "--cloud", "none"], "recurrent model"),
+        (
+            ["--edge", "lfm2.gguf", "--cloud", "none", "--router", "./reads.py:Reads"],
+            "no hidden states",
+        ),
         (["--edge", "bpe.gguf", "--cloud", "other.gguf"], "ocabular"),
         (["--edge", "bpe.gguf", "--router", "made-for-another"], "made for an edge model"),
         (["--router", "coin"], "There is no router 'coin'"),
@@ -101,11 +115,12 @@ def test_run_refuses(edgewise: Edgewise, zoo: None, arguments: list[str], words:
 
 @pytest.fixture
 def zoo(
-    edgewise: Edgewise, tmp_path: Path, bpe_path: Path, other_path: Path, recurrent_path: Path
+    edgewise: Edgewise, tmp_path: Path, bpe_path: Path, other_path: Path, hybrid_paths: HybridPaths
 ) -> None:
     """Good and bad models, and a router of the bundled edge model, in the working folder."""
-    for path, name in ((bpe_path, "bpe"), (other_path, "other"), (recurrent_path, "recurrent")):
+    for path, name in ((bpe_path, "bpe"), (other_path, "other"), (hybrid_paths["lfm2"], "lfm2")):
         (tmp_path / f"{name}.gguf").symlink_to(path)
+    (tmp_path / "reads.py").write_text(READS)
     (tmp_path / "broken.txt").write_text("Once upon a time")
     data = bpe_path.read_bytes()
     (tmp_path / "cut.gguf").write_bytes(data[: len(data) // 2])

@@ -238,11 +238,6 @@ class TestFiles:
     def test_a_folder(self, tmp_path: Path) -> None:
         assert_one_sentence(message_of(tmp_path))
 
-    def test_a_recurrent_model(self, recurrent_path: Path) -> None:
-        message = message_of(recurrent_path)
-        assert "recurrent" in message
-        assert_one_sentence(message)
-
     def test_layers_for_a_gpu_that_is_not_there(
         self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

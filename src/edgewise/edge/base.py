@@ -164,6 +164,13 @@ class EdgeSession(Protocol):
         """Drop every id from `position` (absolute) on."""
         ...
 
+    def mark(self, position: int) -> None:
+        """Say that `rewind(position)` may come, before anything behind it is computed.
+
+        Where the engine rewinds to marks it makes one there; a later one is too late. Elsewhere
+        this does nothing.
+        """
+
     def close(self) -> None:
         """Give the session's place in the model back."""
         ...

@@ -14,6 +14,9 @@ from edgewise.edge.base import EdgeModel, Floats, Needs
 from edgewise.edge.step import LogitsStep
 from edgewise.errors import ContextOverflow, UsageError
 
+FEW = 8
+"""Ids that one run reads with outputs, where an engine rewinds to marks: back to one, and on."""
+
 Outputs = Literal["none", "last", "all"]
 """Of which ids of a run the logits are wanted."""
 
@@ -74,6 +77,13 @@ class KvCache(Protocol):
         """Whether the model is closed, and the cache with it."""
         return False
 
+    def mark(self, position: int, *, lasting: bool) -> None:
+        """Keep the state at `position`, where the cache ends: `forget` may be asked to go there.
+
+        `lasting` for a position in the prompt. Called with `lock` held, before a run, and only
+        where the model rewinds to marks.
+        """
+
     def adopt(self, ids: Sequence[int]) -> Sequence[int]:
         """Called once, before the first run: begin with what is kept of a sequence like `ids`.
 
@@ -100,10 +110,13 @@ class KvSession:
         self._cache = cache
         self._name, self._size, self._context = model.name, model.tokenizer.size, model.context
         self._batched = model.abilities.batch_logits
+        self._marked = model.abilities.rewinds == "marks"
+        self._few = min(FEW, cache.batch) if self._marked else 1
         self._needs, self._top = needs, top
         self._hidden = Needs.HIDDEN in needs
         self._ids: list[int] = []
-        self._computed = 0
+        self._prompt = self._computed = 0
+        self._marks: set[int] = set()
         self._last: LogitsStep | None = None
         self._buffer: Floats = np.empty(self._size, np.float32)
         self._opened = self._closed = False
@@ -120,6 +133,12 @@ class KvSession:
             self._computed = len(self._ids)
         self.rewind(common_prefix(self._ids[: self._computed], ids))
         self._ids = list(ids)
+        self._prompt = len(ids)
+        if self._marked and ids:
+            if self._computed == len(ids) and not self._at_hand():
+                # As `step` will: what is reported as kept is not read again.
+                self._forget(len(ids) - 1)
+            self.mark(len(ids) - 1)
         return self._computed
 
     def extend(self, ids: Sequence[int]) -> None:
@@ -137,12 +156,11 @@ class KvSession:
                 "A session has no next token before it has ids", hint="open it with a prompt"
             )
         if self._computed == wanted:
-            if self._last and self._last.position == wanted and self._last.fresh:
+            if self._last and self._at_hand():
                 return self._last
             self._forget(wanted - 1)
-        # The last id alone has outputs: a prompt is read without hidden states and head.
-        while wanted - self._computed > 1:
-            self._run(min(wanted - 1, self._computed + self._cache.turn), "none", self._needs)
+        while (end := self._next_end(wanted)) < wanted:
+            self._run(end, "none", self._needs)
         (self._last,) = self._run(wanted, "last", self._needs)
         return self._last
 
@@ -170,13 +188,30 @@ class KvSession:
         if not 0 <= position <= len(self._ids):
             raise ValueError(f"cannot rewind to {position}: the session holds {len(self._ids)} ids")
         del self._ids[position:]
+        self._marks = {mark for mark in self._marks if mark <= position}
         if position < self._computed:
             self._forget(position)
+
+    def mark(self, position: int) -> None:
+        if self._marked and position >= self._computed:
+            self._marks.add(position)
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._cache.release(self._ids[: self._computed])
+
+    def _next_end(self, wanted: int) -> int:
+        """Where the next run ends: a prompt but for its last id is read without outputs."""
+        marks = [mark for mark in self._marks if self._computed < mark < wanted]
+        if wanted - self._computed <= self._few and not marks:
+            return wanted
+        return min(wanted - 1, self._computed + self._cache.turn, *marks)
+
+    def _at_hand(self) -> bool:
+        """Whether the step after all ids was the last that the engine made."""
+        last = self._last
+        return last is not None and last.position == len(self._ids) and last.fresh
 
     def _check_open(self) -> None:
         if self._closed or self._cache.closed:
@@ -206,12 +241,15 @@ class KvSession:
         with cache.lock:
             self._check_open()
             try:
+                if start in self._marks:
+                    cache.mark(start, lasting=start < self._prompt)
                 rows = cache.run(self._ids[start:end], start, outputs, hidden=hidden)
             except BaseException:
                 # An interrupted run may have computed some of them.
                 self._computed = cache.forget(start)
                 raise
             self._computed = end
+            self._marks = {mark for mark in self._marks if mark >= end}
             decode = cache.decodes
             return [
                 LogitsStep(

@@ -2,7 +2,7 @@
 
 One context serves every session of a model: a session is a llama.cpp sequence. A decode yields
 logits and the post-final-norm hidden state together; a prompt is prefilled without hidden states
-(and so without the head), its last id with them.
+(and so without the head), its last id with them. Recurrent and hybrid models go back to marks.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp_bare import bare_loop
 from edgewise.edge.llamacpp_context import LlamaContext
 from edgewise.edge.llamacpp_load import default_threads, load_weights, new_context
+from edgewise.edge.llamacpp_recurrent import Recurrence, examine
 from edgewise.edge.llamacpp_sequences import LlamaSequences, width_for
 from edgewise.edge.llamacpp_slots import LlamaSlots
 from edgewise.edge.llamacpp_vocab import LlamaTokenizer
@@ -47,10 +48,12 @@ class LlamaModel(EdgeModel):
         gpu_layers: int | Literal["auto"] = "auto",
         slots: int = 1,
         keep_prefixes: bool = False,
+        swa_full: bool = True,
     ) -> None:
         """Load `path`; see `EdgeOptions`. The default context is the model's own, at most 4096.
 
-        Raises `ModelError` or `UsageError`.
+        Without `swa_full` layers with a sliding window hold little more than the window: less
+        memory, and sessions that go far back read again. Raises `ModelError` or `UsageError`.
         """
         if slots < 1 or (context is not None and context < 1):
             raise UsageError("A model needs at least 1 slot and a context of at least 1 token.")
@@ -65,8 +68,15 @@ class LlamaModel(EdgeModel):
             self.context = context or min(trained, _DEFAULT_CONTEXT)
             self.hidden_size = int(llama_cpp.llama_model_n_embd(self._model))
             self._tokenizer = LlamaTokenizer(self._model)
+            self._swa_full = swa_full
+            made = self._new_context(slots)
+            try:
+                self._recurrence = examine(made) if made.recurrent else Recurrence()
+            except BaseException:
+                made.close()
+                raise
             self._slots = LlamaSlots(
-                self._new_context(slots),
+                made,
                 name=self.name,
                 room=self.context,
                 count=slots,
@@ -75,7 +85,11 @@ class LlamaModel(EdgeModel):
         except BaseException:
             llama_cpp.llama_model_free(self._model)
             raise
-        self._abilities = EdgeAbilities(slots=slots)
+        self._abilities = EdgeAbilities(
+            hidden=self._recurrence.hidden,
+            rewinds="marks" if made.recurrent or made.window else "anywhere",
+            slots=slots,
+        )
 
     @property
     def tokenizer(self) -> LlamaTokenizer:
@@ -101,7 +115,7 @@ class LlamaModel(EdgeModel):
         return KvSession(self, self._slots.reserve(), needs, top)
 
     def sequences(self, width: int) -> LlamaSequences:
-        width = width_for(width, self.context)
+        width = width_for(width, self.context, self._recurrence.state)
         return LlamaSequences(
             self._new_context(width),
             width=width,
@@ -162,5 +176,13 @@ class LlamaModel(EdgeModel):
             context=self.context,
             sequences=sequences,
             threads=self.threads,
+            swa_full=self._swa_full,
         )
-        return LlamaContext(handle, vocabulary=self.tokenizer.size, hidden_size=self.hidden_size)
+        kinds = (llama_cpp.llama_model_is_recurrent, llama_cpp.llama_model_is_hybrid)
+        return LlamaContext(
+            handle,
+            vocabulary=self.tokenizer.size,
+            hidden_size=self.hidden_size,
+            recurrent=any(is_kind(self._model) for is_kind in kinds),
+            window=0 if self._swa_full else llama_cpp.llama_model_n_swa(self._model),
+        )

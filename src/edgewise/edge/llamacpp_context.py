@@ -1,5 +1,6 @@
-"""A llama.cpp context and its batch: decodes, rows, and going back."""
+"""A llama.cpp context and its batch: decodes, rows, going back, and copies of a state."""
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,13 +13,30 @@ from edgewise.edge.kv import KvRow
 from edgewise.edge.llamacpp_load import BATCH
 from edgewise.errors import ModelError
 
+Bytes = NDArray[np.uint8]
+
+_PARTIAL = 1  # llama.h: LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY, what cannot be cut
+
 
 class LlamaContext:
     """Owns a context of llama.cpp. `decodes` counts: rows are valid until the next one."""
 
-    def __init__(self, handle: Any, *, vocabulary: int, hidden_size: int) -> None:
+    def __init__(
+        self,
+        handle: Any,
+        *,
+        vocabulary: int,
+        hidden_size: int,
+        recurrent: bool = False,
+        window: int = 0,
+    ) -> None:
+        """`recurrent` where layers hold one state, that after the last id.
+
+        `window` (ids) where layers hold the last ids only, at least so many; 0 where all are held.
+        """
         self.handle = handle
         self.decodes = 0
+        self.recurrent, self.window = recurrent, window
         self._memory = llama_cpp.llama_get_memory(handle)
         self._vocabulary, self._hidden_size = vocabulary, hidden_size
 
@@ -45,14 +63,59 @@ class LlamaContext:
 
     def forget(self, sequence: int, position: int) -> int:
         """Drop a sequence's ids from `position` on, or all of them; returns how many are left."""
-        if llama_cpp.llama_memory_seq_rm(self._memory, sequence, position, -1):
+        if self.cut(sequence, position):
             return position
-        # A recurrent model cannot forget its last ids only.
         llama_cpp.llama_memory_seq_rm(self._memory, sequence, -1, -1)
         return 0
 
+    def cut(self, sequence: int, position: int) -> bool:
+        """Drop a sequence's ids from `position` on; False where that cannot be done."""
+        return self.can_cut(sequence, position) and bool(
+            llama_cpp.llama_memory_seq_rm(self._memory, sequence, position, -1)
+        )
+
+    def can_cut(self, sequence: int, position: int) -> bool:
+        """Whether what is computed after a cut is what it would have been without the ids cut."""
+        if self.length(sequence) <= position:
+            return True
+        if self.recurrent:
+            return False
+        # llama.cpp drops ids behind a window that has passed them, and does not say so.
+        first = llama_cpp.llama_memory_seq_pos_min(self._memory, sequence)
+        return not self.window or first <= max(0, position - self.window + 1)
+
+    def length(self, sequence: int) -> int:
+        """How many ids a sequence holds."""
+        return llama_cpp.llama_memory_seq_pos_max(self._memory, sequence) + 1
+
+    def state_size(self, sequence: int) -> int:
+        """Bytes of what `save_state` would copy."""
+        return llama_cpp.llama_state_seq_get_size_ext(self.handle, sequence, _PARTIAL)
+
+    def save_state(self, sequence: int, buffer: Bytes, size: int) -> bool:
+        """Copy what cannot be cut of a sequence, `size` bytes; whether that was done."""
+        return size == llama_cpp.llama_state_seq_get_data_ext(
+            self.handle, _pointer(buffer), size, sequence, _PARTIAL
+        )
+
+    def load_state(self, sequence: int, buffer: Bytes, size: int, position: int) -> bool:
+        """Go back to a state that was saved at `position`; False where only `forget` is left."""
+        read = llama_cpp.llama_state_seq_set_data_ext(
+            self.handle, _pointer(buffer), size, sequence, _PARTIAL
+        )
+        # After it, never before: a cut is refused while the later state stands.
+        return (
+            read == size
+            and bool(llama_cpp.llama_memory_seq_rm(self._memory, sequence, position, -1))
+            and self.length(sequence) == position
+        )
+
     def close(self) -> None:
         llama_cpp.llama_free(self.handle)
+
+
+def _pointer(buffer: Bytes) -> Any:
+    return buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 class LlamaBatch:

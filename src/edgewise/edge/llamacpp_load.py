@@ -71,13 +71,25 @@ def open_weights(path: Path, *, gpu_layers: int, repack: bool = True) -> Any:
     return model
 
 
-def new_context(model: Any, path: Path, *, context: int, sequences: int, threads: int) -> Any:
-    """A llama.cpp context of `sequences` sequences of `context` ids; the caller frees it."""
+def new_context(
+    model: Any,
+    path: Path,
+    *,
+    context: int,
+    sequences: int,
+    threads: int,
+    swa_full: bool = True,
+) -> Any:
+    """A llama.cpp context of `sequences` sequences of `context` ids; the caller frees it.
+
+    Without `swa_full` layers with a sliding window hold little more than the window.
+    """
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = context * sequences
     params.n_batch = params.n_ubatch = min(BATCH, context)
     params.n_seq_max = sequences
     params.kv_unified = False
+    params.swa_full = swa_full
     params.n_threads = params.n_threads_batch = threads
     params.embeddings = True
     params.pooling_type = llama_cpp.LLAMA_POOLING_TYPE_NONE
@@ -121,11 +133,5 @@ def _offloaded_layers(gpu_layers: int | Literal["auto"]) -> int:
 
 
 def _check_kind(model: Any, path: Path) -> None:
-    if llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model):
-        raise ModelError(
-            f"{str(path)!r} is a recurrent model, whose state cannot be rewound to an earlier "
-            "token",
-            hint="choose a transformer",
-        )
     if llama_cpp.llama_model_has_encoder(model) or not llama_cpp.llama_model_has_decoder(model):
         raise ModelError(f"{str(path)!r} is not a decoder-only model", hint="choose one that is")

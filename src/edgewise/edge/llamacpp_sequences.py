@@ -7,16 +7,25 @@ import numpy as np
 from edgewise.edge.base import Chunk, Sequences
 from edgewise.edge.llamacpp_context import LlamaBatch, LlamaContext
 from edgewise.edge.llamacpp_load import BATCH
+from edgewise.edge.llamacpp_marks import marks_of
 from edgewise.edge.step import LogitsStep
 
 _CELLS = 1 << 15
 """Bound on the KV cache of all sequences together, ids."""
 
 
-def width_for(wanted: int, context: int) -> int:
-    """How many sequences of `context` ids may run together."""
+_STATES = 1 << 30
+"""Bound on the states of recurrent layers and their marks, of all sequences together, bytes."""
+
+_MARKS = 2
+"""A sequence's marks: where the reading of a prefix began, and where it ended."""
+
+
+def width_for(wanted: int, context: int, state: int) -> int:
+    """How many sequences of `context` ids and `state` bytes of recurrent state run together."""
     # llama.cpp wants room for an id of each sequence in one decode.
-    return max(1, min(wanted, _CELLS // context, context))
+    width = min(wanted, _CELLS // context, context)
+    return max(1, min(width, _STATES // ((1 + _MARKS) * state)) if state else width)
 
 
 class LlamaSequences(Sequences):
@@ -32,9 +41,13 @@ class LlamaSequences(Sequences):
         self._context = context
         self._batch = LlamaBatch()
         self._buffer = np.empty(vocabulary, np.float32)
+        self._marks = marks_of(context, width, most=_MARKS, room=_STATES)
+        self._reading: set[int] = set()
 
     def run(self, chunks: Sequence[Chunk]) -> Sequence[LogitsStep]:
         self._batch.clear()
+        for sequence, start, ids, _ in chunks:
+            self._mark(sequence, start, len(ids))
         asked: list[tuple[int, int]] = []
         for sequence, start, ids, output in chunks:
             row = self._batch.put_of(sequence, ids, start, last=output)
@@ -54,7 +67,16 @@ class LlamaSequences(Sequences):
         ]
 
     def forget(self, sequence: int, position: int) -> int:
-        return self._context.forget(sequence, position)
+        marks = self._marks.get(sequence)
+        return marks.back(position) if marks else self._context.forget(sequence, position)
+
+    def _mark(self, sequence: int, start: int, count: int) -> None:
+        """The next prefix of a sequence is likely one that begins with this."""
+        if (marks := self._marks.get(sequence)) is None:
+            return
+        if count > 1 or sequence in self._reading:
+            marks.asked(start, lasting=False)
+        (self._reading.add if count > 1 else self._reading.discard)(sequence)
 
     def close(self) -> None:
         self._batch.close()

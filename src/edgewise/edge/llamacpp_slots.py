@@ -6,6 +6,7 @@ from edgewise.edge.fair_lock import FairLock
 from edgewise.edge.kv import KvCache, KvRow, Outputs, common_prefix
 from edgewise.edge.llamacpp_context import LlamaBatch, LlamaContext
 from edgewise.edge.llamacpp_load import BATCH
+from edgewise.edge.llamacpp_marks import LlamaMarks, marks_of
 from edgewise.errors import UsageError
 
 TURN = 64
@@ -26,6 +27,7 @@ class LlamaSlots:
         self.turn = min(TURN if count > 1 else BATCH, room)
         self._name, self._keep = name, keep_prefixes
         self._reserved = 0
+        self._marks = marks_of(context, count)
         # What each free sequence's KV cache holds, longest unused first.
         self._free: dict[int, list[int]] = {sequence: [] for sequence in range(count)}
 
@@ -47,8 +49,23 @@ class LlamaSlots:
         """The free sequence that holds most of what `ids` begin with, and what it holds."""
         with self.lock:
             self._reserved -= 1
-            best = max(self._free, key=lambda sequence: common_prefix(self._free[sequence], ids))
+            best = max(self._free, key=lambda sequence: self._kept(sequence, ids))
             return best, self._free.pop(best)
+
+    def _kept(self, sequence: int, ids: Sequence[int]) -> int:
+        """How many of `ids` need not be read where a free sequence goes on with them."""
+        shared = common_prefix(self._free[sequence], ids)
+        marks = self._marks.get(sequence)
+        return marks.reach(shared) if marks else shared
+
+    def marks(self, sequence: int) -> LlamaMarks | None:
+        """None where a sequence can be cut anywhere."""
+        return self._marks.get(sequence)
+
+    def forget(self, sequence: int, position: int) -> int:
+        """Drop a sequence's ids from `position` on, or earlier; returns how many are left."""
+        marks = self._marks.get(sequence)
+        return marks.back(position) if marks else self.context.forget(sequence, position)
 
     def give_back(self, sequence: int | None, held: Sequence[int]) -> None:
         """The session is over; its sequence, if it took one, holds `held`."""
@@ -58,7 +75,7 @@ class LlamaSlots:
                 return
             if not self.closed:
                 if not self._keep:
-                    self.context.forget(sequence, 0)
+                    self.forget(sequence, 0)
                 self._free[sequence] = list(held) if self._keep else []
 
     def close(self) -> bool:
@@ -81,6 +98,7 @@ class LlamaSlot(KvCache):
         self.batch, self.turn = slots.batch, slots.turn
         self._slots, self._context = slots, slots.context
         self._sequence: int | None = None
+        self._marks: LlamaMarks | None = None
         self._ids = LlamaBatch()
 
     @property
@@ -93,6 +111,7 @@ class LlamaSlot(KvCache):
 
     def adopt(self, ids: Sequence[int]) -> Sequence[int]:
         self._sequence, held = self._slots.take(ids)
+        self._marks = self._slots.marks(self._sequence)
         self._ids.belong_to(self._sequence)
         return held
 
@@ -100,6 +119,8 @@ class LlamaSlot(KvCache):
         self, ids: Sequence[int], start: int, outputs: Outputs, *, hidden: bool
     ) -> Sequence[KvRow]:
         every = outputs == "all"
+        if self._marks:
+            self._marks.passing(start)
         self._ids.clear()
         last = self._ids.put(ids, start, every=every, last=outputs == "last")
         self._context.decode(self._ids, hidden=hidden)
@@ -109,7 +130,11 @@ class LlamaSlot(KvCache):
         return [self._context.row(index, hidden=hidden) for index in range(first, last + 1)]
 
     def forget(self, position: int) -> int:
-        return 0 if self._sequence is None else self._context.forget(self._sequence, position)
+        return 0 if self._sequence is None else self._slots.forget(self._sequence, position)
+
+    def mark(self, position: int, *, lasting: bool) -> None:
+        if self._marks:
+            self._marks.asked(position, lasting=lasting)
 
     def release(self, held: Sequence[int]) -> None:
         self._ids.close()

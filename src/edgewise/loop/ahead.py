@@ -93,6 +93,7 @@ class RunAhead:
     def begin(self, flight: Flight, read: Read, state: State) -> None:
         """A flight is waited for from now on: the next guesses follow `read`'s own token."""
         if not self.guesses:
+            self._edge.mark(len(self._ids))
             self._guess(state.expecting(flight.ask, self._rules), read)
 
     def forward(self) -> int | None:
@@ -138,6 +139,7 @@ class RunAhead:
         decision = tip.decide(read.score, self._rules)
         if not decision.ask or self._consults is None:
             return tip
+        self._edge.mark(self._edge.position)
         self._consults.ask_ahead([*self._ids, *self.guesses], decision.ask, tip)
         return tip.expecting(decision.ask, self._rules)
 

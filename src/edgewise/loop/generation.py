@@ -35,7 +35,7 @@ from edgewise.loop.consults import Consults, Flight
 from edgewise.loop.latency import Latency
 from edgewise.loop.policy import Budget
 from edgewise.loop.state import Rules, State
-from edgewise.prompts import Prompt
+from edgewise.prompts import Prompt, last_turn
 from edgewise.routers.base import Router
 from edgewise.sampling import Sampling
 from edgewise.verdict import Verdict
@@ -85,6 +85,9 @@ class Generation(Iterator[Event]):
             edge = parts.edge.session(needs, top=parts.router.top)
             stack.callback(edge.close)
             self._cached = edge.open(prompt.ids)
+            if parts.edge.abilities.rewinds == "marks":
+                # An edited message, or a template that rewrites the last turn, comes back to there.
+                edge.mark(last_turn(rules.tokenizer, prompt))
             self._consults: Consults | None = None
             if parts.cloud is not None and rules.policy.asks:
                 self._consults = Consults(

@@ -1,7 +1,7 @@
 """From messages to the ids that the edge model is given, by the chat template in its file."""
 
 from edgewise.prompts.messages import MAX_PROMPT, Message, Prompt, Prompted, require_text
-from edgewise.prompts.prompt import prompt_from, prompt_ids, prompt_of
+from edgewise.prompts.prompt import last_turn, prompt_from, prompt_ids, prompt_of
 from edgewise.prompts.rendering import MAX_TEMPLATE, Renderer, prepare, render
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Prompt",
     "Prompted",
     "Renderer",
+    "last_turn",
     "prepare",
     "prompt_from",
     "prompt_ids",

@@ -5,11 +5,15 @@ from operator import index
 from typing import SupportsIndex, cast
 
 import msgspec
+import numpy as np
 
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
 from edgewise.prompts.messages import Message, Prompt, Prompted, require_text
 from edgewise.prompts.special import conversation_ids
+
+_BEGINNING = 200
+"""Characters of a message by which it is found in a prompt."""
 
 
 def prompt_from(tokenizer: Tokenizer, asked: Prompted, *, system: str | None = None) -> Prompt:
@@ -75,3 +79,21 @@ def prompt_ids(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
     if tokenizer.chat_template is None:
         return tokenizer.encode_prompt("\n\n".join(m.content for m in messages), special=False)
     return conversation_ids(tokenizer, messages)
+
+
+def last_turn(tokenizer: Tokenizer, prompt: Prompt) -> int:
+    """About how many ids of a prompt stand before its last user message; 0 where none is found.
+
+    Found by its first ids but for those that what stands around it may have changed.
+    """
+    users = [one.content for one in prompt.messages or () if one.role == "user"]
+    if not users:
+        return 0
+    beginning = users[-1].strip()[:_BEGINNING]
+    known = tokenizer.encode(beginning)[1:-1] or tokenizer.encode(beginning)
+    ids, wanted = np.array(prompt.ids, np.int32), np.array(known, np.int32)
+    if not 0 < len(wanted) <= len(ids):
+        return 0
+    windows = np.lib.stride_tricks.sliding_window_view(ids, len(wanted))
+    found = np.flatnonzero((windows == wanted).all(axis=1))
+    return max(0, int(found[-1]) - 1) if len(found) else 0
