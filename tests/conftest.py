@@ -57,6 +57,16 @@ def hybrid_paths(model_folder: Path) -> HybridPaths:
     return HybridPaths(model_folder)
 
 
+@pytest.fixture(scope="session")
+def onnx_path(model_folder: Path, bpe_path: Path) -> Path:
+    """(a) for ONNX Runtime, with hidden states."""
+    pytest.importorskip("onnx")
+    from pocket.convert.__main__ import convert
+    from pocket.convert.weights import read
+
+    return convert(read(bpe_path), "onnx-hidden", model_folder / "onnx")
+
+
 def _is_local(family: int, address: Any) -> bool:
     if family not in (socket.AF_INET, socket.AF_INET6):
         return True

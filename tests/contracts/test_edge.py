@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeSession, Floats, Needs, Step
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.onnx import OnnxModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ContextOverflow, StaleStepError, UsageError
 from edgewise.loop.decoder import Decoder
@@ -50,7 +51,7 @@ class Backend:
         return sum(self.runs) if counted is None else counted
 
 
-@pytest.fixture(params=["bpe", "spm", "scripted", "gemma3", "mamba", *HYBRIDS])
+@pytest.fixture(params=["bpe", "spm", "onnx", "scripted", "gemma3", "mamba", *HYBRIDS])
 def backend(
     request: pytest.FixtureRequest,
     bpe_path: Path,
@@ -58,7 +59,9 @@ def backend(
     hybrid_paths: HybridPaths,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Backend]:
-    if request.param == "scripted":
+    if request.param == "onnx":
+        made = onnx_backend(request.getfixturevalue("onnx_path"), monkeypatch)
+    elif request.param == "scripted":
         made = Backend(
             lambda context, slots: ScriptedEdge(
                 noise(), context=context, abilities=EdgeAbilities(slots=slots)
@@ -82,6 +85,24 @@ def backend(
     yield made
     for model in made.open_models:
         model.close()
+
+
+def onnx_backend(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    genai = pytest.importorskip("onnxruntime_genai")
+    append = genai.Generator.append_tokens
+
+    def make(context: int, slots: int) -> OnnxModel:
+        model = OnnxModel(folder, context=context, threads=1, gpu_layers=0, slots=slots)
+        made.runs.clear()  # what it ran to find out its abilities
+        return model
+
+    def counted(generator: Any, ids: Any) -> None:
+        made.runs.append(len(ids))
+        append(generator, ids)
+
+    made = Backend(make)
+    monkeypatch.setattr(genai.Generator, "append_tokens", counted)
+    return made
 
 
 def fresh_logits(backend: Backend, ids: Sequence[int]) -> Floats:
@@ -341,8 +362,14 @@ class TestEdge:
         else:
             assert model.parameters is None
             assert model.sequences(4) is None
-            for refused in (model.embeddings, lambda: model.bare_loop(PROMPT, 4)):
-                with pytest.raises(UsageError, match=r"^The engine of 'scripted' .+; \w+ .+\.$"):
+            calls: list[Callable[[], object]] = [model.embeddings]
+            if isinstance(model, OnnxModel):
+                assert model.bare_loop(PROMPT, 4) > 0
+            else:
+                calls.append(lambda: model.bare_loop(PROMPT, 4))
+            told = rf"^The engine of '{model.name}' .+; \w+ .+\.$"
+            for refused in calls:
+                with pytest.raises(UsageError, match=told):
                     refused()
 
     def test_the_bare_loop_leaves_nothing_behind(self, backend: Backend) -> None:

@@ -1,0 +1,1 @@
+"""The bundled models in the forms of other engines: ONNX, safetensors, MLX."""

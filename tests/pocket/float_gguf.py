@@ -1,0 +1,25 @@
+"""A GGUF file's copy with float32 weights: what llama.cpp makes of the same numbers unrounded."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+
+def write_floats(path: Path, source: Path) -> Path:
+    """Write `source` to `path`, dequantised."""
+    reader = gguf.GGUFReader(source)
+    architecture = str(reader.fields["general.architecture"].contents())
+    writer = gguf.GGUFWriter(path, architecture)
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            kind, *inner = field.types
+            writer.add_key_value(name, field.contents(), kind, inner[0] if inner else None)
+    for tensor in reader.tensors:
+        weight = gguf.dequantize(tensor.data, tensor.tensor_type)
+        writer.add_tensor(tensor.name, np.ascontiguousarray(weight, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
