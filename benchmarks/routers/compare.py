@@ -54,7 +54,7 @@ class Compared:
 
     def run(self) -> None:
         """Train, set thresholds, answer."""
-        claim(self.plan.work, _manifest(self.plan))
+        claim(self.plan.work, manifest(self.plan))
         with Progress(console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task("texts and labels", total=None)
             routers = [e for n in self.plan.sets for e in self.plan.entries(n) if e.trained]
@@ -244,7 +244,7 @@ def _merge(known: dict[str, Answered], line: Answered) -> None:
     )
 
 
-def _manifest(plan: Plan) -> Mapping[str, object]:
+def manifest(plan: Plan) -> Mapping[str, object]:
     """What everything in the folder depends on."""
     with ExitStack() as stack:
         edge, cloud = opened(stack)

@@ -29,12 +29,19 @@ class Scorer(Protocol):
         ...
 
 
+class Written(NamedTuple):
+    """The cloud's token at a place, and its logprob there."""
+
+    id: int
+    logprob: float
+
+
 class Segment:
     """What the edge writes by itself after `prefix`, to the end, and its step before each id."""
 
     def __init__(self, prefix: tuple[int, ...], ids: tuple[int, ...], steps: list[Step]) -> None:
         self.prefix, self.ids, self.steps = prefix, ids, steps
-        self.by_cloud: list[int] = []
+        self.by_cloud: list[Written] = []
         self.branches: dict[tuple[int, int], Segment] = {}
         self._scores: dict[str, list[float | None]] = {}
 
@@ -85,14 +92,15 @@ class Models:
             ids.append(last)
         return Segment(prefix, tuple(ids), steps)
 
-    def by_cloud(self, prompt: Sequence[int], segment: Segment) -> list[int]:
-        """The cloud's id at each place of a segment, in one batch: the next router asks elsewhere.
+    def by_cloud(self, prompt: Sequence[int], segment: Segment) -> list[Written]:
+        """The cloud's token at each place of a segment, in one batch: others ask elsewhere.
 
         `open` computes only what the KV cache does not hold.
         """
         *before, last = [*prompt, *segment.prefix]
         self._cloud.open(before)
-        return [step.proposed for step in self._cloud.steps([last, *segment.ids[:-1]])]
+        steps = self._cloud.steps([last, *segment.ids[:-1]])
+        return [Written(step.proposed, step.logprob(step.proposed)) for step in steps]
 
 
 class Graded(NamedTuple):
@@ -115,13 +123,29 @@ class Tree:
         segment, start = self.root, 0
         consults = changed = 0
         while (at := segment.first(name, scorer, threshold, start)) is not None:
-            token = self._by_cloud(segment, at)
+            token = self.by_cloud(segment, at).id
             consults += 1
             start = at + 1
             if token != segment.ids[at]:
                 changed += 1
-                segment, start = self._branch(segment, at, token), 0
-        ids = segment.prefix + segment.ids
+                segment, start = self.branch(segment, at, token), 0
+        return self.outcome(segment.prefix + segment.ids, consults, changed)
+
+    def by_cloud(self, segment: Segment, at: int) -> Written:
+        """What a consult at a place of a segment brings."""
+        if not segment.by_cloud:
+            segment.by_cloud = self._models.by_cloud(self.prompt, segment)
+        return segment.by_cloud[at]
+
+    def branch(self, segment: Segment, at: int, token: int) -> Segment:
+        """What the edge writes after another token at a place of a segment."""
+        if (at, token) not in segment.branches:
+            prefix = (*segment.prefix, *segment.ids[:at], token)
+            segment.branches[at, token] = self._models.after(self.prompt, prefix)
+        return segment.branches[at, token]
+
+    def outcome(self, ids: tuple[int, ...], consults: int, changed: int) -> Outcome:
+        """An answer, graded."""
         graded = self._grade(ids)
         return Outcome(
             question=self.question.id,
@@ -134,17 +158,6 @@ class Tree:
             consults=consults,
             changed=changed,
         )
-
-    def _by_cloud(self, segment: Segment, at: int) -> int:
-        if not segment.by_cloud:
-            segment.by_cloud = self._models.by_cloud(self.prompt, segment)
-        return segment.by_cloud[at]
-
-    def _branch(self, segment: Segment, at: int, token: int) -> Segment:
-        if (at, token) not in segment.branches:
-            prefix = (*segment.prefix, *segment.ids[:at], token)
-            segment.branches[at, token] = self._models.after(self.prompt, prefix)
-        return segment.branches[at, token]
 
     def _grade(self, ids: tuple[int, ...]) -> Graded:
         if ids not in self._graded:

@@ -16,7 +16,7 @@ from benchmarks.routers import plan as plans
 from benchmarks.routers.plan import Plan, first_of_each
 from benchmarks.routers.thresholds import Search, search
 from benchmarks.routers.trainings import opened
-from benchmarks.routers.tree import NEVER, Models, Segment, Tree
+from benchmarks.routers.tree import NEVER, Models, Segment, Tree, Written
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import Needs, Step
 from edgewise.edge.llamacpp import LlamaModel
@@ -66,7 +66,7 @@ class Counting(Models):
         self.calls += 1
         return super().after(prompt, prefix)
 
-    def by_cloud(self, prompt: Sequence[int], segment: Segment) -> list[int]:
+    def by_cloud(self, prompt: Sequence[int], segment: Segment) -> list[Written]:
         self.calls += 1
         return super().by_cloud(prompt, segment)
 
