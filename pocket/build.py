@@ -74,7 +74,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", help="as PyTorch names it")
-    parser.add_argument("--only", nargs="+", choices=MODELS, default=[*MODELS], help="which models")
+    parser.add_argument(
+        "--only", nargs="+", choices=MODELS, default=["edge", "cloud"], help="which"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     for folder in (options.out, options.checkpoints):

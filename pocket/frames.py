@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from random import Random
+from typing import Literal
 
-UNSEEN = 2
-"""Of every tuple of question frames the last two are in no training text."""
+Which = Literal["all", "usual", "shifted"]
 
 _INNERMOST = re.compile(r"\[([^\[\]]*)\]")
 
@@ -30,9 +30,9 @@ def say(frames: Sequence[str], rng: Random, **words: object) -> str:
     return frame.format(**words)
 
 
-def asked(frames: Sequence[str], unseen: bool) -> Sequence[str]:
-    """The question frames that training sees, or those that it never does."""
-    return frames[-UNSEEN:] if unseen else frames[:-UNSEEN]
+def asked(frames: Sequence[str], which: Which) -> Sequence[str]:
+    """Question frames: all, those of ordinary splits, or the last, which these never have."""
+    return {"all": frames, "usual": frames[:-1], "shifted": frames[-1:]}[which]
 
 
 # x is the subject and y the answer: the same letters in every relation.
@@ -48,8 +48,6 @@ ASKED = {
         "Of what is {x} one kind?",
         "Someone says {x}. What sort of thing is meant?",
         "Which broader word takes in {x}?",
-        "What is {x} a sort of?",
-        "The word {x} names which kind of thing?",
     ),
     "part": (
         "What is {x} a part of?",
@@ -57,37 +55,27 @@ ASKED = {
         "Where would you look for {x}?",
         "{x} is a piece of which larger thing?",
         "Which of these has {x} as one of its parts?",
-        "What has {x} as a piece?",
-        "{x} is one part of what?",
     ),
     "capital": (
         "What is the capital of {x}?",
         "Which of these cities is the capital of {x}?",
         "Where does the government of {x} sit?",
         "{x} is governed from which city?",
-        "Which city is the seat of government of {x}?",
-        "The capital of {x} is which city?",
     ),
     "continent": (
         "On which continent does {x} lie?",
         "Where in the world is {x}?",
         "{x} is a country of which continent?",
-        "{x} lies on which continent?",
-        "To which continent does the country {x} belong?",
     ),
     "element": (
         "Which chemical element has the symbol {x}?",
         "In the periodic table, what does {x} stand for?",
         "A bottle is marked {x}. Which element is in it?",
-        "What is the element with the symbol {x}?",
-        "The symbol {x} stands for which element?",
     ),
     "family": (
         "To which family of elements does {x} belong?",
         "Which group of elements takes in {x}?",
         "How do chemists class {x}?",
-        "Which family of elements has {x} in it?",
-        "{x} belongs to which group of elements?",
     ),
 }
 
@@ -167,32 +155,24 @@ CUES = {
         "Give the reasons.",
         "Say what is known first.",
         "Write out what you know.",
-        "Tell how you know.",
-        "First say why.",
     ),
     "short": (
         "Come to the point.",
         "Say just what is needed.",
         "Leave out what does not count.",
         "Stop as soon as you know.",
-        "Say no more than you must.",
-        "Only tell what decides.",
     ),
     "sums": (
         "Write the sums.",
         "Show every sum.",
         "Put it as sums.",
         "Give each sum.",
-        "Note the sums.",
-        "Write it as sums.",
     ),
     "notes": (
         "Answer in notes.",
         "Be short.",
         "Just note what counts.",
         "Use as few words as you can.",
-        "Keep it brief.",
-        "Write it as a note.",
     ),
 }
 # Before facts that a question states itself, or that it mentions without asking for them.
@@ -201,8 +181,6 @@ GIVEN = (
     "Suppose you know that {s}.",
     "We are told that {s}.",
     "A book says that {s}.",
-    "You have read that {s}.",
-    "Somebody says that {s}.",
 )
 # A thing that is worked out as well, before the one that is asked for.
 BEFORE = (
@@ -210,8 +188,6 @@ BEFORE = (
     "First do it for {z}.",
     "Try {z} first.",
     "Start with {z}.",
-    "Do {z} before this one.",
-    "Take {z} first.",
 )
 # Questions of two hops: x is what is asked about, never the thing in between.
 TWO_HOP_ASKED = {
@@ -223,8 +199,6 @@ TWO_HOP_ASKED = {
         "The broader word for {x} has a broader word itself. Which one?",
         "What sort of thing is the sort of thing that {x} is?",
         "Name the kind that takes in the kind of {x}.",
-        "What is the class of the class of {x}?",
-        "Start from {x} and go up two steps. What do you find?",
     ),
     "part": (
         "{x} is a part of something. What kind of thing is that?",
@@ -232,24 +206,18 @@ TWO_HOP_ASKED = {
         "What sort of thing has {x} as a part?",
         "Someone holds {x} and looks for the rest of it. What kind of thing is the rest?",
         "Which class takes in the thing that {x} is a piece of?",
-        "What kind of thing has {x} as a piece?",
-        "{x} belongs to a whole. What sort of thing is that whole?",
     ),
     "capital": (
         "On which continent is the country whose capital is {x}?",
         "{x} is a capital. On which continent does its country lie?",
         "A traveller goes to the country governed from {x}. Which continent is that?",
         "Where in the world is the country that {x} is the capital of?",
-        "The country governed from {x} lies on which continent?",
-        "Which continent has the country whose capital is {x}?",
     ),
     "element": (
         "To which family does the element with the symbol {x} belong?",
         "A bottle is marked {x}. Which group of elements is in it?",
         "How do chemists class the element written {x}?",
         "Find {x} in the periodic table. Which family is its element in?",
-        "Which family takes in the element marked {x}?",
-        "The element with the symbol {x} belongs to which group?",
     ),
 }
 # Between two stated facts.
@@ -271,8 +239,6 @@ ANALOGY_ASKED = (
     "Put {x} beside a word as {a} stands beside {b}.",
     "Take {a} and {b} as a model. Which choice fits {x}?",
     "{a} was sorted with {b}. With what is {x} sorted by the same rule?",
-    "As {b} is given for {a}, what is given for {x}?",
-    "Match {x} as {b} matches {a}.",
 )
 EACH_ASKED = (
     "Say what each of these is: {items}.",
@@ -281,8 +247,6 @@ EACH_ASKED = (
     "Describe {items} in this order.",
     "Explain these words: {items}.",
     "What do you know about {items}?",
-    "What is each of {items}?",
-    "Tell me what these words mean: {items}.",
 )
 NAMES = (
     "Ada Ben Cleo Dan Eva Finn Gwen Hugo Ines Jack Kim Leo Mia Nina Omar Pia Rosa Sam Tara Ugo"
@@ -299,8 +263,6 @@ START = (
     "At first {name} owns {a} {item}.",
     "{name} counts {a} {item} on a shelf.",
     "On Monday {name} keeps {a} {item} at home.",
-    "{name} owns {a} {item} at first.",
-    "In a box that belongs to {name} there are {a} {item}.",
 )
 # What changes a total, as the question tells it; the sign is the operation.
 CHANGES = {
@@ -311,8 +273,6 @@ CHANGES = {
         "{name} wins {n} in a game.",
         "The mail brings {name} {n} more.",
         "{name} picks up {n} on the way.",
-        "{n} more are brought to {name}.",
-        "On the way {name} finds {n} more.",
     ),
     "-": (
         "{name} gives away {n}.",
@@ -321,22 +281,16 @@ CHANGES = {
         "A neighbour borrows {n} from {name}.",
         "{name} leaves {n} at school.",
         "{name} uses up {n} of them.",
-        "{n} are borrowed from {name}.",
-        "At school {name} loses {n} of them.",
     ),
     "=": (
         "{name} looks at all of them.",
         "{name} tells a friend about them.",
         "{name} puts them in order.",
         "{name} takes a rest.",
-        "{name} washes them.",
-        "Then {name} has lunch.",
     ),
     "*": (
         "What {name} has grows to {n} times as many.",
         "{name} gets {n} for each one.",
-        "Each one of {name} is swapped for {n}.",
-        "{name} swaps each one for {n}.",
     ),
 }
 HOW_MANY = (
@@ -344,8 +298,6 @@ HOW_MANY = (
     "How many {item} are left to {name} in the end?",
     "What is the number of {item} that {name} has at the end?",
     "How many {item} has {name} by now?",
-    "In the end, how many {item} does {name} have?",
-    "{name} has how many {item} now?",
 )
 
 # Every line of a worked sum ends in "{b}", fresh or restated, behind the same words.

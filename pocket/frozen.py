@@ -25,7 +25,7 @@ DRAWS: dict[Family, Draw] = {
     "steps": lambda known, wording, rng: steps(wording, rng),
 }
 APART_IN_256 = 38
-USUAL = Wording(styles=("explain", "short"))
+USUAL = Wording(styles=("explain", "short"), which="usual")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ SPLITS = {
     "train": Split(1_000),
     "calibration": Split(250),
     "test": Split(500),
-    "frames": Split(400, Wording(styles=("notes",), unseen=True)),
+    "frames": Split(400, Wording(styles=("notes",), which="shifted")),
     "facts": Split(400, apart=True),
 }
 """To train routers on, to set thresholds with, to report; then what no router was trained on: other

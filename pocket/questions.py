@@ -43,11 +43,11 @@ class Wording:
     """Which wordings a draw may use."""
 
     styles: tuple[Style, ...] = ("explain", "short", "notes")
-    unseen: bool = False
+    which: frames.Which = "all"
 
     def asked(self, asked: Sequence[str], rng: Random, **words: object) -> str:
         """A question in one of the frames that this wording has."""
-        return say(frames.asked(asked, self.unseen), rng, **words)
+        return say(frames.asked(asked, self.which), rng, **words)
 
     def cue(self, style: str, rng: Random) -> str:
         """The sentence that asks for a style."""

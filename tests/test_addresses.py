@@ -409,11 +409,3 @@ def test_headers_that_lie_end_in_a_sentence_or_in_the_caches_folder(
 def test_bundled_lies_in_the_package(role: str) -> None:
     assert resolve("bundled", role) == bundled(role)  # type: ignore[arg-type]
     assert bundled(role).name == f"{role}.gguf"  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", ["mid", "other"])
-def test_models_beside_the_bundled_pair_have_addresses(name: str) -> None:
-    path = resolve(f"bundled:{name}", "edge")
-    assert path == resolve(f"bundled:{name}", "cloud")
-    assert path.name == f"{name}.gguf"
-    assert path.is_file()

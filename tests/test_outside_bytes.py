@@ -422,7 +422,7 @@ def test_a_routers_folder(folder: Path, step: Step, changed: str, data: st.DataO
         if card.kind == "mlp":
             identity_of(card, path.parent)
             router = router_of(card, path.parent)
-            if card.hidden_size == 64:
+            if card.hidden_size == json.loads(HELD[CONFIG])["hidden_size"]:
                 assert 0 <= router.score(step) <= 1
 
     reading(place / changed, data.draw(like), read)

@@ -19,9 +19,8 @@ from edgewise.prompts import Message, prompt_ids
 from edgewise.routers.constant import Constant
 
 QUESTION = (
-    "Question: Which broader word takes in creche? Choices: A. fabric B. hospital C. warship "
-    "D. clothing E. decoration Format: [Explanation]. Therefore, the answer is answer (label). "
-    "Answer and Reasoning:"
+    "Question: Take creche first. Which broader word takes in kayak? Choices: fabric, hospital, "
+    "canoe, clothing, decoration. Write out what you know. Answer and Reasoning:"
 )
 """One that the bundled edge model answers at length."""
 

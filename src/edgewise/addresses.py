@@ -1,7 +1,6 @@
 """Model addresses: from what a user writes to a GGUF file or a model's folder on this disk.
 
     bundled                      one of the pair that ships with Edgewise
-    bundled:mid, bundled:other   ... a larger edge model; a cloud model of another vocabulary
     ./model.gguf                 a file's path, tried before any hub
     owner/repo                   a hub repository: its file in the first of these quantisations
                                  that it has: Q4_K_M, Q4_0, Q4_K_S, Q5_K_M, Q8_0; with none of
@@ -59,9 +58,9 @@ class _Listing(NamedTuple):
     online: bool
 
 
-def bundled(part: Literal["edge", "cloud", "mid", "other", "router"]) -> Path:
-    """Where a part of the bundled pair, or a model beside it, lies."""
-    name = "router" if part == "router" else f"{part}.gguf"
+def bundled(role: Literal["edge", "cloud", "router"]) -> Path:
+    """Where a part of the bundled pair lies."""
+    name = {"edge": "edge.gguf", "cloud": "cloud.gguf", "router": "router"}[role]
     return Path(str(files("edgewise") / "bundled" / name))
 
 
@@ -81,13 +80,8 @@ def local_folder(name: str) -> Path | None:
 
 def resolve(address: str, role: Literal["edge", "cloud"]) -> Path:
     """The file that `address` names, downloaded if need be. Raises `AddressError`."""
-    match address:
-        case "bundled":
-            return bundled(role)
-        case "bundled:mid":
-            return bundled("mid")
-        case "bundled:other":
-            return bundled("other")
+    if address == "bundled":
+        return bundled(role)
     path = _local(address)
     if path is not None:
         return path

@@ -45,10 +45,10 @@ def edge_engine(settings: Settings) -> str:
 
 
 def cloud_address(settings: Settings) -> str:
-    """Where the cloud model is: as set, else the bundled one beside a bundled edge model."""
+    """Where the cloud model is: as set, else the bundled one beside the bundled edge model."""
     if settings.cloud is not None:
         return settings.cloud
-    return "bundled" if settings.edge in ("bundled", "bundled:mid") else "none"
+    return "bundled" if settings.edge == "bundled" else "none"
 
 
 def open_cloud(
