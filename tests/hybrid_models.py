@@ -271,8 +271,10 @@ def _rwkv7_layer(make: Maker, at: str, rank: int) -> Tensors:
     for name in "wavg":
         yield f"{at}time_mix_{name}1.weight", make.matrix(rank, width)
         yield f"{at}time_mix_{name}2.weight", make.matrix(width, rank)
-        if name != "g":
+        if name in "av":
             yield f"{at}time_mix_{name}0.weight", make.normal(width)
+    # Decays this slow keep the first ids in sight.
+    yield f"{at}time_mix_w0.weight", make.between(-6, -3, width)
     yield f"{at}time_mix_lerp_fused.weight", make.between(0, 1, 6, 1, 1, width)
     yield f"{at}channel_mix_lerp_k.weight", make.between(0, 1, 1, 1, width)
     for name in ("k_k", "k_a", "r_k"):

@@ -193,6 +193,7 @@ def _mamba(rng: np.random.Generator, size: int) -> Tensors:
     yield "blk.0.ssm_x.weight", _random(rng, rank + 2 * state, inner)
     yield "blk.0.ssm_dt.weight", _random(rng, inner, rank)
     yield "blk.0.ssm_dt.bias", np.zeros(inner, np.float32)
-    yield "blk.0.ssm_a", -np.ones((inner, state), np.float32)
+    # A decay this slow keeps the first ids in sight.
+    yield "blk.0.ssm_a", np.full((inner, state), -0.1, np.float32)
     yield "blk.0.ssm_d", np.ones(inner, np.float32)
     yield "blk.0.ssm_out.weight", _random(rng, WIDTH, inner)

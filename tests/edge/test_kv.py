@@ -53,6 +53,7 @@ class Cells(KvCache):
         self.runs: list[tuple[int, Outputs]] = []
         self.adopted: list[tuple[int, ...]] = []
         self.released: list[tuple[int, ...]] = []
+        self.marks: list[tuple[int, bool]] = []
         self.fault: Callable[[int], BaseException | None] = lambda run: None
         self.hidden_rows = self.others = 0
         self._memory = np.zeros((CONTEXT, 258), np.float32)
@@ -97,6 +98,11 @@ class Cells(KvCache):
         left = position - position % mark
         del self.ids[left:]
         return left
+
+    def mark(self, position: int, *, lasting: bool) -> None:
+        assert self.held.now
+        assert position == len(self.ids)
+        self.marks.append((position, lasting))
 
     def release(self, held: Sequence[int]) -> None:
         self.released.append(tuple(held))
@@ -217,6 +223,72 @@ class TestAnyHistory:
             with suppress(type(error)):
                 assert np.array_equal(session.step().logits, SCRIPT(text))
         assert cells.ids == text
+
+
+MARKED = EdgeAbilities(rewinds="marks")
+
+
+class TestMarks:
+    """Where the engine goes back to marks: it is told of places to come back to, on the way."""
+
+    def test_a_prompt_is_read_up_to_each(self) -> None:
+        cells = Cells(rewinds="marks")
+        session = over(cells, abilities=MARKED)
+        session.open([1] * 14)
+        session.mark(5)
+        session.step()
+        assert cells.runs == [(5, "none"), (8, "none"), (1, "last")]
+        assert cells.marks == [(5, True), (13, True)]
+
+    def test_one_is_made_before_what_is_computed_behind_it(self) -> None:
+        cells = Cells(rewinds="marks")
+        session = over(cells, abilities=MARKED)
+        session.open([1, 0, 1])
+        session.step()
+        session.mark(3)
+        assert cells.marks == [(2, True)]
+        session.extend([1])
+        session.step()
+        session.mark(3)
+        session.extend([0])
+        session.step()
+        assert cells.marks == [(2, True), (3, False)]
+
+    def test_not_where_the_session_went_back_before(self) -> None:
+        cells = Cells(rewinds="marks")
+        session = over(cells, abilities=MARKED)
+        session.open([1, 0, 1, 1])
+        session.step()
+        session.mark(4)
+        session.rewind(1)
+        session.extend([0, 0, 0, 1, 1])
+        session.step()
+        assert (4, False) not in cells.marks
+
+    def test_the_few_ids_behind_a_mark_are_read_in_one_run(self) -> None:
+        cells = Cells(rewinds="marks")
+        session = over(cells, abilities=MARKED)
+        session.open([1] * 14)
+        session.step()
+        session.rewind(12)
+        assert np.array_equal(session.step().logits, SCRIPT([1] * 12))
+        assert cells.runs[2:] == [(12 % MARK, "last")]
+
+    def test_what_is_kept_of_a_prompt_that_is_known_is_not_read(self) -> None:
+        cells = Cells(rewinds="marks", kept=[1] * 14)
+        session = over(cells, abilities=MARKED)
+        kept = session.open([1] * 14)
+        session.step()
+        assert kept + cells.computed == 14
+
+    def test_engines_that_go_back_anywhere_hear_of_none(self) -> None:
+        cells = Cells()
+        session = over(cells)
+        session.open([1] * 14)
+        session.mark(5)
+        session.step()
+        assert cells.runs == [(13, "none"), (1, "last")]
+        assert cells.marks == []
 
 
 class TestRuns:

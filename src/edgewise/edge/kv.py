@@ -193,7 +193,7 @@ class KvSession:
             self._forget(position)
 
     def mark(self, position: int) -> None:
-        if self._marked and position >= self._computed:
+        if self._marked and position >= max(1, self._computed):
             self._marks.add(position)
 
     def close(self) -> None:

@@ -15,6 +15,9 @@ from edgewise.prompts.special import conversation_ids
 _BEGINNING = 200
 """Characters of a message by which it is found in a prompt."""
 
+_FEWEST = 3
+"""Ids that are enough to tell a message from other text."""
+
 
 def prompt_from(tokenizer: Tokenizer, asked: Prompted, *, system: str | None = None) -> Prompt:
     """What the edge model is given for `asked`.
@@ -90,9 +93,9 @@ def last_turn(tokenizer: Tokenizer, prompt: Prompt) -> int:
     if not users:
         return 0
     beginning = users[-1].strip()[:_BEGINNING]
-    known = tokenizer.encode(beginning)[1:-1] or tokenizer.encode(beginning)
-    ids, wanted = np.array(prompt.ids, np.int32), np.array(known, np.int32)
-    if not 0 < len(wanted) <= len(ids):
+    wanted = np.array(tokenizer.encode(beginning)[1:-1], np.int32)
+    ids = np.array(prompt.ids, np.int32)
+    if not _FEWEST <= len(wanted) <= len(ids):
         return 0
     windows = np.lib.stride_tricks.sliding_window_view(ids, len(wanted))
     found = np.flatnonzero((windows == wanted).all(axis=1))
