@@ -25,7 +25,7 @@ from edgewise.errors import ModelError, UsageError
 
 _DEFAULT_CONTEXT = 4096
 _TRIED = 6
-_CLOSE = 0.02
+_CLOSE = 0.05
 """How far two ways to the same logits may lie apart, of the largest."""
 
 
@@ -107,8 +107,9 @@ class TransformersModel(EdgeModel):
 
     def bare_loop(self, prompt: Sequence[int], tokens: int) -> float:
         cache, weights = self._weights.new_cache(), self._weights
-        for at in range(0, len(prompt), BATCH):
-            rows = weights.run(prompt[at : at + BATCH], cache, every=False)
+        for at in range(0, len(prompt) - 1, BATCH):
+            weights.run(prompt[at : min(at + BATCH, len(prompt) - 1)], cache, every=False)
+        rows = weights.run(prompt[-1:], cache, every=False)
         begun = time.perf_counter()
         for _ in range(tokens):
             rows = weights.run([int(rows.logits[-1].argmax())], cache, every=False)
