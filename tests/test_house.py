@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "edgewise"
 
 LAYERS = (
     ("errors",),
-    ("registry", "events", "settings", "model_files"),
+    ("registry", "events", "settings", "model_files", "model_folders", "hub_client"),
     ("verdict", "addresses", "listening"),
     ("edge",),
     ("sampling", "prompts"),

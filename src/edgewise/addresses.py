@@ -1,4 +1,4 @@
-"""Model addresses: from what a user writes to a GGUF file on this disk.
+"""Model addresses: from what a user writes to a GGUF file or a model's folder on this disk.
 
     bundled                      one of the pair that ships with Edgewise
     ./model.gguf                 a file's path, tried before any hub
@@ -7,6 +7,9 @@
                                  them, its first GGUF file by name
     owner/repo:Q4_K_M            ... the file of that quantisation (any case)
     hf://owner/repo@rev/file     ... exactly that file, at that revision
+    ./folder, owner/repo         a model in another form, where there is no GGUF: ONNX
+                                 (genai_config.json), transformers' (config.json, safetensors) or
+                                 MLX; hf://owner/repo/folder names one inside a repository
 
 Of files that one name fits the first by name is taken; projectors (mmproj) and importance
 matrices (imatrix) never are, unless named in full. Of a split file all parts are fetched.
@@ -18,17 +21,25 @@ has downloaded is used.
 """
 
 import re
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from edgewise.errors import AddressError
+from edgewise.hub_client import (
+    LISTING_SECONDS,
+    HubAddress,
+    ask_ahead,
+    ask_hub,
+    explained,
+    fetched,
+    is_plain,
+    require_plain,
+    short,
+)
 from edgewise.model_files import models_among, of_quant, parts_of, preferred
-
-LISTING_SECONDS = 10.0
-"""How long the hub may take to say which files a repository has."""
+from edgewise.model_folders import engine_among, files_of
 
 CHECKPOINT = ("config.json", "model.safetensors", "trained_on.txt", "README.md")
 """Files of a router's checkpoint."""
@@ -37,20 +48,7 @@ _REPOSITORY = re.compile(
     r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+?))?(?::(?P<quant>[\w.-]+))?"
 )
 _FILE = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>.+))?")
-_LARGEST_FILE = 1 << 40
-_HASH = re.compile(r"[A-Za-z0-9]+")
-_LONGEST_NAME, _LONGEST_PART, _SHOWN, _MOST_PARTS = 1000, 256, 300, 1000
-
-
-_NO_ANSWER = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What the hub's client raises for replies that are no hub's."""
-
-
-class _Address(NamedTuple):
-    repo: str
-    revision: str | None
-    quant: str | None
-    file: str | None
+_MOST_PARTS = 1000
 
 
 class _Listing(NamedTuple):
@@ -90,12 +88,102 @@ def resolve(address: str, role: Literal["edge", "cloud"]) -> Path:
     parsed = _parse(address)
     if parsed is None:
         raise AddressError(
-            f"There is no file {_short(address)!r}",
+            f"There is no file {short(address)!r}",
             hint="name a path, a hub repository (owner/repo) or 'bundled'",
             setting=role,
         )
-    _require_plain(parsed, setting=role)
+    require_plain(parsed, setting=role)
     return _download(parsed)
+
+
+def engine_at(address: str) -> str:
+    """The edge engine for what lies at `address`, by its files. Raises `AddressError`.
+
+    A GGUF is llama.cpp's, `genai_config.json` ONNX Runtime's; `config.json` with safetensors is
+    transformers', or MLX's where it says so.
+    """
+    if address.partition(":")[0] == "bundled" or _local(address) is not None:
+        return "llamacpp"
+    if folder := local_folder(address):
+        names = [path.name for path in folder.iterdir() if path.is_file()]
+        return engine_among(names, address, folder / "config.json")
+    parsed = _parse(address)
+    if parsed is None or parsed.quant or (parsed.file or "").endswith(".gguf"):
+        return "llamacpp"
+    require_plain(parsed, setting="edge")
+    with explained(parsed):
+        names, online = _all_names(parsed, ahead=True)
+        if parsed.file is None and models_among([n for n in names if n.endswith(".gguf")]):
+            return "llamacpp"
+        inside = _inside(parsed, names)
+        config = f"{inside}config.json"
+        path = fetched(parsed, config, online=online) if config in names else None
+        held = [name.removeprefix(inside) for name in names if name.startswith(inside)]
+        return engine_among(held, address, path)
+
+
+def resolve_folder(address: str, engine: str) -> tuple[Path, str]:
+    """The folder of a model for `engine`, downloaded if need be, and what to call the model.
+
+    Of a repository the files that the engine reads are fetched, never code or pickles. Raises
+    `AddressError`.
+    """
+    if folder := local_folder(address):
+        return folder, folder.resolve().name
+    parsed = _parse(address)
+    if parsed is None or parsed.quant:
+        raise AddressError(
+            f"There is no folder {short(address)!r}",
+            hint="name a folder or a hub repository (owner/repo)",
+            setting="edge",
+        )
+    require_plain(parsed, setting="edge")
+    with explained(parsed):
+        names, online = _all_names(parsed)
+        inside = _inside(parsed, names)
+        wanted = [name for name in files_of(engine, names, inside) if is_plain(name)]
+        if not wanted or len(wanted) > _MOST_PARTS:
+            raise AddressError(
+                f"{short(address)!r} has {len(wanted)} files for the edge engine {engine}, not 1 "
+                f"to {_MOST_PARTS}",
+                hint="name another repository, or leave the engine out",
+                setting="edge",
+            )
+        roots = {_root(fetched(parsed, name, online=online), name) for name in wanted}
+    if len(roots) != 1:
+        raise AddressError(f"{parsed.repo!r} changed just now", hint="try again", setting="edge")
+    return roots.pop() / inside, f"{parsed.repo}/{inside}".rstrip("/").rpartition("/")[2]
+
+
+def _inside(address: HubAddress, names: Sequence[str]) -> str:
+    """The folder of a repository that an address names, with its slash; empty for the root."""
+    if address.file is None:
+        return ""
+    inside = f"{address.file.rstrip('/')}/"
+    if not any(name.startswith(inside) for name in names):
+        raise AddressError(
+            f"{address.repo!r} has no folder {short(address.file)!r}",
+            hint="check the spelling",
+            setting="edge",
+        )
+    return inside
+
+
+def _root(path: Path, name: str) -> Path:
+    """The folder of a repository's snapshot that holds `name` as `path`."""
+    return path.parents[name.count("/")]
+
+
+def _all_names(address: HubAddress, *, ahead: bool = False) -> tuple[list[str], bool]:
+    """Files of a repository, and whether the hub says so; else those downloaded before.
+
+    With `ahead` whoever asks next is told the same.
+    """
+    names, problem = ask_ahead(address) if ahead else ask_hub(address)
+    if problem is None:
+        return names, True
+    folder = _snapshot(address, problem)
+    return [path.relative_to(folder).as_posix() for path in folder.rglob("*")], False
 
 
 def checkpoint(name: str) -> Path | None:
@@ -110,16 +198,16 @@ def checkpoint(name: str) -> Path | None:
     address = _parse(name)
     if address is None or address.quant or address.file:
         return None
-    _require_plain(address, setting="router")
-    with _explained(address):
-        names, problem = _ask_hub(address)
+    require_plain(address, setting="router")
+    with explained(address):
+        names, problem = ask_hub(address)
         if problem is not None:
             return Path(
                 hub.snapshot_download(
                     address.repo, revision=address.revision, local_files_only=True
                 )
             )
-        paths = [_fetched(address, name) for name in CHECKPOINT if name in names]
+        paths = [fetched(address, name) for name in CHECKPOINT if name in names]
         if len({path.parent for path in paths}) != 1:
             raise AddressError(
                 f"{address.repo!r} holds no router, or changed just now",
@@ -136,9 +224,9 @@ def upload(folder: Path, repo: str, *, private: bool) -> str:
     """
     import huggingface_hub as hub
 
-    address = _Address(repo, None, None, None)
-    _require_plain(address, setting=None)
-    with _explained(address):
+    address = HubAddress(repo, None, None, None)
+    require_plain(address, setting=None)
+    with explained(address):
         if hub.get_token() is None:
             raise AddressError(
                 "The hub needs to know who publishes",
@@ -159,15 +247,15 @@ def dataset_file(repo: str, name: str) -> Path:
     import huggingface_hub as hub
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    address = _Address(repo, None, None, name)
-    _require_plain(address, setting="data")
-    with _explained(address):
+    address = HubAddress(repo, None, None, name)
+    require_plain(address, setting="data")
+    with explained(address):
         try:
             return Path(hub.hf_hub_download(repo, name, repo_type="dataset", local_files_only=True))
         except LocalEntryNotFoundError:
             # Once, so that a machine without a network does not wait through retries.
             hub.HfApi().dataset_info(repo, timeout=LISTING_SECONDS)
-            return _fetched(address, name, kind="dataset")
+            return fetched(address, name, kind="dataset")
 
 
 def _local(address: str) -> Path | None:
@@ -179,207 +267,58 @@ def _local(address: str) -> Path | None:
         return None
 
 
-def _parse(address: str) -> _Address | None:
+def _parse(address: str) -> HubAddress | None:
     if match := _FILE.fullmatch(address):
-        return _Address(match["repo"], match["revision"], None, match["file"])
+        return HubAddress(match["repo"], match["revision"], None, match["file"])
     if address.endswith(".gguf") or address.startswith((".", "/", "~")):
         return None
     if match := _REPOSITORY.fullmatch(address):
-        return _Address(match["repo"], match["revision"], match["quant"], None)
+        return HubAddress(match["repo"], match["revision"], match["quant"], None)
     return None
 
 
-def _require_plain(address: _Address, *, setting: str | None) -> None:
-    """Raise `AddressError` for names that lead elsewhere on a hub, or on this disk."""
-    for what, name in (
-        ("repository", address.repo),
-        ("revision", address.revision),
-        ("quantisation", address.quant),
-        ("file", address.file),
-    ):
-        if name is not None and not _is_plain(name):
-            raise AddressError(
-                f"A {what} of a hub cannot be called {_short(name)!r}",
-                hint="check the address",
-                setting=setting,
-            )
-
-
-def _is_plain(name: str) -> bool:
-    """Whether each part of a path says only where it says it is."""
-    parts = name.split("/")
-    return (
-        len(name) <= _LONGEST_NAME
-        and all(part.strip(". ") and len(part) < _LONGEST_PART for part in parts)
-        and name.isprintable()
-        and not any(letter in name for letter in "\\:")
-    )
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
-
-
-def _download(address: _Address) -> Path:
-    with _explained(address):
+def _download(address: HubAddress) -> Path:
+    with explained(address):
         listing = _list(address)
         name = address.file or _choose(address, listing)
         if len(parts_of(name)) > _MOST_PARTS:
-            raise AddressError(f"{_short(name)!r} says that it has more than {_MOST_PARTS} parts.")
-        paths = [_fetched(address, part, online=listing.online) for part in parts_of(name)]
+            raise AddressError(f"{short(name)!r} says that it has more than {_MOST_PARTS} parts.")
+        paths = [fetched(address, part, online=listing.online) for part in parts_of(name)]
         return paths[0]
 
 
-def _fetched(address: _Address, name: str, *, online: bool = True, kind: str = "model") -> Path:
-    """A repository's file, downloaded if need be. Raises `AddressError`, and what the client does.
-
-    The client names its files after what the hub says in headers, so these are looked at before.
-    """
-    import huggingface_hub as hub
-
-    if online:
-        url = hub.hf_hub_url(address.repo, name, repo_type=kind, revision=address.revision)
-        told = hub.get_hf_file_metadata(url, timeout=LISTING_SECONDS)
-        hashes = (told.etag or "", told.commit_hash or "")
-        if not all(map(_HASH.fullmatch, hashes)) or (told.size or 0) > _LARGEST_FILE:
-            raise AddressError(
-                f"What the hub says of {_named(address)!r} is not a hub's",
-                hint="check HF_ENDPOINT, or name a file on this disk",
-            )
-    path = hub.hf_hub_download(
-        address.repo,
-        name,
-        repo_type=kind,
-        revision=address.revision,
-        local_files_only=not online,
-    )
-    return Path(path)
-
-
-@contextmanager
-def _explained(address: _Address) -> Generator[None]:
-    """What the hub's client raises, as an `AddressError`."""
-    from httpx2 import HTTPError, InvalidURL
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        yield
-    except HFValidationError as error:
-        raise AddressError(
-            f"{address.repo!r} is no hub repository's name ({_first_line(error)})."
-        ) from error
-    except LocalEntryNotFoundError as error:
-        if isinstance(error.__cause__, HfHubHTTPError):
-            raise _explained_answer(address, error.__cause__) from error
-        raise _unreachable(address) from error
-    except HfHubHTTPError as error:
-        raise _explained_answer(address, error) from error
-    except (OSError, HTTPError) as error:
-        raise AddressError(
-            f"The download of {_named(address)!r} failed ({_first_line(error)})", hint="try again"
-        ) from error
-    except (*_NO_ANSWER, InvalidURL) as error:
-        raise AddressError(
-            f"What the hub answers for {_named(address)!r} is not a hub's ({_first_line(error)})",
-            hint="check HF_ENDPOINT, or name a file on this disk",
-        ) from error
-
-
-def _named(address: _Address) -> str:
-    return f"{address.repo}/{address.file}" if address.file else address.repo
-
-
-def _first_line(error: Exception) -> str:
-    told = str(error).strip().partition("\n")[0].rstrip(".")
-    return _short(told) if told else type(error).__name__
-
-
-def _unreachable(address: _Address) -> AddressError:
-    from huggingface_hub import constants
-
-    return AddressError(
-        f"The hub at {constants.ENDPOINT} cannot be reached and {_named(address)!r} is not in the "
-        "local cache",
-        hint="connect once, or name a file on this disk",
-    )
-
-
-def _explained_answer(address: _Address, error: Exception) -> AddressError:
-    from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
-
-    assert isinstance(error, HfHubHTTPError)
-    status = error.response.status_code
-    if status in (401, 403):
-        return AddressError(
-            f"The hub refuses {_named(address)!r} (HTTP {status}): it does not exist or needs "
-            "access",
-            hint="check the spelling, or set HF_TOKEN to a token that may read it",
-        )
-    if isinstance(error, RevisionNotFoundError):
-        return AddressError(
-            f"{address.repo!r} has no revision {address.revision!r} on the hub", hint="check it"
-        )
-    if status == 404:
-        return AddressError(f"The hub has no {_named(address)!r}", hint="check the spelling")
-    return AddressError(
-        f"The hub answered HTTP {status} for {_named(address)!r}", hint="try again later"
-    )
-
-
-def _list(address: _Address) -> _Listing:
-    names, problem = _ask_hub(address)
+def _list(address: HubAddress) -> _Listing:
+    names, problem = ask_hub(address)
     if problem is not None:
         return _Listing(_cached(address, problem), online=False)
     return _Listing([name for name in names if name.endswith(".gguf")], online=True)
 
 
-def _ask_hub(address: _Address) -> tuple[list[str], AddressError | None]:
-    """The names of a repository's files, or why there is no telling.
-
-    The hub is asked once, so that a machine without a network does not wait through retries.
-    """
-    import huggingface_hub as hub
-    from httpx2 import HTTPError, InvalidURL
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        model = hub.HfApi().model_info(
-            address.repo, revision=address.revision, timeout=LISTING_SECONDS
-        )
-        names = [file.rfilename for file in model.siblings or []]
-        return [name for name in names if isinstance(name, str)], None  # pyright: ignore[reportUnnecessaryIsInstance]
-    except HFValidationError:
-        raise
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        if status != 429 and status < 500:
-            raise
-        return [], _explained_answer(address, error)
-    except (OSError, HTTPError, InvalidURL, *_NO_ANSWER):
-        # Off line, out of reach, or something in between that answers in the hub's place.
-        return [], _unreachable(address)
-
-
-def _cached(address: _Address, problem: AddressError) -> list[str]:
-    import huggingface_hub as hub
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        folder = Path(
-            hub.snapshot_download(address.repo, revision=address.revision, local_files_only=True)
-        )
-    except LocalEntryNotFoundError as error:
-        raise problem from error
+def _cached(address: HubAddress, problem: AddressError) -> list[str]:
+    folder = _snapshot(address, problem)
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
     if not names or (address.file is not None and address.file not in names):
         raise problem
     return names
 
 
-def _choose(address: _Address, listing: _Listing) -> str:
+def _snapshot(address: HubAddress, problem: AddressError) -> Path:
+    """What an earlier run has downloaded; raises `problem` where that is nothing."""
+    import huggingface_hub as hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(
+            hub.snapshot_download(address.repo, revision=address.revision, local_files_only=True)
+        )
+    except LocalEntryNotFoundError as error:
+        raise problem from error
+
+
+def _choose(address: HubAddress, listing: _Listing) -> str:
     """The first part of the file that the quantisation names, or of the preferred one."""
     # Others would lead out of the cache's folder.
-    firsts = models_among([name for name in listing.names if _is_plain(name)])
+    firsts = models_among([name for name in listing.names if is_plain(name)])
     if not firsts:
         raise AddressError(f"{address.repo!r} holds no GGUF file", hint="name a GGUF repository")
     if address.quant is None:
@@ -389,6 +328,6 @@ def _choose(address: _Address, listing: _Listing) -> str:
         where = "" if listing.online else " in the local cache, and the hub cannot be reached"
         raise AddressError(
             f"{address.repo!r} has no {address.quant!r}{where}",
-            hint=f"it has {_short(', '.join(firsts))}",
+            hint=f"it has {short(', '.join(firsts))}",
         )
     return found

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from edgewise.addresses import bundled, checkpoint, is_url, local_folder, resolve
+from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, resolve
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel, EdgeOptions
 from edgewise.edge.named import EDGES
@@ -27,8 +27,21 @@ _GGUF = "llamacpp"
 
 def open_edge(settings: Settings, *, keep_prefixes: bool = False) -> EdgeModel:
     """Load the edge model that the settings name; see `EdgeOptions` for `keep_prefixes`."""
-    engine = _GGUF if settings.edge_engine == "auto" else settings.edge_engine
-    return _load(settings, engine, settings.edge, keep_prefixes)
+    return _load(settings, edge_engine(settings), settings.edge, keep_prefixes)
+
+
+def edge_engine(settings: Settings) -> str:
+    """The edge engine that the settings name, or that fits what lies at the edge's address."""
+    if settings.edge_engine != "auto":
+        return settings.edge_engine
+    engine = engine_at(settings.edge)
+    if engine not in EDGES:
+        raise UsageError(
+            f"{settings.edge!r} is a model for the edge engine {engine}, which is not here",
+            hint="name a GGUF of the model, or its safetensors without MLX's quantisation",
+            setting="edge",
+        )
+    return engine
 
 
 def cloud_address(settings: Settings) -> str:

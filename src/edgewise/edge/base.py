@@ -276,6 +276,11 @@ class EdgeModel(Protocol):
         """Number of weights, where it is known."""
         return None
 
+    @property
+    def build(self) -> str:
+        """The engine and the form of the weights, in words; empty where it does not say."""
+        return ""
+
     def sequences(self, width: int) -> Sequences | None:
         """At most `width` sequences run together, beside the sessions; None where that is no gain.
 

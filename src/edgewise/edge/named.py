@@ -6,6 +6,11 @@ from edgewise.edge.base import EdgeModel, EdgeOptions
 from edgewise.registry import Registry
 
 EDGES: Registry[Callable[[str, EdgeOptions], EdgeModel]] = Registry(
-    "edge engine", "edgewise.edge", {"llamacpp": "edgewise.edge.llamacpp:open_gguf"}
+    "edge engine",
+    "edgewise.edge",
+    {
+        "llamacpp": "edgewise.edge.llamacpp:open_gguf",
+        "transformers": "edgewise.edge.transformers:open_folder",
+    },
 )
 """An engine is called with the model's address as the user wrote it."""

@@ -1,0 +1,169 @@
+"""Edge models on transformers: any causal language model with safetensors, on any of its devices.
+
+The extra `edgewise[transformers]`. Several times slower than llama.cpp on a CPU, and the same
+weights to the last bit: for models that have no GGUF, and for GPUs of every make.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from edgewise.addresses import resolve_folder
+from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Floats, Needs
+from edgewise.edge.hub_tokenizer import HubTokenizer
+from edgewise.edge.hub_weights import digest_of, weight_files
+from edgewise.edge.kv import KvSession
+from edgewise.edge.llamacpp_load import default_threads
+from edgewise.edge.transformers_cache import SequenceCache, Weights
+from edgewise.edge.transformers_load import load_folder, modules
+from edgewise.edge.transformers_slots import BATCH, TransformersSlots
+from edgewise.errors import ModelError, UsageError
+
+_DEFAULT_CONTEXT = 4096
+_TRIED = 6
+_CLOSE = 0.02
+"""How far two ways to the same logits may lie apart, of the largest."""
+
+
+def open_folder(address: str, options: EdgeOptions) -> "TransformersModel":
+    """The edge engine `transformers`: a folder or a hub repository, downloaded if need be."""
+    modules()
+    folder, name = resolve_folder(address, "transformers")
+    return TransformersModel(folder, name=name, **msgspec.structs.asdict(options))
+
+
+class TransformersModel(EdgeModel):
+    """A model in transformers' form. Implements `EdgeModel`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name: str | None = None,
+        context: int | None = None,
+        threads: int | None = None,
+        gpu_layers: int | Literal["auto"] = "auto",
+        slots: int = 1,
+        keep_prefixes: bool = False,
+    ) -> None:
+        """Load `folder`; see `EdgeOptions`. The default context is the model's own, at most 4096.
+
+        A model is on one device as a whole: a GPU where there is one, or with `gpu_layers` 0 the
+        CPU, in float32 there. `threads` are torch's, of this process. Raises `ModelError` or
+        `UsageError`.
+        """
+        if slots < 1 or (context is not None and context < 1):
+            raise UsageError("A model needs at least 1 slot and a context of at least 1 token.")
+        self.folder, self.name = folder, name or folder.resolve().name
+        torch, _ = modules()
+        torch.set_num_threads(threads or default_threads())
+        loaded = load_folder(folder, gpu_layers)
+        self.device, self.dtype = loaded.device, loaded.dtype
+        trained = getattr(loaded.config, "max_position_embeddings", None)
+        own = trained if isinstance(trained, int) and trained > 0 else _DEFAULT_CONTEXT
+        self.context = context or min(own, _DEFAULT_CONTEXT)
+        self._embeddings: Any = loaded.model.get_input_embeddings()
+        self._parameters = sum(weight.numel() for weight in loaded.model.parameters())
+        self._weights = Weights(torch, loaded.model, loaded.config)
+        size, self.hidden_size, self._abilities = self._tried(loaded.config, slots)
+        self._tokenizer = HubTokenizer(folder, size=size)
+        self._slots = TransformersSlots(
+            self._weights, name=self.name, count=slots, keep_prefixes=keep_prefixes
+        )
+
+    @property
+    def tokenizer(self) -> HubTokenizer:
+        return self._tokenizer
+
+    @property
+    def abilities(self) -> EdgeAbilities:
+        return self._abilities
+
+    @property
+    def parameters(self) -> int:
+        return self._parameters
+
+    @property
+    def build(self) -> str:
+        return f"transformers, {self.dtype} on {self.device}"
+
+    @property
+    def closed(self) -> bool:
+        """Whether the weights are gone."""
+        return self._slots.closed
+
+    def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> KvSession:
+        return KvSession(self, self._slots.reserve(), needs, top)
+
+    def fingerprint(self) -> str:
+        return digest_of([self.folder / "config.json", *weight_files(self.folder)])
+
+    def embeddings(self) -> Floats:
+        return np.asarray(self._embeddings.weight.detach().float().cpu().numpy(), np.float32)
+
+    def bare_loop(self, prompt: Sequence[int], tokens: int) -> float:
+        cache, weights = self._weights.new_cache(), self._weights
+        for at in range(0, len(prompt), BATCH):
+            rows = weights.run(prompt[at : at + BATCH], cache, every=False)
+        begun = time.perf_counter()
+        for _ in range(tokens):
+            rows = weights.run([int(rows.logits[-1].argmax())], cache, every=False)
+        return tokens / (time.perf_counter() - begun)
+
+    def close(self) -> None:
+        """Free weights and caches; sessions of the model are unusable afterwards."""
+        if self._slots.close():
+            self._weights.close()
+            del self._embeddings
+
+    def __enter__(self) -> "TransformersModel":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _tried(self, config: Any, slots: int) -> tuple[int, int, EdgeAbilities]:
+        """Vocabulary, hidden size and abilities, by what a few ids show.
+
+        Raises `ModelError` for a model that does not go on where its cache ends.
+        """
+        size = getattr(config, "vocab_size", None)
+        if not isinstance(size, int) or size < 1:
+            raise ModelError(f"{str(self.folder)!r} does not say how many ids it has.")
+        ids = [7 * index % size for index in range(1, _TRIED + 1)]
+        try:
+            rows = SequenceCache(self._weights).run(ids, every=True)
+            cache = SequenceCache(self._weights)
+            for token in ids[:-1]:
+                cache.run([token], every=False)
+            cache.mark()
+            last = cache.run(ids[-1:], every=False)
+        except Exception as error:
+            told = " ".join(str(error).split())[:200].rstrip(".")
+            raise self._refused(told or type(error).__name__) from error
+        if rows.logits.shape != (len(ids), size) or not _close(rows.logits[-1], last.logits[-1]):
+            raise self._refused("what it keeps of a text is not what it goes on with")
+        able = cache.rewinds
+        kept = cache.back(len(ids) - 1)
+        again = cache.run(ids[kept:], every=False)
+        if able != "no" and not _close(rows.logits[-1], again.logits[-1]):
+            raise self._refused("it does not go back to where it was")
+        hidden = rows.hidden is not None and len(rows.hidden) == len(ids)
+        width = int(rows.hidden.shape[-1]) if rows.hidden is not None else 0
+        return size, width, EdgeAbilities(hidden=hidden, rewinds=able, slots=slots)
+
+    def _refused(self, why: str) -> ModelError:
+        return ModelError(
+            f"{str(self.folder)!r} does not decode step by step in transformers ({why})",
+            hint="name a GGUF of the model, or another model",
+        )
+
+
+def _close(left: Any, right: Any) -> bool:
+    """Whether two rows of logits are the same but for rounding; not where they are no numbers."""
+    far = float((left - right).abs().max())
+    return far <= _CLOSE * float(left.abs().max())

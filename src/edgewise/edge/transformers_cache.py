@@ -1,0 +1,207 @@
+"""One sequence's cache in transformers, and how far back it can go.
+
+Attention's keys and values are kept whole, in sliding windows too (their masks hide what lies
+outside), and cut anywhere. Recurrent layers hold one state: copies of it, the marks, are taken on
+the way, and going back takes the last one before a position.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from edgewise.edge.base import Rewinds
+
+SPACING = 8
+"""Ids between marks, at least."""
+
+MOST = 8
+"""Marks of a sequence."""
+
+_STATES = (
+    "conv_states",
+    "recurrent_states",
+    "is_conv_states_initialized",
+    "is_recurrent_states_initialized",
+    "has_previous_state",
+)
+
+_State = list[dict[str, dict[int, Any]]]
+
+
+class Rows(NamedTuple):
+    """Tensors: logits [n, vocabulary]; hidden [n, d], None where the model shows none."""
+
+    logits: Any
+    hidden: Any | None
+
+
+class Weights:
+    """A loaded model, run on ids. One run at a time."""
+
+    def __init__(self, torch: Any, model: Any, config: Any) -> None:
+        from inspect import signature
+
+        self.torch, self._model, self._config = torch, model, config
+        self._keeps = "logits_to_keep" in signature(model.forward).parameters
+        self._seen: Any | None = None
+        head = model.get_output_embeddings()
+        if head is not None:
+            # What the head reads is the hidden state after the final norm.
+            head.register_forward_pre_hook(self._see)
+
+    def _see(self, _module: Any, inputs: tuple[Any, ...]) -> None:
+        self._seen = inputs[0]
+
+    def new_cache(self) -> Any:
+        """A cache for a new sequence."""
+        from transformers.cache_utils import DynamicCache
+
+        cache: Any = DynamicCache(config=self._config)
+        if "chunked_attention" not in (getattr(self._config, "layer_types", None) or ()):
+            cache.layers = [_whole(layer) for layer in cache.layers]
+        return cache
+
+    def run(self, ids: Sequence[int], cache: Any, *, every: bool) -> Rows:
+        """Compute `ids` behind what the cache holds: rows for all of them, or for the last."""
+        kept = {} if every or not self._keeps else {"logits_to_keep": 1}
+        self._seen = None
+        with self.torch.inference_mode():
+            batch = self.torch.tensor([ids], device=self._model.device)
+            made = self._model(
+                input_ids=batch, past_key_values=cache, use_cache=True, return_dict=True, **kept
+            )
+        count = len(ids) if every else 1
+        hidden = None if self._seen is None else self._seen[0][-count:]
+        return Rows(made.logits[0][-count:], hidden)
+
+    def close(self) -> None:
+        """Free the weights."""
+        cuda = self._model.device.type == "cuda"
+        del self._model
+        self._seen = None
+        if cuda:
+            self.torch.cuda.empty_cache()
+
+
+class SequenceCache:
+    """What one sequence holds, `length` ids of it."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self.clear()
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        self._cache = self._weights.new_cache()
+        self._marks: dict[int, _State] = {}
+        self.length = 0
+
+    @property
+    def rewinds(self) -> Rewinds:
+        """How far back it can go, by its layers."""
+        kinds = {_kind(layer) for layer in self._cache.layers}
+        if not kinds or "other" in kinds:
+            return "no"
+        return "marks" if "recurrent" in kinds else "anywhere"
+
+    def run(self, ids: Sequence[int], *, every: bool) -> Rows:
+        """See `Weights.run`. What was interrupted leaves nothing behind."""
+        self._pass()
+        try:
+            rows = self._weights.run(ids, self._cache, every=every)
+        except BaseException:
+            self.clear()
+            raise
+        self.length += len(ids)
+        return rows
+
+    def back(self, position: int) -> int:
+        """Drop ids from `position` on, or from the last mark before it; returns how many remain."""
+        if position >= self.length:
+            return self.length
+        able = self.rewinds
+        self._marks = {at: state for at, state in self._marks.items() if at <= position}
+        kept = position if able == "anywhere" else max(self._marks, default=0)
+        if not kept or able == "no":
+            self.clear()
+            return 0
+        for layer in self._cache.layers:
+            if _kind(layer) != "shared":
+                _cut(layer, self.length - kept)
+        if kept in self._marks:
+            self._put(self._marks[kept])
+        self.length = kept
+        return kept
+
+    def mark(self) -> None:
+        """Keep the state after the last id, where one is needed to come back."""
+        if not self.length or self.length in self._marks or self.rewinds != "marks":
+            return
+        with self._weights.torch.inference_mode():
+            self._marks[self.length] = [
+                {name: _copied(getattr(layer, name)) for name in _STATES}
+                for layer in self._recurrent()
+            ]
+        if len(self._marks) > MOST:
+            del self._marks[self._spare()]
+
+    def _pass(self) -> None:
+        if self.length - max(self._marks, default=0) >= SPACING:
+            self.mark()
+
+    def _spare(self) -> int:
+        """The mark that is missed least: the nearer to the end, the closer marks may lie."""
+        places = [0, *sorted(self._marks)]
+        gaps = {
+            here: (after - before) / (1 + self.length - here)
+            for before, here, after in zip(places, places[1:], places[2:], strict=False)
+        }
+        return min(gaps, key=lambda place: gaps[place])
+
+    def _put(self, state: _State) -> None:
+        with self._weights.torch.inference_mode():
+            for layer, held in zip(self._recurrent(), state, strict=True):
+                for name in _STATES:
+                    setattr(layer, name, _copied(held[name]))
+
+    def _recurrent(self) -> list[Any]:
+        return [layer for layer in self._cache.layers if hasattr(layer, "conv_states")]
+
+
+def _whole(layer: Any) -> Any:
+    """A layer that keeps all keys and values instead of a window of them."""
+    from transformers import cache_utils as kinds
+
+    if type(layer) is kinds.DynamicSlidingWindowLayer:
+        return kinds.DynamicLayer()
+    if type(layer) is kinds.LinearAttentionAndSlidingWindowAttentionLayer:
+        return kinds.LinearAttentionAndFullAttentionLayer(layer.number_of_states)
+    return layer
+
+
+def _kind(layer: Any) -> str:
+    """How a layer goes back; "other" for one that is not known to."""
+    from transformers import cache_utils as kinds
+
+    return {
+        kinds.DynamicLayer: "cut",
+        kinds.DynamicIndexedLayer: "cut",
+        kinds.DummyLayer: "shared",
+        kinds.LinearAttentionLayer: "recurrent",
+        kinds.LinearAttentionAndFullAttentionLayer: "recurrent",
+    }.get(type(layer), "other")
+
+
+def _cut(layer: Any, count: int) -> None:
+    """Drop the last keys and values of a layer that has some."""
+    from transformers import cache_utils as kinds
+
+    if type(layer) is kinds.DynamicIndexedLayer:
+        layer.crop(-count)
+    elif isinstance(layer, kinds.DynamicLayer):
+        # Of a layer that is recurrent as well, attention's part alone.
+        kinds.DynamicLayer.crop(layer, -count)
+
+
+def _copied(held: dict[int, Any]) -> dict[int, Any]:
+    """States are written in place, so each holder has its own."""
+    return {key: x.clone() if hasattr(x, "clone") else x for key, x in held.items()}

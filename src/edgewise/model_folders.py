@@ -1,0 +1,67 @@
+"""What form a model's folder has, by its files: which engine runs it, and which files it reads."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgewise.errors import AddressError
+
+MAX_CONFIG = 4 << 20
+_DESCRIBED = (".json", ".jinja", ".txt")
+_READ = {
+    "onnx": (".onnx", ".data", ".onnx_data", ".bin", *_DESCRIBED),
+    "transformers": (".safetensors", *_DESCRIBED),
+    "mlx": (".safetensors", *_DESCRIBED),
+}
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+
+
+class _Config(msgspec.Struct):
+    quantization: dict[str, Any] | None = None
+
+
+def engine_among(names: Sequence[str], where: str, config: Path | None) -> str:
+    """The edge engine for a folder's files; `config` is its `config.json`. Raises `AddressError`.
+
+    MLX's own quantisations say so in `config.json`; what it leaves unquantised is transformers'
+    too.
+    """
+    if "genai_config.json" in names:
+        return "onnx"
+    if "config.json" in names and config and any(n.endswith(".safetensors") for n in names):
+        return "mlx" if _is_mlx(config) else "transformers"
+    if ggufs := sorted(name for name in names if name.endswith(".gguf")):
+        found, hint = "is a folder", f"name a file in it, such as {ggufs[0]}"
+    elif any(name.endswith(_PICKLES) for name in names):
+        found = "holds weights in pickles alone, which are never read"
+        hint = "name a repository with safetensors, or a GGUF"
+    else:
+        found = "holds neither genai_config.json nor config.json with safetensors"
+        hint = "name a GGUF file, a model's folder or a hub repository of one"
+    raise AddressError(f"{where!r} {found}", hint=hint, setting="edge")
+
+
+def files_of(engine: str, names: Iterable[str], inside: str) -> list[str]:
+    """Those of `names` that an engine reads of a folder: `inside` is its path, with a slash.
+
+    `consolidated` safetensors are a second copy of the weights, of another program's.
+    """
+    held = [name for name in names if name.startswith(inside)]
+    return [
+        name
+        for name in held
+        if "/" not in (file := name.removeprefix(inside))
+        and file.endswith(_READ.get(engine, ()))
+        and not file.startswith("consolidated")
+    ]
+
+
+def _is_mlx(config: Path) -> bool:
+    try:
+        if config.stat().st_size > MAX_CONFIG:
+            return False
+        return bool(msgspec.json.decode(config.read_bytes(), type=_Config).quantization)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False  # what is wrong with it is the engine's to say

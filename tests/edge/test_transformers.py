@@ -1,0 +1,316 @@
+"""The edge engine transformers keeps the contract of all, on tiny random models."""
+
+import json
+import logging
+import random
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgewise.edge.base import EdgeModel, EdgeOptions, Needs
+from edgewise.edge.named import EDGES
+from edgewise.edge.vocabulary import fingerprint
+from edgewise.errors import ModelError, UsageError
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
+from edgewise.parts import edge_engine, open_edge
+from edgewise.routers.uncertainty import MaxProb
+from edgewise.settings import Settings
+from tests import models, transformers_models
+from tests.contracts import test_edge as contract
+from tests.contracts.test_edge import MORE, PROMPT, Backend, assert_close, fresh_logits
+from tests.transformers_models import CONFIGS, write_hub_model
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from edgewise.edge.transformers import TransformersModel  # noqa: E402
+
+EXACT = ("llama", "gemma3")
+MARKED = ("lfm2", "qwen3_5")
+
+Folders = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """Each kind of model, written when it is first asked for."""
+    root = tmp_path_factory.mktemp("hub")
+
+    def folder(kind: str) -> Path:
+        path = root / kind
+        return path if path.exists() else write_hub_model(path, CONFIGS[kind]())
+
+    return folder
+
+
+def load(folder: Path, **more: Any) -> TransformersModel:
+    return TransformersModel(folder, threads=1, gpu_layers=0, **more)
+
+
+@pytest.fixture(params=[*EXACT, *MARKED])
+def backend(
+    request: pytest.FixtureRequest, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Backend]:
+    folder = folders(request.param)
+    made = Backend(lambda context, slots: load(folder, context=context, slots=slots))
+    embedded = torch.nn.Embedding.forward
+
+    def counted(self: Any, ids: Any) -> Any:
+        made.runs.append(ids.numel())
+        return embedded(self, ids)
+
+    monkeypatch.setattr(torch.nn.Embedding, "forward", counted)
+    yield made
+    for model in made.open_models:
+        model.close()
+
+
+class TestTransformers(contract.TestEdge):
+    def test_nothing_is_computed_twice(self, backend: Backend) -> None:
+        model = backend.model()
+        backend.runs.clear()  # a model is tried when it is loaded
+        session = model.session()
+        session.open(PROMPT)
+        session.step()
+        assert sum(backend.runs) == len(PROMPT)
+        session.extend(MORE[:2])
+        session.step()
+        session.step()
+        session.steps(MORE[2:])
+        assert sum(backend.runs) == len(PROMPT + MORE)
+
+    def test_open_keeps_the_common_prefix(self, backend: Backend) -> None:
+        model = backend.model()
+        session = model.session(Needs.LOGITS)
+        session.open(PROMPT + MORE)
+        session.step()
+        backend.runs.clear()
+        turned = [*PROMPT, MORE[0] + 1, *MORE[1:]]
+        kept = session.open(turned)
+        assert kept == len(PROMPT) if model.abilities.rewinds == "anywhere" else kept >= 0
+        logits = session.step().logits
+        assert sum(backend.runs) == len(turned) - kept
+        assert_close(logits, fresh_logits(backend, turned))
+
+    def test_what_is_optional_is_there_or_refused_in_one_sentence(self, backend: Backend) -> None:
+        model = backend.model()
+        assert model.embeddings().shape == (model.tokenizer.size, model.hidden_size)
+        assert model.bare_loop(PROMPT, 4) > 0
+        assert model.parameters is not None
+        assert model.sequences(4) is None
+        assert model.build == "transformers, float32 on cpu"
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_any_way_leads_to_the_same_logits(folders: Folders, kind: str) -> None:
+    """Random steps, batches, rewinds and openings against a decode from scratch."""
+    rng, size = random.Random(kind), transformers_models.size()
+    with load(folders(kind), context=96, slots=2) as model:
+        session, fresh = model.session(Needs.LOGITS), model.session(Needs.LOGITS)
+        ids = list(PROMPT)
+        session.open(ids)
+        for _ in range(40):
+            do = rng.choice(["extend", "extend", "steps", "rewind", "open"])
+            more = [rng.randrange(size) for _ in range(rng.randint(1, 9))][: 96 - len(ids)]
+            if do == "rewind" or not more:
+                ids = ids[: rng.randint(1, len(ids))]
+                session.rewind(len(ids))
+            elif do == "open":
+                ids = [*ids[: rng.randint(1, len(ids))], *more][:96]
+                session.open(ids)
+            else:
+                (session.extend if do == "extend" else session.steps)(more)
+                ids += more
+            logits = session.step().logits
+            fresh.open([])
+            fresh.open(ids)
+            wanted = fresh.step().logits
+            assert int(logits.argmax()) == int(wanted.argmax())
+            assert np.abs(logits - wanted).max() <= 1e-2 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_5"])
+def test_a_prefix_is_kept_between_sessions(folders: Folders, kind: str) -> None:
+    with load(folders(kind), slots=2, keep_prefixes=True) as model:
+        long = [7 * i % 200 for i in range(40)]
+        first = model.session(Needs.LOGITS)
+        first.open(long)
+        first.step()
+        first.close()
+        second = model.session(Needs.LOGITS)
+        assert second.open([*long, 5]) == len(long)
+        got = second.step().logits
+    with load(folders(kind)) as model:
+        plain = model.session(Needs.LOGITS)
+        assert plain.open([*long, 5]) == 0
+        assert_close(got, plain.step().logits)
+
+
+def test_a_mark_saves_what_stands_before_it(folders: Folders) -> None:
+    with load(folders("qwen3_5")) as model:
+        assert model.abilities.rewinds == "marks"
+        session = model.session()
+        session.open(PROMPT)
+        session.step()
+        for token in MORE:
+            session.extend([token])
+            session.step()
+        assert session.open([*PROMPT, 9]) > 0
+
+
+def test_hidden_states_are_what_the_head_reads(folders: Folders) -> None:
+    with load(folders("llama")) as model:
+        session = model.session(Needs.HIDDEN | Needs.LOGITS)
+        session.open(PROMPT)
+        steps = [session.step(), *session.steps(MORE)]
+    from transformers import AutoModelForCausalLM
+
+    head = AutoModelForCausalLM.from_pretrained(folders("llama")).lm_head.weight.detach().numpy()
+    for step in steps:
+        np.testing.assert_allclose(head @ step.hidden, step.logits, atol=1e-4)
+
+
+def test_it_answers(folders: Folders) -> None:
+    with load(folders("llama")) as model:
+        decoder = Decoder(model, router=MaxProb(), policy=Policy(threshold=1.0))
+        answer = decoder.generate(PROMPT, max_tokens=8)
+        assert len(answer.text) > 0
+
+
+def test_two_trainings_are_two_builds(folders: Folders, tmp_path: Path) -> None:
+    other = write_hub_model(tmp_path / "other", CONFIGS["llama"](), seed=1)
+    with load(folders("llama")) as one, load(other) as two:
+        assert one.fingerprint() != two.fingerprint()
+        assert fingerprint(one.tokenizer) == fingerprint(two.tokenizer)
+
+
+class TestByAddress:
+    def test_a_folder_chooses_the_engine(self, folders: Folders) -> None:
+        settings = Settings(edge=str(folders("llama")), ctx=48, gpu_layers=0, threads=1)
+        assert edge_engine(settings) == "transformers"
+        edge: EdgeModel = open_edge(settings)
+        assert isinstance(edge, TransformersModel)
+        assert (edge.name, edge.context) == ("llama", 48)
+        edge.close()
+
+    def test_without_the_extra(self, folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "transformers", None)
+        with pytest.raises(UsageError, match=r"needs transformers; pip install 'edgewise\[transf"):
+            EDGES.load("transformers")(str(folders("llama")), EdgeOptions())
+
+    def test_layers_on_a_gpu(self, folders: Folders) -> None:
+        with pytest.raises(UsageError, match="a whole model on one device, not 3 layers") as caught:
+            TransformersModel(folders("llama"), gpu_layers=3)
+        assert caught.value.setting == "gpu_layers"
+
+
+def described(folder: Path, **change: object) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    return folder
+
+
+def shortened(folder: Path) -> Path:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    return folder
+
+
+def without(name: str) -> Callable[[Path], Path]:
+    def change(folder: Path) -> Path:
+        (folder / name).unlink()
+        return folder
+
+    return change
+
+
+def pickled(folder: Path) -> Path:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    return folder
+
+
+def adapter(folder: Path) -> Path:
+    (folder / "adapter_config.json").write_text("{}")
+    return folder
+
+
+REMOTE = {"auto_map": {"AutoModelForCausalLM": "modeling.Mine", "AutoConfig": "modeling.Mine"}}
+BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "an encoder": (
+        lambda f: described(f, architectures=["BertForMaskedLM"]),
+        "does not write text from left",
+    ),
+    "an encoder and a decoder": (
+        lambda f: described(f, is_encoder_decoder=True),
+        "does not write text from left to right; name a causal language model",
+    ),
+    "quantised": (
+        lambda f: described(f, quantization_config={"quant_method": "gptq"}),
+        r"is quantised \(gptq\), which Edgewise does not load by transformers; name the model's",
+    ),
+    "MLX": (lambda f: described(f, quantization={"bits": 4}), r"is quantised \(in MLX form\)"),
+    "code of its own": (
+        lambda f: described(f, model_type="mine", **REMOTE),
+        "without code of the model's own",
+    ),
+    "a kind that nobody knows": (lambda f: described(f, model_type="mine"), "cannot load"),
+    "too many layers": (lambda f: described(f, num_hidden_layers=10**9), "1000000000 layers, not"),
+    "more layers than weights": (
+        lambda f: described(f, num_hidden_layers=8, layer_types=None),
+        "are not all that its config.json describes",
+    ),
+    "a vast table": (
+        lambda f: described(f, hidden_size=1 << 20, head_dim=1 << 20),
+        "are not all that its config.json describes",
+    ),
+    "another width": (lambda f: described(f, intermediate_size=80), "cannot load"),
+    "cut": (shortened, "is truncated or damaged"),
+    "no weights": (without("model.safetensors"), "There are no safetensors in"),
+    "pickles": (pickled, "weights in pickles are never read"),
+    "no tokenizer": (without("tokenizer.json"), "There is no tokenizer.json"),
+    "no config": (without("config.json"), "There is no config.json"),
+    "an adapter": (adapter, "holds an adapter, no whole model; merge it into its model first"),
+}
+
+
+@pytest.mark.parametrize(("change", "told"), BAD.values(), ids=BAD.keys())
+def test_bad_folders(
+    folders: Folders, tmp_path: Path, change: Callable[[Path], Path], told: str
+) -> None:
+    folder = shutil.copytree(folders("llama"), tmp_path / "bad")
+    with pytest.raises(ModelError, match=told) as caught:
+        load(change(folder))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "bad" / "__pycache__").exists()
+
+
+def test_a_model_s_code_never_runs(folders: Folders, tmp_path: Path) -> None:
+    folder = shutil.copytree(folders("llama"), tmp_path / "own")
+    (folder / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    described(folder, **REMOTE)
+    with load(folder) as model:
+        assert model.parameters
+    assert not (tmp_path / "ran").exists()
+
+
+def test_quiet_and_as_it_was(folders: Folders, caplog: pytest.LogCaptureFixture) -> None:
+    from transformers.utils import logging as told
+
+    before = told.get_verbosity(), told.is_progress_bar_enabled()
+    with caplog.at_level(logging.WARNING), load(folders("llama")):
+        pass
+    assert (told.get_verbosity(), told.is_progress_bar_enabled()) == before
+
+
+def test_the_vocabulary_is_the_tiny_gguf_s(folders: Folders, bpe_path: Path) -> None:
+    from edgewise.edge.llamacpp import LlamaModel
+
+    with load(folders("llama")) as hub, LlamaModel(bpe_path, threads=1, context=64) as gguf:
+        assert fingerprint(hub.tokenizer) == fingerprint(gguf.tokenizer)
+        assert hub.tokenizer.chat_template == models.TEMPLATE
