@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,21 +13,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-genai = pytest.importorskip("onnxruntime_genai")
-onnx = pytest.importorskip("onnx")
-pytest.importorskip("tokenizers")
-
 from edgewise.edge.base import EdgeModel, EdgeOptions, Floats, Needs
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.onnx import OnnxModel, import_genai, open_onnx
 from edgewise.errors import AddressError, ModelError, UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
+from edgewise.parts import open_edge
 from edgewise.routers.uncertainty import MaxProb
-from pocket.convert import graph
+from edgewise.settings import Settings
 from pocket.convert.__main__ import convert
 from pocket.convert.weights import read
 
+pytestmark = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("onnx", "onnxruntime_genai", "tokenizers")),
+    reason="needs onnxruntime-genai, and onnx to write models",
+)
+
+GRAPH = "model.onnx"
 PROMPT = [72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100, 33]
 CONTEXT = 96
 TOLERANCE = 0.01
@@ -47,6 +51,14 @@ def logits_after(model: EdgeModel, ids: list[int]) -> Floats:
 def assert_same(left: Floats, right: Floats) -> None:
     assert left.argmax() == right.argmax()
     assert np.abs(left - right).max() <= TOLERANCE * np.abs(right).max()
+
+
+@pytest.fixture
+def generator() -> Any:
+    """The library's class, to be replaced in part."""
+    import onnxruntime_genai
+
+    return onnxruntime_genai.Generator
 
 
 @pytest.fixture
@@ -134,7 +146,9 @@ def test_the_padding_id_is_an_id_as_any_other(copy: Path, onnx_path: Path) -> No
 
 
 def test_a_graph_with_the_last_ids_logits_alone(copy: Path, onnx_path: Path) -> None:
-    path = copy / graph.FILE
+    import onnx
+
+    path = copy / GRAPH
     model = onnx.load(path)
     (head,) = [node for node in model.graph.node if "logits" in node.output]
     axes = [("from", -1), ("to", 1 << 31), ("along", 1)]
@@ -154,11 +168,13 @@ def test_a_graph_with_the_last_ids_logits_alone(copy: Path, onnx_path: Path) -> 
             assert_same(left.logits, right.logits)
 
 
-def test_a_library_that_cannot_go_back(onnx_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(generator: object, length: int) -> None:
+def test_a_library_that_cannot_go_back(
+    onnx_path: Path, generator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(held: object, length: int) -> None:
         raise RuntimeError("RewindTo is currently not supported")
 
-    monkeypatch.setattr(genai.Generator, "rewind_to", refuse)
+    monkeypatch.setattr(generator, "rewind_to", refuse)
     with opened(onnx_path, slots=2) as model:
         assert model.abilities.rewinds == "no"
         session = model.session(Needs.LOGITS)
@@ -168,23 +184,45 @@ def test_a_library_that_cannot_go_back(onnx_path: Path, monkeypatch: pytest.Monk
         assert_same(session.step().logits, logits_after(model, [*PROMPT, 60]))
 
 
-def test_a_run_that_fails_is_read_again_from_the_start(
-    onnx_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_library_that_goes_back_wrongly_is_found_out(
+    onnx_path: Path, generator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = genai.Generator.append_tokens
+    back = generator.rewind_to
+    monkeypatch.setattr(generator, "rewind_to", lambda held, length: back(held, length - 1))
+    with opened(onnx_path) as model:
+        assert model.abilities.rewinds == "no"
+        session = model.session(Needs.LOGITS)
+        session.open(PROMPT)
+        before = session.step().logits
+        session.steps([60, 61])
+        session.rewind(len(PROMPT))
+        assert_same(session.step().logits, before)
 
-    def half(generator: Any, ids: Any) -> None:
-        append(generator, ids[:1])
+
+def test_the_engine_is_chosen_by_the_folder(onnx_path: Path) -> None:
+    with closing(open_edge(Settings(edge=str(onnx_path), ctx=CONTEXT, threads=1))) as edge:
+        assert isinstance(edge, OnnxModel)
+        assert (edge.name, edge.context) == (onnx_path.name, CONTEXT)
+        assert edge.build == "onnxruntime-genai on CPU"
+
+
+def test_a_run_that_fails_is_read_again_from_the_start(
+    onnx_path: Path, generator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = generator.append_tokens
+
+    def half(held: Any, ids: Any) -> None:
+        append(held, ids[:1])
         raise RuntimeError("Failed to allocate memory")
 
     with opened(onnx_path, slots=2) as model:
         session = model.session(Needs.LOGITS)
         session.open(PROMPT)
         session.step()
-        monkeypatch.setattr(genai.Generator, "append_tokens", half)
+        monkeypatch.setattr(generator, "append_tokens", half)
         with pytest.raises(ModelError, match=r"could not decode 2 .*memory\); lower the context"):
             session.steps([60, 61])
-        monkeypatch.setattr(genai.Generator, "append_tokens", append)
+        monkeypatch.setattr(generator, "append_tokens", append)
         expected = logits_after(model, [*PROMPT, 60, 61])
         assert_same(session.step().logits, expected)
 
@@ -242,7 +280,10 @@ USELESS = {
     "an encoder": (section("model.encoder", {"filename": "e.onnx"}), "no decoder-only"),
     "no sizes": (section("model.vocab_size", "many"), "no description of a language model"),
     "nothing": (section("model.vocab_size", 0), "knows 0 ids"),
-    "more ids than logits": (section("model.vocab_size", 9999), "267 logits|cannot be run"),
+    "more ids than logits": (
+        section("model.vocab_size", 9999),
+        "does not give 9999 logits|cannot be run",
+    ),
     "fewer ids than the tokenizer": (section("model.vocab_size", 10), "has 267 ids and its model"),
     "a lost file": (section("model.decoder.filename", "none.onnx"), "download it again, or"),
     "a kind of its own": (section("model.type", "unheard-of"), "unheard-of"),
@@ -251,7 +292,7 @@ USELESS = {
 
 @pytest.mark.parametrize("edit", UNSAFE.values(), ids=UNSAFE.keys())
 def test_a_config_runs_no_code_and_leads_nowhere(copy: Path, edit: Any) -> None:
-    with pytest.raises(ModelError, match="has an entry .* (loads|writes|leads)"):
+    with pytest.raises(ModelError, match=r"has an entry .* (loads|writes|leads)"):
         opened(change(copy, edit))
 
 
@@ -270,7 +311,7 @@ def test_a_folder_of_no_use_ends_in_a_sentence(copy: Path, edit: Any, told: str)
 
 @pytest.mark.parametrize("kept", [0, 100, 20_000])
 def test_a_damaged_graph_ends_in_a_sentence(copy: Path, kept: int) -> None:
-    path = copy / graph.FILE
+    path = copy / GRAPH
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(ModelError, match="is damaged, or needs what"):
         opened(copy)

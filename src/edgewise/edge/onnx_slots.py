@@ -30,12 +30,13 @@ class OnnxSlots:
         count: int,
         keep_prefixes: bool,
         outputs: tuple[str, str],
+        rewinds: bool,
     ) -> None:
         """`new` makes a generator with room for `room` ids; `outputs` are logits and hidden."""
         self.lock = FairLock()
         self.closed = False
         self.new = new
-        self.outputs = outputs
+        self.outputs, self.rewinds = outputs, rewinds
         self.batch = min(BATCH, room)
         fitting = max(_LOGITS_BYTES // (4 * vocabulary), 16)
         self.turn = min(_TURN if count > 1 else BATCH, fitting, room)
@@ -140,13 +141,12 @@ class OnnxSlot(KvCache):
     def forget(self, position: int) -> int:
         if self._generator is None:
             return 0
-        if self._sound:
+        if self._sound and self._slots.rewinds:
             try:
                 self._generator.rewind_to(position)
                 return position
             except RuntimeError:
-                # A recurrent state, or a window that has moved on: it is read again.
-                pass
+                pass  # a window has moved on: it is read again
         self._generator = self._slots.new()
         self._sound = True
         return 0
