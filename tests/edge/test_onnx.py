@@ -317,6 +317,13 @@ def test_a_damaged_graph_ends_in_a_sentence(copy: Path, kept: int) -> None:
         opened(copy)
 
 
+def test_words_of_the_library_that_are_no_text(copy: Path) -> None:
+    path = copy / GRAPH
+    path.write_bytes(path.read_bytes().replace(b"Gather", b"\xd3ather"))
+    with pytest.raises(ModelError, match="is damaged, or needs what"):
+        opened(copy)
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [("genai_config.json", "holds no genai_config.json"), ("tokenizer.json", "tokenizer")],

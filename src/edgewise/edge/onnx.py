@@ -25,7 +25,7 @@ from edgewise.edge.hub_weights import digest_of
 from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp_load import default_threads
 from edgewise.edge.onnx_folder import build_files, read_onnx_folder
-from edgewise.edge.onnx_slots import OnnxSlots, first_line, read_rows
+from edgewise.edge.onnx_slots import FAILURES, OnnxSlots, first_line, read_rows
 from edgewise.errors import ModelError, UsageError
 
 _DEFAULT_CONTEXT = 4096
@@ -158,7 +158,7 @@ class OnnxModel(EdgeModel):
             if gpu_layers == 0:
                 config.clear_providers()
             return self._library.Model(config)
-        except RuntimeError as error:
+        except FAILURES as error:
             raise ModelError(
                 f"{str(self.folder)!r} is damaged, or needs what this onnxruntime-genai lacks "
                 f"({first_line(error)})",
@@ -170,7 +170,7 @@ class OnnxModel(EdgeModel):
             params = self._library.GeneratorParams(self._model)
             params.set_search_options(max_length=room, batch_size=1, num_beams=1, **search)
             return self._library.Generator(self._model, params)
-        except RuntimeError as error:
+        except FAILURES as error:
             raise ModelError(
                 f"{str(self.folder)!r} does not fit in memory with a context of {room} ids "
                 f"({first_line(error)})",
@@ -189,7 +189,7 @@ class OnnxModel(EdgeModel):
         try:
             generator.append_tokens(ids)
             rows = read_rows(generator, logits)
-        except (RuntimeError, ValueError) as error:
+        except FAILURES as error:
             raise ModelError(
                 f"{str(self.folder)!r} cannot be run ({first_line(error)})",
                 hint="choose another build of the model",
@@ -210,7 +210,7 @@ class OnnxModel(EdgeModel):
 def _width(generator: Any, hidden: str) -> int:
     try:
         return read_rows(generator, hidden).shape[-1]
-    except (RuntimeError, ValueError):
+    except FAILURES:
         return 0
 
 
@@ -219,7 +219,7 @@ def _goes_back(generator: Any, ids: Any, logits: str, wanted: Any) -> bool:
     try:
         generator.rewind_to(_PROBE // 2)
         generator.append_tokens(ids[_PROBE // 2 :])
-    except RuntimeError:
+    except FAILURES:
         return False
     far = np.abs(read_rows(generator, logits)[-1] - wanted).max()
     return bool(far <= _CLOSE * np.abs(wanted).max())

@@ -12,6 +12,9 @@ from edgewise.errors import ModelError, UsageError
 BATCH = 512
 """Most ids of one run."""
 
+FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
+"""What the library raises: its C++ exceptions by kind, a `ValueError` for words that are no UTF-8."""
+
 _TURN = 64
 _LOGITS_BYTES = 64 << 20
 """Of a prompt's run: a graph computes the logits of every id, whether or not they are wanted."""
@@ -120,7 +123,7 @@ class OnnxSlot(KvCache):
         try:
             self._generator.append_tokens(np.asarray(ids, np.int32))
             rows = () if outputs == "none" else self._rows(len(ids), outputs, hidden=hidden)
-        except RuntimeError as error:
+        except FAILURES as error:
             raise ModelError(
                 f"onnxruntime-genai could not decode {len(ids)} tokens ({first_line(error)})",
                 hint="lower the context or the number of slots if memory is short",
@@ -145,7 +148,7 @@ class OnnxSlot(KvCache):
             try:
                 self._generator.rewind_to(position)
                 return position
-            except RuntimeError:
+            except FAILURES:
                 pass  # a window has moved on: it is read again
         self._generator = self._slots.new()
         self._sound = True
