@@ -4,15 +4,11 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime_genai")
-pytest.importorskip("tokenizers")
-
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
@@ -27,6 +23,11 @@ from edgewise.prompts import Message, prompt_ids
 from pocket.convert.__main__ import convert
 from pocket.convert.weights import Source, read
 from tests.pocket.float_gguf import write_floats
+
+pytestmark = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("onnx", "onnxruntime_genai", "tokenizers")),
+    reason="needs onnxruntime-genai, and onnx to write models",
+)
 
 PER_FAMILY, TOKENS = 3, 48
 FLOAT_TOLERANCE = 0.02

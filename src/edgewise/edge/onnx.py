@@ -18,19 +18,23 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from edgewise.addresses import local_folder
+from edgewise.addresses import resolve_folder
 from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Needs
 from edgewise.edge.hub_tokenizer import HubTokenizer
+from edgewise.edge.hub_weights import digest_of
 from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp_load import default_threads
-from edgewise.edge.onnx_folder import build_digest, read_onnx_folder
-from edgewise.edge.onnx_slots import OnnxSlots, first_line, read_rows
-from edgewise.errors import AddressError, ModelError, UsageError
+from edgewise.edge.onnx_folder import build_files, read_onnx_folder
+from edgewise.edge.onnx_slots import FAILURES, OnnxSlots, first_line, read_rows
+from edgewise.errors import ModelError, UsageError
 
 _DEFAULT_CONTEXT = 4096
 _TELEMETRY, _TRUE = "ORT_DISABLE_TELEMETRY", ("1", "true", "yes", "on", "y")
-_PROBE = 3
+_PROBE = 6
 """Ids that are run once to find out what the model can do."""
+
+_CLOSE = 0.02
+"""How far two ways to the same logits may lie apart, of the largest."""
 
 _NO_ID = -1
 _SILENT = 4
@@ -39,15 +43,10 @@ _log = logging.getLogger(__name__)
 
 
 def open_onnx(address: str, options: EdgeOptions) -> "OnnxModel":
-    """The edge engine `onnx`: a folder with `genai_config.json`."""
-    folder = local_folder(address)
-    if folder is None:
-        raise AddressError(
-            f"There is no folder {address!r}",
-            hint="name one with genai_config.json",
-            setting="edge",
-        )
-    return OnnxModel(folder, **msgspec.structs.asdict(options))
+    """The edge engine `onnx`: a folder or a hub repository, downloaded if need be."""
+    import_genai()
+    folder, name = resolve_folder(address, "onnx")
+    return OnnxModel(folder, name=name, **msgspec.structs.asdict(options))
 
 
 class OnnxModel(EdgeModel):
@@ -57,6 +56,7 @@ class OnnxModel(EdgeModel):
         self,
         folder: Path,
         *,
+        name: str | None = None,
         context: int | None = None,
         threads: int | None = None,
         gpu_layers: int | Literal["auto"] = "auto",
@@ -70,8 +70,7 @@ class OnnxModel(EdgeModel):
         """
         if slots < 1 or (context is not None and context < 1):
             raise UsageError("A model needs at least 1 slot and a context of at least 1 token.")
-        self.folder = folder
-        self.name = folder.resolve().name
+        self.folder, self.name = folder, name or folder.resolve().name
         self.threads = threads or default_threads()
         described = read_onnx_folder(folder)
         self.context = context or min(described.context, _DEFAULT_CONTEXT)
@@ -84,6 +83,7 @@ class OnnxModel(EdgeModel):
         self._tokenizer = HubTokenizer(folder, size=described.vocabulary)
         self._library = import_genai()
         self._model = self._load(gpu_layers)
+        self._device = str(self._model.device_type)
         self._outputs = (described.logits, described.hidden)
         self.hidden_size, self._abilities = self._probed(slots)
         self._slots = OnnxSlots(
@@ -94,6 +94,7 @@ class OnnxModel(EdgeModel):
             count=slots,
             keep_prefixes=keep_prefixes,
             outputs=self._outputs,
+            rewinds=self._abilities.rewinds != "no",
         )
 
     @property
@@ -105,6 +106,10 @@ class OnnxModel(EdgeModel):
         return self._abilities
 
     @property
+    def build(self) -> str:
+        return f"onnxruntime-genai on {self._device}"
+
+    @property
     def closed(self) -> bool:
         """Whether the weights are gone."""
         return self._slots.closed
@@ -113,8 +118,7 @@ class OnnxModel(EdgeModel):
         return KvSession(self, self._slots.reserve(), needs, top)
 
     def fingerprint(self) -> str:
-        """SHA-256 over the config and blocks of the weights; see `build_digest`."""
-        return build_digest(self.folder)
+        return digest_of(build_files(self.folder))
 
     def bare_loop(self, prompt: Sequence[int], tokens: int) -> float:
         """The library's own greedy loop, kept from ending by its shortest length."""
@@ -146,7 +150,7 @@ class OnnxModel(EdgeModel):
                 setting="gpu_layers",
             )
         session = {"intra_op_num_threads": self.threads, "log_severity_level": _SILENT}
-        # With the model's own padding id, that id would be masked or skipped where it is text.
+        # The library looks for the last id that is no padding, and beyond the first where all are.
         ours = {"model": {"pad_token_id": _NO_ID, "decoder": {"session_options": session}}}
         try:
             config = self._library.Config(str(self.folder))
@@ -154,7 +158,7 @@ class OnnxModel(EdgeModel):
             if gpu_layers == 0:
                 config.clear_providers()
             return self._library.Model(config)
-        except RuntimeError as error:
+        except FAILURES as error:
             raise ModelError(
                 f"{str(self.folder)!r} is damaged, or needs what this onnxruntime-genai lacks "
                 f"({first_line(error)})",
@@ -166,7 +170,7 @@ class OnnxModel(EdgeModel):
             params = self._library.GeneratorParams(self._model)
             params.set_search_options(max_length=room, batch_size=1, num_beams=1, **search)
             return self._library.Generator(self._model, params)
-        except RuntimeError as error:
+        except FAILURES as error:
             raise ModelError(
                 f"{str(self.folder)!r} does not fit in memory with a context of {room} ids "
                 f"({first_line(error)})",
@@ -175,35 +179,50 @@ class OnnxModel(EdgeModel):
             ) from error
 
     def _probed(self, slots: int) -> tuple[int, EdgeAbilities]:
-        """Size of the hidden state, 0 where there is none, and what a short run shows."""
+        """Size of the hidden state, 0 where there is none, and what a few ids show.
+
+        Raises `ModelError`.
+        """
         generator = self._generator(_PROBE)
         logits, hidden = self._outputs
+        ids = np.arange(1, _PROBE + 1, dtype=np.int32) * 7 % self._tokenizer.size
         try:
-            generator.append_tokens(np.zeros(_PROBE, np.int32))
-            rows, size = read_rows(generator, logits).shape
-        except (RuntimeError, ValueError) as error:
+            generator.append_tokens(ids)
+            rows = read_rows(generator, logits)
+        except FAILURES as error:
             raise ModelError(
                 f"{str(self.folder)!r} cannot be run ({first_line(error)})",
                 hint="choose another build of the model",
             ) from error
-        if size != self._tokenizer.size:
+        if rows.shape[-1] != self._tokenizer.size or not np.isfinite(rows).all():
             raise ModelError(
-                f"{str(self.folder)!r} has {size} logits and says that it knows "
-                f"{self._tokenizer.size} ids",
+                f"{str(self.folder)!r} does not give {self._tokenizer.size} logits, as its "
+                "config says, or they are no numbers",
                 hint="download it again",
             )
-        try:
-            width = read_rows(generator, hidden).shape[-1]
-        except RuntimeError:
-            width = 0
-        try:
-            generator.rewind_to(_PROBE - 1)
-            rewinds = "anywhere"
-        except RuntimeError:
-            rewinds = "no"
+        width = _width(generator, hidden)
+        rewinds = "anywhere" if _goes_back(generator, ids, logits, rows[-1]) else "no"
         return width, EdgeAbilities(
-            hidden=width > 0, rewinds=rewinds, batch_logits=rows == _PROBE, slots=slots
+            hidden=width > 0, rewinds=rewinds, batch_logits=len(rows) == _PROBE, slots=slots
         )
+
+
+def _width(generator: Any, hidden: str) -> int:
+    try:
+        return read_rows(generator, hidden).shape[-1]
+    except FAILURES:
+        return 0
+
+
+def _goes_back(generator: Any, ids: Any, logits: str, wanted: Any) -> bool:
+    """Whether the ids after a rewind have the logits that they had before."""
+    try:
+        generator.rewind_to(_PROBE // 2)
+        generator.append_tokens(ids[_PROBE // 2 :])
+    except FAILURES:
+        return False
+    far = np.abs(read_rows(generator, logits)[-1] - wanted).max()
+    return bool(far <= _CLOSE * np.abs(wanted).max())
 
 
 def import_genai() -> Any:

@@ -4,7 +4,6 @@ Its `genai_config.json` may name libraries for the runtime to load, and files an
 folder is refused.
 """
 
-import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ from edgewise.errors import ModelError
 
 CONFIG = "genai_config.json"
 
-_SAMPLED_BLOCKS, _BLOCK_BYTES = 64, 65536
 _WEIGHTS = re.compile(r"\.onnx|\.data$|\.bin$")
 _PLAIN = re.compile(r"[\w-][\w. -]*")
 _LIBRARY = re.compile(r"(?i)\.(so|dll|dylib)\b")
@@ -97,22 +95,10 @@ def read_onnx_folder(folder: Path) -> OnnxDescription:
     )
 
 
-def build_digest(folder: Path) -> str:
-    """SHA-256 over the config and, of each file of weights, its name, length and spread blocks.
-
-    At most 64 evenly spaced blocks of 64 KiB of each: two builds of a model differ in all of them.
-    """
-    digest = hashlib.sha256((folder / CONFIG).read_bytes())
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and _WEIGHTS.search(path.name):
-            size = path.stat().st_size
-            digest.update(f"\0{path.name}\0{size}\0".encode("utf-8", "surrogateescape"))
-            last = max(size - _BLOCK_BYTES, 0)
-            with path.open("rb") as file:
-                for index in range(_SAMPLED_BLOCKS):
-                    file.seek(last * index // (_SAMPLED_BLOCKS - 1))
-                    digest.update(file.read(_BLOCK_BYTES))
-    return digest.hexdigest()
+def build_files(folder: Path) -> list[Path]:
+    """What makes a model this very build: the config, the graph and its weights."""
+    held = sorted(path for path in folder.iterdir() if path.is_file())
+    return [folder / CONFIG, *(path for path in held if _WEIGHTS.search(path.name))]
 
 
 def _strings(value: object, key: str = "") -> Iterator[tuple[str, object]]:

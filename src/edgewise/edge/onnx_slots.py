@@ -12,6 +12,9 @@ from edgewise.errors import ModelError, UsageError
 BATCH = 512
 """Most ids of one run."""
 
+FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
+"""What the library raises: its C++ exceptions by kind, a `ValueError` for words that are no UTF-8."""
+
 _TURN = 64
 _LOGITS_BYTES = 64 << 20
 """Of a prompt's run: a graph computes the logits of every id, whether or not they are wanted."""
@@ -30,12 +33,13 @@ class OnnxSlots:
         count: int,
         keep_prefixes: bool,
         outputs: tuple[str, str],
+        rewinds: bool,
     ) -> None:
         """`new` makes a generator with room for `room` ids; `outputs` are logits and hidden."""
         self.lock = FairLock()
         self.closed = False
         self.new = new
-        self.outputs = outputs
+        self.outputs, self.rewinds = outputs, rewinds
         self.batch = min(BATCH, room)
         fitting = max(_LOGITS_BYTES // (4 * vocabulary), 16)
         self.turn = min(_TURN if count > 1 else BATCH, fitting, room)
@@ -119,7 +123,7 @@ class OnnxSlot(KvCache):
         try:
             self._generator.append_tokens(np.asarray(ids, np.int32))
             rows = () if outputs == "none" else self._rows(len(ids), outputs, hidden=hidden)
-        except RuntimeError as error:
+        except FAILURES as error:
             raise ModelError(
                 f"onnxruntime-genai could not decode {len(ids)} tokens ({first_line(error)})",
                 hint="lower the context or the number of slots if memory is short",
@@ -140,13 +144,12 @@ class OnnxSlot(KvCache):
     def forget(self, position: int) -> int:
         if self._generator is None:
             return 0
-        if self._sound:
+        if self._sound and self._slots.rewinds:
             try:
                 self._generator.rewind_to(position)
                 return position
-            except RuntimeError:
-                # A recurrent state, or a window that has moved on: it is read again.
-                pass
+            except FAILURES:
+                pass  # a window has moved on: it is read again
         self._generator = self._slots.new()
         self._sound = True
         return 0

@@ -1,0 +1,368 @@
+"""ONNX Runtime as an edge engine: what a folder may say, and what its library would get wrong."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgewise.edge.base import EdgeModel, EdgeOptions, Floats, Needs
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.onnx import OnnxModel, import_genai, open_onnx
+from edgewise.errors import AddressError, ModelError, UsageError
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
+from edgewise.parts import open_edge
+from edgewise.routers.uncertainty import MaxProb
+from edgewise.settings import Settings
+from pocket.convert.__main__ import convert
+from pocket.convert.weights import read
+
+pytestmark = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("onnx", "onnxruntime_genai", "tokenizers")),
+    reason="needs onnxruntime-genai, and onnx to write models",
+)
+
+GRAPH = "model.onnx"
+PROMPT = [72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100, 33]
+CONTEXT = 96
+TOLERANCE = 0.01
+"""Of the largest logit: passes of other lengths differ in rounding."""
+
+
+def opened(folder: Path, **options: Any) -> OnnxModel:
+    return OnnxModel(folder, **{"context": CONTEXT, "threads": 1, "gpu_layers": 0} | options)
+
+
+def logits_after(model: EdgeModel, ids: list[int]) -> Floats:
+    """From a session that has seen nothing else."""
+    with closing(model.session(Needs.LOGITS)) as session:
+        session.open(ids)
+        return session.step().logits
+
+
+def assert_same(left: Floats, right: Floats) -> None:
+    assert left.argmax() == right.argmax()
+    assert np.abs(left - right).max() <= TOLERANCE * np.abs(right).max()
+
+
+@pytest.fixture
+def generator() -> Any:
+    """The library's class, to be replaced in part."""
+    import onnxruntime_genai
+
+    return onnxruntime_genai.Generator
+
+
+@pytest.fixture
+def copy(onnx_path: Path, tmp_path: Path) -> Path:
+    """A folder to change."""
+    return Path(shutil.copytree(onnx_path, tmp_path / "copy"))
+
+
+def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
+    path = folder / "genai_config.json"
+    config = json.loads(path.read_text())
+    edit(config)
+    path.write_text(json.dumps(config))
+    return folder
+
+
+def test_a_random_walk_equals_decoding_from_scratch(onnx_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    with opened(onnx_path, slots=3) as model:
+        sessions = [model.session(Needs.LOGITS), model.session(Needs.LOGITS)]
+        held: list[list[int]] = [list(PROMPT), PROMPT[::-1]]
+        for session, ids in zip(sessions, held, strict=True):
+            session.open(ids)
+        for _ in range(300):
+            which = int(rng.integers(2))
+            session, ids = sessions[which], held[which]
+            new = [int(token) for token in rng.integers(0, 200, rng.integers(1, 17))]
+            kind = rng.choice(["write", "ahead", "batch", "far", "open"])
+            if kind == "open" or len(ids) + len(new) > CONTEXT:
+                keep = int(rng.integers(0, len(ids)))
+                held[which] = ids = [*ids[:keep], new[0]]
+                assert session.open(ids) <= keep
+            elif kind == "far":
+                del ids[int(rng.integers(1, len(ids) + 1)) :]
+                session.rewind(len(ids))
+            elif kind == "batch":
+                session.steps(new)
+                ids += new
+            elif kind == "ahead":
+                session.step()
+                session.steps(new)
+                session.rewind(len(ids))
+            else:
+                session.extend(new[:1])
+                ids += new[:1]
+            assert session.position == len(ids)
+            assert_same(session.step().logits, logits_after(model, ids))
+
+
+def test_an_answer_is_llama_cpps(onnx_path: Path, bpe_path: Path) -> None:
+    with opened(onnx_path) as edge, LlamaModel(bpe_path, threads=1, gpu_layers=0) as llama:
+        answers = [
+            Decoder(model, router=MaxProb(), policy=Policy(threshold=1.0)).generate(
+                PROMPT, max_tokens=24
+            )
+            for model in (edge, llama)
+        ]
+    assert answers[0].text == answers[1].text
+
+
+def test_without_hidden_states_a_router_that_reads_them_is_refused(
+    bpe_path: Path, onnx_path: Path, tmp_path: Path
+) -> None:
+    plain = convert(read(bpe_path), "onnx", tmp_path / "plain")
+    with opened(plain) as model, opened(onnx_path) as able:
+        assert (model.abilities.hidden, model.hidden_size) == (False, 0)
+        with pytest.raises(UsageError, match="no hidden states; choose a router that reads none"):
+            model.session(Needs.HIDDEN)
+        assert_same(logits_after(model, PROMPT), logits_after(able, PROMPT))
+        assert model.fingerprint() != able.fingerprint()
+
+
+def test_the_padding_id_is_an_id_as_any_other(copy: Path, onnx_path: Path) -> None:
+    """The library's own reading leaves ids out that equal it."""
+
+    def edit(config: dict[str, Any]) -> None:
+        config["model"]["pad_token_id"] = 40
+
+    ids = [40, *PROMPT, 40, 41, 40, 40]
+    with opened(change(copy, edit)) as padded, opened(onnx_path) as plain:
+        np.testing.assert_array_equal(logits_after(padded, ids), logits_after(plain, ids))
+        np.testing.assert_array_equal(
+            logits_after(padded, [40, 40, 40]), logits_after(plain, [40, 40, 40])
+        )
+
+
+def test_a_graph_with_the_last_ids_logits_alone(copy: Path, onnx_path: Path) -> None:
+    import onnx
+
+    path = copy / GRAPH
+    model = onnx.load(path)
+    (head,) = [node for node in model.graph.node if "logits" in node.output]
+    axes = [("from", -1), ("to", 1 << 31), ("along", 1)]
+    for name, value in axes:
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([value]), name))
+    cut = onnx.helper.make_node("Slice", [head.input[0], "from", "to", "along"], ["last_row"])
+    head.input[0] = "last_row"
+    model.graph.node.insert(list(model.graph.node).index(head), cut)
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 1
+    onnx.save(model, path)
+    with opened(copy) as pruned, opened(onnx_path) as whole:
+        assert not pruned.abilities.batch_logits
+        sessions = [model.session(Needs.LOGITS) for model in (pruned, whole)]
+        for session in sessions:
+            session.open(PROMPT)
+        for left, right in zip(*(session.steps([50, 51, 52]) for session in sessions), strict=True):
+            assert_same(left.logits, right.logits)
+
+
+def test_a_library_that_cannot_go_back(
+    onnx_path: Path, generator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(held: object, length: int) -> None:
+        raise RuntimeError("RewindTo is currently not supported")
+
+    monkeypatch.setattr(generator, "rewind_to", refuse)
+    with opened(onnx_path, slots=2) as model:
+        assert model.abilities.rewinds == "no"
+        session = model.session(Needs.LOGITS)
+        session.open(PROMPT)
+        session.steps([60, 61])
+        session.rewind(len(PROMPT) + 1)
+        assert_same(session.step().logits, logits_after(model, [*PROMPT, 60]))
+
+
+def test_a_library_that_goes_back_wrongly_is_found_out(
+    onnx_path: Path, generator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back = generator.rewind_to
+    monkeypatch.setattr(generator, "rewind_to", lambda held, length: back(held, length - 1))
+    with opened(onnx_path) as model:
+        assert model.abilities.rewinds == "no"
+        session = model.session(Needs.LOGITS)
+        session.open(PROMPT)
+        before = session.step().logits
+        session.steps([60, 61])
+        session.rewind(len(PROMPT))
+        assert_same(session.step().logits, before)
+
+
+def test_the_engine_is_chosen_by_the_folder(onnx_path: Path) -> None:
+    with closing(open_edge(Settings(edge=str(onnx_path), ctx=CONTEXT, threads=1))) as edge:
+        assert isinstance(edge, OnnxModel)
+        assert (edge.name, edge.context) == (onnx_path.name, CONTEXT)
+        assert edge.build == "onnxruntime-genai on CPU"
+
+
+def test_a_run_that_fails_is_read_again_from_the_start(
+    onnx_path: Path, generator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = generator.append_tokens
+
+    def half(held: Any, ids: Any) -> None:
+        append(held, ids[:1])
+        raise RuntimeError("Failed to allocate memory")
+
+    with opened(onnx_path, slots=2) as model:
+        session = model.session(Needs.LOGITS)
+        session.open(PROMPT)
+        session.step()
+        monkeypatch.setattr(generator, "append_tokens", half)
+        with pytest.raises(ModelError, match=r"could not decode 2 .*memory\); lower the context"):
+            session.steps([60, 61])
+        monkeypatch.setattr(generator, "append_tokens", append)
+        expected = logits_after(model, [*PROMPT, 60, 61])
+        assert_same(session.step().logits, expected)
+
+
+def test_prefixes_wait_for_a_session_that_begins_alike(onnx_path: Path) -> None:
+    with opened(onnx_path, slots=2, keep_prefixes=True) as model:
+        for ids in (PROMPT, PROMPT[::-1]):
+            with closing(model.session()) as session:
+                assert session.open(ids) == 0
+                session.step()
+        with closing(model.session(Needs.LOGITS)) as session:
+            assert session.open([*PROMPT, 50]) == len(PROMPT)
+            logits = session.step().logits
+        with closing(model.session()) as session:
+            assert session.open([*PROMPT[::-1], 50]) == len(PROMPT)
+    with opened(onnx_path) as fresh:
+        assert_same(logits, logits_after(fresh, [*PROMPT, 50]))
+
+
+def test_a_closed_model_is_refused(onnx_path: Path) -> None:
+    model = opened(onnx_path)
+    session = model.session()
+    session.open(PROMPT)
+    model.close()
+    model.close()
+    assert model.closed
+    for call in (session.step, model.session):
+        with pytest.raises(UsageError, match="closed"):
+            call()
+    session.close()
+
+
+def section(name: str, value: object) -> Callable[[dict[str, Any]], object]:
+    """Set an entry of the config, named by its path."""
+
+    def edit(config: dict[str, Any]) -> None:
+        *path, last = name.split(".")
+        for part in path:
+            config = config[part]
+        config[last] = value
+
+    return edit
+
+
+OPTIONS = "model.decoder.session_options"
+UNSAFE = {
+    "a library": section(f"{OPTIONS}.custom_ops_library", "model.so"),
+    "a library by a provider": section(
+        f"{OPTIONS}.provider_options", [{"qnn": {"backend_path": "/tmp/other.so"}}]
+    ),
+    "another folder": section("model.decoder.filename", "../model.onnx"),
+    "a file that it writes": section(f"{OPTIONS}.enable_profiling", "profile"),
+}
+USELESS = {
+    "an encoder": (section("model.encoder", {"filename": "e.onnx"}), "no decoder-only"),
+    "no sizes": (section("model.vocab_size", "many"), "no description of a language model"),
+    "nothing": (section("model.vocab_size", 0), "knows 0 ids"),
+    "more ids than logits": (
+        section("model.vocab_size", 9999),
+        "does not give 9999 logits|cannot be run",
+    ),
+    "fewer ids than the tokenizer": (section("model.vocab_size", 10), "has 267 ids and its model"),
+    "a lost file": (section("model.decoder.filename", "none.onnx"), "download it again, or"),
+    "a kind of its own": (section("model.type", "unheard-of"), "unheard-of"),
+}
+
+
+@pytest.mark.parametrize("edit", UNSAFE.values(), ids=UNSAFE.keys())
+def test_a_config_runs_no_code_and_leads_nowhere(copy: Path, edit: Any) -> None:
+    with pytest.raises(ModelError, match=r"has an entry .* (loads|writes|leads)"):
+        opened(change(copy, edit))
+
+
+def test_qualcomms_own_libraries_may_be_named(copy: Path) -> None:
+    named = [{"qnn": {"backend_path": "QnnHtp.dll"}}]
+    with opened(change(copy, section(f"{OPTIONS}.provider_options", named))) as model:
+        assert model.session().open(PROMPT) == 0
+
+
+@pytest.mark.parametrize(("edit", "told"), USELESS.values(), ids=USELESS.keys())
+def test_a_folder_of_no_use_ends_in_a_sentence(copy: Path, edit: Any, told: str) -> None:
+    with pytest.raises(ModelError, match=told) as caught:
+        opened(change(copy, edit))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kept", [0, 100, 20_000])
+def test_a_damaged_graph_ends_in_a_sentence(copy: Path, kept: int) -> None:
+    path = copy / GRAPH
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ModelError, match="is damaged, or needs what"):
+        opened(copy)
+
+
+def test_words_of_the_library_that_are_no_text(copy: Path) -> None:
+    path = copy / GRAPH
+    path.write_bytes(path.read_bytes().replace(b"Gather", b"\xd3ather"))
+    with pytest.raises(ModelError, match="is damaged, or needs what"):
+        opened(copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("genai_config.json", "holds no genai_config.json"), ("tokenizer.json", "tokenizer")],
+)
+def test_a_lost_file_is_named(copy: Path, name: str, told: str) -> None:
+    (copy / name).unlink()
+    with pytest.raises(ModelError, match=told):
+        opened(copy)
+
+
+def test_options_that_cannot_be_honoured(onnx_path: Path) -> None:
+    with pytest.raises(UsageError, match="as a whole") as caught:
+        opened(onnx_path, gpu_layers=7)
+    assert caught.value.setting == "gpu_layers"
+    with pytest.raises(UsageError, match="holds 256 tokens, not 300") as caught:
+        opened(onnx_path, context=300)
+    assert caught.value.setting == "ctx"
+    with pytest.raises(UsageError, match="at least 1 slot"):
+        opened(onnx_path, slots=0)
+    with pytest.raises(AddressError) as caught:
+        open_onnx("./nowhere", EdgeOptions())
+    assert caught.value.setting == "edge"
+
+
+def test_telemetry_is_off_before_the_library_comes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    monkeypatch.setitem(sys.modules, "onnxruntime", ModuleType("onnxruntime"))
+    import_genai()
+    assert "onnxruntime was imported before" in caplog.text
+    caplog.clear()
+    import_genai()
+    assert not caplog.text
+
+
+def test_without_the_library_the_install_line_is_told(
+    onnx_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime_genai", None)
+    with pytest.raises(UsageError, match=r"pip install 'edgewise\[onnx\]'"):
+        opened(onnx_path)
