@@ -162,12 +162,12 @@ class Tables:
         lines += self._gaps("test", "as trained, without it", without)
         methods: list[tuple[str, ByFamily]] = []
         for method in METHODS:
-            for stream in ("its own", "all"):
+            for stream in ("own", "whole"):
                 told = {
-                    f: self._learnt("test", f, f, (f,) if stream == "its own" else families, method)
+                    f: self._learnt("test", f, f, (f,) if stream == "own" else families, method)
                     for f in families
                 }
-                methods.append((f"{method}, stream of {stream}", told))
+                methods.append((f"{method}; {stream} stream", told))
         for name, told in methods:
             lines += self._gaps("test", name, told)
         lines += self._gaps("test", "as trained, with it", ceiling)

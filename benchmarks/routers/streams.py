@@ -16,7 +16,15 @@ from msgspec.structs import replace
 from benchmarks.routers import plan as plans
 from benchmarks.routers import trainings
 from benchmarks.routers.gates import Plain
-from benchmarks.routers.online import Habits, HiddenLayer, Inputs, Logistic, Online, Stream
+from benchmarks.routers.online import (
+    Habits,
+    Inputs,
+    Logistic,
+    Online,
+    Signals,
+    Standardised,
+    Stream,
+)
 from benchmarks.routers.plan import Entry, Plan
 from benchmarks.routers.thresholds import search
 from benchmarks.routers.tree import NEVER, Models, Scorer, Tree
@@ -32,9 +40,11 @@ LABEL = "value"
 EDGE, CLOUD = "edge", "cloud"
 UNTRAINED = ("entropy", plans.TOP_ENTROPY)
 
-ONLINE, HIDDEN, TOLD, TOLD_HIDDEN = "signals", "hidden layer", "told all", "told all, hidden layer"
-METHODS = (ONLINE, HIDDEN, TOLD, TOLD_HIDDEN)
-"""What is weighed anew, from the verdicts of consults or, as a bound, from every token's."""
+SIGNALS, INPUTS = "signals", "inputs"
+SIGNALS_READ, INPUTS_READ = "signals, all read", "inputs, all read"
+METHODS = (SIGNALS, INPUTS, SIGNALS_READ, INPUTS_READ)
+"""Beside the trained score: untrained scores, or the trained router's own inputs; from verdicts of
+consults, or of every token that the cloud reads for them."""
 
 
 class Learner(NamedTuple):
@@ -160,7 +170,7 @@ def learn(run: Run, own: Sequence[Learner]) -> list[Learnt]:
         streams: dict[Learner, Stream] = {}
         for one in own:
             seen = inputs.of(one.base, one.method)
-            habits = replace(run.habits, every=one.method in (TOLD, TOLD_HIDDEN))
+            habits = replace(run.habits, read=one.method in (SIGNALS_READ, INPUTS_READ))
             streams[one] = Stream(Online(seen, seen.start()), habits, one.base.seed)
         answers: dict[Learner, list[Outcome]] = {one: [] for one in own}
         for question in run.stream(own[0].split):
@@ -254,13 +264,13 @@ class _Inputs:
         self._known: dict[tuple[Entry, bool], Inputs] = {}
 
     def of(self, base: Entry, method: str) -> Inputs:
-        layered = method in (HIDDEN, TOLD_HIDDEN)
-        if (base, layered) not in self._known:
+        plain = method in (SIGNALS, SIGNALS_READ)
+        if (base, plain) not in self._known:
             folder = trainings.folder_of(base, self._plan)
             card = read_card(folder)
-            layer = HiddenLayer(card, folder) if layered else None
-            self._known[base, layered] = Inputs(router_of(card, folder), layer)
-        return self._known[base, layered]
+            more = Signals() if plain else Standardised(card, folder)
+            self._known[base, plain] = Inputs(router_of(card, folder), more)
+        return self._known[base, plain]
 
     def forget(self) -> None:
         """The steps of a question that is over."""
