@@ -83,10 +83,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--calibration", type=int, default=150, help="of each, for thresholds")
     parser.add_argument("--stream", type=int, default=400, help="of each, half to learn from")
     parser.add_argument(
-        "--explored", type=float, default=0.2, help="of the share, for places drawn at random"
+        "--explored", type=float, default=0.1, help="of the share, for places drawn at random"
     )
     parser.add_argument(
-        "--heaviest", type=float, default=10.0, help="what such a place's verdict counts at most"
+        "--heaviest", type=float, default=1.0, help="what such a place's verdict counts at most"
     )
     parser.add_argument(
         "--worth",

@@ -4,9 +4,9 @@ A rescaled score ranks tokens as it did, so a calibration learnt online buys not
 share. What can help is to weigh the trained score anew against what the edge model itself shows:
 a logistic regression on the score's log-odds and other inputs, a verdict at a time. That a consult
 changed the token says little, since most changes are of words; so a verdict is worth the cloud's
-probability of its token. What is not consulted has no verdict: a small part of the budget goes to
-places drawn at random, which count for as many as they stand for, up to a bound. Or, where an
-engine tells what it makes of the tokens that it reads, each one before a consult has a verdict.
+probability of its token. What is not consulted has no verdict. Since the consults are chosen by
+what the regression sees, that does not bias it; that nothing stays unseen, a small part of the
+budget goes to places drawn at random.
 
 Verdicts of an answer are learnt when it is over, so that within one a router is pure and a rewind
 has nothing to undo.
@@ -118,7 +118,7 @@ class Signals:
 class Standardised:
     """The trained perceptron's own inputs, as its normalisation makes them."""
 
-    variance = 0.01
+    variance = 0.003
 
     def __init__(self, card: RouterCard, folder: Path) -> None:
         tensors = load_file(folder / WEIGHTS)
@@ -144,17 +144,15 @@ class Online(Scorer):
 class Habits(msgspec.Struct, frozen=True):
     """How a stream is learnt from.
 
-    `explored` of the share goes to places drawn at random, which count up to `heaviest` times.
-    `sure`: a verdict is worth the cloud's probability of its token where that is another than the
-    edge's, else 1; either way 0 where it is the same. `read`: a consult brings the verdicts of the
-    tokens that the cloud reads for it as well, and nothing is explored.
+    `explored` of the share goes to places drawn at random; their verdicts count for as many as they
+    stand for, up to `heaviest`. `sure`: a verdict is worth the cloud's probability of its token
+    where that is another than the edge's, else 1; either way 0 where it is the same.
     """
 
     share: float
-    explored: float = 0.2
-    heaviest: float = 10.0
+    explored: float = 0.1
+    heaviest: float = 1.0
     sure: bool = True
-    read: bool = False
 
 
 class Stream:
@@ -169,7 +167,6 @@ class Stream:
     def answer(self, tree: Tree) -> Outcome:
         """The next question's answer; its verdicts are learnt at its end."""
         segment, at, consults, changed = tree.root, 0, 0, 0
-        kept: list[Seen] = []
         seen: list[Seen] = []
         while at < len(segment.ids):
             inputs = self.router.inputs.of(segment.steps[at])
@@ -180,10 +177,7 @@ class Stream:
                 consults += 1
                 changed += written != segment.ids[at]
                 self._budget = self._policy.charge(self._budget, 1)
-                seen += [*kept, Seen(inputs, self._worth(tree, segment, at), weight)]
-                kept = []
-            elif self._habits.read:
-                kept.append(Seen(inputs, self._worth(tree, segment, at)))
+                seen.append(Seen(inputs, self._worth(tree, segment, at), weight))
             self._budget = self._policy.written(self._budget, by_cloud=weight > 0)
             if written == segment.ids[at]:
                 at += 1
@@ -198,7 +192,7 @@ class Stream:
         """The weight of the verdict that a consult here would bring; 0: none."""
         if self._policy.decide(score, self._budget).ask:
             return 1.0
-        rate = 0.0 if self._habits.read else self._habits.explored * self._habits.share
+        rate = self._habits.explored * self._habits.share
         if self._budget.credit < 1 or self._rng.random() >= rate:
             return 0.0
         return min(1 / rate, self._habits.heaviest)

@@ -41,10 +41,8 @@ EDGE, CLOUD = "edge", "cloud"
 UNTRAINED = ("entropy", plans.TOP_ENTROPY)
 
 SIGNALS, INPUTS = "signals", "inputs"
-SIGNALS_READ, INPUTS_READ = "signals, all read", "inputs, all read"
-METHODS = (SIGNALS, INPUTS, SIGNALS_READ, INPUTS_READ)
-"""Beside the trained score: untrained scores, or the trained router's own inputs; from verdicts of
-consults, or of every token that the cloud reads for them."""
+METHODS = (SIGNALS, INPUTS)
+"""Weighed beside the trained score: untrained scores, or the trained router's own inputs."""
 
 
 class Learner(NamedTuple):
@@ -170,8 +168,7 @@ def learn(run: Run, own: Sequence[Learner]) -> list[Learnt]:
         streams: dict[Learner, Stream] = {}
         for one in own:
             seen = inputs.of(one.base, one.method)
-            habits = replace(run.habits, read=one.method in (SIGNALS_READ, INPUTS_READ))
-            streams[one] = Stream(Online(seen, seen.start()), habits, one.base.seed)
+            streams[one] = Stream(Online(seen, seen.start()), run.habits, one.base.seed)
         answers: dict[Learner, list[Outcome]] = {one: [] for one in own}
         for question in run.stream(own[0].split):
             tree = Tree(question, models)
@@ -261,16 +258,15 @@ class _Inputs:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._known: dict[tuple[Entry, bool], Inputs] = {}
+        self._known: dict[tuple[Entry, str], Inputs] = {}
 
     def of(self, base: Entry, method: str) -> Inputs:
-        plain = method in (SIGNALS, SIGNALS_READ)
-        if (base, plain) not in self._known:
+        if (base, method) not in self._known:
             folder = trainings.folder_of(base, self._plan)
             card = read_card(folder)
-            more = Signals() if plain else Standardised(card, folder)
-            self._known[base, plain] = Inputs(router_of(card, folder), more)
-        return self._known[base, plain]
+            more = Signals() if method == SIGNALS else Standardised(card, folder)
+            self._known[base, method] = Inputs(router_of(card, folder), more)
+        return self._known[base, method]
 
     def forget(self) -> None:
         """The steps of a question that is over."""
