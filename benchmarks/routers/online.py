@@ -4,9 +4,9 @@ A rescaled score ranks tokens as it did, so a calibration learnt online buys not
 share. What can help is to weigh the trained score anew against what the edge model itself shows:
 a logistic regression on the score's log-odds and other inputs, a verdict at a time. That a consult
 changed the token says little, since most changes are of words; so a verdict is worth the cloud's
-probability of its token. What is not consulted has no verdict. Since the consults are chosen by
-what the regression sees, that does not bias it; that nothing stays unseen, a small part of the
-budget goes to places drawn at random.
+probability of its token. What is not consulted has no verdict. Consults are chosen by what the
+regression itself sees, which does not bias it as far as that decides the verdicts; so that no kind
+of token stays without, a small part of the budget goes to places drawn at random.
 
 Verdicts of an answer are learnt when it is over, so that within one a router is pure and a rewind
 has nothing to undo.
