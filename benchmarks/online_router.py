@@ -83,10 +83,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--calibration", type=int, default=150, help="of each, for thresholds")
     parser.add_argument("--stream", type=int, default=400, help="of each, half to learn from")
     parser.add_argument(
-        "--explored", type=float, default=0.2, help="of the share, for places drawn at random"
+        "--explored", type=float, default=0.1, help="of the share, for places drawn at random"
     )
     parser.add_argument(
-        "--heaviest", type=float, default=10.0, help="what such a place's verdict counts at most"
+        "--heaviest", type=float, default=1.0, help="what such a place's verdict counts at most"
     )
     parser.add_argument(
         "--worth",
@@ -162,12 +162,12 @@ class Tables:
         lines += self._gaps("test", "as trained, without it", without)
         methods: list[tuple[str, ByFamily]] = []
         for method in METHODS:
-            for stream in ("its own", "all"):
+            for stream in ("own", "whole"):
                 told = {
-                    f: self._learnt("test", f, f, (f,) if stream == "its own" else families, method)
+                    f: self._learnt("test", f, f, (f,) if stream == "own" else families, method)
                     for f in families
                 }
-                methods.append((f"{method}, stream of {stream}", told))
+                methods.append((f"{method}; {stream} stream", told))
         for name, told in methods:
             lines += self._gaps("test", name, told)
         lines += self._gaps("test", "as trained, with it", ceiling)

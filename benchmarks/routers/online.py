@@ -1,11 +1,12 @@
 """A router that goes on learning from the verdicts it gets.
 
 A rescaled score ranks tokens as it did, so a calibration learnt online buys nothing at an equal
-share. What can help is to weigh the trained score anew against what the edge model itself shows.
-The verdict of a consult says whether the cloud would have written another token, and how sure it
-was of it; a logistic regression on few inputs learns from that, a verdict at a time. What is not
-consulted has no verdict: a small part of the budget goes to places drawn at random, which count
-for as many as they stand for, up to a bound.
+share. What can help is to weigh the trained score anew against what the edge model itself shows:
+a logistic regression on the score's log-odds and other inputs, a verdict at a time. That a consult
+changed the token says little, since most changes are of words; so a verdict is worth the cloud's
+probability of its token. What is not consulted has no verdict. Consults are chosen by what the
+regression itself sees, which does not bias it as far as that decides the verdicts; so that no kind
+of token stays without, a small part of the budget goes to places drawn at random.
 
 Verdicts of an answer are learnt when it is over, so that within one a router is pure and a rewind
 has nothing to undo.
@@ -34,14 +35,12 @@ from edgewise.routers.uncertainty import Entropy, Margin, MaxProb
 Vector = NDArray[np.float64]
 
 UNTRAINED: tuple[Router, ...] = (Entropy(), TopEntropy(), MaxProb(), Margin())
-SIGNALS = 2 + len(UNTRAINED)
-"""Inputs: one, the trained score's log-odds and those of the untrained scores."""
 
 _LARGEST = 10.0
 """Log-odds beyond it say no more."""
 
-_SIGNAL_VARIANCE, _HIDDEN_VARIANCE = 1.0, 0.03
-"""Of the weights before any verdict: how far they may be from the trained router's."""
+_FURTHEST = 5.0
+"""Standard deviations beyond it say no more."""
 
 
 class Seen(NamedTuple):
@@ -53,84 +52,83 @@ class Seen(NamedTuple):
 
 
 class Logistic:
-    """Bayesian logistic regression, a token at a time, in a state of fixed size.
+    """Bayesian logistic regression, a token at a time; its state is two vectors.
 
-    The extended Kalman filter's step for a Gaussian belief in the weights (mean m [n], covariance
-    P [n, n]): with p = sigmoid(m x) and v = w p (1 - p), P becomes P - v P x (P x)' / (1 + v x'P x)
-    and m becomes m + w (y - p) P x with the new P. It learns ever less.
+    The extended Kalman filter's step for a Gaussian belief in the weights, mean m [n] and
+    variances P [n], as if they were independent. With p = sigmoid(m x), v = w p (1 - p) and
+    s = 1 + v sum(P x x), m becomes m + w (y - p) P x / s and P becomes P - v (P x)^2 / s.
     """
 
     def __init__(self, mean: Vector, variance: Vector) -> None:
-        self.mean = np.array(mean, np.float64)
-        self.covariance = np.diag(variance).astype(np.float64)
+        self.mean, self.variance = mean.copy(), variance.copy()
 
     def chance(self, x: Vector) -> float:
-        """That a consult is worth it."""
-        return sigmoid(float(self.mean @ x))
+        """That a consult is worth it; within what the budget's controller reaches."""
+        return sigmoid(min(_LARGEST, max(-_LARGEST, float(self.mean @ x))))
 
     def learn(self, seen: Seen) -> None:
         """Take one verdict."""
-        x = seen.inputs
-        p = self.chance(x)
-        variance = seen.weight * p * (1 - p)
-        spread = self.covariance @ x
-        spread /= math.sqrt(1 + variance * float(x @ spread))
-        self.covariance -= variance * np.outer(spread, spread)
-        self.mean += seen.weight * (seen.worth - p) * (self.covariance @ x)
+        p = self.chance(seen.inputs)
+        v = seen.weight * p * (1 - p)
+        spread = self.variance * seen.inputs
+        s = 1 + v * float(spread @ seen.inputs)
+        self.mean += seen.weight * (seen.worth - p) / s * spread
+        self.variance -= v / s * spread * spread
 
 
 class Inputs:
-    """What a learner sees of a step: the signals, and with `layer` the router's hidden layer."""
+    """What a learner sees of a step: one, the trained score's log-odds, and more."""
 
-    def __init__(self, base: Router, layer: "HiddenLayer | None" = None) -> None:
-        self._base, self._layer = base, layer
+    def __init__(self, base: Router, more: "Signals | Standardised") -> None:
+        self._base, self._more = base, more
         self._known: dict[int, tuple[Step, Vector]] = {}
 
     def of(self, step: Step) -> Vector:
-        """float64[n]; the one and the trained score come first."""
+        """float64[n]."""
         # By identity: the step that is kept along keeps its own from being another's.
         known = self._known.get(id(step))
         if known is None:
-            known = self._known[id(step)] = step, self._computed(step)
+            first = [1.0, log_odds(self._base.score(step))]
+            known = self._known[id(step)] = step, np.concatenate([first, self._more.of(step)])
         return known[1]
 
     def forget(self) -> None:
         """All steps."""
         self._known.clear()
 
-    def _computed(self, step: Step) -> Vector:
-        scores = [self._base.score(step), *(router.score(step) for router in UNTRAINED)]
-        signals = [1.0, *map(log_odds, scores)]
-        if self._layer is None:
-            return np.array(signals)
-        return np.concatenate([signals, self._layer.of(step)])
-
     def start(self) -> Logistic:
         """The trained router as it is, not yet sure of anything."""
-        width = 0 if self._layer is None else self._layer.width
-        mean = np.zeros(SIGNALS + width)
-        mean[1] = 1.0
-        variance = np.full(SIGNALS + width, _SIGNAL_VARIANCE)
-        variance[SIGNALS:] = _HIDDEN_VARIANCE
-        # The trained score is the chance of another thing: its level says little.
-        variance[0] = _LARGEST
-        return Logistic(mean, variance)
+        more = np.zeros(self._more.width)
+        return Logistic(
+            np.concatenate([[0.0, 1.0], more]),
+            np.concatenate([[1.0, 1.0], more + self._more.variance]),
+        )
 
 
-class HiddenLayer:
-    """What the last layer of a trained perceptron reads, of a checkpoint with one hidden layer."""
+class Signals:
+    """Log-odds of the untrained scores."""
+
+    width, variance = len(UNTRAINED), 0.1
+
+    def of(self, step: Step) -> Vector:
+        """float64[width]."""
+        return np.array([log_odds(router.score(step)) for router in UNTRAINED])
+
+
+class Standardised:
+    """The trained perceptron's own inputs, as its normalisation makes them."""
+
+    variance = 0.003
 
     def __init__(self, card: RouterCard, folder: Path) -> None:
         tensors = load_file(folder / WEIGHTS)
-        self._card = card
-        self._mean, self._std = tensors["mean"], tensors["std"]
-        self._weight, self._bias = tensors["layers.0.weight"], tensors["layers.0.bias"]
-        self.width = len(self._bias)
+        self._card, self._mean, self._std = card, tensors["mean"], tensors["std"]
+        self.width = len(self._mean)
 
     def of(self, step: Step) -> Vector:
         """float64[width]."""
         x = (features(step, self._card.inputs, self._card.top_k) - self._mean) / self._std
-        return np.maximum(self._weight @ x + self._bias, 0.0).astype(np.float64)
+        return np.clip(x, -_FURTHEST, _FURTHEST).astype(np.float64)
 
 
 class Online(Scorer):
@@ -146,17 +144,15 @@ class Online(Scorer):
 class Habits(msgspec.Struct, frozen=True):
     """How a stream is learnt from.
 
-    `explored` of the share goes to places drawn at random, which count up to `heaviest` times.
-    `sure`: a verdict is worth the cloud's probability of its token where that is another than the
-    edge's, else 1; either way 0 where it is the same. `every`: each token's verdict is told, as if
-    all had been consulted: a bound, not a method.
+    `explored` of the share goes to places drawn at random; their verdicts count for as many as they
+    stand for, up to `heaviest`. `sure`: a verdict is worth the cloud's probability of its token
+    where that is another than the edge's, else 1; either way 0 where it is the same.
     """
 
     share: float
-    explored: float = 0.2
-    heaviest: float = 10.0
+    explored: float = 0.1
+    heaviest: float = 1.0
     sure: bool = True
-    every: bool = False
 
 
 class Stream:
@@ -178,12 +174,10 @@ class Stream:
             written = segment.ids[at]
             if weight:
                 written = tree.by_cloud(segment, at).id
-                self._budget = self._policy.charge(self._budget, 1)
                 consults += 1
                 changed += written != segment.ids[at]
-            if weight or self._habits.every:
-                worth = self._worth(tree, segment, at)
-                seen.append(Seen(inputs, worth, 1.0 if self._habits.every else weight))
+                self._budget = self._policy.charge(self._budget, 1)
+                seen.append(Seen(inputs, self._worth(tree, segment, at), weight))
             self._budget = self._policy.written(self._budget, by_cloud=weight > 0)
             if written == segment.ids[at]:
                 at += 1

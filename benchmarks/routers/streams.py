@@ -16,7 +16,15 @@ from msgspec.structs import replace
 from benchmarks.routers import plan as plans
 from benchmarks.routers import trainings
 from benchmarks.routers.gates import Plain
-from benchmarks.routers.online import Habits, HiddenLayer, Inputs, Logistic, Online, Stream
+from benchmarks.routers.online import (
+    Habits,
+    Inputs,
+    Logistic,
+    Online,
+    Signals,
+    Standardised,
+    Stream,
+)
 from benchmarks.routers.plan import Entry, Plan
 from benchmarks.routers.thresholds import search
 from benchmarks.routers.tree import NEVER, Models, Scorer, Tree
@@ -32,9 +40,9 @@ LABEL = "value"
 EDGE, CLOUD = "edge", "cloud"
 UNTRAINED = ("entropy", plans.TOP_ENTROPY)
 
-ONLINE, HIDDEN, TOLD, TOLD_HIDDEN = "signals", "hidden layer", "told all", "told all, hidden layer"
-METHODS = (ONLINE, HIDDEN, TOLD, TOLD_HIDDEN)
-"""What is weighed anew, from the verdicts of consults or, as a bound, from every token's."""
+SIGNALS, INPUTS = "signals", "inputs"
+METHODS = (SIGNALS, INPUTS)
+"""Weighed beside the trained score: untrained scores, or the trained router's own inputs."""
 
 
 class Learner(NamedTuple):
@@ -160,8 +168,7 @@ def learn(run: Run, own: Sequence[Learner]) -> list[Learnt]:
         streams: dict[Learner, Stream] = {}
         for one in own:
             seen = inputs.of(one.base, one.method)
-            habits = replace(run.habits, every=one.method in (TOLD, TOLD_HIDDEN))
-            streams[one] = Stream(Online(seen, seen.start()), habits, one.base.seed)
+            streams[one] = Stream(Online(seen, seen.start()), run.habits, one.base.seed)
         answers: dict[Learner, list[Outcome]] = {one: [] for one in own}
         for question in run.stream(own[0].split):
             tree = Tree(question, models)
@@ -251,16 +258,15 @@ class _Inputs:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._known: dict[tuple[Entry, bool], Inputs] = {}
+        self._known: dict[tuple[Entry, str], Inputs] = {}
 
     def of(self, base: Entry, method: str) -> Inputs:
-        layered = method in (HIDDEN, TOLD_HIDDEN)
-        if (base, layered) not in self._known:
+        if (base, method) not in self._known:
             folder = trainings.folder_of(base, self._plan)
             card = read_card(folder)
-            layer = HiddenLayer(card, folder) if layered else None
-            self._known[base, layered] = Inputs(router_of(card, folder), layer)
-        return self._known[base, layered]
+            more = Signals() if method == SIGNALS else Standardised(card, folder)
+            self._known[base, method] = Inputs(router_of(card, folder), more)
+        return self._known[base, method]
 
     def forget(self) -> None:
         """The steps of a question that is over."""
