@@ -40,8 +40,8 @@ def _made(vocabulary: Vocabulary, rows: int, *sizes: int) -> Made:
 
 
 MODELS = {
-    "edge": _made(PAIR, 76_800, 96, 3, 3, 288),
-    "mid": _made(PAIR, 76_800, 128, 4, 4, 384),
+    "edge": _made(PAIR, 38_400, 64, 2, 2, 192),
+    "mid": _made(PAIR, 76_800, 96, 3, 3, 288),
     "cloud": _made(PAIR, 88_000, 256, 4, 4, 704),
     "other": _made(OTHER, 88_000, 256, 4, 4, 704),
 }
