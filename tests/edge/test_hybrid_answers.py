@@ -32,15 +32,18 @@ def test_the_answer_is_that_of_the_waiting_loop(kind: str, hybrid_paths: HybridP
             logits[97 + (7 * ids[-1] + len(ids)) % 26] = 1
             return logits
 
-        def answer(cloud: ScriptedCloud, *, run_ahead: int) -> Answer:
+        def answer(text: str, cloud: ScriptedCloud, *, run_ahead: int) -> Answer:
             policy = Policy(threshold=0.6, cloud_share=0.4, deadline=60, run_ahead=run_ahead)
             decoder = Decoder(edge, router=Random(1), policy=policy, cloud=cloud)
-            return decoder.generate(edge.tokenizer.encode_prompt(TEXT), max_tokens=48)
+            return decoder.generate(edge.tokenizer.encode_prompt(text), max_tokens=48)
 
-        waiting = answer(ScriptedCloud(other), run_ahead=0)
-        ahead = answer(Slow(other, [0, 9, 3, 16, 1]), run_ahead=16)
-        assert written(ahead) == written(waiting)
-        assert ahead.usage.changing_tokens
+        changing = 0
+        for length in (20, 30, 40, len(TEXT)):
+            waiting = answer(TEXT[:length], ScriptedCloud(other), run_ahead=0)
+            ahead = answer(TEXT[:length], Slow(other, [0, 9, 3, 16, 1]), run_ahead=16)
+            assert written(ahead) == written(waiting)
+            changing += ahead.usage.changing_tokens
+        assert changing > 3
 
 
 def test_the_next_turn_of_a_conversation_goes_on_from_the_last_user_message(
