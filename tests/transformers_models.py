@@ -1,4 +1,4 @@
-"""Tiny random models in transformers' form, a folder each; with wide weights, so that text varies."""
+"""Tiny random models in transformers' form, a folder each, with wide weights: text varies."""
 
 from collections.abc import Callable
 from pathlib import Path

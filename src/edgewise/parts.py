@@ -1,5 +1,6 @@
 """From settings to the parts of a pair."""
 
+import logging
 from pathlib import Path
 
 from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, resolve
@@ -20,6 +21,8 @@ from edgewise.routers.named import (
 )
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 FALLBACK_ROUTER, DEFAULT_SHARE = "entropy", 0.05
 _GGUF = "llamacpp"
@@ -103,6 +106,8 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
         return router_named(name), None
     card = _card(settings, folder)
     card.check(edge, folder)
+    if caution := card.caution(edge):
+        _log.warning(caution)
     router = router_of(card, folder)
     known = getattr(router, "tokens", None)
     if isinstance(known, int) and known < edge.tokenizer.size:

@@ -53,7 +53,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = "auto"
     edge_engine: Annotated[
-        str, Meta(description="What runs the edge model: auto, llamacpp or a registered engine.")
+        str,
+        Meta(
+            description="What runs the edge model: llamacpp, transformers or a registered engine; "
+            "auto goes by what lies at its address."
+        ),
     ] = "auto"
     router: Annotated[
         str | None,

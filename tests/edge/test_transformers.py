@@ -260,7 +260,10 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
         "without code of the model's own",
     ),
     "a kind that nobody knows": (lambda f: described(f, model_type="mine"), "cannot load"),
-    "too many layers": (lambda f: described(f, num_hidden_layers=10**9), "1000000000 layers, not"),
+    "too many layers": (
+        lambda f: described(f, num_hidden_layers=10**9),
+        "a num_hidden_layers of 1000000000, more than 4096",
+    ),
     "more layers than weights": (
         lambda f: described(f, num_hidden_layers=8, layer_types=None),
         "are not all that its config.json describes",

@@ -98,8 +98,9 @@ class _Doctor:
         model = parts.open_edge(self._chosen)
         self._stack.callback(model.close)
         models.append(model)
+        engine = f", {model.build}" if model.build else ""
         size = f"{model.parameters / 1e6:.1f} M parameters, " if model.parameters else ""
-        return Check("edge model", "ok", f"{model.name}, {size}context {model.context}")
+        return Check("edge model", "ok", f"{model.name}{engine}, {size}context {model.context}")
 
     def _cloud(self, model: EdgeModel) -> Iterator[Check]:
         if parts.cloud_address(self._chosen) == "none":
@@ -159,6 +160,9 @@ def _router(chosen: Settings, model: EdgeModel) -> Check:
             f"{name}, not calibrated for this pair",
             "the cloud share is held by the controller alone; use a calibrated checkpoint",
         )
+    if caution := card.caution(model):
+        told, _, fix = caution.rstrip(".").rpartition("; ")
+        return Check("router", "warn", told, fix)
     if doubts := card.doubts():
         return Check("router", "warn", doubts[0], "edgewise router show names all there is")
     shares = ", ".join(card.thresholds)

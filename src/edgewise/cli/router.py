@@ -36,6 +36,7 @@ def show(router: Folder, json: options.Json = False) -> None:
         ("kind", card.kind),
         ("inputs", ", ".join(card.inputs) or "none"),
         ("edge model", f"{card.edge_fingerprint[:16]}, hidden size {card.hidden_size}"),
+        ("build", card.build or "unnamed"),
         ("tokenizer", card.tokenizer_fingerprint[:16]),
         ("trained on", card.trained_on or "nothing"),
         ("label", card.label or "none"),

@@ -5,6 +5,7 @@ logits and the post-final-norm hidden state together; a prompt is prefilled with
 (and so without the head), its last id with them.
 """
 
+import ctypes
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,6 +94,15 @@ class LlamaModel(EdgeModel):
     def closed(self) -> bool:
         """Whether the weights are gone."""
         return self._slots.closed
+
+    @property
+    def build(self) -> str:
+        if self.closed:
+            return "llama.cpp"
+        room = ctypes.create_string_buffer(256)
+        llama_cpp.llama_model_desc(self._model, room, len(room))
+        # Architecture, size, and the type of the weights: "qwen2 0.5B Q4_K - Medium".
+        return f"llama.cpp, {room.value.decode('utf-8', 'replace').split(' ', 2)[-1]}"
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> KvSession:
         if self.abilities.slots > 1:

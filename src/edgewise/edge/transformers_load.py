@@ -4,10 +4,11 @@ Weights are safetensors, code is transformers' own: neither pickles nor a downlo
 and nothing is asked of the network.
 """
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 
@@ -16,10 +17,13 @@ from edgewise.edge.hub_weights import count_weights, weight_files
 from edgewise.errors import EdgewiseError, ModelError, UsageError
 
 INSTALL = "pip install 'edgewise[transformers]'"
-MAX_LAYERS = 1024
+MAX_PARTS = 4096
+"""Most layers, or experts of a layer, that a description may have built."""
+
 MAX_BUFFERS = 1 << 28
 """Most numbers in tables that a model computes, where its weights are no more."""
 
+_COUNTED = re.compile(r"layers?$|num_blocks|(num|n)_(\w+_)?experts$")
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -58,7 +62,7 @@ def load_folder(folder: Path, gpu_layers: int | Literal["auto"]) -> Loaded:
     files = weight_files(folder)
     held = count_weights(files)
     device = _device(torch, gpu_layers)
-    with _explained(folder), _quiet(transformers):
+    with _explained(folder), quiet(transformers):
         config = transformers.AutoConfig.from_pretrained(folder, **_LOCAL)
         text = config.get_text_config(decoder=True)
         attention = _check_shape(torch, transformers, config, text, folder, held)
@@ -82,12 +86,16 @@ _LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 
 
 def _check_config(folder: Path) -> None:
-    config = read_json(folder / "config.json", _Config)
+    path = folder / "config.json"
+    config = read_json(path, _Config)
     if config is None:
         raise ModelError(
             f"There is no config.json in {str(folder)!r}",
             hint="name the folder of a model in transformers' form, or a GGUF file",
         )
+    for key, count in _counts(read_json(path, dict[str, Any])):
+        if count > MAX_PARTS:
+            raise ModelError(f"{str(path)!r} has a {key} of {count}, more than {MAX_PARTS}.")
     named = config.architectures or []
     if config.is_encoder_decoder or (named and not any(map(_writes, named))):
         raise ModelError(
@@ -106,6 +114,18 @@ def _check_config(folder: Path) -> None:
             f"{str(folder)!r} holds an adapter, no whole model",
             hint="merge it into its model first",
         )
+
+
+def _counts(described: object) -> Generator[tuple[str, int]]:
+    """How many layers and experts a description has, wherever it says so."""
+    if isinstance(described, dict):
+        for key, value in cast(dict[str, Any], described).items():
+            if isinstance(value, int) and _COUNTED.search(key):
+                yield key, value
+            yield from _counts(value)
+    elif isinstance(described, list):
+        for value in cast(list[Any], described):
+            yield from _counts(value)
 
 
 def _writes(architecture: str) -> bool:
@@ -133,10 +153,8 @@ def _check_shape(
     Returns the implementation of attention that it has.
     """
     layers = getattr(text, "num_hidden_layers", None)
-    if not isinstance(layers, int) or not 0 < layers <= MAX_LAYERS:
-        raise ModelError(
-            f"{str(folder)!r} says that it has {layers!r} layers, not 1 to {MAX_LAYERS}."
-        )
+    if not isinstance(layers, int) or not 0 < layers <= MAX_PARTS:
+        raise ModelError(f"{str(folder)!r} does not say how many layers it has.")
     attention = "sdpa"
     with torch.device("meta"):
         make = transformers.AutoModelForCausalLM.from_config
@@ -179,7 +197,7 @@ def _explained(folder: Path) -> Generator[None]:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Generator[None]:
+def quiet(transformers: Any) -> Generator[None]:
     """Without transformers' progress bars and reports, which the caller's sentences replace."""
     log = transformers.utils.logging
     before, shown = log.get_verbosity(), log.is_progress_bar_enabled()

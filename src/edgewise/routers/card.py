@@ -11,6 +11,7 @@ import numpy as np
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import RouterMismatch, UsageError
+from edgewise.routers.behaviour import APART, behaviour_of, distance
 
 CONFIG, WEIGHTS, TRAINED_ON = "config.json", "model.safetensors", "trained_on.txt"
 MISSED = 0.1
@@ -31,7 +32,9 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     interval. Fingerprints are those of the edge model's file and of its tokenizer. `trained_on` and
     `label` say what the weights were fitted to, `loss` what is left on texts set aside there, in
     nats a token, and `baseline_loss` what the best constant score leaves. `probability` are knots
-    (score, probability that a consult is worth it by that label), ascending.
+    (score, probability that a consult is worth it by that label), ascending. `build` is the engine
+    and the form of the edge model's weights, and `behaviour` what it expects of fixed texts
+    (`behaviour_of`), by which other builds of the same model are known.
     """
 
     format: Literal[1] = 1
@@ -49,15 +52,19 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     realised: dict[str, tuple[float, float, float]] = {}
     loss: float | None = None
     baseline_loss: float | None = None
+    build: str = ""
+    behaviour: tuple[float, ...] = ()
 
     def check(self, edge: EdgeModel, where: Path) -> None:
-        """Raise `RouterMismatch` unless the router was made for this very edge model."""
+        """Raise `RouterMismatch` unless the router was made for this edge model, in any build."""
         problem = None
         if self.hidden_size != edge.hidden_size:
             problem = f"hidden size {self.hidden_size}, not {edge.hidden_size}"
         elif self.tokenizer_fingerprint != fingerprint(edge.tokenizer):
             problem = "another tokenizer"
-        elif self.edge_fingerprint != edge.fingerprint():
+        elif self.is_of_another_build(edge) and (
+            not self.behaviour or distance(self.behaviour, behaviour_of(edge)) > APART
+        ):
             problem = "another file (training or quantisation)"
         if problem:
             raise RouterMismatch(
@@ -65,6 +72,20 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 hint="train one for this model, or choose entropy",
                 setting="router",
             )
+
+    def is_of_another_build(self, edge: EdgeModel) -> bool:
+        """Whether the edge model has another engine or form of weights than the router's."""
+        return self.edge_fingerprint != edge.fingerprint()
+
+    def caution(self, edge: EdgeModel) -> str | None:
+        """What to know of a router that passed `check`; None where there is nothing."""
+        if not self.is_of_another_build(edge):
+            return None
+        return (
+            f"The router was made on another build of the edge model ({self.build or 'unnamed'}), "
+            f"and this one is {edge.build or 'unnamed'}: its thresholds may realise other shares; "
+            "calibrate it on this build (edgewise train, stage calibrate)."
+        )
 
     def threshold(self, share: float) -> float | None:
         """The calibrated threshold for `share`, between the two nearest calibrated shares."""

@@ -19,6 +19,7 @@ from edgewise.evaluation.tasks.base import Question, Task
 from edgewise.rollouts.base import Rollouts
 from edgewise.rollouts.open import cloud_rollouts, edge_rollouts
 from edgewise.routers.base import Router
+from edgewise.routers.behaviour import behaviour_of
 from edgewise.routers.card import CONFIG, Input, RouterCard, read_card
 from edgewise.routers.named import identity_of, is_trained, kind_recorded, router_of
 from edgewise.training.collect import (
@@ -195,6 +196,8 @@ class Training:
             edge_fingerprint=self.edge.fingerprint(),
             tokenizer_fingerprint=fingerprint(self.edge.tokenizer),
             hidden_size=self.edge.hidden_size,
+            build=self.edge.build,
+            behaviour=behaviour_of(self.edge),
         )
 
     def _to_calibrate(self) -> tuple[RouterCard, Router]:
@@ -210,7 +213,13 @@ class Training:
                     hint="name its kind, or another folder",
                     setting="kind",
                 )
-            card = held
+            # From here on it is a router of this build.
+            card = replace(
+                held,
+                edge_fingerprint=card.edge_fingerprint,
+                build=card.build,
+                behaviour=card.behaviour,
+            )
         return card, router_of(card, self.folder)
 
     def _collected(self, *, allowed: bool) -> tuple[list[Sample], Columns]:

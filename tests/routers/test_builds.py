@@ -1,0 +1,105 @@
+"""A router of another build of its model is used with a caution, one of another model never."""
+
+import logging
+from pathlib import Path
+
+import gguf
+import msgspec
+import numpy as np
+import pytest
+
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.vocabulary import fingerprint
+from edgewise.errors import RouterMismatch
+from edgewise.parts import open_router
+from edgewise.routers.behaviour import behaviour_of, distance
+from edgewise.routers.card import CONFIG, RouterCard
+from edgewise.settings import Settings
+from tests import models
+
+HALF = gguf.GGMLQuantizationType.F16
+
+
+def halved(source: Path, path: Path) -> Path:
+    """The same weights as f16."""
+    reader, writer = gguf.GGUFReader(source), gguf.GGUFWriter(path, "llama")
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name == "general.architecture":
+            continue
+        inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(field.name, field.contents(), field.types[0], inner)
+    for tensor in reader.tensors:
+        data = np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32)
+        writer.add_tensor(tensor.name, data.astype(np.float16) if data.ndim == 2 else data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def card_of(model: LlamaModel, folder: Path, **more: object) -> Path:
+    card = RouterCard(
+        kind="entropy",
+        edge_fingerprint=model.fingerprint(),
+        tokenizer_fingerprint=fingerprint(model.tokenizer),
+        hidden_size=model.hidden_size,
+        build=model.build,
+        behaviour=behaviour_of(model),
+    )
+    folder.mkdir(exist_ok=True)
+    (folder / CONFIG).write_bytes(msgspec.json.encode(msgspec.structs.replace(card, **more)))
+    return folder
+
+
+def opened(model: LlamaModel, folder: Path) -> RouterCard:
+    _, card = open_router(Settings(router=str(folder)), model)
+    assert card is not None
+    return card
+
+
+def test_the_same_file(bpe_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with LlamaModel(bpe_path, threads=1) as model:
+        assert model.build.startswith("llama.cpp, ")
+        card = opened(model, card_of(model, tmp_path / "router"))
+        assert card.caution(model) is None
+    assert not caplog.records
+
+
+def test_another_build(bpe_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with LlamaModel(bpe_path, threads=1) as model:
+        folder = card_of(model, tmp_path / "router", build="onnx, int4")
+        whole = behaviour_of(model)
+    with LlamaModel(halved(bpe_path, tmp_path / "half.gguf"), threads=1) as half:
+        assert 0 < distance(whole, behaviour_of(half)) < 0.1
+        with caplog.at_level(logging.WARNING):
+            card = opened(half, folder)
+        assert card.is_of_another_build(half)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "The router was made on another build of the edge model (onnx, int4), and this one is llama"
+    )
+    assert record.getMessage().endswith(
+        "calibrate it on this build (edgewise train, stage calibrate)."
+    )
+
+
+def test_another_training(bpe_path: Path, tmp_path: Path) -> None:
+    other = models.write_byte_level(tmp_path / "other.gguf", seed=9)
+    with LlamaModel(bpe_path, threads=1) as model:
+        folder = card_of(model, tmp_path / "router")
+    with (
+        LlamaModel(other, threads=1) as model,
+        pytest.raises(RouterMismatch, match=r"another file \(training or quantisation\)"),
+    ):
+        opened(model, folder)
+
+
+def test_a_card_that_does_not_say_how_its_model_behaves(bpe_path: Path, tmp_path: Path) -> None:
+    with LlamaModel(bpe_path, threads=1) as model:
+        folder = card_of(model, tmp_path / "router", behaviour=())
+    with (
+        LlamaModel(halved(bpe_path, tmp_path / "half.gguf"), threads=1) as half,
+        pytest.raises(RouterMismatch, match="another file"),
+    ):
+        opened(half, folder)

@@ -1,0 +1,175 @@
+"""What lies at an address chooses the edge engine, and only what it reads is fetched."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgewise.addresses import engine_at, resolve_folder
+from edgewise.edge.named import EDGES
+from edgewise.errors import AddressError, UsageError
+from edgewise.parts import edge_engine
+from edgewise.settings import Settings
+from tests.hub import Hub, Repository, serving
+
+CONFIG = b'{"model_type": "llama"}'
+MLX = b'{"model_type": "llama", "quantization": {"group_size": 64, "bits": 4}}'
+WEIGHTS = {"model.safetensors": b"weights", "tokenizer.json": b"{}"}
+PLAIN = {"config.json": CONFIG, **WEIGHTS}
+REPOSITORIES = {
+    "own/plain": Repository(
+        PLAIN
+        | {
+            "README.md": b"# A model",
+            "modeling.py": b"raise SystemExit",
+            "pytorch_model.bin": b"pickle",
+            "consolidated.safetensors": b"twice",
+            "original/params.json": b"{}",
+        }
+    ),
+    "own/mlx": Repository({"config.json": MLX, **WEIGHTS}),
+    "own/onnx": Repository(
+        {
+            "README.md": b"# ONNX",
+            "cpu/genai_config.json": b"{}",
+            "cpu/model.onnx": b"graph",
+            "cpu/model.onnx.data": b"weights",
+            "cpu/tokenizer.json": b"{}",
+            "gpu/genai_config.json": b"{}",
+        }
+    ),
+    "own/both": Repository({**PLAIN, "both-Q8_0.gguf": b"GGUF"}),
+    "own/pickles": Repository({"config.json": CONFIG, "pytorch_model.bin": b"pickle"}),
+    "own/evil": Repository({**PLAIN, "../../evil.json": b"{}"}),
+}
+_SCRIPT = """
+import json, sys
+from edgewise.addresses import engine_at, resolve_folder
+from edgewise.errors import AddressError
+found = []
+for address in json.loads(sys.argv[1]):
+    try:
+        engine = engine_at(address)
+        if engine == "llamacpp":
+            found.append([engine])
+        else:
+            folder, name = resolve_folder(address, engine)
+            found.append([engine, name, sorted(path.name for path in folder.iterdir())])
+    except AddressError as error:
+        found.append(f"! {error}")
+print(json.dumps(found))
+"""
+
+
+def told(home: Path, endpoint: str, *addresses: str) -> list[object]:
+    kept = {k: v for k, v in os.environ.items() if not k.upper().startswith(("HF_", "HTTP"))}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", _SCRIPT, json.dumps(addresses)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home)},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+PLAIN_FOUND = ["transformers", "plain", ["config.json", "model.safetensors", "tokenizer.json"]]
+
+
+def test_of_repositories(tmp_path: Path) -> None:
+    with serving(Hub(REPOSITORIES)) as hub:
+        assert told(
+            tmp_path,
+            hub.endpoint,
+            "own/plain",
+            "own/mlx",
+            "hf://own/onnx/cpu",
+            "own/onnx",
+            "hf://own/onnx/npu",
+            "own/both",
+            "own/pickles",
+            "own/evil",
+        ) == [
+            PLAIN_FOUND,
+            ["mlx", "mlx", ["config.json", "model.safetensors", "tokenizer.json"]],
+            [
+                "onnx",
+                "cpu",
+                ["genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json"],
+            ],
+            "! 'own/onnx' holds neither genai_config.json nor config.json with safetensors; name a "
+            "GGUF file, a model's folder or a hub repository of one.",
+            "! 'own/onnx' has no folder 'npu'; check the spelling.",
+            ["llamacpp"],
+            "! 'own/pickles' holds weights in pickles alone, which are never read; name a "
+            "repository with safetensors, or a GGUF.",
+            ["transformers", "evil", ["config.json", "model.safetensors", "tokenizer.json"]],
+        ]
+        assert not hub.asked("GET", "modeling.py")
+        assert not hub.asked("GET", "pytorch_model.bin")
+        assert len(hub.asked("GET", "/api/models/own/both")) == 1
+        hub.status = 503
+        assert told(tmp_path, hub.endpoint, "own/plain") == [PLAIN_FOUND]
+
+
+def folder_of(root: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (root / name).write_bytes(data)
+    return root
+
+
+FOLDERS: dict[str, tuple[dict[str, bytes], str]] = {
+    "transformers": (PLAIN, "transformers"),
+    "MLX": ({"config.json": MLX, **WEIGHTS}, "mlx"),
+    "ONNX": ({"genai_config.json": b"{}", "model.onnx": b""}, "onnx"),
+    "ONNX beside safetensors": ({**PLAIN, "genai_config.json": b"{}"}, "onnx"),
+    "a config that is none": ({**PLAIN, "config.json": b"\xff["}, "transformers"),
+}
+
+
+@pytest.mark.parametrize(("files", "engine"), FOLDERS.values(), ids=FOLDERS.keys())
+def test_of_folders(tmp_path: Path, files: dict[str, bytes], engine: str) -> None:
+    folder = folder_of(tmp_path, files)
+    assert engine_at(str(folder)) == engine
+    assert resolve_folder(str(folder), engine) == (folder, folder.name)
+
+
+WRONG: dict[str, tuple[dict[str, bytes], str]] = {
+    "GGUFs": ({"b.gguf": b"", "a.gguf": b""}, r"is a folder; name a file in it, such as a\.gguf"),
+    "pickles": ({"config.json": CONFIG, "model.pt": b""}, "in pickles alone, which are never read"),
+    "nothing": ({}, "holds neither genai_config.json nor config.json with safetensors"),
+    "a router": ({"config.json": b"{}"}, "holds neither"),
+}
+
+
+@pytest.mark.parametrize(("files", "said"), WRONG.values(), ids=WRONG.keys())
+def test_folders_of_another_kind(tmp_path: Path, files: dict[str, bytes], said: str) -> None:
+    with pytest.raises(AddressError, match=said) as caught:
+        engine_at(str(folder_of(tmp_path, files)))
+    assert caught.value.setting == "edge"
+
+
+@pytest.mark.parametrize("address", ["bundled", "./none.gguf", "own/repo:Q4_0", "hf://o/r/a.gguf"])
+def test_the_rest_is_llama_cpp_s(address: str) -> None:
+    assert engine_at(address) == "llamacpp"
+
+
+def test_a_file_is_a_gguf(bpe_path: Path) -> None:
+    assert engine_at(str(bpe_path)) == "llamacpp"
+
+
+def test_an_engine_that_is_named_is_not_looked_for(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, FOLDERS["MLX"][0])
+    assert edge_engine(Settings(edge=str(folder), edge_engine="transformers")) == "transformers"
+
+
+def test_an_engine_that_is_not_here(tmp_path: Path) -> None:
+    if "mlx" in EDGES:
+        pytest.skip("it is")
+    settings = Settings(edge=str(folder_of(tmp_path, FOLDERS["MLX"][0])))
+    with pytest.raises(UsageError, match="is a model for the edge engine mlx, which is not here"):
+        edge_engine(settings)
