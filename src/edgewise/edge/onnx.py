@@ -219,9 +219,9 @@ def _goes_back(generator: Any, ids: Any, logits: str, wanted: Any) -> bool:
     try:
         generator.rewind_to(_PROBE // 2)
         generator.append_tokens(ids[_PROBE // 2 :])
+        far = np.abs(read_rows(generator, logits)[-1] - wanted).max()
     except FAILURES:
         return False
-    far = np.abs(read_rows(generator, logits)[-1] - wanted).max()
     return bool(far <= _CLOSE * np.abs(wanted).max())
 
 

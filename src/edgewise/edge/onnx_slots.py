@@ -13,7 +13,7 @@ BATCH = 512
 """Most ids of one run."""
 
 FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
-"""What the library raises: its C++ exceptions by kind, a `ValueError` for words that are no UTF-8."""
+"""What the library raises, by the kind of its C++ exceptions; for words that are no UTF-8, too."""
 
 _TURN = 64
 _LOGITS_BYTES = 64 << 20
