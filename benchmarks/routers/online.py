@@ -42,6 +42,9 @@ _LARGEST = 10.0
 _FURTHEST = 5.0
 """Standard deviations beyond it say no more."""
 
+_TOGETHER = 0.25
+"""The variance of the log-odds that a router's inputs may bring before any verdict."""
+
 
 class Seen(NamedTuple):
     """A token with a verdict: the learner's inputs, the consult's worth (0 to 1), and a weight."""
@@ -118,12 +121,11 @@ class Signals:
 class Standardised:
     """The trained perceptron's own inputs, as its normalisation makes them."""
 
-    variance = 0.003
-
     def __init__(self, card: RouterCard, folder: Path) -> None:
         tensors = load_file(folder / WEIGHTS)
         self._card, self._mean, self._std = card, tensors["mean"], tensors["std"]
         self.width = len(self._mean)
+        self.variance = _TOGETHER / self.width
 
     def of(self, step: Step) -> Vector:
         """float64[width]."""

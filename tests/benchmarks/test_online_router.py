@@ -88,7 +88,7 @@ def test_the_whole_command(tmp_path: Path) -> None:
     found = told(tmp_path)
     for row in ("entropy", "as trained, without it", "as trained, with it"):
         assert f"| {row} |" in found
-    assert found.count("| signals |") == 2  # gaps and points on ordinary questions
+    assert found.count("\n| signals |") == 2  # gaps and points on ordinary questions
     learnt = {path: path.read_bytes() for path in (tmp_path / "online").rglob("*.jsonl")}
     assert learnt
     assert told(tmp_path) == found
