@@ -108,9 +108,7 @@ class Devices:
         """Answers one after the other, until the time is over and the last one is whole."""
         model, prompt = self._edge.model(number)
         router = Paced(len(prompt), begin + phase, every)
-        decoder = Decoder(
-            model, router=router, policy=Policy(threshold=0.5), cloud=self._cloud
-        )
+        decoder = Decoder(model, router=router, policy=Policy(threshold=0.5), cloud=self._cloud)
         while time.monotonic() < end:
             try:
                 self._answer(decoder, prompt)

@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", help="as PyTorch names it")
     parser.add_argument(
-        "--only", nargs="+", choices=MODELS, default=["edge", "cloud"], help="which"
+        "--only", nargs="+", choices=MODELS, default=["edge", "mid", "cloud"], help="which"
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

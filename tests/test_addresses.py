@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -409,3 +410,9 @@ def test_headers_that_lie_end_in_a_sentence_or_in_the_caches_folder(
 def test_bundled_lies_in_the_package(role: str) -> None:
     assert resolve("bundled", role) == bundled(role)  # type: ignore[arg-type]
     assert bundled(role).name == f"{role}.gguf"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("role", ["edge", "cloud"])
+def test_a_larger_edge_model_lies_beside_the_pair(role: Literal["edge", "cloud"]) -> None:
+    path = resolve("bundled:mid", role)
+    assert (path, path.is_file()) == (bundled("mid"), True)

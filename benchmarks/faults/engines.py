@@ -97,9 +97,7 @@ def _straight(every: int) -> Row:
     for position in positions()[::every]:
         engine = ScriptedEngine(script=written)
 
-        def breaks(
-            number: int, position: int = position, engine: ScriptedEngine = engine
-        ) -> None:
+        def breaks(number: int, position: int = position, engine: ScriptedEngine = engine) -> None:
             if number == position:
                 _swapped(engine)
 

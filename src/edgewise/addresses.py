@@ -1,6 +1,7 @@
 """Model addresses: from what a user writes to a GGUF file or a model's folder on this disk.
 
     bundled                      one of the pair that ships with Edgewise
+    bundled:mid                  ... and a larger edge model beside it
     ./model.gguf                 a file's path, tried before any hub
     owner/repo                   a hub repository: its file in the first of these quantisations
                                  that it has: Q4_K_M, Q4_0, Q4_K_S, Q5_K_M, Q8_0; with none of
@@ -41,6 +42,8 @@ from edgewise.hub_client import (
 from edgewise.model_files import models_among, of_quant, parts_of, preferred
 from edgewise.model_folders import engine_among, files_of
 
+MID = "bundled:mid"
+
 CHECKPOINT = ("config.json", "model.safetensors", "trained_on.txt", "README.md")
 """Files of a router's checkpoint."""
 
@@ -58,9 +61,9 @@ class _Listing(NamedTuple):
     online: bool
 
 
-def bundled(role: Literal["edge", "cloud", "router"]) -> Path:
-    """Where a part of the bundled pair lies."""
-    name = {"edge": "edge.gguf", "cloud": "cloud.gguf", "router": "router"}[role]
+def bundled(part: Literal["edge", "mid", "cloud", "router"]) -> Path:
+    """Where a part of the bundled pair, or the larger edge model beside it, lies."""
+    name = part if part == "router" else f"{part}.gguf"
     return Path(str(files("edgewise") / "bundled" / name))
 
 
@@ -80,8 +83,8 @@ def local_folder(name: str) -> Path | None:
 
 def resolve(address: str, role: Literal["edge", "cloud"]) -> Path:
     """The file that `address` names, downloaded if need be. Raises `AddressError`."""
-    if address == "bundled":
-        return bundled(role)
+    if address in ("bundled", MID):
+        return bundled("mid" if address == MID else role)
     path = _local(address)
     if path is not None:
         return path
