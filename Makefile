@@ -31,8 +31,9 @@ test: .venv/tested  ## run the tests
 	$(BIN)/python -m pytest -n auto
 
 test-training: .venv/tested  ## run the tests that need torch, too
-	$(BIN)/python -m pip install --quiet --editable '.[train,pocket]'
+	$(BIN)/python -m pip install --quiet --editable '.[train,pocket,transformers]'
 	$(BIN)/python -m pytest -n auto tests/training tests/pocket tests/benchmarks \
+		tests/edge/test_transformers.py tests/cli/test_edge_engines_cli.py \
 		tests/cli/test_train_command.py
 
 .venv-vllm/installed:
