@@ -76,7 +76,7 @@ def local_folder(name: str) -> Path | None:
     """The folder that `name` is the path of; None where there is none."""
     try:
         folder = Path(name).expanduser()
-        return folder if folder.is_dir() else None
+        return folder if name and folder.is_dir() else None
     except (OSError, RuntimeError, ValueError):
         return None
 

@@ -87,7 +87,7 @@ def test_a_text_that_fills_no_context_is_refused_early(
         (["--trace", "none/at/all.jsonl"], "cannot be written"),
         (["--trace", "."], "cannot be written"),
         (["--edge", "none.gguf"], "There is no file 'none.gguf'"),
-        (["--edge", "."], "There is no file '.'"),
+        (["--edge", "."], "is a folder; name a file in it"),
         (["--edge", ""], "There is no file ''"),
         (["--edge", "broken.txt"], "is not a GGUF file"),
         (["--edge", "cut.gguf"], "truncated, damaged"),
@@ -258,7 +258,9 @@ def test_a_bad_environment(
 
 
 def test_a_router_made_for_another_quantisation(edgewise: Edgewise, tmp_path: Path) -> None:
-    card = msgspec.structs.replace(read_card(bundled("router")), edge_fingerprint="0" * 64)
+    card = msgspec.structs.replace(
+        read_card(bundled("router")), edge_fingerprint="0" * 64, behaviour=()
+    )
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(card))
     assert_one_sentence(edgewise("run", "Hello", "--router", str(tmp_path)), "another file")
 

@@ -187,7 +187,7 @@ def test_one_prompt_never_stands_on_both_sides(edgewise: Edgewise, tmp_path: Pat
 def test_show_and_check_the_bundled_router(edgewise: Edgewise) -> None:
     shown = edgewise("router", "show", "bundled")
     assert shown.code == 0
-    assert "pocketqa, 4500 questions" in shown.out
+    assert "pocketqa, 5000 questions" in shown.out
     assert shown.out.count("%") >= 14
     told = json.loads(edgewise("router", "show", "bundled", "--json").out)
     assert told["kind"] == "mlp"

@@ -11,11 +11,13 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.events import Token
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import SHORTEST_DEADLINE, Policy
+from edgewise.prompts import Message, prompt_ids
 from edgewise.routers.constant import Constant
 from edgewise.testing.link import Link, Quality
 from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 
+ASKED = [Message("user", "Tell me about copper.")]
 SLACK = 0.6
 """For a machine that is busy with other tests, seconds."""
 
@@ -41,7 +43,7 @@ def linked(edge: LlamaModel, url: str) -> tuple[Decoder, Link, GatewayCloud]:
 
 
 def answered(decoder: Decoder, tokens: int = 24) -> list[Token]:
-    ids = decoder.edge.tokenizer.encode("Tell me about copper.")
+    ids = prompt_ids(decoder.edge.tokenizer, ASKED)
     return list(decoder.generate(ids, max_tokens=tokens).tokens)
 
 
@@ -51,7 +53,7 @@ def test_a_link_that_goes_costs_one_deadline_once(edge: LlamaModel, served: str,
     try:
         for _ in range(3):  # the deadline follows the latency
             answered(decoder)
-        ids = edge.tokenizer.encode("Tell me about copper.")
+        ids = prompt_ids(edge.tokenizer, ASKED)
         tokens: list[Token] = []
         with decoder.stream(ids, max_tokens=24) as events:
             for event in events:

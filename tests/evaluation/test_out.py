@@ -54,6 +54,7 @@ def checkpoint(folder: Path, threshold: float) -> Path:
         inputs=(),
         top_k=0,
         thresholds={"0.1": threshold},
+        realised={},
     )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_bytes(msgspec.json.encode(card))

@@ -22,6 +22,7 @@ from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.prompts import Message, prompt_ids
 from pocket.convert.__main__ import convert
 from pocket.convert.weights import Source, read
+from tests.hybrid_models import HybridPaths
 from tests.pocket.float_gguf import write_floats
 
 pytestmark = pytest.mark.skipif(
@@ -187,12 +188,12 @@ def test_a_model_with_a_head_of_its_own_and_grouped_attention(
 
 
 def test_what_is_not_converted_says_so(
-    spm_path: Path, recurrent_path: Path, source: Source, tmp_path: Path
+    spm_path: Path, hybrid_paths: HybridPaths, source: Source, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match="only byte-level BPE"):
         convert(read(spm_path), "mlx", tmp_path / "spm")
     with pytest.raises(ValueError, match="no plain Llama"):
-        read(recurrent_path)
+        read(hybrid_paths["mamba2"])
     strange = replace(source, vocabulary=replace(source.vocabulary, pre="other"))
     with pytest.raises(ValueError, match="not 'gpt2' of 'other'"):
         convert(strange, "onnx", tmp_path / "other")

@@ -27,8 +27,11 @@ def test_health_says_what_runs(url: str) -> None:
     assert found["cloud"]
 
 
+ANSWERED = "<|user|>Tell me about copper.<|end|><|assistant|>"
+
+
 def test_metrics_count_tokens_by_source(url: str) -> None:
-    ask = {"model": "edgewise:edge", "prompt": "The word", "max_tokens": 3}
+    ask = {"model": "edgewise:edge", "prompt": ANSWERED, "max_tokens": 3}
 
     def counted() -> float:
         lines = get(f"{url}/metrics").text.splitlines()
