@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgewise.addresses import bundled
+from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.testing.link import Link, Quality
 from tests.llama_server_process import llama_server
 from tests.server.serving import serving
@@ -19,6 +20,13 @@ ASK = {
     "model": "edgewise:edge",
     "messages": [{"role": "user", "content": "Tell me about copper."}],
 }
+HARD = [
+    {"role": "user", "content": question.prompt}
+    for question in pocketqa().questions
+    if question.family == "each"
+][:1]
+"""What the edge does not know all of."""
+
 PATH = "/v1/chat/completions"
 
 
@@ -135,7 +143,8 @@ def test_model_ids_choose_who_writes(url: str) -> None:
     edge = answer(url, model="edgewise:edge")["usage"]["edgewise"]
     assert (edge["cloud_tokens"], edge["cloud_calls"]) == (0, 0)
     assert (edge["cloud_prompt_computed"], edge["cloud_prompt_cached"]) == (0, 0)
-    cloud = answer(url, model="edgewise:cloud")["usage"]["edgewise"]
+    fresh = [{"role": "user", "content": "Tell me about a word that nobody asked for yet."}]
+    cloud = answer(url, model="edgewise:cloud", messages=fresh)["usage"]["edgewise"]
     assert cloud["edge_tokens"] == 0
     assert cloud["cloud_calls"] < cloud["cloud_tokens"]
     assert cloud["cloud_prompt_computed"] > 0
@@ -147,7 +156,7 @@ def test_model_ids_choose_who_writes(url: str) -> None:
 
 
 def test_provenance_is_told_on_demand(url: str) -> None:
-    found = answer(url, model="edgewise@0.2", edgewise={"provenance": True})
+    found = answer(url, model="edgewise@0.2", messages=HARD, edgewise={"provenance": True})
     tokens = found["edgewise"]["tokens"]
     assert len(tokens) == found["usage"]["completion_tokens"]
     assert {token["source"] for token in tokens} == {"edge", "cloud"}
@@ -159,7 +168,7 @@ def test_provenance_is_told_on_demand(url: str) -> None:
         assert token["edge"]
         assert token["cloud"]
     assert found["edgewise"]["timing"]["ttft"] > 0
-    streamed = chunks(url, model="edgewise@0.2", edgewise={"provenance": True})
+    streamed = chunks(url, model="edgewise@0.2", messages=HARD, edgewise={"provenance": True})
     own = [chunk["edgewise"] for chunk in streamed if "edgewise" in chunk]
     told = [one["token"] for one in own if "token" in one]
     assert [token["index"] for token in told] == list(range(len(told)))
@@ -171,7 +180,7 @@ def test_guesses_are_told_while_a_consult_flies() -> None:
         link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=0.1))
         flags = ("--cloud", link.url, "--threads", "1", "--router", "bundled")
         with serving(*flags) as far:
-            found = chunks(far, model="edgewise@0.2", edgewise={"pending": True})
+            found = chunks(far, model="edgewise@0.2", messages=HARD, edgewise={"pending": True})
         link.close()
     own = [chunk["edgewise"] for chunk in found if "edgewise" in chunk]
     assert any("pending" in one for one in own)
