@@ -40,7 +40,7 @@ def _made(vocabulary: Vocabulary, rows: int, *sizes: int) -> Made:
 
 
 MODELS = {
-    "edge": _made(PAIR, 38_400, 64, 2, 2, 192),
+    "edge": _made(PAIR, 57_600, 64, 3, 2, 192),
     "mid": _made(PAIR, 76_800, 96, 3, 3, 288),
     "cloud": _made(PAIR, 88_000, 256, 4, 4, 704),
     "other": _made(OTHER, 88_000, 256, 4, 4, 704),

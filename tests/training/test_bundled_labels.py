@@ -19,7 +19,7 @@ from edgewise.training.labels.named import labels_named
 from edgewise.training.router import Training
 from tests.training.linear import KIND, Linear
 
-TASK = pocketqa("train").first(6)
+TASK = pocketqa("train").first(15)
 
 
 @pytest.fixture(scope="module")

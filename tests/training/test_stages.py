@@ -198,7 +198,7 @@ def test_a_fit_that_is_cut_leaves_no_card_of_other_weights(
 
 def test_a_router_of_another_edge_is_not_calibrated(tmp_path: Path, whole: Path) -> None:
     folder = Path(shutil.copytree(whole, tmp_path / "router"))
-    card = msgspec.structs.replace(read_card(folder), edge_fingerprint="another")
+    card = msgspec.structs.replace(read_card(folder), edge_fingerprint="another", behaviour=())
     (folder / CONFIG).write_bytes(msgspec.json.encode(card))
     with pytest.raises(RouterMismatch, match="another file"):
         training(folder).calibrate()
