@@ -168,7 +168,7 @@ def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
     share = settings.cloud_share
     if settings.threshold is None and share is None:
         share = DEFAULT_SHARE
-    calibrated = card.threshold(share) if card and share is not None else None
+    calibrated = card.start(share) if card and share is not None else None
     start = settings.threshold if settings.threshold is not None else calibrated
     return Policy(
         threshold=0.5 if start is None else start,

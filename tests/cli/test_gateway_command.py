@@ -20,6 +20,7 @@ from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.testing.scripted_engine import ScriptedEngine, reply_to
+from tests.asked import HARD
 from tests.cli.conftest import Edgewise, Run
 from tests.llama_server_process import free_port
 
@@ -60,7 +61,7 @@ def test_the_bundled_gateway_serves_run_and_doctor(cli: Run, tmp_path: Path) -> 
         here = ("--cloud", f"http://127.0.0.1:{port}")
         answer = cli(
             "run",
-            "What is the capital of France?",
+            HARD,
             *here,
             "--cloud-share",
             "0.3",

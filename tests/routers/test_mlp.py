@@ -284,6 +284,9 @@ def test_thresholds_lie_between_the_calibrated_ones() -> None:
     assert card.threshold(0.3) is None
     assert CARD.threshold(0.1) is None
     assert msgspec.structs.replace(CARD, thresholds={"0.1": 0.5}).threshold(0.1) == 0.5
+    # A controller starts from the nearest: never from 0.5, where a low threshold is known.
+    assert [card.start(share) for share in (0.001, 0.02, 0.3)] == [0.9, 0.9, pytest.approx(0.5)]
+    assert CARD.start(0.1) is None
 
 
 def test_thresholds_of_shares_that_are_no_numbers(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgewise.addresses import bundled
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.testing.link import Link, Quality
+from tests.asked import HARD
 from tests.llama_server_process import llama_server
 from tests.server.serving import serving
 
@@ -20,13 +20,7 @@ ASK = {
     "model": "edgewise:edge",
     "messages": [{"role": "user", "content": "Tell me about copper."}],
 }
-HARD = [
-    {"role": "user", "content": question.prompt}
-    for question in pocketqa().questions
-    if question.family == "each"
-][:1]
-"""What the edge does not know all of."""
-
+ASK_HARD = [{"role": "user", "content": HARD}]
 PATH = "/v1/chat/completions"
 
 
@@ -156,7 +150,7 @@ def test_model_ids_choose_who_writes(url: str) -> None:
 
 
 def test_provenance_is_told_on_demand(url: str) -> None:
-    found = answer(url, model="edgewise@0.2", messages=HARD, edgewise={"provenance": True})
+    found = answer(url, model="edgewise@0.2", messages=ASK_HARD, edgewise={"provenance": True})
     tokens = found["edgewise"]["tokens"]
     assert len(tokens) == found["usage"]["completion_tokens"]
     assert {token["source"] for token in tokens} == {"edge", "cloud"}
@@ -168,7 +162,7 @@ def test_provenance_is_told_on_demand(url: str) -> None:
         assert token["edge"]
         assert token["cloud"]
     assert found["edgewise"]["timing"]["ttft"] > 0
-    streamed = chunks(url, model="edgewise@0.2", messages=HARD, edgewise={"provenance": True})
+    streamed = chunks(url, model="edgewise@0.2", messages=ASK_HARD, edgewise={"provenance": True})
     own = [chunk["edgewise"] for chunk in streamed if "edgewise" in chunk]
     told = [one["token"] for one in own if "token" in one]
     assert [token["index"] for token in told] == list(range(len(told)))
@@ -180,7 +174,7 @@ def test_guesses_are_told_while_a_consult_flies() -> None:
         link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=0.1))
         flags = ("--cloud", link.url, "--threads", "1", "--router", "bundled")
         with serving(*flags) as far:
-            found = chunks(far, model="edgewise@0.2", messages=HARD, edgewise={"pending": True})
+            found = chunks(far, model="edgewise@0.2", messages=ASK_HARD, edgewise={"pending": True})
         link.close()
     own = [chunk["edgewise"] for chunk in found if "edgewise" in chunk]
     assert any("pending" in one for one in own)

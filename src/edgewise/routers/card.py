@@ -95,6 +95,11 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 return at_low + (at_high - at_low) * (share - low) / (high - low)
         return next((value for exact, value in known if exact == share), None)
 
+    def start(self, share: float) -> float | None:
+        """Where a controller of `share` starts: the threshold of the nearest calibrated share."""
+        known = [float(text) for text in self.thresholds]
+        return self.threshold(min(max(share, min(known)), max(known))) if known else None
+
     def probability_at(self, score: float) -> float | None:
         """What a score means, between the two nearest knots; None without any."""
         if not self.probability:
