@@ -6,6 +6,7 @@ the way, and going back takes the last one before a position.
 """
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from edgewise.edge.base import Rewinds
@@ -53,9 +54,8 @@ class Weights:
 
     def new_cache(self) -> Any:
         """A cache for a new sequence."""
-        from transformers.cache_utils import DynamicCache
-
-        cache: Any = DynamicCache(config=self._config)
+        kinds = import_module("transformers.cache_utils")
+        cache: Any = kinds.DynamicCache(config=self._config)
         if "chunked_attention" not in (getattr(self._config, "layer_types", None) or ()):
             cache.layers = [_whole(layer) for layer in cache.layers]
         return cache
@@ -169,7 +169,7 @@ class SequenceCache:
 
 def _whole(layer: Any) -> Any:
     """A layer that keeps all keys and values instead of a window of them."""
-    from transformers import cache_utils as kinds
+    kinds = import_module("transformers.cache_utils")
 
     if type(layer) is kinds.DynamicSlidingWindowLayer:
         return kinds.DynamicLayer()
@@ -180,7 +180,7 @@ def _whole(layer: Any) -> Any:
 
 def _kind(layer: Any) -> str:
     """How a layer goes back; "other" for one that is not known to."""
-    from transformers import cache_utils as kinds
+    kinds = import_module("transformers.cache_utils")
 
     return {
         kinds.DynamicLayer: "cut",
@@ -193,7 +193,7 @@ def _kind(layer: Any) -> str:
 
 def _cut(layer: Any, count: int) -> None:
     """Drop the last keys and values of a layer that has some."""
-    from transformers import cache_utils as kinds
+    kinds = import_module("transformers.cache_utils")
 
     if type(layer) is kinds.DynamicIndexedLayer:
         layer.crop(-count)

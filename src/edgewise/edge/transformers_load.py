@@ -7,6 +7,7 @@ and nothing is asked of the network.
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -46,8 +47,7 @@ class Loaded(NamedTuple):
 def modules() -> tuple[Any, Any]:
     """torch and transformers. Raises `UsageError`."""
     try:
-        import torch
-        import transformers
+        torch, transformers = import_module("torch"), import_module("transformers")
     except ImportError as error:
         raise UsageError(
             f"The edge engine transformers needs {error.name}", hint=INSTALL
