@@ -18,7 +18,7 @@ LEAST = -12.0
 APART = 0.6
 """Nats, root mean square, that two builds of one model may differ by.
 
-Of the bundled edge model f16 lies 0.07 off, q5_0 0.55, another training 3.0.
+Of an edge model 64 wide f16 lay 0.07 off q8_0, q5_0 0.55, the larger model beside it 3.0.
 """
 
 
