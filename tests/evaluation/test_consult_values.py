@@ -114,6 +114,13 @@ scored = st.lists(
 )
 
 
+def test_the_mean_of_equal_scores_is_that_score() -> None:
+    score = 0.9001862057596266
+    assert sum([score] * 3) / 3 < score
+    position = Weighed("a", "f", 0, score, False, False, 0, 0)
+    assert [one.score for one in curve([position] * 3)] == [score]
+
+
 @given(scored)
 def test_a_curve_has_every_position_once_in_the_order_of_its_score(found: list[Weighed]) -> None:
     bins = curve(found, (0.5, 0.9))
@@ -123,7 +130,7 @@ def test_a_curve_has_every_position_once_in_the_order_of_its_score(found: list[W
     total = sum(one.value * one.positions for one in bins)
     assert total == pytest.approx(sum(one.value for one in found))
     for one in bins:
-        assert one.low <= one.score <= one.high + 1e-12
+        assert one.low <= one.score <= one.high
         assert one.interval[0] <= one.value + 1e-12
         assert one.value <= one.interval[1] + 1e-12
 

@@ -229,11 +229,13 @@ def _bin(positions: Sequence[Weighed]) -> Bin:
     values = [one.value for one in positions]
     strict = [one.strict_value for one in positions]
     n = len(positions)
+    low, high = min(scores), max(scores)
     return Bin(
-        low=min(scores),
-        high=max(scores),
+        low=low,
+        high=high,
         positions=n,
-        score=sum(scores) / n,
+        # Of equal scores the mean may round to beside them.
+        score=min(max(sum(scores) / n, low), high),
         value=sum(values) / n,
         interval=_mean_interval(positions, values),
         strict_value=sum(strict) / n,
