@@ -74,9 +74,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", help="as PyTorch names it")
-    parser.add_argument(
-        "--only", nargs="+", choices=MODELS, default=["edge", "mid", "cloud"], help="which"
-    )
+    parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS), help="which")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     for folder in (options.out, options.checkpoints):

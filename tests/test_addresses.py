@@ -413,6 +413,9 @@ def test_bundled_lies_in_the_package(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["edge", "cloud"])
-def test_a_larger_edge_model_lies_beside_the_pair(role: Literal["edge", "cloud"]) -> None:
-    path = resolve("bundled:mid", role)
-    assert (path, path.is_file()) == (bundled("mid"), True)
+@pytest.mark.parametrize("name", ["mid", "other"])
+def test_models_lie_beside_the_pair(
+    name: Literal["mid", "other"], role: Literal["edge", "cloud"]
+) -> None:
+    path = resolve(f"bundled:{name}", role)
+    assert (path, path.is_file()) == (bundled(name), True)

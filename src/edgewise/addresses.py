@@ -2,6 +2,7 @@
 
     bundled                      one of the pair that ships with Edgewise
     bundled:mid                  ... and a larger edge model beside it
+    bundled:other                ... and a cloud model of another vocabulary
     ./model.gguf                 a file's path, tried before any hub
     owner/repo                   a hub repository: its file in the first of these quantisations
                                  that it has: Q4_K_M, Q4_0, Q4_K_S, Q5_K_M, Q8_0; with none of
@@ -42,7 +43,10 @@ from edgewise.hub_client import (
 from edgewise.model_files import models_among, of_quant, parts_of, preferred
 from edgewise.model_folders import engine_among, files_of
 
-MID = "bundled:mid"
+Part = Literal["edge", "mid", "cloud", "other", "router"]
+
+BESIDE: dict[str, Part] = {"bundled:mid": "mid", "bundled:other": "other"}
+"""Models beside the bundled pair, by address."""
 
 CHECKPOINT = ("config.json", "model.safetensors", "trained_on.txt", "README.md")
 """Files of a router's checkpoint."""
@@ -61,8 +65,8 @@ class _Listing(NamedTuple):
     online: bool
 
 
-def bundled(part: Literal["edge", "mid", "cloud", "router"]) -> Path:
-    """Where a part of the bundled pair, or the larger edge model beside it, lies."""
+def bundled(part: Part) -> Path:
+    """Where a part of the bundled pair, or a model beside it, lies."""
     name = part if part == "router" else f"{part}.gguf"
     return Path(str(files("edgewise") / "bundled" / name))
 
@@ -83,8 +87,8 @@ def local_folder(name: str) -> Path | None:
 
 def resolve(address: str, role: Literal["edge", "cloud"]) -> Path:
     """The file that `address` names, downloaded if need be. Raises `AddressError`."""
-    if address in ("bundled", MID):
-        return bundled("mid" if address == MID else role)
+    if address == "bundled" or address in BESIDE:
+        return bundled(BESIDE.get(address, role))
     path = _local(address)
     if path is not None:
         return path

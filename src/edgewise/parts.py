@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from edgewise.addresses import MID, bundled, checkpoint, engine_at, is_url, local_folder, resolve
+from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, resolve
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel, EdgeOptions
 from edgewise.edge.named import EDGES
@@ -51,7 +51,7 @@ def cloud_address(settings: Settings) -> str:
     """Where the cloud model is: as set, else the bundled one beside a bundled edge model."""
     if settings.cloud is not None:
         return settings.cloud
-    return "bundled" if settings.edge in ("bundled", MID) else "none"
+    return "bundled" if settings.edge in ("bundled", "bundled:mid") else "none"
 
 
 def open_cloud(
