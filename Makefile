@@ -35,9 +35,8 @@ test: .venv/tested  ## run the tests
 test-training: .venv/tested  ## run the tests that need torch, too
 	$(BIN)/python -m pip install --quiet --editable '.[train,pocket,transformers]'
 	$(BIN)/python -m pytest -n auto tests/training tests/pocket tests/benchmarks \
-		tests/smollm2 \
-		tests/edge/test_transformers.py tests/cli/test_edge_engines_cli.py \
-		tests/cli/test_train_command.py
+		tests/edge/test_transformers.py tests/smollm2/test_smollm2_engines.py \
+		tests/cli/test_edge_engines_cli.py tests/cli/test_train_command.py
 
 .venv-vllm/installed:
 	$(PYTHON) -m venv .venv-vllm

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import rmtree
 
 from edgewise.edge.named import EDGES
 from pocket.convert.__main__ import convert
@@ -43,6 +44,8 @@ def models_for(engines: Sequence[str], path: Path, folder: Path) -> dict[str, Pa
         if not place.exists():
             source = source or read(path)
             unfinished = place.with_name(f"{place.name}.part")
+            # Large weights would be appended to what an interrupted run has left.
+            rmtree(unfinished, ignore_errors=True)
             convert(source, FORMS[engine], unfinished).rename(place)
         found[engine] = place
     return found

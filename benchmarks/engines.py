@@ -33,6 +33,7 @@ from benchmarks.markdown import line
 from benchmarks.memory import peak_memory
 from edgewise.bench.speed import random_prompt, rates
 from edgewise.edge.base import EdgeOptions
+from edgewise.edge.llamacpp_load import default_threads
 from edgewise.edge.named import EDGES
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
@@ -45,7 +46,7 @@ WANTED = 0.97
 MODELS = {"0.5b": "0.5B shape (random weights)", "smollm2": "SmolLM2-135M"}
 PLATFORMS = {
     "llamacpp": "Linux, macOS, Windows; CPU, CUDA, ROCm, Metal, Vulkan",
-    "onnx": "Linux, macOS, Windows (x64, Arm); CPU, and what a model was built for",
+    "onnx": "Linux, Windows, macOS (Arm); CPU, and what a model was built for",
     "transformers": "Linux, macOS, Windows; CPU, CUDA, ROCm, XPU, MPS",
     "mlx": "macOS (Metal); Linux on the CPU, slowly",
 }
@@ -55,7 +56,6 @@ PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 class Facts(msgspec.Struct, frozen=True):
     """What a loaded model says of its engine."""
 
-    threads: int | None
     hidden: bool
     rewinds: str
     batch: bool
@@ -83,8 +83,7 @@ class Worker:
     def __init__(self, engine: str, model: Path, options: argparse.Namespace) -> None:
         command = [sys.executable, "-m", "benchmarks.engines", "--worker", engine, str(model)]
         command += ["--context", str(options.context), "--tokens", str(options.tokens)]
-        if options.threads:
-            command += ["--threads", str(options.threads)]
+        command += ["--threads", str(options.threads)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -121,13 +120,7 @@ def work(engine: str, address: str, options: argparse.Namespace) -> None:
     able, sequences = model.abilities, model.sequences(2)
     if sequences is not None:
         sequences.close()
-    facts = Facts(
-        getattr(model, "threads", options.threads),
-        able.hidden,
-        able.rewinds,
-        able.batch_logits,
-        sequences is not None,
-    )
+    facts = Facts(able.hidden, able.rewinds, able.batch_logits, sequences is not None)
     print(msgspec.json.encode(facts).decode(), flush=True)
     decoder = Decoder(model, router=Entropy(), policy=Policy(threshold=1.0))
     prompt = random_prompt(model, options.context)
@@ -260,10 +253,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             tables += [*(abilities_table(runs) if not number else []), ""]
             tables += speeds_table(MODELS[name], runs)
     print("\n".join(tables))
-    threads = {run.facts.threads for run in runs.values()}
     print(
         f"\n{options.rounds} rounds of {options.tokens} tokens after {options.context}, threads "
-        f"{', '.join(map(str, threads))}; wanted: decoder / bare >= {WANTED}."
+        f"{options.threads}; wanted: decoder / bare >= {WANTED}."
     )
     print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)
 
@@ -280,7 +272,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=24, help="of a round, bare and decoder each")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--context", type=int, default=32, help="tokens before the first measured")
-    parser.add_argument("--threads", type=int, help="default: all cores but one")
+    parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--layers", type=int, help="of the random model, to try the script")
     parser.add_argument("--folder", type=Path, help="where models are kept (default: nowhere)")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)

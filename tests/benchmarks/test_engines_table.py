@@ -22,7 +22,7 @@ def test_every_engine_that_is_installed(bpe_path: Path, tmp_path: Path) -> None:
         assert len(run.rounds) == ROUNDS
         assert all(found.bare > 0 and found.decoder > 0 for found in run.rounds)
         assert run.peak > 1
-        assert (run.facts.threads, run.facts.hidden, run.facts.rewinds) == (1, True, "anywhere")
+        assert (run.facts.hidden, run.facts.rewinds) == (True, "anywhere")
     for table in (abilities_table(runs), speeds_table("tiny", runs)):
         assert len(table) == 2 + len(runs)
         assert len({row.count("|") for row in table}) == 1
