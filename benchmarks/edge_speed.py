@@ -4,7 +4,6 @@ python -m benchmarks.edge_speed [--contexts 128,1024] [--blocks 5] [--tokens 64]
 """
 
 import argparse
-import resource
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from benchmarks import random_qwen
+from benchmarks.memory import peak_memory
 from edgewise.bench.speed import Speed, measure
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.vocabulary import fingerprint
@@ -81,7 +81,7 @@ def decoder_for(model: LlamaModel, folder: Path) -> Decoder:
     return Decoder(model, router=Mlp(card, folder / ROUTER), policy=Policy(threshold=1.0))
 
 
-def peak_memory(kind: str, folder: Path, options: argparse.Namespace) -> float:
+def peak_of(kind: str, folder: Path, options: argparse.Namespace) -> float:
     """Peak memory of a fresh process that runs one loop alone."""
     command = [sys.executable, "-m", "benchmarks.edge_speed", "--only", kind]
     command += ["--folder", str(folder), "--contexts", str(max(options.contexts))]
@@ -101,9 +101,7 @@ def run_only(kind: str, folder: Path, options: argparse.Namespace) -> float:
             model.bare_loop(prompt, options.tokens)
         else:
             decoder_for(model, folder).generate(prompt, max_tokens=options.tokens + 1)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Linux counts in KiB, macOS in bytes.
-    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+    return peak_memory()
 
 
 def run(folder: Path, options: argparse.Namespace) -> Report:
@@ -119,7 +117,7 @@ def run(folder: Path, options: argparse.Namespace) -> Report:
             for context in options.contexts
         )
         threads = model.threads
-    bare, whole = (peak_memory(kind, folder, options) for kind in ("bare", "edgewise"))
+    bare, whole = (peak_of(kind, folder, options) for kind in ("bare", "edgewise"))
     return Report(threads, speeds, Memory(bare, whole, whole / bare))
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 CONTEXT = 32_768
 STD = 0.05
+MERGE = "a b"
 _Q4_0_BYTES, _Q4_0_STD = 18, 4.61  # standard deviation of a uniform draw from -8..7
 
 
@@ -43,9 +44,9 @@ def byte_letters() -> list[str]:
 
 
 def vocabulary(shape: Shape) -> list[str]:
-    """The 256 bytes, enough four-letter tokens to fill the size, and the end token."""
+    """The 256 bytes, what their one merge makes, four-letter tokens, and the end token."""
     words = ("".join(word) for word in product("abcdefghijklmnopqrst", repeat=4))
-    ids = [*byte_letters(), *islice(words, shape.vocabulary - 256)]
+    ids = [*byte_letters(), MERGE.replace(" ", ""), *islice(words, shape.vocabulary - 257)]
     ids[shape.eos] = "<|im_end|>"
     return ids
 
@@ -85,7 +86,7 @@ def _describe(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges([MERGE])
     writer.add_eos_token_id(shape.eos)
     writer.add_add_bos_token(False)
 

@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from tests import models
 from tests.hybrid_models import HybridPaths
+from tests.smollm2_file import smollm2_or_skip
 
 # No example is timed: a busy machine is no defect.
 settings.register_profile("untimed", deadline=None)
@@ -55,6 +56,12 @@ def other_path(model_folder: Path) -> Path:
 def hybrid_paths(model_folder: Path) -> HybridPaths:
     """(d) recurrent and hybrid models, and one with windows, by kind."""
     return HybridPaths(model_folder)
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """(e) a real model in 4 bits, where its package is installed."""
+    return smollm2_or_skip()
 
 
 @pytest.fixture(scope="session")

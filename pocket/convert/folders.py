@@ -9,7 +9,7 @@ import gguf
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from pocket.convert.weights import Source, Vocabulary
+from pocket.convert.weights import ARCHITECTURES, Source, Vocabulary
 from pocket.tokenizer import QWEN2_SPLIT
 
 CUTS = {
@@ -66,11 +66,11 @@ def write_tokenizer(folder: Path, vocabulary: Vocabulary) -> None:
 
 
 def _config(source: Source) -> dict[str, object]:
-    """What transformers' `LlamaConfig` reads, in its older and its newer spelling."""
+    """What transformers' config of the model reads, in its older and its newer spelling."""
     vocabulary = source.vocabulary
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [ARCHITECTURES[source.kind]],
+        "model_type": source.kind,
         "vocab_size": len(source.head),
         "hidden_size": source.width,
         "intermediate_size": source.ffn,

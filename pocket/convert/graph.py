@@ -144,6 +144,10 @@ def _attention(graph: _Graph, source: Source, layer: int, x: str, rest: list[str
     name = f"model.layers.{layer}.self_attn"
     parts = [source.weights[f"{name}.{part}_proj.weight"] for part in "qkv"]
     packed = graph.linear(x, f"{name}.qkv_proj.weight", np.concatenate(parts))
+    if f"{name}.q_proj.bias" in source.weights:
+        biases = [source.weights[f"{name}.{part}_proj.bias"] for part in "qkv"]
+        added = graph.constant(f"{name}.qkv_proj.bias", np.concatenate(biases))
+        packed = graph.node("Add", [packed, added])
     past, present = f"past_key_values.{layer}", f"present.{layer}"
     mixed = graph.node(
         "GroupQueryAttention",
@@ -206,7 +210,7 @@ def _config(source: Source, *, hidden: bool) -> dict[str, object]:
     vocabulary = source.vocabulary
     return {
         "model": {
-            "type": "llama",
+            "type": source.kind,
             "vocab_size": len(source.head),
             "context_length": source.context,
             "bos_token_id": vocabulary.eos if vocabulary.bos is None else vocabulary.bos,

@@ -1,7 +1,8 @@
-"""From a GGUF file of the Llama architecture to float32 weights as Hugging Face names them."""
+"""From a GGUF file of a plain Llama or Qwen2 to float32 weights as Hugging Face names them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+"""By llama.cpp's name, which is also the `model_type` of both libraries."""
 
 NAMES = {
     "attn_norm": "input_layernorm",
@@ -22,6 +26,9 @@ NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+BIASED = ("attn_q", "attn_k", "attn_v")
+"""Of a Qwen2."""
+
 OUTER = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -46,11 +53,12 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Source:
-    """A model of the Llama architecture; `weights` are those of transformers' `LlamaForCausalLM`.
+    """A model of one of `ARCHITECTURES`; `weights` are those of transformers' class of it.
 
     A tied head is no weight of its own.
     """
 
+    kind: str
     width: int
     layers: int
     heads: int
@@ -88,30 +96,29 @@ def halves(weight: Floats, heads: int) -> Floats:
 def read(path: Path) -> Source:
     """Read `path`, dequantised. Raises `ValueError` for other architectures."""
     reader = gguf.GGUFReader(path)
-
-    def value(name: str, default: object = None) -> object:
-        field = reader.fields.get(name)
-        return default if field is None else field.contents()
+    value = _values(reader)
+    kind = str(value("general.architecture"))
 
     def number(name: str, default: object = None) -> float:
-        found = value(f"llama.{name}", default)
+        found = value(f"{kind}.{name}", default)
         if not isinstance(found, (int, float)):
             raise ValueError(f"{str(path)!r} does not say its {name}")
         return found
 
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    if value("general.architecture") != "llama" or "rope_freqs.weight" in tensors:
-        raise ValueError(f"{str(path)!r} is no plain Llama; only those are converted")
+    if kind not in ARCHITECTURES or "rope_freqs.weight" in tensors:
+        raise ValueError(f"{str(path)!r} is no plain Llama or Qwen2; only those are converted")
     heads, width = int(number("attention.head_count")), int(number("embedding_length"))
     kv_heads = int(number("attention.head_count_kv", heads))
     head_dim = int(number("attention.key_length", width // heads))
     weights: dict[str, Floats] = {}
     for name, tensor in tensors.items():
         weight = np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32)
-        if name.endswith(("attn_q.weight", "attn_k.weight")):
+        if kind == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
             weight = halves(weight, heads if "attn_q" in name else kv_heads)
-        weights[_name(name)] = weight
+        weights[_name(name, kind)] = weight
     return Source(
+        kind=kind,
         width=width,
         layers=int(number("block_count")),
         heads=heads,
@@ -126,19 +133,37 @@ def read(path: Path) -> Source:
     )
 
 
-def _name(name: str) -> str:
-    """Raises `ValueError` for a weight that a plain Llama has none of."""
-    parts = name.split(".")
+def read_vocabulary(path: Path) -> Vocabulary:
+    """The vocabulary alone, of any architecture."""
+    return _vocabulary(_values(gguf.GGUFReader(path)))
+
+
+def _values(reader: gguf.GGUFReader) -> Callable[..., object]:
+    """What a file says under a name, or else a default."""
+
+    def value(name: str, default: object = None) -> object:
+        field = reader.fields.get(name)
+        return default if field is None else field.contents()
+
+    return value
+
+
+def _name(name: str, kind: str) -> str:
+    """Raises `ValueError` for a weight that a model of this kind has none of."""
+    outer, *parts, what = name.split(".")
+    biased = BIASED if kind == "qwen2" else ()
     try:
-        if parts[0] == "blk":
-            return f"model.layers.{int(parts[1])}.{NAMES[parts[2]]}.{parts[3]}"
-        return f"{OUTER[parts[0]]}.{parts[1]}"
-    except (KeyError, IndexError) as error:
-        raise ValueError(f"a plain Llama has no weight {name!r}") from error
+        if what != "weight" and not (what == "bias" and parts[1] in biased):
+            raise KeyError(what)
+        if outer == "blk":
+            layer, part = parts
+            return f"model.layers.{int(layer)}.{NAMES[part]}.{what}"
+        return f"{OUTER[outer]}.{what}"
+    except (KeyError, IndexError, ValueError) as error:
+        raise ValueError(f"a plain {kind} has no weight {name!r}") from error
 
 
-def _vocabulary(value: object) -> Vocabulary:
-    assert callable(value)
+def _vocabulary(value: Callable[..., object]) -> Vocabulary:
     eos = value("tokenizer.ggml.eos_token_id")
     return Vocabulary(
         model=value("tokenizer.ggml.model"),

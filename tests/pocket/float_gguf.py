@@ -1,13 +1,17 @@
 """A GGUF file's copy with float32 weights: what llama.cpp makes of the same numbers unrounded."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
 import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
 
 
-def write_floats(path: Path, source: Path) -> Path:
-    """Write `source` to `path`, dequantised."""
+def write_floats(path: Path, source: Path, more: Mapping[str, Floats] | None = None) -> Path:
+    """Write `source` to `path`, dequantised, and `more` weights behind it."""
     reader = gguf.GGUFReader(source)
     architecture = str(reader.fields["general.architecture"].contents())
     writer = gguf.GGUFWriter(path, architecture)
@@ -18,6 +22,8 @@ def write_floats(path: Path, source: Path) -> Path:
     for tensor in reader.tensors:
         weight = gguf.dequantize(tensor.data, tensor.tensor_type)
         writer.add_tensor(tensor.name, np.ascontiguousarray(weight, np.float32))
+    for name, weight in (more or {}).items():
+        writer.add_tensor(name, weight)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -12,6 +12,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from benchmarks import random_qwen
+from benchmarks.random_qwen import Shape
 from edgewise.addresses import bundled
 from edgewise.edge.base import EdgeModel, Needs, Step
 from edgewise.edge.hub_tokenizer import HubTokenizer
@@ -31,6 +33,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 PER_FAMILY, TOKENS = 3, 48
+PROMPT = list(range(60, 90))
 FLOAT_TOLERANCE = 0.02
 """Of the largest logit, against llama.cpp on float32 weights, whose KV cache is float16; 0.007 was
 measured over 60 questions."""
@@ -156,17 +159,22 @@ def test_weights_in_hugging_face_form(source: Source, form: str, tmp_path: Path)
 def test_safetensors_say_in_transformers_what_onnx_says(
     source: Source, prompts: list[list[int]], answers: list[list[Step]], tmp_path: Path
 ) -> None:
+    assert_same_in_transformers(source, prompts[0], answers[0], tmp_path / "hub")
+
+
+def assert_same_in_transformers(
+    source: Source, prompt: Sequence[int], answer: Sequence[Step], folder: Path
+) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    folder = convert(source, "safetensors", tmp_path / "hub")
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float32
+        convert(source, "safetensors", folder), attn_implementation="eager", dtype=torch.float32
     )
     with torch.inference_mode():
-        tokens = [step.proposed for step in answers[0]]
-        whole = torch.tensor([prompts[0] + tokens[:-1]])
-        logits = model(whole).logits[0, len(prompts[0]) - 1 :].numpy()
-    wanted = np.stack([step.logits for step in answers[0]])
+        tokens = [step.proposed for step in answer]
+        whole = torch.tensor([[*prompt, *tokens[:-1]]])
+        logits = model(whole).logits[0, len(prompt) - 1 :].numpy()
+    wanted = np.stack([step.logits for step in answer])
     np.testing.assert_allclose(logits, wanted, rtol=0, atol=1e-3 * np.abs(wanted).max())
 
 
@@ -177,14 +185,49 @@ def test_a_model_with_a_head_of_its_own_and_grouped_attention(
     assert not source.tied
     assert source.kv_heads < source.heads
     folder = convert(source, "onnx-hidden", tmp_path / "untied")
-    prompt = list(range(60, 90))
     with (
         OnnxModel(folder, threads=1) as onnx,
         LlamaModel(bpe_path, threads=1, gpu_layers=0) as llama,
     ):
-        answer = greedy(onnx, prompt)
-        steps = read_along(llama, prompt, [step.proposed for step in answer])
+        answer = greedy(onnx, PROMPT)
+        steps = read_along(llama, PROMPT, [step.proposed for step in answer])
         assert max(map(distance, answer, steps)) < FLOAT_TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def qwen_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its queries, keys and values have biases."""
+    shape = Shape(hidden=64, layers=2, heads=4, kv_heads=2, ffn=96, vocabulary=300, eos=299)
+    return random_qwen.build(tmp_path_factory.mktemp("qwen") / "qwen.gguf", shape=shape)
+
+
+def test_a_qwen_is_the_same_in_llama_cpp_and_onnx(qwen_path: Path, tmp_path: Path) -> None:
+    folder = convert(read(qwen_path), "onnx-hidden", tmp_path / "onnx")
+    floats = write_floats(tmp_path / "float.gguf", qwen_path)
+    with (
+        OnnxModel(folder, context=128, threads=1) as onnx,
+        LlamaModel(floats, context=128, threads=1, gpu_layers=0) as llama,
+    ):
+        assert fingerprint(onnx.tokenizer) == fingerprint(llama.tokenizer)
+        answer = greedy(onnx, PROMPT)
+        steps = read_along(llama, PROMPT, [step.proposed for step in answer])
+        assert max(map(distance, answer, steps)) < FLOAT_TOLERANCE
+
+
+def test_a_qwen_is_the_same_in_transformers(qwen_path: Path, tmp_path: Path) -> None:
+    source = read(qwen_path)
+    with OnnxModel(convert(source, "onnx-hidden", tmp_path / "onnx"), threads=1) as onnx:
+        answer = greedy(onnx, PROMPT)
+    assert_same_in_transformers(source, PROMPT, answer, tmp_path / "hub")
+
+
+def test_weights_that_would_be_left_out_are_refused(bpe_path: Path, tmp_path: Path) -> None:
+    """A Llama has no biases: without them its logits were wrong."""
+    biased = write_floats(
+        tmp_path / "biased.gguf", bpe_path, {"blk.0.attn_q.bias": np.ones(64, np.float32)}
+    )
+    with pytest.raises(ValueError, match=r"a plain llama has no weight 'blk\.0\.attn_q\.bias'"):
+        read(biased)
 
 
 def test_what_is_not_converted_says_so(

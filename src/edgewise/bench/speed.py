@@ -33,19 +33,11 @@ def measure(decoder: Decoder, *, context: int, tokens: int, blocks: int) -> Spee
     `decoder.edge` must have room for context + tokens. The order of the two alternates from block
     to block. Raises `UsageError` for an engine without a loop of its own.
     """
-    model = decoder.edge
-    rng = np.random.default_rng(0)
-    prompt = [int(i) for i in rng.integers(10, model.tokenizer.size // 2, context)]
-    native: list[float] = []
-    through: list[float] = []
-    for block in range(blocks + 1):
-        runs = [(native, lambda: model.bare_loop(prompt, tokens))]
-        runs.append((through, lambda: _through(decoder, prompt, tokens)))
-        for rates, run in runs if block % 2 else runs[::-1]:
-            rate = run()
-            if block:  # the first block warms caches up
-                rates.append(rate)
-    ratios = [b / a for a, b in zip(native, through, strict=True)]
+    prompt = random_prompt(decoder.edge, context)
+    # The first block warms caches up.
+    every = [rates(decoder, prompt, tokens, bare_first=n % 2 == 1) for n in range(blocks + 1)]
+    native, through = zip(*every[1:], strict=True)
+    ratios = [b / a for a, b in every[1:]]
     return Speed(
         context,
         blocks,
@@ -56,6 +48,23 @@ def measure(decoder: Decoder, *, context: int, tokens: int, blocks: int) -> Spee
         min(ratios),
         max(ratios),
     )
+
+
+def random_prompt(model: EdgeModel, length: int) -> list[int]:
+    """The same ids each time."""
+    rng = np.random.default_rng(0)
+    return [int(i) for i in rng.integers(10, model.tokenizer.size // 2, length)]
+
+
+def rates(
+    decoder: Decoder, prompt: Sequence[int], tokens: int, *, bare_first: bool
+) -> tuple[float, float]:
+    """Tokens a second of the bare engine and of `decoder`, measured in this order or the other."""
+    if bare_first:
+        bare = decoder.edge.bare_loop(prompt, tokens)
+        return bare, _through(decoder, prompt, tokens)
+    through = _through(decoder, prompt, tokens)
+    return decoder.edge.bare_loop(prompt, tokens), through
 
 
 def score_seconds(model: EdgeModel, router: Router, steps: int = 64) -> tuple[float, float]:
