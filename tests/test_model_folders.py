@@ -133,6 +133,13 @@ def folder_of(root: Path, files: dict[str, bytes]) -> Path:
 FOLDERS: dict[str, tuple[dict[str, bytes], str]] = {
     "transformers": (PLAIN, "transformers"),
     "MLX": ({"config.json": MLX, **WEIGHTS}, "mlx"),
+    "MLX with a number that JSON has not": (
+        {
+            **PLAIN,
+            "config.json": b'{"time_step_limit": [0.0, Infinity], "quantization": {"bits": 4}}',
+        },
+        "mlx",
+    ),
     "MLX in full": ({**PLAIN, "model.safetensors": BY_MLX}, "mlx"),
     "ONNX": ({"genai_config.json": b"{}", "model.onnx": b""}, "onnx"),
     "ONNX beside safetensors": ({**PLAIN, "genai_config.json": b"{}"}, "onnx"),

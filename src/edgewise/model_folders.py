@@ -1,10 +1,9 @@
 """What form a model's folder has, by its files: which engine runs it, and which files it reads."""
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, cast
 
 from edgewise.errors import AddressError
 
@@ -15,11 +14,8 @@ _READ = {
     "transformers": (".safetensors", *_DESCRIBED),
     "mlx": (".safetensors", *_DESCRIBED),
 }
+_Json = dict[str, Any]
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
-
-
-class _Config(msgspec.Struct):
-    quantization: dict[str, Any] | None = None
 
 
 def engine_among(
@@ -66,8 +62,9 @@ def _is_quantised(config: Path) -> bool:
     try:
         if config.stat().st_size > MAX_CONFIG:
             return False
-        return bool(msgspec.json.decode(config.read_bytes(), type=_Config).quantization)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        described: object = json.loads(config.read_bytes())
+        return isinstance(described, dict) and bool(cast(_Json, described).get("quantization"))
+    except (OSError, ValueError, RecursionError):
         return False  # what is wrong with it is the engine's to say
 
 

@@ -170,6 +170,23 @@ def test_how_it_rewinds(folders: Folders, kind: str) -> None:
         assert model.abilities.rewinds == ("marks" if kind in MARKED else "anywhere")
 
 
+def test_both_ways_to_keep_a_window_agree(folders: Folders) -> None:
+    """mlx-lm's own, and the one that keeps all ids, however they are read."""
+    ids = [(7 * index) % 250 for index in range(5 * WINDOW)]
+    with load(folders, "gemma3") as whole, load(folders, "gemma3 sliding") as sliding:
+        rows: list[list[Floats]] = []
+        for model in (whole, sliding):
+            session = model.session(Needs.LOGITS)
+            session.open(ids[:11])
+            steps = [session.step(), *session.steps(ids[11:19])]
+            for token in ids[19:]:
+                session.extend([token])
+                steps.append(session.step())
+            rows.append([step.logits for step in steps])
+        for left, right in zip(*rows, strict=True):
+            assert_close(left, right)
+
+
 def test_a_window_is_cut_until_it_moves_on(folders: Folders) -> None:
     with load(folders, "gemma3 sliding") as model:
         session = model.session()
