@@ -17,8 +17,8 @@ from edgewise.edge.mlx_windows import has_windows, hides_by_mask, whole, whole_k
 from edgewise.edge.sequence_cache import Rows, SequenceCache, StateCopy
 
 
-class LazyRows(NamedTuple):
-    """Arrays of MLX: logits [n, vocabulary]; hidden [n, d], None where the model shows none."""
+class MlxRows(NamedTuple):
+    """float32 of MLX: logits [n, vocabulary]; hidden [n, d], None where the model shows none."""
 
     logits: Any
     hidden: Any | None
@@ -43,7 +43,7 @@ class MlxWeights:
     def _try(self, token: int, cache: list[Any]) -> Floats:
         rows = self.run([token], cache, "last")
         assert rows is not None
-        return self.floats(rows.logits)
+        return np.array(rows.logits)
 
     def _see(self, entered: Any) -> None:
         self._seen = entered
@@ -63,25 +63,22 @@ class MlxWeights:
     def _own_cache(self) -> list[Any]:
         return import_module("mlx_lm.models.cache").make_prompt_cache(self._model)
 
-    def run(self, ids: Sequence[int], cache: list[Any], outputs: Outputs) -> LazyRows | None:
+    def run(self, ids: Sequence[int], cache: list[Any], outputs: Outputs) -> MlxRows | None:
         """Compute `ids` behind what the cache holds: rows for all of them, the last, or none."""
         mx = self.mx
-        self._seen = None
         with mx.stream(self.device):
             made = self._model(mx.array([list(ids)]), cache=cache)
-            rows: LazyRows | None = None
+            seen, self._seen = self._seen, None
+            rows: MlxRows | None = None
             if outputs != "none":
                 first = -len(ids) if outputs == "all" else -1
-                seen, self._seen = self._seen, None
-                rows = LazyRows(made[0, first:], None if seen is None else seen[0, first:])
+                rows = MlxRows(*(self._row(array, first) for array in (made, seen)))
             # What is left lazy cannot be computed in another thread, and holds what it is made of.
             mx.eval(rows, [layer.state for layer in cache])
         return rows
 
-    def floats(self, array: Any) -> Floats:
-        """float32 of NumPy's."""
-        with self.mx.stream(self.device):
-            return np.array(array.astype(self.mx.float32))
+    def _row(self, array: Any | None, first: int) -> Any | None:
+        return None if array is None else array[0, first:].astype(self.mx.float32)
 
     def embeddings(self) -> Floats | None:
         """The input embeddings, float32[vocabulary, d]; None where they are of no known kind."""
@@ -89,7 +86,8 @@ class MlxWeights:
         for module in self.tables():
             if isinstance(module, (kinds.Embedding, kinds.QuantizedEmbedding)):
                 with self.mx.stream(self.device):
-                    return self.floats(module(self.mx.arange(self.size)))
+                    rows = module(self.mx.arange(self.size))
+                    return np.array(rows.astype(self.mx.float32))
         return None
 
     def close(self) -> None:
@@ -133,8 +131,7 @@ class MlxCache(SequenceCache):
         if rows is None:
             return None
         seen = rows.hidden if hidden else None
-        floats = self._weights.floats
-        return Rows(floats(rows.logits), None if seen is None else floats(seen))
+        return Rows(np.array(rows.logits), None if seen is None else np.array(seen))
 
     def _copy(self) -> StateCopy:
         state = self._states([part.state for part in self._copied])

@@ -42,7 +42,7 @@ class StateCopy(NamedTuple):
 class SequenceCache(ABC):
     """What one sequence holds, `length` ids of it. An engine writes the calls that are abstract."""
 
-    def __init__(self, *, room: int = MEMORY) -> None:
+    def __init__(self, *, room: int) -> None:
         """At most `room` bytes of marks, but for one."""
         self._room = room
         self.clear()
