@@ -7,7 +7,7 @@ export CMAKE_ARGS ?= -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/cmake/llama-onl
 	-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF \
 	-DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF
 
-.PHONY: help install demo test test-training test-vllm test-litellm lint pocket faults bench \
+.PHONY: help install demo test test-training test-mlx test-vllm test-litellm lint pocket faults bench \
 	lock sbom digests image clean
 
 help:  ## show this help
@@ -37,6 +37,15 @@ test-training: .venv/tested  ## run the tests that need torch, too
 	$(BIN)/python -m pytest -n auto tests/training tests/pocket tests/benchmarks \
 		tests/edge/test_transformers.py tests/smollm2/test_smollm2_engines.py \
 		tests/cli/test_edge_engines_cli.py tests/cli/test_train_command.py
+
+.venv-mlx/installed: pyproject.toml cmake/llama-only.cmake
+	$(PYTHON) -m venv .venv-mlx
+	.venv-mlx/bin/python -m pip install --quiet --editable '.[mlx,test]'
+	touch $@
+
+test-mlx: .venv-mlx/installed  ## run the tests of the MLX engine (on Linux on the CPU)
+	.venv-mlx/bin/python -m pytest -n auto tests/edge/test_mlx.py tests/cli/test_mlx_cli.py \
+		tests/pocket/test_convert_mlx.py
 
 .venv-vllm/installed:
 	$(PYTHON) -m venv .venv-vllm
@@ -101,4 +110,4 @@ deploy/images.env:
 	@echo "There are no digests yet; make digests looks them up." >&2; exit 1
 
 clean:  ## remove what was built
-	rm -rf .venv .venv-vllm .venv-litellm build dist
+	rm -rf .venv .venv-mlx .venv-vllm .venv-litellm build dist

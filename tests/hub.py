@@ -28,12 +28,14 @@ class Repository:
     A dataset's name begins with `datasets/`.
 
     Without the token, nothing is known of a `private` one, and of a `gated` one only the names.
+    `library` is what its card names.
     """
 
     files: Mapping[str, bytes]
     tags: tuple[str, ...] = ()
     private: bool = False
     gated: bool = False
+    library: str | None = None
 
     @property
     def commit(self) -> str:
@@ -188,6 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
             "id": name,
             "sha": repository.commit,
             "private": repository.private,
+            "library_name": repository.library,
             "siblings": [{"rfilename": file} for file in repository.files],
         }
         if tree:

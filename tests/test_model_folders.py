@@ -2,22 +2,25 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from edgewise.addresses import engine_at, resolve_folder
-from edgewise.edge.named import EDGES
 from edgewise.errors import AddressError, UsageError
-from edgewise.parts import edge_engine
+from edgewise.parts import edge_engine, open_edge
 from edgewise.settings import Settings
 from tests.hub import Hub, Repository, serving
 
 CONFIG = b'{"model_type": "llama"}'
 MLX = b'{"model_type": "llama", "quantization": {"group_size": 64, "bits": 4}}'
 WEIGHTS = {"model.safetensors": b"weights", "tokenizer.json": b"{}"}
+BY_MLX = save({"weight": np.zeros(4, np.float32)}, {"format": "mlx"})
 PLAIN = {"config.json": CONFIG, **WEIGHTS}
 REPOSITORIES = {
     "own/plain": Repository(
@@ -31,6 +34,7 @@ REPOSITORIES = {
         }
     ),
     "own/mlx": Repository({"config.json": MLX, **WEIGHTS}),
+    "own/mlx-full": Repository(PLAIN | {"model.safetensors": BY_MLX}, library="mlx"),
     "own/onnx": Repository(
         {
             "README.md": b"# ONNX",
@@ -77,6 +81,7 @@ def told(home: Path, endpoint: str, *addresses: str) -> list[object]:
     return json.loads(done.stdout)
 
 
+MLX_FOUND = ["mlx", "mlx-full", ["config.json", "model.safetensors", "tokenizer.json"]]
 PLAIN_FOUND = ["transformers", "plain", ["config.json", "model.safetensors", "tokenizer.json"]]
 
 
@@ -87,6 +92,7 @@ def test_of_repositories(tmp_path: Path) -> None:
             hub.endpoint,
             "own/plain",
             "own/mlx",
+            "own/mlx-full",
             "hf://own/onnx/cpu",
             "own/onnx",
             "hf://own/onnx/npu",
@@ -96,6 +102,7 @@ def test_of_repositories(tmp_path: Path) -> None:
         ) == [
             PLAIN_FOUND,
             ["mlx", "mlx", ["config.json", "model.safetensors", "tokenizer.json"]],
+            MLX_FOUND,
             [
                 "onnx",
                 "cpu",
@@ -113,7 +120,8 @@ def test_of_repositories(tmp_path: Path) -> None:
         assert not hub.asked("GET", "pytorch_model.bin")
         assert len(hub.asked("GET", "/api/models/own/both")) == 1
         hub.status = 503
-        assert told(tmp_path, hub.endpoint, "own/plain") == [PLAIN_FOUND]
+        before = told(tmp_path, hub.endpoint, "own/plain", "own/mlx-full")
+        assert before == [PLAIN_FOUND, MLX_FOUND]
 
 
 def folder_of(root: Path, files: dict[str, bytes]) -> Path:
@@ -125,6 +133,14 @@ def folder_of(root: Path, files: dict[str, bytes]) -> Path:
 FOLDERS: dict[str, tuple[dict[str, bytes], str]] = {
     "transformers": (PLAIN, "transformers"),
     "MLX": ({"config.json": MLX, **WEIGHTS}, "mlx"),
+    "MLX with a number that JSON has not": (
+        {
+            **PLAIN,
+            "config.json": b'{"time_step_limit": [0.0, Infinity], "quantization": {"bits": 4}}',
+        },
+        "mlx",
+    ),
+    "MLX in full": ({**PLAIN, "model.safetensors": BY_MLX}, "mlx"),
     "ONNX": ({"genai_config.json": b"{}", "model.onnx": b""}, "onnx"),
     "ONNX beside safetensors": ({**PLAIN, "genai_config.json": b"{}"}, "onnx"),
     "a config that is none": ({**PLAIN, "config.json": b"\xff["}, "transformers"),
@@ -167,9 +183,20 @@ def test_an_engine_that_is_named_is_not_looked_for(tmp_path: Path) -> None:
     assert edge_engine(Settings(edge=str(folder), edge_engine="transformers")) == "transformers"
 
 
-def test_an_engine_that_is_not_here(tmp_path: Path) -> None:
-    if "mlx" in EDGES:
-        pytest.skip("it is")
+def test_without_mlx_s_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setitem(sys.modules, "mlx.core", None)
     settings = Settings(edge=str(folder_of(tmp_path, FOLDERS["MLX"][0])))
-    with pytest.raises(UsageError, match="is a model for the edge engine mlx, which is not here"):
-        edge_engine(settings)
+    with pytest.raises(UsageError, match=r"needs mlx\.core; pip install 'edgewise\[mlx\]'"):
+        open_edge(settings)
+
+
+def test_where_mlx_has_no_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Windows")
+    monkeypatch.setattr(platform, "machine", lambda: "AMD64")
+    monkeypatch.setitem(sys.modules, "mlx.core", None)
+    settings = Settings(edge=str(folder_of(tmp_path, FOLDERS["MLX"][0])))
+    told = "runs on Macs with Apple silicon and on Linux, not on Windows AMD64; name a GGUF of"
+    with pytest.raises(UsageError, match=told):
+        open_edge(settings)

@@ -32,6 +32,7 @@ from edgewise.errors import AddressError
 from edgewise.hub_client import (
     LISTING_SECONDS,
     HubAddress,
+    HubListing,
     ask_ahead,
     ask_hub,
     explained,
@@ -107,7 +108,7 @@ def engine_at(address: str) -> str:
     """The edge engine for what lies at `address`, by its files. Raises `AddressError`.
 
     A GGUF is llama.cpp's, `genai_config.json` ONNX Runtime's; `config.json` with safetensors is
-    transformers', or MLX's where it says so.
+    transformers', or MLX's where they say so.
     """
     if address.partition(":")[0] == "bundled" or _local(address) is not None:
         return "llamacpp"
@@ -119,14 +120,15 @@ def engine_at(address: str) -> str:
         return "llamacpp"
     require_plain(parsed, setting="edge")
     with explained(parsed):
-        names, online = _all_names(parsed, ahead=True)
+        listed, online = _all_names(parsed, ahead=True)
+        names = listed.names
         if parsed.file is None and models_among([n for n in names if n.endswith(".gguf")]):
             return "llamacpp"
         inside = _inside(parsed, names)
         config = f"{inside}config.json"
         path = fetched(parsed, config, online=online) if config in names else None
         held = [name.removeprefix(inside) for name in names if name.startswith(inside)]
-        return engine_among(held, address, path)
+        return engine_among(held, address, path, library=listed.library)
 
 
 def resolve_folder(address: str, engine: str) -> tuple[Path, str]:
@@ -146,7 +148,8 @@ def resolve_folder(address: str, engine: str) -> tuple[Path, str]:
         )
     require_plain(parsed, setting="edge")
     with explained(parsed):
-        names, online = _all_names(parsed)
+        listed, online = _all_names(parsed)
+        names = listed.names
         inside = _inside(parsed, names)
         wanted = [name for name in files_of(engine, names, inside) if is_plain(name)]
         if not wanted or len(wanted) > _MOST_PARTS:
@@ -181,16 +184,16 @@ def _root(path: Path, name: str) -> Path:
     return path.parents[name.count("/")]
 
 
-def _all_names(address: HubAddress, *, ahead: bool = False) -> tuple[list[str], bool]:
+def _all_names(address: HubAddress, *, ahead: bool = False) -> tuple[HubListing, bool]:
     """Files of a repository, and whether the hub says so; else those downloaded before.
 
     With `ahead` whoever asks next is told the same.
     """
-    names, problem = ask_ahead(address) if ahead else ask_hub(address)
-    if problem is None:
-        return names, True
-    folder = _snapshot(address, problem)
-    return [path.relative_to(folder).as_posix() for path in folder.rglob("*")], False
+    listed = ask_ahead(address) if ahead else ask_hub(address)
+    if listed.problem is None:
+        return listed, True
+    folder = _snapshot(address, listed.problem)
+    return HubListing([path.relative_to(folder).as_posix() for path in folder.rglob("*")]), False
 
 
 def checkpoint(name: str) -> Path | None:
@@ -207,14 +210,14 @@ def checkpoint(name: str) -> Path | None:
         return None
     require_plain(address, setting="router")
     with explained(address):
-        names, problem = ask_hub(address)
-        if problem is not None:
+        listed = ask_hub(address)
+        if listed.problem is not None:
             return Path(
                 hub.snapshot_download(
                     address.repo, revision=address.revision, local_files_only=True
                 )
             )
-        paths = [fetched(address, name) for name in CHECKPOINT if name in names]
+        paths = [fetched(address, name) for name in CHECKPOINT if name in listed.names]
         if len({path.parent for path in paths}) != 1:
             raise AddressError(
                 f"{address.repo!r} holds no router, or changed just now",
@@ -295,10 +298,10 @@ def _download(address: HubAddress) -> Path:
 
 
 def _list(address: HubAddress) -> _Listing:
-    names, problem = ask_hub(address)
-    if problem is not None:
-        return _Listing(_cached(address, problem), online=False)
-    return _Listing([name for name in names if name.endswith(".gguf")], online=True)
+    listed = ask_hub(address)
+    if listed.problem is not None:
+        return _Listing(_cached(address, listed.problem), online=False)
+    return _Listing([name for name in listed.names if name.endswith(".gguf")], online=True)
 
 
 def _cached(address: HubAddress, problem: AddressError) -> list[str]:

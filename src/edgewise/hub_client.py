@@ -29,6 +29,17 @@ class HubAddress(NamedTuple):
     file: str | None
 
 
+class HubListing(NamedTuple):
+    """The names of a repository's files, or why there is no telling (`problem`).
+
+    `library` is what its card names.
+    """
+
+    names: list[str]
+    problem: AddressError | None = None
+    library: str | None = None
+
+
 def require_plain(address: HubAddress, *, setting: str | None) -> None:
     """Raise `AddressError` for names that lead elsewhere on a hub, or on this disk."""
     for what, name in (
@@ -156,17 +167,17 @@ def explained_answer(address: HubAddress, error: Exception) -> AddressError:
     )
 
 
-_ahead: dict[tuple[str, str | None], tuple[list[str], AddressError | None]] = {}
+_ahead: dict[tuple[str, str | None], HubListing] = {}
 
 
-def ask_ahead(address: HubAddress) -> tuple[list[str], AddressError | None]:
+def ask_ahead(address: HubAddress) -> HubListing:
     """As `ask_hub`, which will say the same once more without asking the hub."""
     told = _ahead[address.repo, address.revision] = ask_hub(address)
     return told
 
 
-def ask_hub(address: HubAddress) -> tuple[list[str], AddressError | None]:
-    """The names of a repository's files, or why there is no telling.
+def ask_hub(address: HubAddress) -> HubListing:
+    """What a repository holds.
 
     The hub is asked once, so that a machine without a network does not wait through retries.
     """
@@ -182,14 +193,15 @@ def ask_hub(address: HubAddress) -> tuple[list[str], AddressError | None]:
             address.repo, revision=address.revision, timeout=LISTING_SECONDS
         )
         names = [file.rfilename for file in model.siblings or []]
-        return [name for name in names if isinstance(name, str)], None  # pyright: ignore[reportUnnecessaryIsInstance]
+        plain = [name for name in names if isinstance(name, str)]  # pyright: ignore[reportUnnecessaryIsInstance]
+        return HubListing(plain, library=model.library_name)
     except HFValidationError:
         raise
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status != 429 and status < 500:
             raise
-        return [], explained_answer(address, error)
+        return HubListing([], explained_answer(address, error))
     except (OSError, HTTPError, InvalidURL, *_NO_ANSWER):
         # Off line, out of reach, or something in between that answers in the hub's place.
-        return [], unreachable(address)
+        return HubListing([], unreachable(address))

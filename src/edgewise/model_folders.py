@@ -1,10 +1,9 @@
 """What form a model's folder has, by its files: which engine runs it, and which files it reads."""
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, cast
 
 from edgewise.errors import AddressError
 
@@ -15,23 +14,23 @@ _READ = {
     "transformers": (".safetensors", *_DESCRIBED),
     "mlx": (".safetensors", *_DESCRIBED),
 }
+_Json = dict[str, Any]
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
-class _Config(msgspec.Struct):
-    quantization: dict[str, Any] | None = None
-
-
-def engine_among(names: Sequence[str], where: str, config: Path | None) -> str:
+def engine_among(
+    names: Sequence[str], where: str, config: Path | None, *, library: str | None = None
+) -> str:
     """The edge engine for a folder's files; `config` is its `config.json`. Raises `AddressError`.
 
-    MLX's own quantisations say so in `config.json`; what it leaves unquantised is transformers'
-    too.
+    MLX's quantisations say so in `config.json`, and the header of what it leaves unquantised does;
+    before it is here, the `library` that a hub names.
     """
     if "genai_config.json" in names:
         return "onnx"
     if "config.json" in names and config and any(n.endswith(".safetensors") for n in names):
-        return "mlx" if _is_mlx(config) else "transformers"
+        written = library == "mlx" or _is_quantised(config) or _is_mlx(config.parent)
+        return "mlx" if written else "transformers"
     if ggufs := sorted(name for name in names if name.endswith(".gguf")):
         found, hint = "is a folder", f"name a file in it, such as {ggufs[0]}"
     elif any(name.endswith(_PICKLES) for name in names):
@@ -58,10 +57,25 @@ def files_of(engine: str, names: Iterable[str], inside: str) -> list[str]:
     ]
 
 
-def _is_mlx(config: Path) -> bool:
+def _is_quantised(config: Path) -> bool:
+    """Whether MLX has."""
     try:
         if config.stat().st_size > MAX_CONFIG:
             return False
-        return bool(msgspec.json.decode(config.read_bytes(), type=_Config).quantization)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        described: object = json.loads(config.read_bytes())
+        return isinstance(described, dict) and bool(cast(_Json, described).get("quantization"))
+    except (OSError, ValueError, RecursionError):
         return False  # what is wrong with it is the engine's to say
+
+
+def _is_mlx(folder: Path) -> bool:
+    """Whether MLX wrote the safetensors there: their headers name the form."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in sorted(folder.glob("model*.safetensors"))[:1]:
+        try:
+            with safe_open(path, framework="numpy") as opened:
+                return (opened.metadata() or {}).get("format") == "mlx"
+        except (OSError, SafetensorError, ValueError):
+            return False
+    return False

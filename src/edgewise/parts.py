@@ -37,14 +37,7 @@ def edge_engine(settings: Settings) -> str:
     """The edge engine that the settings name, or that fits what lies at the edge's address."""
     if settings.edge_engine != "auto":
         return settings.edge_engine
-    engine = engine_at(settings.edge)
-    if engine not in EDGES:
-        raise UsageError(
-            f"{settings.edge!r} is a model for the edge engine {engine}, which is not here",
-            hint="name a GGUF of the model, or its safetensors without MLX's quantisation",
-            setting="edge",
-        )
-    return engine
+    return engine_at(settings.edge)
 
 
 def cloud_address(settings: Settings) -> str:

@@ -1,5 +1,6 @@
 """Small files of a hub model's folder: JSON and text, never larger than they may be."""
 
+import json
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,9 +36,21 @@ def read_json(path: Path, kind: type[_T], most: int = MAX_CONFIG) -> _T | None:
     if data is None:
         return None
     try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return _decoded(data, kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ModelError(
             f"{str(path)!r} is not what a model's folder holds under this name ({error})",
             hint="download the model again",
         ) from error
+
+
+def _decoded(data: bytes, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        # Python writes numbers that JSON has not, as in the configs of recurrent models.
+        if b"Infinity" not in data and b"NaN" not in data:
+            raise
+        return msgspec.convert(json.loads(data), kind)

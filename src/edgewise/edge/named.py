@@ -10,6 +10,7 @@ EDGES: Registry[Callable[[str, EdgeOptions], EdgeModel]] = Registry(
     "edgewise.edge",
     {
         "llamacpp": "edgewise.edge.llamacpp:open_gguf",
+        "mlx": "edgewise.edge.mlx:open_mlx",
         "onnx": "edgewise.edge.onnx:open_onnx",
         "transformers": "edgewise.edge.transformers:open_folder",
     },

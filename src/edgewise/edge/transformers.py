@@ -18,15 +18,14 @@ from edgewise.edge.hub_tokenizer import HubTokenizer
 from edgewise.edge.hub_weights import digest_of, weight_files
 from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp_load import default_threads
-from edgewise.edge.transformers_cache import SequenceCache, Weights
+from edgewise.edge.sequence_cache import MEMORY, SequenceCache
+from edgewise.edge.sequence_slots import BATCH, SequenceSlots
+from edgewise.edge.sequence_trial import try_out
+from edgewise.edge.transformers_cache import TorchCache, Weights
 from edgewise.edge.transformers_load import load_folder, modules, quiet
-from edgewise.edge.transformers_slots import BATCH, TransformersSlots
 from edgewise.errors import ModelError, UsageError
 
 _DEFAULT_CONTEXT = 4096
-_TRIED = 6
-_CLOSE = 0.05
-"""How far two ways to the same logits may lie apart, of the largest."""
 
 
 def open_folder(address: str, options: EdgeOptions) -> "TransformersModel":
@@ -69,10 +68,20 @@ class TransformersModel(EdgeModel):
         self._embeddings: Any = loaded.model.get_input_embeddings()
         self._parameters = sum(weight.numel() for weight in loaded.model.parameters())
         self._weights = Weights(torch, loaded.model, loaded.config)
-        size, self.hidden_size, self._abilities = self._tried(loaded.config, slots)
+        size = getattr(loaded.config, "vocab_size", None)
+        if not isinstance(size, int) or size < 1:
+            raise ModelError(f"{str(folder)!r} does not say how many ids it has.")
+
+        def new() -> SequenceCache:
+            return TorchCache(self._weights, room=MEMORY // slots)
+
+        with quiet(modules()[1]):
+            self.hidden_size, self._abilities = try_out(
+                new, size, slots=slots, engine="transformers", where=str(folder)
+            )
         self._tokenizer = HubTokenizer(folder, size=size)
-        self._slots = TransformersSlots(
-            self._weights, name=self.name, count=slots, keep_prefixes=keep_prefixes
+        self._slots = SequenceSlots(
+            new, engine="transformers", name=self.name, count=slots, keep_prefixes=keep_prefixes
         )
 
     @property
@@ -126,46 +135,3 @@ class TransformersModel(EdgeModel):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _tried(self, config: Any, slots: int) -> tuple[int, int, EdgeAbilities]:
-        """Vocabulary, hidden size and abilities, by what a few ids show.
-
-        Raises `ModelError` for a model that does not go on where its cache ends.
-        """
-        size = getattr(config, "vocab_size", None)
-        if not isinstance(size, int) or size < 1:
-            raise ModelError(f"{str(self.folder)!r} does not say how many ids it has.")
-        ids = [7 * index % size for index in range(1, _TRIED + 1)]
-        try:
-            with quiet(modules()[1]):
-                rows = SequenceCache(self._weights).run(ids, every=True)
-                cache = SequenceCache(self._weights)
-                for token in ids[:-1]:
-                    cache.run([token], every=False)
-                cache.mark()
-                last = cache.run(ids[-1:], every=False)
-                able = cache.rewinds
-                kept = cache.back(len(ids) - 1)
-                again = cache.run(ids[kept:], every=False)
-        except Exception as error:
-            told = " ".join(str(error).split())[:200].rstrip(".")
-            raise self._refused(told or type(error).__name__) from error
-        if rows.logits.shape != (len(ids), size) or not _close(rows.logits[-1], last.logits[-1]):
-            raise self._refused("what it keeps of a text is not what it goes on with")
-        if able != "no" and not _close(rows.logits[-1], again.logits[-1]):
-            raise self._refused("it does not go back to where it was")
-        hidden = rows.hidden is not None and len(rows.hidden) == len(ids)
-        width = int(rows.hidden.shape[-1]) if rows.hidden is not None else 0
-        return size, width, EdgeAbilities(hidden=hidden, rewinds=able, slots=slots)
-
-    def _refused(self, why: str) -> ModelError:
-        return ModelError(
-            f"{str(self.folder)!r} does not decode step by step in transformers ({why})",
-            hint="name a GGUF of the model, or another model",
-        )
-
-
-def _close(left: Any, right: Any) -> bool:
-    """Whether two rows of logits are the same but for rounding; not where they are no numbers."""
-    far = float((left - right).abs().max())
-    return far <= _CLOSE * float(left.abs().max())

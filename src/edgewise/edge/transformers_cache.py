@@ -1,8 +1,7 @@
-"""One sequence's cache in transformers, and how far back it can go.
+"""One sequence's cache in transformers.
 
 Attention's keys and values are kept whole, in sliding windows too (their masks hide what lies
-outside), and cut anywhere. Recurrent layers hold one state: copies of it, the marks, are taken on
-the way, and going back takes the last one before a position.
+outside), and cut anywhere. Recurrent layers hold one state, which is copied.
 """
 
 from collections.abc import Sequence
@@ -10,12 +9,8 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from edgewise.edge.base import Rewinds
-
-SPACING = 8
-"""Ids between marks, at least."""
-
-MOST = 8
-"""Marks of a sequence."""
+from edgewise.edge.kv import Outputs
+from edgewise.edge.sequence_cache import Rows, SequenceCache, StateCopy
 
 _STATES = (
     "conv_states",
@@ -28,7 +23,7 @@ _STATES = (
 _State = list[dict[str, dict[int, Any]]]
 
 
-class Rows(NamedTuple):
+class TorchRows(NamedTuple):
     """Tensors: logits [n, vocabulary]; hidden [n, d], None where the model shows none."""
 
     logits: Any
@@ -60,7 +55,7 @@ class Weights:
             cache.layers = [_whole(layer) for layer in cache.layers]
         return cache
 
-    def run(self, ids: Sequence[int], cache: Any, *, every: bool) -> Rows:
+    def run(self, ids: Sequence[int], cache: Any, *, every: bool) -> TorchRows:
         """Compute `ids` behind what the cache holds: rows for all of them, or for the last."""
         kept = {} if every or not self._keeps else {"logits_to_keep": 1}
         self._seen = None
@@ -71,7 +66,7 @@ class Weights:
             )
         count = len(ids) if every else 1
         hidden = None if self._seen is None else self._seen[0][-count:]
-        return Rows(made.logits[0][-count:], hidden)
+        return TorchRows(made.logits[0][-count:], hidden)
 
     def close(self) -> None:
         """Free the weights."""
@@ -82,80 +77,48 @@ class Weights:
             self.torch.cuda.empty_cache()
 
 
-class SequenceCache:
-    """What one sequence holds, `length` ids of it."""
+class TorchCache(SequenceCache):
+    """What one sequence holds."""
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: Weights, *, room: int) -> None:
         self._weights = weights
-        self.clear()
+        super().__init__(room=room)
 
-    def clear(self) -> None:
-        """Hold nothing."""
+    def _begin(self) -> None:
         self._cache = self._weights.new_cache()
-        self._marks: dict[int, _State] = {}
-        self.length = 0
 
     @property
     def rewinds(self) -> Rewinds:
-        """How far back it can go, by its layers."""
         kinds = {_kind(layer) for layer in self._cache.layers}
         if not kinds or "other" in kinds:
             return "no"
         return "marks" if "recurrent" in kinds else "anywhere"
 
-    def run(self, ids: Sequence[int], *, every: bool) -> Rows:
-        """See `Weights.run`. What was interrupted leaves nothing behind."""
-        self._pass()
-        try:
-            rows = self._weights.run(ids, self._cache, every=every)
-        except BaseException:
-            self.clear()
-            raise
-        self.length += len(ids)
-        return rows
+    def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Rows | None:
+        rows = self._weights.run(ids, self._cache, every=outputs == "all")
+        if outputs == "none":
+            return None
+        logits = rows.logits.float().cpu().numpy()
+        if not hidden or rows.hidden is None:
+            return Rows(logits, None)
+        return Rows(logits, rows.hidden.float().cpu().numpy())
 
-    def back(self, position: int) -> int:
-        """Drop ids from `position` on, or from the last mark before it; returns how many remain."""
-        if position >= self.length:
-            return self.length
-        able = self.rewinds
-        self._marks = {at: state for at, state in self._marks.items() if at <= position}
-        kept = position if able == "anywhere" else max(self._marks, default=0)
-        if not kept or able == "no":
-            self.clear()
-            return 0
-        for layer in self._cache.layers:
-            if _kind(layer) != "shared":
-                _cut(layer, self.length - kept)
-        if kept in self._marks:
-            self._put(self._marks[kept])
-        self.length = kept
-        return kept
-
-    def mark(self) -> None:
-        """Keep the state after the last id, where one is needed to come back."""
-        if not self.length or self.length in self._marks or self.rewinds != "marks":
-            return
+    def _copy(self) -> StateCopy:
         with self._weights.torch.inference_mode():
-            self._marks[self.length] = [
+            state: _State = [
                 {name: _copied(getattr(layer, name)) for name in _STATES}
                 for layer in self._recurrent()
             ]
-        if len(self._marks) > MOST:
-            del self._marks[self._spare()]
+        held = [x for layer in state for part in layer.values() for x in part.values()]
+        return StateCopy(state, sum(x.nbytes for x in held if hasattr(x, "nbytes")))
 
-    def _pass(self) -> None:
-        if self.length - max(self._marks, default=0) >= SPACING:
-            self.mark()
-
-    def _spare(self) -> int:
-        """The mark that is missed least: the nearer to the end, the closer marks may lie."""
-        places = [0, *sorted(self._marks)]
-        gaps = {
-            here: (after - before) / (1 + self.length - here)
-            for before, here, after in zip(places, places[1:], places[2:], strict=False)
-        }
-        return min(gaps, key=lambda place: gaps[place])
+    def _back(self, count: int, state: _State | None) -> bool:
+        for layer in self._cache.layers:
+            if _kind(layer) != "shared":
+                _cut(layer, count)
+        if state is not None:
+            self._put(state)
+        return True
 
     def _put(self, state: _State) -> None:
         with self._weights.torch.inference_mode():

@@ -1,10 +1,11 @@
-"""Sequences of a transformers model as KV caches of sessions, which take turns."""
+"""An engine's sequence caches as KV caches of sessions, which take turns."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edgewise.edge.fair_lock import FairLock
+from edgewise.edge.hub_config import told
 from edgewise.edge.kv import KvCache, KvRow, Outputs, common_prefix
-from edgewise.edge.transformers_cache import SequenceCache, Weights
+from edgewise.edge.sequence_cache import FAILURES, SequenceCache
 from edgewise.errors import ModelError, UsageError
 
 BATCH = 512
@@ -14,11 +15,20 @@ TURN = 64
 """Prompt ids that are computed before another session may decode."""
 
 
-class TransformersSlots:
+class SequenceSlots:
     """Who has the model's places. One session runs at a time (`lock`)."""
 
-    def __init__(self, weights: Weights, *, name: str, count: int, keep_prefixes: bool) -> None:
-        self.weights, self.name = weights, name
+    def __init__(
+        self,
+        new: Callable[[], SequenceCache],
+        *,
+        engine: str,
+        name: str,
+        count: int,
+        keep_prefixes: bool,
+    ) -> None:
+        """`new` makes a cache that holds nothing; `engine` is what to call the library."""
+        self._new, self.engine, self.name = new, engine, name
         self.lock = FairLock()
         self.closed = False
         self.turn = TURN if count > 1 else BATCH
@@ -27,7 +37,7 @@ class TransformersSlots:
         # Sequences of closed sessions and what they hold, longest unused first.
         self._kept: list[tuple[list[int], SequenceCache]] = []
 
-    def reserve(self) -> "TransformersSlot":
+    def reserve(self) -> "SequenceSlot":
         """A place for a session. Raises `UsageError`."""
         with self.lock:
             if self.closed:
@@ -39,7 +49,7 @@ class TransformersSlots:
                     setting="slots",
                 )
             self._used += 1
-        return TransformersSlot(self)
+        return SequenceSlot(self)
 
     def take(self, ids: Sequence[int]) -> tuple[list[int], SequenceCache]:
         """What is kept of the sequence most like `ids`, or a new one where there is a place."""
@@ -48,7 +58,7 @@ class TransformersSlots:
             best = max(likeness, default=0)
             if best or len(self._kept) + self._used > self._count:
                 return self._kept.pop(likeness.index(best) if best else 0)
-            return [], SequenceCache(self.weights)
+            return [], self._new()
 
     def give_back(self, held: Sequence[int], sequence: SequenceCache | None) -> None:
         """A session is over."""
@@ -65,10 +75,10 @@ class TransformersSlots:
             return not before
 
 
-class TransformersSlot(KvCache):
+class SequenceSlot(KvCache):
     """A session's sequence. Implements `KvCache`."""
 
-    def __init__(self, slots: TransformersSlots) -> None:
+    def __init__(self, slots: SequenceSlots) -> None:
         self.lock = slots.lock
         self.batch, self.turn = BATCH, slots.turn
         self._decodes = 0
@@ -94,21 +104,19 @@ class TransformersSlot(KvCache):
         assert self._sequence.length == start
         self._decodes += 1
         try:
-            rows = self._sequence.run(ids, every=outputs == "all")
-        except (RuntimeError, IndexError, ValueError, MemoryError) as error:
+            rows = self._sequence.run(ids, outputs, hidden=hidden)
+        except FAILURES as error:
             raise ModelError(
-                f"transformers could not run {len(ids)} tokens of {self._slots.name!r} "
-                f"({' '.join(str(error).split())[:200].rstrip('.')})",
+                f"{self._slots.engine} could not run {len(ids)} tokens of {self._slots.name!r} "
+                f"({told(error)})",
                 hint="lower the context or the number of slots if memory is short",
                 setting="ctx",
             ) from error
-        if outputs == "none":
+        if rows is None:
             return ()
-        logits = rows.logits.float().cpu().numpy()
-        if not hidden or rows.hidden is None:
-            return [KvRow(row) for row in logits]
-        states = rows.hidden.float().cpu().numpy()
-        return [KvRow(row, state) for row, state in zip(logits, states, strict=True)]
+        if rows.hidden is None:
+            return [KvRow(row) for row in rows.logits]
+        return [KvRow(*row) for row in zip(rows.logits, rows.hidden, strict=True)]
 
     def mark(self, position: int, *, lasting: bool) -> None:
         """Keep the state at `position`, where the cache ends; any mark may last."""

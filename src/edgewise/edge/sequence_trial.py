@@ -1,0 +1,68 @@
+"""What an engine's model can do, by what a few ids show when it is loaded."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from edgewise.edge.base import EdgeAbilities, Floats
+from edgewise.edge.hub_config import told
+from edgewise.edge.sequence_cache import Rows, SequenceCache
+from edgewise.errors import ModelError
+
+_IDS = 6
+_CLOSE = 0.05
+"""How far two ways to the same logits may lie apart, of the largest."""
+
+
+class Tried(NamedTuple):
+    """`hidden_size` is 0 where the model shows no hidden state."""
+
+    hidden_size: int
+    abilities: EdgeAbilities
+
+
+def try_out(
+    new: Callable[[], SequenceCache], size: int, *, slots: int, engine: str, where: str
+) -> Tried:
+    """Run a few of `size` ids through new caches: all at once, one by one, and after going back.
+
+    Raises `ModelError` for a model that does not go on where its cache ends.
+    """
+    ids = [7 * index % size for index in range(1, _IDS + 1)]
+    try:
+        rows = _rows(new().run(ids, "all", hidden=True))
+        cache = new()
+        for token in ids[:-1]:
+            cache.run([token], "none")
+        cache.mark()
+        last = _rows(cache.run(ids[-1:], "last"))
+        able = cache.rewinds
+        kept = cache.back(len(ids) - 1)
+        again = _rows(cache.run(ids[kept:], "last"))
+    except Exception as error:
+        raise _refused(where, engine, told(error)) from error
+    if rows.logits.shape != (len(ids), size) or not close(rows.logits[-1], last.logits[-1]):
+        raise _refused(where, engine, "what it keeps of a text is not what it goes on with")
+    if able != "no" and not close(rows.logits[-1], again.logits[-1]):
+        raise _refused(where, engine, "it does not go back to where it was")
+    shown = rows.hidden is not None and len(rows.hidden) == len(ids)
+    width = int(rows.hidden.shape[-1]) if rows.hidden is not None else 0
+    return Tried(width, EdgeAbilities(hidden=shown, rewinds=able, slots=slots))
+
+
+def close(left: Floats, right: Floats) -> bool:
+    """Whether two rows of logits are the same but for rounding; not where they are no numbers."""
+    return bool(np.abs(left - right).max() <= _CLOSE * np.abs(left).max())
+
+
+def _rows(rows: Rows | None) -> Rows:
+    assert rows is not None
+    return rows
+
+
+def _refused(where: str, engine: str, why: str) -> ModelError:
+    return ModelError(
+        f"{where!r} does not decode step by step in {engine} ({why})",
+        hint="name a GGUF of the model, or another model",
+    )

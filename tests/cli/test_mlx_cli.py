@@ -1,0 +1,73 @@
+"""The commands with an edge model in MLX form."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Edgewise
+from tests.mlx_models import write_mlx_model
+
+pytest.importorskip("mlx_lm", exc_type=ImportError)
+
+QUICK = ("--ctx", "160", "--gpu-layers", "0")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mlx_model(tmp_path_factory.mktemp("mlx") / "tiny", "llama", bits=8)
+
+
+def test_doctor_names_engine_and_build(edgewise: Edgewise, folder: Path) -> None:
+    result = edgewise("doctor", "--edge", str(folder), "--gpu-layers", "0", "--json")
+    checks = {check["name"]: check for check in json.loads(result.out)["checks"]}
+    assert checks["edge model"]["status"] == "ok"
+    assert checks["edge model"]["detail"].startswith("tiny, MLX, 8-bit on cpu, 0.1 M")
+    assert checks["token round trip"]["status"] == "ok"
+
+
+def test_it_answers_beside_a_gguf_of_its_vocabulary(
+    edgewise: Edgewise, folder: Path, bpe_path: Path
+) -> None:
+    models = ("--edge", str(folder), "--cloud", str(bpe_path), *QUICK)
+    asking = ("--router", "constant:1", "--threshold", "0.5", "--max-tokens", "8", "--json")
+    result = edgewise("run", "the cat", *models, *asking)
+    assert result.code == 0, result.err
+    usage = json.loads(result.out)["usage"]
+    assert usage["cloud_tokens"] > 0
+
+
+def test_the_engine_can_be_named(edgewise: Edgewise, folder: Path) -> None:
+    named = ("--edge", str(folder), "--edge-engine", "mlx", "--cloud", "none", *QUICK)
+    result = edgewise("run", "the cat", *named, "--max-tokens", "4")
+    assert result.code == 0, result.err
+
+
+def test_it_is_measured_against_its_own_loop(edgewise: Edgewise, folder: Path) -> None:
+    few = ("--context", "8", "--tokens", "4", "--json", "--gpu-layers", "0")
+    result = edgewise("bench", "edge", "--edge", str(folder), *few)
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["native_tokens_per_second"] > 0
+
+
+def test_a_conversation(edgewise: Edgewise, folder: Path) -> None:
+    models = ("--edge", str(folder), "--cloud", "none", *QUICK)
+    result = edgewise("chat", *models, "--max-tokens", "4", stdin=b"the cat\nthe hat\n/quit\n")
+    assert result.code == 0, result.err
+
+
+def test_what_it_cannot_honour_it_refuses(edgewise: Edgewise, folder: Path) -> None:
+    result = edgewise("run", "hi", "--edge", str(folder), "--cloud", "none", "--threads", "2")
+    assert result.code == 2
+    assert "mlx has no number of threads to set" in result.err
+    assert "--threads" in result.err
+
+
+def test_code_of_a_model_s_own_is_refused(edgewise: Edgewise, tmp_path: Path) -> None:
+    folder = write_mlx_model(tmp_path / "own", "llama")
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_file": "own.py"}))
+    (folder / "own.py").write_text("raise SystemExit(7)\n")
+    result = edgewise("run", "hi", "--edge", str(folder), "--cloud", "none")
+    assert result.code == 2
+    assert "brings code of its own" in result.err

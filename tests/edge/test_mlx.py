@@ -1,0 +1,415 @@
+"""The MLX engine: the edge contract over tiny random models, and what it makes of folders."""
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgewise.edge.base import EdgeOptions, Floats, Needs
+from edgewise.edge.mlx import MlxModel
+from edgewise.edge.named import EDGES
+from edgewise.edge.vocabulary import fingerprint
+from edgewise.errors import ModelError, UsageError
+from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.policy import Policy
+from edgewise.parts import edge_engine, open_edge
+from edgewise.routers.constant import Random
+from edgewise.routers.uncertainty import MaxProb
+from edgewise.settings import Settings
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from tests import models
+from tests.contracts import test_edge as contract
+from tests.contracts.test_edge import MORE, PROMPT, Backend, assert_close
+from tests.loop.test_run_ahead import Slow
+from tests.mlx_models import CONFIGS, SHAPE, WINDOW, write_mlx_model
+
+pytest.importorskip("mlx_lm", exc_type=ImportError)
+
+
+CONTEXT, SIZE = 96, SHAPE["vocab_size"]
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "gemma3": {},
+    "gemma3 sliding": {"swa_full": False},
+    "qwen3_5": {},
+    "lfm2": {},
+}
+MARKED = ("gemma3 sliding", "qwen3_5", "lfm2")
+
+Folders = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """Each kind of model, written when it is first asked for."""
+    root = tmp_path_factory.mktemp("mlx")
+
+    def folder(kind: str) -> Path:
+        path = root / kind
+        return path if path.exists() else write_mlx_model(path, kind)
+
+    return folder
+
+
+def load(folders: Folders, kind: str, **more: Any) -> MlxModel:
+    return MlxModel(folders(kind.partition(" ")[0]), **KINDS[kind], **more)
+
+
+@pytest.fixture(params=KINDS)
+def backend(
+    request: pytest.FixtureRequest, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Backend]:
+    from mlx import nn
+
+    kind = request.param
+    made = Backend(lambda context, slots: load(folders, kind, context=context, slots=slots))
+    embedded = nn.Embedding.__call__
+
+    def counted(self: Any, ids: Any) -> Any:
+        made.runs.append(ids.size)
+        return embedded(self, ids)
+
+    monkeypatch.setattr(nn.Embedding, "__call__", counted)
+    yield made
+    for model in made.open_models:
+        model.close()
+
+
+class TestMlx(contract.TestEdge):
+    def test_what_is_optional_is_there_or_refused_in_one_sentence(self, backend: Backend) -> None:
+        model = backend.model()
+        assert model.embeddings().shape == (SIZE, model.hidden_size)
+        assert model.bare_loop(PROMPT, 4) > 0
+        assert model.parameters is not None
+        assert model.sequences(4) is None
+        assert model.build.startswith("MLX, float32 on ")
+
+
+def scratch(model: MlxModel, ids: Sequence[int]) -> Floats:
+    """Logits after ids that a new session reads at once."""
+    session = model.session(Needs.LOGITS)
+    try:
+        assert session.open(ids) == 0
+        return session.step().logits
+    finally:
+        session.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_way_leads_to_the_same_logits(folders: Folders, kind: str) -> None:
+    """300 random steps, batches, runs ahead, rewinds and openings of two sessions."""
+    rng = np.random.default_rng(7)
+    with load(folders, kind, context=CONTEXT, slots=3) as model:
+        sessions = [model.session(Needs.LOGITS), model.session(Needs.LOGITS)]
+        held = [list(PROMPT), PROMPT[::-1]]
+        for session, ids in zip(sessions, held, strict=True):
+            session.open(ids)
+        for _ in range(300):
+            which = int(rng.integers(2))
+            session, ids = sessions[which], held[which]
+            new = [int(token) for token in rng.integers(0, 200, rng.integers(1, 17))]
+            do = rng.choice(["write", "ahead", "batch", "far", "open"])
+            if do == "open" or len(ids) + len(new) > CONTEXT:
+                held[which] = ids = [*ids[: int(rng.integers(0, len(ids)))], *new[:3]]
+                session.open(ids)
+            elif do == "far":
+                del ids[int(rng.integers(1, len(ids) + 1)) :]
+                session.rewind(len(ids))
+            elif do == "batch":
+                session.steps(new)
+                ids += new
+            elif do == "ahead":
+                session.step()
+                session.mark(len(ids))
+                for token in new:
+                    session.extend([token])
+                    session.step()
+                session.rewind(len(ids))
+            else:
+                session.extend(new[:1])
+                ids += new[:1]
+            logits, wanted = session.step().logits, scratch(model, ids)
+            assert int(logits.argmax()) == int(wanted.argmax())
+            assert np.abs(logits - wanted).max() <= 1e-2 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3 sliding", "qwen3_5"])
+def test_running_ahead_changes_no_answer(folders: Folders, kind: str) -> None:
+    def other(ids: Sequence[int]) -> Floats:
+        logits = np.zeros(SIZE, np.float32)
+        logits[97 + (7 * ids[-1] + len(ids)) % 26] = 1
+        return logits
+
+    with load(folders, kind, context=128) as edge:
+
+        def answer(text: str, cloud: ScriptedCloud, *, run_ahead: int) -> Answer:
+            policy = Policy(threshold=0.6, cloud_share=0.4, deadline=60, run_ahead=run_ahead)
+            decoder = Decoder(edge, router=Random(1), policy=policy, cloud=cloud)
+            return decoder.generate(edge.tokenizer.encode_prompt(text), max_tokens=48)
+
+        changing = 0
+        for text in ("What is it that one sees", "What is it that one sees at night?"):
+            waiting = answer(text, ScriptedCloud(other), run_ahead=0)
+            ahead = answer(text, Slow(other, [0, 9, 3, 16, 1]), run_ahead=16)
+            written = [[(t.id, t.source, t.reason) for t in a.tokens] for a in (ahead, waiting)]
+            assert written[0] == written[1]
+            changing += ahead.usage.changing_tokens
+        assert changing > 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_how_it_rewinds(folders: Folders, kind: str) -> None:
+    with load(folders, kind) as model:
+        assert model.abilities.rewinds == ("marks" if kind in MARKED else "anywhere")
+
+
+def test_both_ways_to_keep_a_window_agree(folders: Folders) -> None:
+    """mlx-lm's own, and the one that keeps all ids, however they are read."""
+    ids = [(7 * index) % 250 for index in range(5 * WINDOW)]
+    with load(folders, "gemma3") as whole, load(folders, "gemma3 sliding") as sliding:
+        rows: list[list[Floats]] = []
+        for model in (whole, sliding):
+            session = model.session(Needs.LOGITS)
+            session.open(ids[:11])
+            steps = [session.step(), *session.steps(ids[11:19])]
+            for token in ids[19:]:
+                session.extend([token])
+                steps.append(session.step())
+            rows.append([step.logits for step in steps])
+        for left, right in zip(*rows, strict=True):
+            assert_close(left, right)
+
+
+def test_a_window_is_cut_until_it_moves_on(folders: Folders) -> None:
+    with load(folders, "gemma3 sliding") as model:
+        session = model.session()
+        session.open(PROMPT[: WINDOW - 1])
+        session.step()
+        assert session.open([*PROMPT[:4], 9]) == 4
+
+
+def test_a_trim_that_is_refused_reads_again(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlx_lm.models.cache import KVCache
+
+    with load(folders, "llama") as model:
+        wanted = scratch(model, [*PROMPT, 9])
+        session = model.session(Needs.LOGITS)
+        session.open(PROMPT + MORE)
+        session.step()
+        monkeypatch.setattr(KVCache, "trim", lambda self, count: 0)
+        assert session.open([*PROMPT, 9]) == 0
+        assert_close(session.step().logits, wanted)
+
+
+def test_a_mark_that_fails_reads_again(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgewise.edge import mlx_cache
+
+    def fails(held: object) -> None:
+        raise MemoryError
+
+    with load(folders, "qwen3_5") as model:
+        wanted = scratch(model, [*PROMPT, 9])
+        session = model.session(Needs.LOGITS)
+        session.open(PROMPT + MORE)
+        session.step()
+        monkeypatch.setattr(mlx_cache, "deepcopy", fails)
+        assert session.open([*PROMPT, 9]) == 0
+        assert_close(session.step().logits, wanted)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_5"])
+def test_a_prefix_is_kept_between_sessions(folders: Folders, kind: str) -> None:
+    long = [7 * i % 200 for i in range(40)]
+    with load(folders, kind, slots=2, keep_prefixes=True) as model:
+        first = model.session(Needs.LOGITS)
+        first.open(long)
+        first.step()
+        first.close()
+        second = model.session(Needs.LOGITS)
+        assert second.open([*long, 5]) == len(long)
+        got = second.step().logits
+    with load(folders, kind) as model:
+        assert_close(got, scratch(model, [*long, 5]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_step_may_be_another_thread_s(folders: Folders, kind: str) -> None:
+    """What MLX leaves lazy in one thread cannot be computed in another."""
+    with load(folders, kind, slots=2) as model:
+        session = model.session(Needs.LOGITS)
+        session.open(PROMPT)
+        failed: list[BaseException] = []
+
+        def step(token: int) -> None:
+            try:
+                session.step()
+                session.extend([token])
+                if token == MORE[2]:
+                    session.rewind(len(PROMPT) + 1)
+                    session.extend(MORE[1:3])
+            except BaseException as error:
+                failed.append(error)
+
+        for token in MORE:
+            thread = threading.Thread(target=step, args=(token,))
+            thread.start()
+            thread.join()
+        assert not failed
+        assert_close(session.step().logits, scratch(model, PROMPT + MORE))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_hidden_states_are_what_the_head_reads(folders: Folders, kind: str) -> None:
+    from safetensors.numpy import load_file
+
+    with load(folders, kind) as model:
+        session = model.session(Needs.HIDDEN | Needs.LOGITS)
+        session.open(PROMPT)
+        steps = [session.step(), *session.steps(MORE)]
+    held = load_file(folders(kind) / "model.safetensors")
+    (head,) = [weight for name, weight in held.items() if name.endswith("lm_head.weight")] or [
+        weight for name, weight in held.items() if name.endswith("embed_tokens.weight")
+    ]
+    for step in steps:
+        np.testing.assert_allclose(head @ step.hidden, step.logits, atol=1e-3)
+
+
+def test_quantised_weights(tmp_path: Path, folders: Folders) -> None:
+    folder = write_mlx_model(tmp_path / "small", "llama", bits=8)
+    with MlxModel(folder) as small, load(folders, "llama") as full:
+        assert small.build.startswith("MLX, 8-bit on ")
+        assert small.parameters == full.parameters
+        assert small.fingerprint() != full.fingerprint()
+        assert fingerprint(small.tokenizer) == fingerprint(full.tokenizer)
+        near = np.corrcoef(scratch(small, PROMPT), scratch(full, PROMPT))[0, 1]
+        assert near > 0.99
+        assert small.embeddings().shape == (SIZE, 64)
+
+
+def test_it_answers(folders: Folders) -> None:
+    with load(folders, "llama") as model:
+        decoder = Decoder(model, router=MaxProb(), policy=Policy(threshold=1.0))
+        assert decoder.generate(PROMPT, max_tokens=8).text
+
+
+class TestByAddress:
+    def test_a_folder_chooses_the_engine(self, folders: Folders) -> None:
+        settings = Settings(edge=str(folders("llama")), ctx=48, gpu_layers=0)
+        assert edge_engine(settings) == "mlx"
+        with open_edge(settings) as edge:
+            assert isinstance(edge, MlxModel)
+            assert (edge.name, edge.context) == ("llama", 48)
+            assert edge.build == "MLX, float32 on cpu"
+            assert edge.tokenizer.chat_template == models.TEMPLATE
+
+    def test_without_the_extra(self, folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "mlx_lm", None)
+        with pytest.raises(UsageError, match=r"needs mlx_lm; pip install 'edgewise\[mlx\]'"):
+            EDGES.load("mlx")(str(folders("llama")), EdgeOptions())
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ({"gpu_layers": 3}, "a whole model on one device, not 3 layers"),
+            ({"threads": 2}, "mlx has no number of threads to set; leave the threads out"),
+            ({"swa_full": False}, "no smaller cache of sliding windows for 'llama'"),
+        ],
+    )
+    def test_options_that_it_lacks(
+        self, folders: Folders, options: dict[str, Any], told: str
+    ) -> None:
+        with pytest.raises(UsageError, match=told) as caught:
+            MlxModel(folders("llama"), **options)
+        assert [caught.value.setting] == list(options)
+
+
+def described(folder: Path, **change: object) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    return folder
+
+
+def shortened(folder: Path) -> Path:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    return folder
+
+
+def without(name: str) -> Callable[[Path], Path]:
+    def change(folder: Path) -> Path:
+        (folder / name).unlink()
+        return folder
+
+    return change
+
+
+YARN = {"type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
+BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "code of its own": (
+        lambda f: described(f, model_file="own.py"),
+        "brings code of its own .*, which is never run; name a model of a kind",
+    ),
+    "a kind that nobody knows": (lambda f: described(f, model_type="mine"), "type mine not supp"),
+    "a kind that leads elsewhere": (
+        lambda f: described(f, model_type="../../own"),
+        "does not say of which kind",
+    ),
+    "a module that is no model": (lambda f: described(f, model_type="base"), "MLX cannot load"),
+    "an encoder": (lambda f: described(f, architectures=["BertModel"]), "from left to right"),
+    "another quantisation": (
+        lambda f: described(f, quantization_config={"quant_method": "gptq"}),
+        "MLX cannot load",
+    ),
+    "a quantisation in no words": (
+        lambda f: described(f, quantization={"bits": "few"}),
+        "MLX cannot load",
+    ),
+    "too many layers": (
+        lambda f: described(f, num_hidden_layers=10**9),
+        "a num_hidden_layers of 1000000000, more than 4096",
+    ),
+    "more layers than weights": (lambda f: described(f, num_hidden_layers=8), "MLX cannot load"),
+    "a vast table": (lambda f: described(f, vocab_size=1 << 40), "MLX cannot load"),
+    "a vast table of its own": (
+        lambda f: described(f, head_dim=1 << 33, rope_scaling=YARN),
+        "MLX cannot load|are not all that",
+    ),
+    "no heads": (lambda f: described(f, num_attention_heads=0), "MLX cannot load|does not decode"),
+    "another width": (lambda f: described(f, intermediate_size=80), "MLX cannot load"),
+    "cut": (shortened, "is truncated or damaged"),
+    "no weights": (without("model.safetensors"), "There are no safetensors in"),
+    "no tokenizer": (without("tokenizer.json"), "There is no tokenizer.json"),
+    "no config": (without("config.json"), "There is no config.json"),
+}
+
+
+@pytest.mark.parametrize(("change", "told"), BAD.values(), ids=BAD.keys())
+def test_bad_folders(
+    folders: Folders, tmp_path: Path, change: Callable[[Path], Path], told: str
+) -> None:
+    folder = shutil.copytree(folders("llama"), tmp_path / "bad")
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(ModelError, match=told) as caught:
+        MlxModel(change(folder))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_limits_of_the_process_stay() -> None:
+    """mlx-lm sets those on open files when it is imported, or fails where they are lower."""
+    script = (
+        "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (1024, 1500)); "
+        "from edgewise.edge.mlx_load import modules; modules(); "
+        "print(r.getrlimit(r.RLIMIT_NOFILE))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "(1024, 1500)", done.stderr
