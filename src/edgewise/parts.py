@@ -3,6 +3,8 @@
 import logging
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from edgewise.addresses import MID, bundled, checkpoint, engine_at, is_url, local_folder, resolve
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel, EdgeOptions
@@ -95,7 +97,8 @@ def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | 
         return None
     from edgewise.cloud.local import LocalCloud
 
-    return LocalCloud(_load(settings, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
+    own = replace(settings, swa_full=True)  # it is the edge's
+    return LocalCloud(_load(own, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
 
 
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
@@ -188,6 +191,7 @@ def _load(settings: Settings, engine: str, address: str, keep_prefixes: bool) ->
         gpu_layers=settings.gpu_layers,
         slots=settings.slots or 1,
         keep_prefixes=keep_prefixes,
+        swa_full=settings.swa_full,
     )
     return EDGES.load(engine)(address, options)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgewise.edge.base import Chunk, EdgeAbilities, Floats, Needs
+from edgewise.edge.base import Chunk, EdgeAbilities, Floats, Marks, Needs
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp import LlamaModel
@@ -73,6 +73,21 @@ def read(model: LlamaModel, ids: Sequence[int]) -> tuple[int, Floats]:
     with closing(model.session(Needs.LOGITS)) as session:
         kept = session.open(ids)
         return kept, session.step().logits
+
+
+def state_sizes(model: LlamaModel, ids: Sequence[int]) -> list[int]:
+    """Bytes of every mark that a session makes."""
+    sizes: list[int] = []
+    save = llama_cpp.llama_state_seq_get_data_ext
+
+    def noted(context: Any, buffer: Any, size: int, *rest: Any) -> int:
+        sizes.append(size)
+        return save(context, buffer, size, *rest)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(llama_cpp, "llama_state_seq_get_data_ext", noted)
+        read(model, ids)
+    return sizes
 
 
 def assert_near(left: Floats, right: Floats) -> None:
@@ -379,6 +394,12 @@ class TestWindows:
                 logits = session.step().logits
                 assert sum(runs) <= (1 if swa_full else 512)
                 assert_near(logits, read(other, [*self.LONG[:position], 5])[1])
+
+    def test_how_large_a_mark_is_before_there_is_one(self, hybrid_paths: HybridPaths) -> None:
+        for kind in ("gemma3", "qwen35"):
+            with load(hybrid_paths[kind], swa_full=kind != "gemma3", slots=2) as model:
+                saved = state_sizes(model, A)
+                assert model.marks == Marks(MOST, max(saved))
 
     def test_a_little_back_is_a_cut(self, hybrid_paths: HybridPaths, runs: list[int]) -> None:
         with load(hybrid_paths["gemma3"], context=2048, swa_full=False) as model:

@@ -13,12 +13,20 @@ import msgspec
 import numpy as np
 
 from edgewise.addresses import resolve_folder
-from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Floats, Needs
+from edgewise.edge.base import (
+    EdgeAbilities,
+    EdgeModel,
+    EdgeOptions,
+    Floats,
+    Marks,
+    Needs,
+    require_full_windows,
+)
 from edgewise.edge.hub_tokenizer import HubTokenizer
 from edgewise.edge.hub_weights import digest_of, weight_files
 from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp_load import default_threads
-from edgewise.edge.transformers_cache import SequenceCache, Weights
+from edgewise.edge.transformers_cache import MOST, SequenceCache, Weights
 from edgewise.edge.transformers_load import load_folder, modules, quiet
 from edgewise.edge.transformers_slots import BATCH, TransformersSlots
 from edgewise.errors import ModelError, UsageError
@@ -49,6 +57,7 @@ class TransformersModel(EdgeModel):
         gpu_layers: int | Literal["auto"] = "auto",
         slots: int = 1,
         keep_prefixes: bool = False,
+        swa_full: bool = True,
     ) -> None:
         """Load `folder`; see `EdgeOptions`. The default context is the model's own, at most 4096.
 
@@ -59,6 +68,7 @@ class TransformersModel(EdgeModel):
         if slots < 1 or (context is not None and context < 1):
             raise UsageError("A model needs at least 1 slot and a context of at least 1 token.")
         self.folder, self.name = folder, name or folder.resolve().name
+        require_full_windows(self.name, "transformers keeps all of them whole", swa_full=swa_full)
         torch, _ = modules()
         torch.set_num_threads(threads or default_threads())
         loaded = load_folder(folder, gpu_layers)
@@ -86,6 +96,10 @@ class TransformersModel(EdgeModel):
     @property
     def parameters(self) -> int:
         return self._parameters
+
+    @property
+    def marks(self) -> Marks | None:
+        return Marks(MOST, self._mark) if self.abilities.rewinds == "marks" else None
 
     @property
     def build(self) -> str:
@@ -143,6 +157,7 @@ class TransformersModel(EdgeModel):
                 for token in ids[:-1]:
                     cache.run([token], every=False)
                 cache.mark()
+                self._mark = cache.mark_size
                 last = cache.run(ids[-1:], every=False)
                 able = cache.rewinds
                 kept = cache.back(len(ids) - 1)

@@ -144,6 +144,13 @@ class SequenceCache:
         if len(self._marks) > MOST:
             del self._marks[self._spare()]
 
+    @property
+    def mark_size(self) -> int:
+        """Bytes of the last mark; 0 without one."""
+        last = self._marks[max(self._marks)] if self._marks else ()
+        held = [x for layer in last for state in layer.values() for x in state.values()]
+        return sum(x.nbytes for x in held if hasattr(x, "nbytes"))
+
     def _pass(self) -> None:
         if self.length - max(self._marks, default=0) >= SPACING:
             self.mark()
