@@ -1,6 +1,8 @@
 """From settings to the parts of a pair."""
 
 import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -9,7 +11,7 @@ from edgewise.addresses import MID, bundled, checkpoint, engine_at, is_url, loca
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel, EdgeOptions
 from edgewise.edge.named import EDGES
-from edgewise.errors import RouterMismatch, UsageError
+from edgewise.errors import ModelError, RouterMismatch, UsageError
 from edgewise.loop.policy import Policy
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
@@ -32,7 +34,18 @@ _GGUF = "llamacpp"
 
 def open_edge(settings: Settings, *, keep_prefixes: bool = False) -> EdgeModel:
     """Load the edge model that the settings name; see `EdgeOptions` for `keep_prefixes`."""
-    return _load(settings, edge_engine(settings), settings.edge, keep_prefixes)
+    with _named_by("edge"):
+        return _load(settings, edge_engine(settings), settings.edge, keep_prefixes)
+
+
+@contextmanager
+def _named_by(setting: str) -> Generator[None]:
+    """What is wrong with a model is mended where it is named, unless the error knows better."""
+    try:
+        yield
+    except ModelError as error:
+        error.setting = error.setting or setting
+        raise
 
 
 def edge_engine(settings: Settings) -> str:
@@ -98,7 +111,8 @@ def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | 
     from edgewise.cloud.local import LocalCloud
 
     own = replace(settings, swa_full=True)  # it is the edge's
-    return LocalCloud(_load(own, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
+    with _named_by("cloud"):
+        return LocalCloud(_load(own, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
 
 
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
