@@ -93,6 +93,12 @@ def resolve(address: str, role: Literal["edge", "cloud"]) -> Path:
     path = _local(address)
     if path is not None:
         return path
+    if local_folder(address):
+        raise AddressError(
+            f"{short(address)!r} is a folder, where llama.cpp reads a GGUF file",
+            hint="name a file" + (", or leave the engine out" if role == "edge" else ""),
+            setting=role,
+        )
     parsed = _parse(address)
     if parsed is None:
         raise AddressError(

@@ -230,6 +230,7 @@ def open_models(settings: Settings) -> Pair:
 _NEVER = "constant:0"
 _DEFAULTS = Settings()
 _OF_LOADING = ("edge_engine", "ctx", "threads", "gpu_layers", "slots")
+_OF_THE_EDGE = ("swa_full",)
 _OF_CONNECTING = ("cloud_key", "cloud_engine")
 
 
@@ -242,6 +243,8 @@ def _chosen(parts: Mapping[str, object], settings: Mapping[str, object]) -> Sett
         fixed += _OF_CONNECTING
     if _is_open(parts["edge"]) and (_is_open(parts["cloud"]) or cloud_address(chosen) == "none"):
         fixed += _OF_LOADING
+    if _is_open(parts["edge"]):
+        fixed += _OF_THE_EDGE
     for name in fixed:
         if getattr(chosen, name) != getattr(_DEFAULTS, name):
             raise UsageError(f"This pair cannot honour {spelled(name)}", hint="leave it out")

@@ -1,13 +1,17 @@
 """From settings to the parts of a pair."""
 
 import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, resolve
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel, EdgeOptions
 from edgewise.edge.named import EDGES
-from edgewise.errors import RouterMismatch, UsageError
+from edgewise.errors import ModelError, RouterMismatch, UsageError
 from edgewise.loop.policy import Policy
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
@@ -30,7 +34,18 @@ _GGUF = "llamacpp"
 
 def open_edge(settings: Settings, *, keep_prefixes: bool = False) -> EdgeModel:
     """Load the edge model that the settings name; see `EdgeOptions` for `keep_prefixes`."""
-    return _load(settings, edge_engine(settings), settings.edge, keep_prefixes)
+    with _named_by("edge"):
+        return _load(settings, edge_engine(settings), settings.edge, keep_prefixes)
+
+
+@contextmanager
+def _named_by(setting: str) -> Generator[None]:
+    """What is wrong with a model is mended where it is named, unless the error knows better."""
+    try:
+        yield
+    except ModelError as error:
+        error.setting = error.setting or setting
+        raise
 
 
 def edge_engine(settings: Settings) -> str:
@@ -88,7 +103,9 @@ def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | 
         return None
     from edgewise.cloud.local import LocalCloud
 
-    return LocalCloud(_load(settings, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
+    own = replace(settings, swa_full=True)  # it is the edge's
+    with _named_by("cloud"):
+        return LocalCloud(_load(own, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
 
 
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
@@ -181,6 +198,7 @@ def _load(settings: Settings, engine: str, address: str, keep_prefixes: bool) ->
         gpu_layers=settings.gpu_layers,
         slots=settings.slots or 1,
         keep_prefixes=keep_prefixes,
+        swa_full=settings.swa_full,
     )
     return EDGES.load(engine)(address, options)
 

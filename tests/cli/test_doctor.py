@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import Future
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -14,6 +15,7 @@ from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.verdict import Sent, Verdict
 from tests.cli.conftest import Edgewise
+from tests.hybrid_models import HybridPaths
 
 
 class Recorded(CloudModel):
@@ -74,3 +76,40 @@ def test_a_warm_consult_has_something_to_read(
         assert ids[: len(first) + more - 1] == Recorded.asked[more - 1]
     assert f"at first, {len(first)} tokens to read" in checks["consult"]["detail"]
     assert f"warm, one more to read (best of {len(later)})" in checks["consult"]["detail"]
+
+
+def rewinds(edgewise: Edgewise, *arguments: str) -> dict[str, str]:
+    """The check of that name."""
+    done = edgewise("doctor", "--cloud", "none", "--json", *arguments)
+    assert done.code == 0, done.out
+    (found,) = [one for one in json.loads(done.out)["checks"] if one["name"] == "rewinds"]
+    return found
+
+
+def test_how_the_edge_goes_back(
+    edgewise: Edgewise, bpe_path: Path, hybrid_paths: HybridPaths
+) -> None:
+    cut = "anywhere: the KV cache is cut, and nothing read again"
+    assert rewinds(edgewise, "--edge", str(bpe_path))["detail"] == cut
+    window = ("--edge", str(hybrid_paths["gemma3"]))
+    assert rewinds(edgewise, *window)["detail"] == cut
+    told = "to marks, at most 8 a session of {} KiB each; the ids behind one are read again"
+    # Bytes that llama.cpp writes of a sequence of 40 ids: 4360 and 11340.
+    assert rewinds(edgewise, *window, "--no-swa-full")["detail"] == told.format(4.3)
+    found = rewinds(edgewise, "--edge", str(hybrid_paths["qwen35"]))
+    assert (found["status"], found["detail"]) == ("ok", told.format(11.1))
+
+
+def test_the_smaller_cache_of_windows_is_had_or_refused(
+    edgewise: Edgewise, tmp_path: Path, bpe_path: Path, hybrid_paths: HybridPaths
+) -> None:
+    asked = ("run", "hi", "--cloud", "none", "--max-tokens", "2", "--threads", "1")
+    (tmp_path / "edgewise.toml").write_text("swa-full = false\n")
+    assert edgewise(*asked, "--edge", str(hybrid_paths["gemma3"])).code == 0
+    done = edgewise(*asked, "--edge", str(bpe_path))
+    assert (done.code, done.err) == (
+        2,
+        "edgewise: There is no smaller cache of sliding windows for 'bpe': it has no such layers; "
+        "keep the full one (--swa-full).\n",
+    )
+    assert edgewise(*asked, "--edge", str(bpe_path), "--swa-full").code == 0

@@ -22,7 +22,7 @@ HELP = {
 }
 MODELS = {"edge", "edge_engine", "cloud", "cloud_engine"}
 SAMPLING = {"max_tokens", "temperature", "top_k", "top_p", "min_p", "seed"}
-MACHINE = {"ctx", "threads", "gpu_layers"}
+MACHINE = {"ctx", "threads", "gpu_layers", "swa_full"}
 ANSWERING = (
     MODELS
     | {"router", "cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "deadline"}
@@ -34,7 +34,7 @@ FLAGS: dict[str, set[str]] = {
     "run": ANSWERING | {"system"},
     "chat": ANSWERING | {"system"},
     "serve": ANSWERING | {"slots", "api_key"},
-    "doctor": MODELS | {"router", "threads", "gpu_layers"},
+    "doctor": MODELS | {"router", "threads", "gpu_layers", "swa_full"},
     "eval": MODELS | MACHINE | {"deadline"},
     "train": MODELS | MACHINE | {"seed"},
     "demo": set(),
@@ -46,7 +46,7 @@ FLAGS: dict[str, set[str]] = {
     "gateway keys list": set(),
     "gateway keys rotate": set(),
     "gateway keys revoke": set(),
-    "bench edge": {"edge", "edge_engine", "router", "threads", "gpu_layers"},
+    "bench edge": {"edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"},
     "bench link": MODELS | {"router", "run_ahead", "ctx", "threads"},
     "bench paper": {"edge", "edge_engine", "cloud", "threads", "gpu_layers"},
     "trace show": set(),
@@ -70,7 +70,8 @@ REFUSED: dict[str, set[str]] = {
     "eval": GREEDY_TASK | {"threshold"},
     "train": GREEDY_TASK | {"deadline"},
     "demo": GREEDY_TASK
-    | {"threshold", "edge", "edge_engine", "cloud", "router"},  # always the bundled pair
+    # Always the bundled pair, which has no sliding windows.
+    | {"threshold", "edge", "edge_engine", "cloud", "router", "swa_full"},
     "bench edge": {"temperature"},
     "bench link": GREEDY_TASK | {"threshold", "deadline", "on_cloud_error"},
     "bench paper": {"cloud_engine", "threshold", "max_cloud_tokens", "span", "run_ahead"}
@@ -125,6 +126,7 @@ VALUES: dict[str, object] = {
     "ctx": 512,
     "threads": 1,
     "gpu_layers": 0,
+    "swa_full": False,
     "slots": 2,
     "api_key": "sk-2",
 }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgewise.edge.base import Chunk, EdgeAbilities, Floats, Needs
+from edgewise.edge.base import Chunk, EdgeAbilities, Floats, Marks, Needs
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp import LlamaModel
@@ -75,6 +75,21 @@ def read(model: LlamaModel, ids: Sequence[int]) -> tuple[int, Floats]:
         return kept, session.step().logits
 
 
+def state_sizes(model: LlamaModel, ids: Sequence[int]) -> list[int]:
+    """Bytes of every mark that a session makes."""
+    sizes: list[int] = []
+    save = llama_cpp.llama_state_seq_get_data_ext
+
+    def noted(context: Any, buffer: Any, size: int, *rest: Any) -> int:
+        sizes.append(size)
+        return save(context, buffer, size, *rest)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(llama_cpp, "llama_state_seq_get_data_ext", noted)
+        read(model, ids)
+    return sizes
+
+
 def assert_near(left: Floats, right: Floats) -> None:
     largest = float(np.abs(right).max())
     np.testing.assert_allclose(left, right, atol=NEAR * largest, rtol=0)
@@ -83,14 +98,20 @@ def assert_near(left: Floats, right: Floats) -> None:
 
 
 class Writer:
-    """A session, and the ids that it should hold."""
+    """A session, and the ids that it should hold: `least` to `most` of them."""
 
-    def __init__(self, session: KvSession, rng: np.random.Generator) -> None:
-        self.session, self.rng, self.ids = session, rng, [int(rng.integers(250))]
+    def __init__(
+        self, session: KvSession, rng: np.random.Generator, *, least: int = 1, most: int = CONTEXT
+    ) -> None:
+        self.session, self.rng, self.least, self.most = session, rng, least, most
+        self.ids = [int(token) for token in rng.integers(0, 250, least)]
         session.open(self.ids)
 
     def some(self, most: int) -> list[int]:
         return [int(token) for token in self.rng.integers(0, 250, self.rng.integers(1, most))]
+
+    def place(self) -> int:
+        return int(self.rng.integers(self.least, len(self.ids) + 1))
 
     def go_on(self) -> None:
         new = self.some(5)
@@ -113,17 +134,17 @@ class Writer:
         self.go_on()
 
     def rewind(self) -> None:
-        del self.ids[int(self.rng.integers(1, len(self.ids) + 1)) :]
+        del self.ids[self.place() :]
         self.session.rewind(len(self.ids))
 
     def open(self) -> None:
         """Another turn, part of which is not new."""
-        del self.ids[int(self.rng.integers(1, len(self.ids) + 1)) :]
+        del self.ids[self.place() :]
         self.ids += self.some(30)
         self.session.open(self.ids)
 
     def act(self) -> None:
-        if len(self.ids) > CONTEXT - 32:
+        if len(self.ids) > self.most - 32:
             self.rewind()
         else:
             self.rng.choice([self.go_on, self.batch, self.ahead, self.rewind, self.open])()
@@ -137,6 +158,17 @@ def test_whatever_is_done_logits_are_those_of_a_fresh_read(path: Path, wanted: W
             writer = writers[int(rng.integers(2))]
             writer.act()
             assert_near(writer.session.step().logits, wanted(writer.ids))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_so_they_are_where_all_can_be_cut(hybrid_paths: HybridPaths, kind: str) -> None:
+    rng = np.random.default_rng(1)
+    with load(hybrid_paths[kind], slots=2) as model, load(hybrid_paths[kind]) as other:
+        writers = [Writer(model.session(Needs.LOGITS), rng) for _ in range(2)]
+        for _ in range(300):
+            writer = writers[int(rng.integers(2))]
+            writer.act()
+            assert_near(writer.session.step().logits, read(other, writer.ids)[1])
 
 
 def test_what_it_says_of_itself(path: Path, kind: str) -> None:
@@ -379,6 +411,23 @@ class TestWindows:
                 logits = session.step().logits
                 assert sum(runs) <= (1 if swa_full else 512)
                 assert_near(logits, read(other, [*self.LONG[:position], 5])[1])
+
+    def test_how_large_a_mark_is_before_there_is_one(self, hybrid_paths: HybridPaths) -> None:
+        for kind in ("gemma3", "qwen35"):
+            with load(hybrid_paths[kind], swa_full=kind != "gemma3", slots=2) as model:
+                saved = state_sizes(model, A)
+                assert model.marks == Marks(MOST, max(saved))
+
+    def test_whatever_is_done_where_the_first_ids_are_gone(self, hybrid_paths: HybridPaths) -> None:
+        """A small cache holds 768 ids here: a window, a run, and what fills the last block."""
+        path, context = hybrid_paths["gemma3"], 1024
+        with load(path, context=context, swa_full=False) as model:
+            rng = np.random.default_rng(2)
+            writer = Writer(model.session(Needs.LOGITS), rng, least=720, most=context)
+            with load(path, context=context) as other:
+                for _ in range(300):
+                    writer.act()
+                    assert_near(writer.session.step().logits, read(other, writer.ids)[1])
 
     def test_a_little_back_is_a_cut(self, hybrid_paths: HybridPaths, runs: list[int]) -> None:
         with load(hybrid_paths["gemma3"], context=2048, swa_full=False) as model:

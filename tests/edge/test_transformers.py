@@ -115,7 +115,7 @@ def test_any_way_leads_to_the_same_logits(folders: Folders, kind: str) -> None:
         session, fresh = model.session(Needs.LOGITS), model.session(Needs.LOGITS)
         ids = list(PROMPT)
         session.open(ids)
-        for _ in range(40):
+        for _ in range(300):
             do = rng.choice(["extend", "extend", "steps", "rewind", "open"])
             more = [rng.randrange(size) for _ in range(rng.randint(1, 9))][: 96 - len(ids)]
             if do == "rewind" or not more:

@@ -8,14 +8,19 @@ import msgspec
 import numpy as np
 import pytest
 
+from edgewise.edge.base import EdgeModel
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.onnx import OnnxModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import RouterMismatch
 from edgewise.parts import open_router
 from edgewise.routers.behaviour import behaviour_of, distance
 from edgewise.routers.card import CONFIG, RouterCard
 from edgewise.settings import Settings
+from pocket.convert.__main__ import convert
+from pocket.convert.weights import read
 from tests import models
+from tests.onnx_models import require_onnx
 
 HALF = gguf.GGMLQuantizationType.F16
 
@@ -52,7 +57,7 @@ def card_of(model: LlamaModel, folder: Path, **more: object) -> Path:
     return folder
 
 
-def opened(model: LlamaModel, folder: Path) -> RouterCard:
+def opened(model: EdgeModel, folder: Path) -> RouterCard:
     _, card = open_router(Settings(router=str(folder)), model)
     assert card is not None
     return card
@@ -82,6 +87,25 @@ def test_another_build(bpe_path: Path, tmp_path: Path, caplog: pytest.LogCapture
     assert record.getMessage().endswith(
         "calibrate it on this build (edgewise train, stage calibrate)."
     )
+
+
+def test_a_build_without_hidden_states(
+    bpe_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    require_onnx()
+    plain = convert(read(bpe_path), "onnx", tmp_path / "onnx")
+    with LlamaModel(bpe_path, threads=1) as model:
+        reads_none = card_of(model, tmp_path / "entropy")
+        reads = card_of(model, tmp_path / "mlp", kind="mlp", inputs=("hidden",))
+    with OnnxModel(plain, threads=1, gpu_layers=0) as model:
+        assert opened(model, reads_none).is_of_another_build(model)
+        assert "another build" in caplog.text
+        told = (
+            r"reads hidden states, and the engine of 'onnx' hands out none; choose one that reads"
+        )
+        with pytest.raises(RouterMismatch, match=told) as caught:
+            opened(model, reads)
+        assert caught.value.setting == "router"
 
 
 def test_another_training(bpe_path: Path, tmp_path: Path) -> None:

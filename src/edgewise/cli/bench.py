@@ -41,7 +41,7 @@ EngineTime = Annotated[
 # No cloud is asked, and the context is as long as what is measured.
 @app.command()
 @takes(
-    *("edge", "edge_engine", "router", "threads", "gpu_layers"),
+    *("edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"),
     unaffected=[
         *("cloud", "cloud_engine", "cloud_key", *POLICY, "on_cloud_error"),
         *("max_tokens", *DRAWS, "system", "ctx", *SERVING),
@@ -75,7 +75,7 @@ def edge(
 @app.command()
 @takes(
     *(*MODELS, "router", "run_ahead", "ctx", "threads"),
-    reads=["cloud_key", "cloud_share", "gpu_layers"],
+    reads=["cloud_key", "cloud_share", "gpu_layers", "swa_full"],
     unaffected=[*DRAWS, *SERVING],
 )
 def link(
@@ -124,7 +124,7 @@ def link(
 @app.command()
 @takes(
     *("edge", "edge_engine", "cloud", "threads", "gpu_layers"),
-    reads=["cloud_key", "cloud_share"],
+    reads=["cloud_key", "cloud_share", "swa_full"],
     unaffected=[
         *("router", "max_tokens", *DRAWS, "system", "ctx", *SERVING),
     ],

@@ -38,7 +38,7 @@ class Check(msgspec.Struct, frozen=True):
 
 # It writes no answer but one consult's.
 @takes(
-    *(*MODELS, "router", "threads", "gpu_layers"),
+    *(*MODELS, "router", "threads", "gpu_layers", "swa_full"),
     reads=["cloud_key", "deadline", "ctx", "slots"],
     unaffected=[
         *("cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "on_cloud_error"),
@@ -83,6 +83,7 @@ class _Doctor:
         yield self._guarded("edge model", lambda: self._edge(models))
         for model in models:
             yield _round_trip(model)
+            yield _rewinds(model)
             yield self._guarded("router", lambda model=model: _router(self._chosen, model))
             yield from self._cloud(model)
         yield _leaves(self._chosen)
@@ -148,6 +149,28 @@ def _round_trip(model: EdgeModel) -> Check:
         f"{text!r} came back for {_SAMPLE!r}",
         "the tokenizer normalises text; answers are not affected",
     )
+
+
+def _rewinds(model: EdgeModel) -> Check:
+    """How the edge goes back where the cloud says otherwise."""
+    how = model.abilities.rewinds
+    if how == "no":
+        return Check(
+            "rewinds",
+            "warn",
+            "none: going back reads the sequence again, so each consult is waited for",
+            "name a GGUF of the model (--edge)",
+        )
+    if how == "anywhere":
+        return Check("rewinds", "ok", "anywhere: the KV cache is cut, and nothing read again")
+    held = "that the engine keeps"
+    if marks := model.marks:
+        held = f"at most {marks.most} a session of {_bytes(marks.size)} each"
+    return Check("rewinds", "ok", f"to marks, {held}; the ids behind one are read again")
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB" if size >= 1 << 20 else f"{size / 2**10:.1f} KiB"
 
 
 def _router(chosen: Settings, model: EdgeModel) -> Check:

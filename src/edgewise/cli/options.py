@@ -41,7 +41,7 @@ ROUTING: Names = ("router", *POLICY, "on_cloud_error")
 DRAWS: Names = ("top_k", "top_p", "min_p", "seed")
 """Without a temperature there are none."""
 SAMPLING: Names = ("max_tokens", "temperature", *DRAWS)
-MACHINE: Names = ("ctx", "threads", "gpu_layers")
+MACHINE: Names = ("ctx", "threads", "gpu_layers", "swa_full")
 SERVING: Names = ("slots", "api_key")
 
 _CHOSEN, _CONTEXT = "chosen", "_context"

@@ -22,7 +22,8 @@ app = typer.Typer(no_args_is_help=True, help="Show, check and publish router che
 
 Folder = Annotated[str, typer.Argument(help="A checkpoint's folder or hub repository, or bundled.")]
 
-_NOT_LOADED = everything_but("edge", "edge_engine", "threads", "ctx", "gpu_layers")
+_READ = ("ctx", "gpu_layers", "swa_full")
+_NOT_LOADED = everything_but("edge", "edge_engine", "threads", *_READ)
 
 
 @app.command()
@@ -49,7 +50,7 @@ def show(router: Folder, json: options.Json = False) -> None:
 
 
 @app.command()
-@takes("edge", "edge_engine", "threads", reads=["ctx", "gpu_layers"], unaffected=_NOT_LOADED)
+@takes("edge", "edge_engine", "threads", reads=_READ, unaffected=_NOT_LOADED)
 def check(router: Folder, chosen: Settings) -> None:
     """Load a checkpoint against its edge model and score a few tokens; exit code 2 on a problem."""
     folder = _folder(router)
@@ -61,6 +62,7 @@ def check(router: Folder, chosen: Settings) -> None:
         ctx=chosen.ctx,
         threads=chosen.threads,
         gpu_layers=chosen.gpu_layers,
+        swa_full=chosen.swa_full,
     )
     with open_pair(one) as opened:
         card, model = opened.card, opened.edge.name

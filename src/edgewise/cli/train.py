@@ -11,7 +11,7 @@ from rich.progress import Progress as Bar
 from edgewise.cli import options, render
 from edgewise.cli.options import MACHINE, MODELS, SERVING, takes
 from edgewise.errors import UsageError
-from edgewise.evaluation.journal import claim
+from edgewise.evaluation.journal import MANIFEST, claim
 from edgewise.evaluation.plan import manifest
 from edgewise.evaluation.tasks.base import Task
 from edgewise.evaluation.tasks.named import with_calibration
@@ -117,7 +117,9 @@ def _trained(
     fitted: Fitted | None = None
     with open_models(chosen) as models, render.progress() as progress:
         edge, cloud = models.both()
-        claim(out, manifest(*tasks, edge, cloud))
+        if stage != "calibrate" or not (out / MANIFEST).exists():
+            # Thresholds need the checkpoint alone, and are set anew on another build.
+            claim(out, manifest(*tasks, edge, cloud))
         for label in labels if stage is None else labels[-1:]:
             one = training(edge=edge, cloud=cloud, label=label, progress=_Shown(progress))
             fitted = one.run() if stage is None else _only(one, stage)

@@ -200,7 +200,8 @@ class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
     `context` is in ids a session (None: what suits the model), `slots` the number of sessions that
     may be open at once. With `keep_prefixes` a closed session's KV cache stays until its slot is
     needed, for a next session that begins alike: a conversation's next turn. Without, no answer
-    depends on an earlier one, not even by a rounding error.
+    depends on an earlier one, not even by a rounding error. Without `swa_full` layers with a
+    sliding window hold little more than the window.
     """
 
     context: int | None = None
@@ -208,6 +209,27 @@ class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
     gpu_layers: int | Literal["auto"] = "auto"
     slots: int = 1
     keep_prefixes: bool = False
+    swa_full: bool = True
+
+
+class Marks(NamedTuple):
+    """Where an engine rewinds to marks: how many a session has at most, and bytes of one."""
+
+    most: int
+    size: int
+
+
+def require_full_windows(model: str, why: str, *, swa_full: bool) -> None:
+    """For an engine, or a model, whose layers with sliding windows have no smaller cache.
+
+    Raises `UsageError` where one is asked for.
+    """
+    if not swa_full:
+        raise UsageError(
+            f"There is no smaller cache of sliding windows for {model!r}: {why}",
+            hint="keep the full one",
+            setting="swa_full",
+        )
 
 
 class Chunk(NamedTuple):
@@ -281,6 +303,11 @@ class EdgeModel(Protocol):
     @property
     def parameters(self) -> int | None:
         """Number of weights, where it is known."""
+        return None
+
+    @property
+    def marks(self) -> Marks | None:
+        """What a session goes back to, where that is marks and the engine says so."""
         return None
 
     @property

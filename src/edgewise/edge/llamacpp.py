@@ -15,12 +15,21 @@ import msgspec
 import numpy as np
 
 from edgewise.addresses import resolve
-from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Floats, Needs
+from edgewise.edge.base import (
+    EdgeAbilities,
+    EdgeModel,
+    EdgeOptions,
+    Floats,
+    Marks,
+    Needs,
+    require_full_windows,
+)
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp_bare import bare_loop
 from edgewise.edge.llamacpp_context import LlamaContext
 from edgewise.edge.llamacpp_load import default_threads, load_weights, new_context
+from edgewise.edge.llamacpp_marks import how_many
 from edgewise.edge.llamacpp_recurrent import Recurrence, examine
 from edgewise.edge.llamacpp_sequences import LlamaSequences, width_for
 from edgewise.edge.llamacpp_slots import LlamaSlots
@@ -63,6 +72,8 @@ class LlamaModel(EdgeModel):
         self.threads = threads or default_threads()
         self._model = load_weights(path, gpu_layers)
         try:
+            if not llama_cpp.llama_model_n_swa(self._model):
+                require_full_windows(self.name, "it has no such layers", swa_full=swa_full)
             trained = llama_cpp.llama_model_n_ctx_train(self._model)
             if trained < 1:
                 raise ModelError(f"{str(path)!r} says of itself that it holds {trained} tokens.")
@@ -72,7 +83,8 @@ class LlamaModel(EdgeModel):
             self._swa_full = swa_full
             made = self._new_context(slots)
             try:
-                self._recurrence = examine(made) if made.recurrent else Recurrence()
+                marked = made.recurrent or made.window > 0
+                self._recurrence = examine(made) if marked else Recurrence()
             except BaseException:
                 made.close()
                 raise
@@ -88,7 +100,7 @@ class LlamaModel(EdgeModel):
             raise
         self._abilities = EdgeAbilities(
             hidden=self._recurrence.hidden,
-            rewinds="marks" if made.recurrent or made.window else "anywhere",
+            rewinds="marks" if marked else "anywhere",
             slots=slots,
         )
 
@@ -103,6 +115,13 @@ class LlamaModel(EdgeModel):
     @property
     def parameters(self) -> int:
         return int(llama_cpp.llama_model_n_params(self._model))
+
+    @property
+    def marks(self) -> Marks | None:
+        if self.abilities.rewinds != "marks":
+            return None
+        size = self._recurrence.state
+        return Marks(how_many(size, self.abilities.slots), size)
 
     @property
     def closed(self) -> bool:

@@ -103,6 +103,10 @@ def new_context(
             hint="lower the context",
             setting="ctx",
         )
+    if not llama_cpp.llama_get_memory(made):
+        # It would be run without a word: each id alone, as no text is kept.
+        llama_cpp.llama_free(made)
+        raise _no_decoder(path)
     return made
 
 
@@ -134,4 +138,8 @@ def _offloaded_layers(gpu_layers: int | Literal["auto"]) -> int:
 
 def _check_kind(model: Any, path: Path) -> None:
     if llama_cpp.llama_model_has_encoder(model) or not llama_cpp.llama_model_has_decoder(model):
-        raise ModelError(f"{str(path)!r} is not a decoder-only model", hint="choose one that is")
+        raise _no_decoder(path)
+
+
+def _no_decoder(path: Path) -> ModelError:
+    return ModelError(f"{str(path)!r} is not a decoder-only model", hint="choose one that is")

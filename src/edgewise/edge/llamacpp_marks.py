@@ -127,6 +127,11 @@ class LlamaMarks:
         self._idle.append(self._at.pop(position).buffer)
 
 
+def how_many(size: int, count: int, *, most: int = MOST, room: int = MEMORY) -> int:
+    """Marks of `size` bytes that each of `count` sequences may have."""
+    return max(1, min(most, room // count // max(1, size)))
+
+
 def marks_of(
     context: LlamaContext, count: int, *, most: int = MOST, room: int = MEMORY
 ) -> dict[int, LlamaMarks]:

@@ -1,4 +1,4 @@
-"""What a recurrent or hybrid model is found to do, by running a few ids through it."""
+"""What a model that goes back to marks is found to do, by running a few ids through it."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ _ATOL = 1e-2  # of the largest logit
 
 
 class Recurrence(NamedTuple):
-    """`state`: bytes of a sequence's recurrent layers. `hidden`: it hands out hidden states."""
+    """`state`: bytes of a mark. `hidden`: it hands out hidden states."""
 
     state: int = 0
     hidden: bool = True
@@ -33,7 +33,12 @@ def examine(context: LlamaContext) -> Recurrence:
             batch.put([token], 0, every=False, last=True)
             context.decode(batch, hidden=hidden)
             rows.append(context.row(0, hidden=False).logits.copy())
-        state = context.state_size(0)
+        one = context.state_size(0)
+        batch.clear()
+        batch.put([1], 1, every=False, last=True)
+        context.decode(batch, hidden=False)
+        # A window's layers grow with the ids that it holds.
+        state = one + (context.state_size(0) - one) * max(context.window - 1, 0)
         context.forget(0, 0)
     finally:
         batch.close()

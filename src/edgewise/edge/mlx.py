@@ -13,7 +13,15 @@ from typing import Literal
 import msgspec
 
 from edgewise.addresses import resolve_folder
-from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Floats, Needs
+from edgewise.edge.base import (
+    EdgeAbilities,
+    EdgeModel,
+    EdgeOptions,
+    Floats,
+    Marks,
+    Needs,
+    require_full_windows,
+)
 from edgewise.edge.hub_config import explained
 from edgewise.edge.hub_tokenizer import HubTokenizer
 from edgewise.edge.hub_weights import digest_of, weight_files
@@ -75,19 +83,15 @@ class MlxModel(EdgeModel):
             self._weights = MlxWeights(
                 mx, loaded.model, loaded.device, context=self.context, swa_full=swa_full
             )
-        if not (swa_full or self._weights.windows):
-            raise UsageError(
-                f"There is no smaller cache of sliding windows for {self.name!r}: it has no such "
-                "layers",
-                hint="keep the full one",
-                setting="swa_full",
-            )
+        require_full_windows(
+            self.name, "it has no such layers", swa_full=swa_full or self._weights.windows
+        )
         size = self._weights.size
 
         def new() -> SequenceCache:
             return MlxCache(self._weights, room=MEMORY // slots)
 
-        self.hidden_size, self._abilities = try_out(
+        self.hidden_size, self._abilities, self._marks = try_out(
             new, size, slots=slots, engine="MLX", where=str(folder)
         )
         self._tokenizer = HubTokenizer(folder, size=size)
@@ -106,6 +110,10 @@ class MlxModel(EdgeModel):
     @property
     def parameters(self) -> int:
         return self._parameters
+
+    @property
+    def marks(self) -> Marks | None:
+        return self._marks
 
     @property
     def build(self) -> str:

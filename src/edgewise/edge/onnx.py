@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from edgewise.addresses import resolve_folder
-from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Needs
+from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Needs, require_full_windows
 from edgewise.edge.hub_tokenizer import HubTokenizer
 from edgewise.edge.hub_weights import digest_of
 from edgewise.edge.kv import KvSession
@@ -62,6 +62,7 @@ class OnnxModel(EdgeModel):
         gpu_layers: int | Literal["auto"] = "auto",
         slots: int = 1,
         keep_prefixes: bool = False,
+        swa_full: bool = True,
     ) -> None:
         """Load `folder`; see `EdgeOptions`. The default context is the model's own, at most 4096.
 
@@ -71,6 +72,9 @@ class OnnxModel(EdgeModel):
         if slots < 1 or (context is not None and context < 1):
             raise UsageError("A model needs at least 1 slot and a context of at least 1 token.")
         self.folder, self.name = folder, name or folder.resolve().name
+        require_full_windows(
+            self.name, "its own config says what its caches hold", swa_full=swa_full
+        )
         self.threads = threads or default_threads()
         described = read_onnx_folder(folder)
         self.context = context or min(described.context, _DEFAULT_CONTEXT)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from edgewise.edge.base import Floats, Rewinds
+from edgewise.edge.base import Floats, Marks, Rewinds
 from edgewise.edge.kv import Outputs
 
 SPACING = 8
@@ -83,9 +83,12 @@ class SequenceCache(ABC):
         """
 
     @property
-    def mark_size(self) -> int:
-        """Bytes of the last mark; 0 without one."""
-        return self._marks[max(self._marks)].size if self._marks else 0
+    def marks(self) -> Marks | None:
+        """How many it may have, by the size of the last one; None before the first."""
+        if not self._marks:
+            return None
+        size = self._marks[max(self._marks)].size
+        return Marks(max(1, min(MOST, self._room // max(1, size))), size)
 
     def run(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool = False) -> Rows | None:
         """See `_compute`. What was interrupted leaves nothing behind."""

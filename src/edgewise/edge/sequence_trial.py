@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgewise.edge.base import EdgeAbilities, Floats
+from edgewise.edge.base import EdgeAbilities, Floats, Marks
 from edgewise.edge.hub_config import told
 from edgewise.edge.sequence_cache import Rows, SequenceCache
 from edgewise.errors import ModelError
@@ -16,10 +16,11 @@ _CLOSE = 0.05
 
 
 class Tried(NamedTuple):
-    """`hidden_size` is 0 where the model shows no hidden state."""
+    """`hidden_size` is 0 where the model shows no hidden state, `marks` where it needs them."""
 
     hidden_size: int
     abilities: EdgeAbilities
+    marks: Marks | None
 
 
 def try_out(
@@ -36,6 +37,7 @@ def try_out(
         for token in ids[:-1]:
             cache.run([token], "none")
         cache.mark()
+        marks = cache.marks
         last = _rows(cache.run(ids[-1:], "last"))
         able = cache.rewinds
         kept = cache.back(len(ids) - 1)
@@ -48,7 +50,7 @@ def try_out(
         raise _refused(where, engine, "it does not go back to where it was")
     shown = rows.hidden is not None and len(rows.hidden) == len(ids)
     width = int(rows.hidden.shape[-1]) if rows.hidden is not None else 0
-    return Tried(width, EdgeAbilities(hidden=shown, rewinds=able, slots=slots))
+    return Tried(width, EdgeAbilities(hidden=shown, rewinds=able, slots=slots), marks)
 
 
 def close(left: Floats, right: Floats) -> bool:

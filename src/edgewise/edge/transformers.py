@@ -13,7 +13,15 @@ import msgspec
 import numpy as np
 
 from edgewise.addresses import resolve_folder
-from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Floats, Needs
+from edgewise.edge.base import (
+    EdgeAbilities,
+    EdgeModel,
+    EdgeOptions,
+    Floats,
+    Marks,
+    Needs,
+    require_full_windows,
+)
 from edgewise.edge.hub_tokenizer import HubTokenizer
 from edgewise.edge.hub_weights import digest_of, weight_files
 from edgewise.edge.kv import KvSession
@@ -48,6 +56,7 @@ class TransformersModel(EdgeModel):
         gpu_layers: int | Literal["auto"] = "auto",
         slots: int = 1,
         keep_prefixes: bool = False,
+        swa_full: bool = True,
     ) -> None:
         """Load `folder`; see `EdgeOptions`. The default context is the model's own, at most 4096.
 
@@ -58,6 +67,7 @@ class TransformersModel(EdgeModel):
         if slots < 1 or (context is not None and context < 1):
             raise UsageError("A model needs at least 1 slot and a context of at least 1 token.")
         self.folder, self.name = folder, name or folder.resolve().name
+        require_full_windows(self.name, "transformers keeps all of them whole", swa_full=swa_full)
         torch, _ = modules()
         torch.set_num_threads(threads or default_threads())
         loaded = load_folder(folder, gpu_layers)
@@ -76,7 +86,7 @@ class TransformersModel(EdgeModel):
             return TorchCache(self._weights, room=MEMORY // slots)
 
         with quiet(modules()[1]):
-            self.hidden_size, self._abilities = try_out(
+            self.hidden_size, self._abilities, self._marks = try_out(
                 new, size, slots=slots, engine="transformers", where=str(folder)
             )
         self._tokenizer = HubTokenizer(folder, size=size)
@@ -95,6 +105,10 @@ class TransformersModel(EdgeModel):
     @property
     def parameters(self) -> int:
         return self._parameters
+
+    @property
+    def marks(self) -> Marks | None:
+        return self._marks
 
     @property
     def build(self) -> str:

@@ -58,7 +58,17 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def check(self, edge: EdgeModel, where: Path) -> None:
         """Raise `RouterMismatch` unless the router was made for this edge model, in any build."""
         problem = None
-        if self.hidden_size != edge.hidden_size:
+        reads = "hidden" in self.inputs
+        if reads and not edge.abilities.hidden:
+            raise RouterMismatch(
+                f"The router {str(where)!r} reads hidden states, and the engine of {edge.name!r} "
+                "hands out none",
+                hint="choose one that reads none, such as entropy, or another build of the model",
+                setting="router",
+            )
+        # A build that hands out none does not say how large they are.
+        sizes = {self.hidden_size, edge.hidden_size} - (set() if reads else {0})
+        if len(sizes) > 1:
             problem = f"hidden size {self.hidden_size}, not {edge.hidden_size}"
         elif self.tokenizer_fingerprint != fingerprint(edge.tokenizer):
             problem = "another tokenizer"

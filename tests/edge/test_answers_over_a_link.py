@@ -1,0 +1,142 @@
+"""Running ahead over a slow link changes no answer, whatever runs the edge model."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from edgewise.edge.base import EdgeModel, Floats, Needs
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.onnx import OnnxModel
+from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.policy import Policy
+from edgewise.routers.constant import Random
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import Script
+from tests.hybrid_models import HybridPaths
+from tests.onnx_models import require_onnx
+from tests.transformers_models import CONFIGS, write_hub_model
+
+CONTEXT, TOKENS = 128, 28
+LONG = "Of what one sees at night. " * 32
+"""More ids than layers with windows hold where they hold the last ones alone."""
+
+TIE = 2e-2
+"""Of the largest logit: batches of different sizes differ by half of it."""
+
+RECURRENT = ("qwen35", "granitehybrid", "lfm2", "rwkv7")
+HUB = tuple(f"transformers-{kind}" for kind in CONFIGS)
+
+
+def a_gguf(path: Path, **more: object) -> LlamaModel:
+    options = {"context": CONTEXT, "threads": 1, "gpu_layers": 0, "slots": 2} | more
+    return LlamaModel(path, **options)  # type: ignore[arg-type]
+
+
+def a_hub_model(folder: Path, kind: str) -> EdgeModel:
+    for name in ("torch", "transformers"):
+        pytest.importorskip(name)
+    from edgewise.edge.transformers import TransformersModel
+
+    write_hub_model(folder / kind, CONFIGS[kind]())
+    return TransformersModel(folder / kind, context=CONTEXT, threads=1, gpu_layers=0, slots=2)
+
+
+@pytest.fixture(scope="module", params=["onnx", "gemma3", "small windows", *RECURRENT, *HUB])
+def edge(
+    request: pytest.FixtureRequest,
+    hybrid_paths: HybridPaths,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[EdgeModel]:
+    kind: str = request.param
+    if kind == "onnx":
+        require_onnx()
+        folder: Path = request.getfixturevalue("onnx_path")
+        made: EdgeModel = OnnxModel(folder, context=CONTEXT, threads=1, gpu_layers=0, slots=2)
+    elif kind in HUB:
+        made = a_hub_model(tmp_path_factory.mktemp("hub"), kind.partition("-")[2])
+    elif kind == "small windows":
+        made = a_gguf(hybrid_paths["gemma3"], context=1024, swa_full=False)
+    else:
+        made = a_gguf(hybrid_paths[kind])
+    with closing(made):
+        yield made
+
+
+def fresh(edge: EdgeModel, ids: Sequence[int]) -> Floats:
+    """Logits after `ids`, read from the start."""
+    with closing(edge.session(Needs.LOGITS)) as session:
+        session.open(ids)
+        return session.step().logits.copy()
+
+
+def agreeing(edge: EdgeModel, seed: int) -> Script:
+    """A cloud that writes what the edge would at two of three places, and letters elsewhere."""
+    lock, known = threading.Lock(), dict[tuple[int, ...], Floats]()
+
+    def script(ids: Sequence[int]) -> Floats:
+        with lock:
+            if (seed + len(ids) + ids[-1]) % 3:
+                if tuple(ids) not in known:
+                    known[tuple(ids)] = fresh(edge, ids)
+                return known[tuple(ids)]
+            logits = np.zeros(edge.tokenizer.size, np.float32)
+            logits[97 + (7 * ids[-1] + len(ids)) % 26] = 1
+            return logits
+
+    return script
+
+
+def assert_same(ahead: Answer, waiting: Answer, logits: Callable[[Sequence[int]], Floats]) -> None:
+    """Token by token, up to where two ids are equally likely but for rounding."""
+    written: list[int] = []
+    for one, other in zip(ahead.tokens, waiting.tokens, strict=False):
+        if (one.id, one.source, one.reason) != (other.id, other.source, other.reason):
+            row = logits(written)
+            last, best = np.sort(row)[-2:]
+            assert one.id != other.id
+            assert best - last <= TIE * np.abs(row).max()
+            return
+        written.append(one.id)
+    assert len(ahead.tokens) == len(waiting.tokens)
+    assert ahead.usage.changing_tokens == waiting.usage.changing_tokens
+
+
+@given(
+    prompt=st.text(st.characters(codec="utf-8", max_codepoint=0x2FF), min_size=1, max_size=16),
+    seed=st.integers(0, 99),
+    delay=st.sampled_from([0.0, 0.001, 0.004, 0.015]),
+    dial=st.sampled_from([(0.5, None), (0.8, None), (0.5, 0.1), (0.5, 0.3)]),
+    run_ahead=st.sampled_from([1, 4, 16]),
+    span=st.integers(1, 3),
+)
+@settings(deadline=None, max_examples=12)
+def test_the_answer_is_that_of_the_waiting_loop(
+    edge: EdgeModel,
+    prompt: str,
+    seed: int,
+    delay: float,
+    dial: tuple[float, float | None],
+    run_ahead: int,
+    span: int,
+) -> None:
+    """Fixed delays, against a threshold alone and with a share."""
+    begin = LONG if edge.context > CONTEXT else "Q: "
+    ids = edge.tokenizer.encode_prompt(begin + prompt)
+    script, (threshold, share) = agreeing(edge, seed), dial
+
+    def answer(ahead: int, late: float) -> Answer:
+        policy = Policy(
+            threshold=threshold, cloud_share=share, span=span, deadline=60, run_ahead=ahead
+        )
+        cloud = ScriptedCloud(script, delay=late)
+        decoder = Decoder(edge, router=Random(seed), policy=policy, cloud=cloud)
+        return decoder.generate(ids, max_tokens=TOKENS)
+
+    waiting = answer(0, 0.0)
+    assert_same(answer(run_ahead, delay), waiting, lambda more: fresh(edge, [*ids, *more]))
