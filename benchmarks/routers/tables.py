@@ -18,7 +18,10 @@ TITLES = {
     "facts": "Facts that no router was trained on",
     "left-out": "Each family with routers that were trained without it",
 }
-ONE = "One threshold for all families; gap recovered in percent, at the share realised."
+ONE = (
+    "One threshold for all families; gap recovered in percent, averaged, then at the largest share "
+    "what is right, the share realised, and each family."
+)
 EACH = (
     "A threshold for each family, so that all routers spend alike in it; gap recovered in percent, "
     "averaged, then of each family at the largest share."
@@ -41,9 +44,9 @@ class Tables:
             lines += ["", ONE, "", *self._gaps(name), "", EACH, "", *self._gaps_of_each(name)]
         share = self._found.plan.shares[-1]
         if self._found.plan.baselines:
-            for label in self._found.plan.labels:
-                lines += ["", f"### {label} above the others at {share:.0%}, points", ""]
-                lines += self._differences(label, share)
+            label = self._judged()
+            lines += ["", f"### {label} above the others at {share:.0%}, points", ""]
+            lines += self._differences(label, share)
             lines += ["", "### The gates", "", *self._gates()]
         return lines
 
@@ -75,6 +78,11 @@ class Tables:
         by_family = self._outcomes(name, mode, row, share)
         return cloud_share([o for seeds in by_family.values() for found in seeds for o in found])
 
+    def _judged(self) -> str:
+        """The label that is held against the others: the product's own, if it is there."""
+        labels = self._found.plan.labels
+        return plans.GATES_LABEL if plans.GATES_LABEL in labels else labels[0]
+
     def _outcomes(self, name: str, mode: Mode, row: str, share: float) -> ByFamily:
         return self._found.outcomes(name, mode, row, share, self._inputs_of(row))
 
@@ -94,19 +102,21 @@ class Tables:
         return lines
 
     def _gaps(self, name: str) -> list[str]:
-        """By family, and averaged by both readings."""
-        families = self._found.families[name]
-        head = ["router", "asked", "realised", "right", "strictly", *families]
-        lines = line([*head, "average", "average, strictly"], head=True)
-        rows = [(row, share) for row in self._found.names() for share in self._found.plan.shares]
-        for row, share in [*rows, (COMMIT, 0.0), (ORACLE, 0.0)]:
-            told = self._outcomes(name, "one", row, share)
+        """The averages at every share; at the largest by both readings and by family."""
+        families, shares = self._found.families[name], self._found.plan.shares
+        head = ["router", *(f"{share:.0%}" for share in shares)]
+        head += [f"{shares[-1]:.0%}, strictly", "right", "realised", *families]
+        lines = line(head, head=True)
+        for row in (*self._found.names(), COMMIT, ORACLE):
+            asked = shares if row in self._found.names() else (0.0,)
+            told = self._outcomes(name, "one", row, asked[-1])
             every = [o for seeds in told.values() for found in seeds for o in found]
-            cells = [row, f"{share:.0%}" if share else "", f"{cloud_share(every):.1%}"]
-            cells += [f"{_mean(every, reading):.1%}" for reading in READINGS]
-            cells += [self._gap_at(name, "one", row, share, family) for family in families]
-            averages = [percent(self.gap(name, "one", row, share, r)) for r in READINGS]
-            lines += line([*cells, *(f"**{average}**" for average in averages)])
+            cells = [row, *[""] * (len(shares) - len(asked))]
+            cells += [percent(self.gap(name, "one", row, share, "right")) for share in asked]
+            cells.append(percent(self.gap(name, "one", row, asked[-1], "strict")))
+            cells += [f"{_mean(every, 'right'):.1%}", f"{cloud_share(every):.1%}"]
+            cells += [self._gap_at(name, "one", row, asked[-1], family) for family in families]
+            lines += line(cells)
         return lines
 
     def _gaps_of_each(self, name: str) -> list[str]:
