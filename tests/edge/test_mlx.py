@@ -367,11 +367,15 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "an encoder": (lambda f: described(f, architectures=["BertModel"]), "from left to right"),
     "another quantisation": (
         lambda f: described(f, quantization_config={"quant_method": "gptq"}),
-        "MLX cannot load",
+        "is quantised, and not in MLX form; name the model in MLX form, unquantised, or as a GGUF",
     ),
     "a quantisation in no words": (
         lambda f: described(f, quantization={"bits": "few"}),
-        "MLX cannot load",
+        "names a quantisation that MLX has not",
+    ),
+    "groups of no size": (
+        lambda f: described(f, quantization={"lm_head": {"group_size": 0}}),
+        "names a quantisation that MLX has not",
     ),
     "too many layers": (
         lambda f: described(f, num_hidden_layers=10**9),
@@ -402,6 +406,14 @@ def test_bad_folders(
         MlxModel(change(folder))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("hidden_size", [1, 16, 33])
+def test_packed_weights_of_another_width(tmp_path: Path, hidden_size: int) -> None:
+    """MLX would divide by the size of a group, which is none here."""
+    folder = write_mlx_model(tmp_path / "packed", "llama", bits=4)
+    with pytest.raises(ModelError, match="is not packed as its width of"):
+        MlxModel(described(folder, hidden_size=hidden_size))
 
 
 def test_limits_of_the_process_stay() -> None:
