@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from edgewise.edge.base import EdgeOptions, Floats, Needs
 from edgewise.edge.mlx import MlxModel
@@ -269,8 +270,6 @@ def test_each_step_may_be_another_thread_s(folders: Folders, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_hidden_states_are_what_the_head_reads(folders: Folders, kind: str) -> None:
-    from safetensors.numpy import load_file
-
     with load(folders, kind) as model:
         session = model.session(Needs.HIDDEN | Needs.LOGITS)
         session.open(PROMPT)
@@ -310,6 +309,16 @@ class TestByAddress:
             assert (edge.name, edge.context) == ("llama", 48)
             assert edge.build == "MLX, float32 on cpu"
             assert edge.tokenizer.chat_template == models.TEMPLATE
+
+    def test_it_can_be_named_for_what_others_wrote(self, folders: Folders, tmp_path: Path) -> None:
+        folder = shutil.copytree(folders("llama"), tmp_path / "hub")
+        path = folder / "model.safetensors"
+        save_file(load_file(path), path, metadata={"format": "pt"})
+        assert edge_engine(Settings(edge=str(folder))) == "transformers"
+        named = Settings(edge=str(folder), edge_engine="mlx")
+        with open_edge(named) as edge, load(folders, "llama") as own:
+            assert isinstance(edge, MlxModel)
+            assert_close(scratch(edge, PROMPT), scratch(own, PROMPT))
 
     def test_without_the_extra(self, folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "mlx_lm", None)
@@ -367,11 +376,15 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "an encoder": (lambda f: described(f, architectures=["BertModel"]), "from left to right"),
     "another quantisation": (
         lambda f: described(f, quantization_config={"quant_method": "gptq"}),
-        "MLX cannot load",
+        "is quantised, and not in MLX form; name the model in MLX form, unquantised, or as a GGUF",
     ),
     "a quantisation in no words": (
         lambda f: described(f, quantization={"bits": "few"}),
-        "MLX cannot load",
+        "names a quantisation that MLX has not",
+    ),
+    "groups of no size": (
+        lambda f: described(f, quantization={"lm_head": {"group_size": 0}}),
+        "names a quantisation that MLX has not",
     ),
     "too many layers": (
         lambda f: described(f, num_hidden_layers=10**9),
@@ -402,6 +415,14 @@ def test_bad_folders(
         MlxModel(change(folder))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("hidden_size", [1, 16, 33])
+def test_packed_weights_of_another_width(tmp_path: Path, hidden_size: int) -> None:
+    """MLX would divide by the size of a group, which is none here."""
+    folder = write_mlx_model(tmp_path / "packed", "llama", bits=4)
+    with pytest.raises(ModelError, match="is not packed as its width of"):
+        MlxModel(described(folder, hidden_size=hidden_size))
 
 
 def test_limits_of_the_process_stay() -> None:

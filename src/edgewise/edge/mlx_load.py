@@ -8,9 +8,10 @@ import platform
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 from edgewise.edge.hub_config import (
     MAX_BUFFERS,
@@ -29,9 +30,12 @@ _BUILDS = (("Darwin", "arm64"), ("Linux", "x86_64"), ("Linux", "aarch64"))
 _GROWTH = 8
 """How many times larger than their files weights may become when mlx-lm unpacks them."""
 
+_GROUPS, _BITS = (16, 32, 64, 128), (2, 3, 4, 5, 6, 8)
+"""How MLX packs weights. It ends the process where a group or a number has no size."""
+
 _KIND = re.compile(r"[\w-]+")
-_READ = ("config.json", "generation_config.json", "hf_quant_config.json")
-"""What mlx-lm reads beside the weights."""
+_ASIDE = "hf_quant_config.json"
+"""Where others describe their quantisations; mlx-lm looks there as well."""
 
 
 class LoadedMlx(NamedTuple):
@@ -75,7 +79,13 @@ def load_folder(folder: Path, gpu_layers: int | Literal["auto"]) -> LoadedMlx:
     with explained(folder, "MLX", "mlx-lm"), mx.stream(device):
         library = import_module("mlx_lm.utils")
         # Strict: each weight that is described is in the files, in its shape, and no other.
-        model, _ = library.load_model(folder, lazy=True, strict=True, trust_remote_code=False)
+        model, _ = library.load_model(
+            folder,
+            lazy=True,
+            strict=True,
+            get_model_classes=partial(_classes, library),
+            trust_remote_code=False,
+        )
         arrays = _arrays(mx, model)
         _check_size(folder, model, arrays, sum(path.stat().st_size for path in files))
         # All of them: what is left lazy cannot be computed in another thread.
@@ -98,8 +108,68 @@ def _checked(folder: Path) -> dict[str, Any]:
             f"The config.json in {str(folder)!r} does not say of which kind its model is",
             hint="download the model again",
         )
-    first, *_ = [read_json(folder / name, dict[str, Any]) for name in _READ]
-    return first or {}
+    config = read_json(folder / "config.json", dict[str, Any]) or {}
+    read_json(folder / "generation_config.json", dict[str, Any])  # mlx-lm reads it, of any size
+    _check_quantization(folder, config)
+    return config
+
+
+def _check_quantization(folder: Path, config: dict[str, Any]) -> None:
+    """That weights are in full, or packed by MLX."""
+    own = config.get("quantization")
+    if own is None:
+        text = config.get("text_config")
+        others = [part.get("quantization_config") for part in (config, text) if _is_json(part)]
+        if any(others) or (folder / _ASIDE).exists():
+            raise ModelError(
+                f"{str(folder)!r} is quantised, and not in MLX form",
+                hint="name the model in MLX form, unquantised, or as a GGUF",
+            )
+        return
+    parts = [own, *own.values()] if _is_json(own) else [{"bits": own}]
+    for part in filter(_is_json, parts):
+        if part.get("group_size", 64) not in _GROUPS or part.get("bits", 4) not in _BITS:
+            raise ModelError(
+                f"The config.json in {str(folder)!r} names a quantisation that MLX has not",
+                hint="download the model again",
+            )
+
+
+def _is_json(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
+
+
+def _classes(library: Any, config: dict[str, Any]) -> tuple[Any, Any]:
+    """A model's classes as mlx-lm chooses them; a model is made that looks at packed weights."""
+    kind, arguments = library._get_classes(config)
+
+    def build(described: Any) -> Any:
+        model = kind(described)
+        renamed = getattr(model, "sanitize", None)
+
+        def looked_at(weights: dict[str, Any]) -> dict[str, Any]:
+            weights = weights if renamed is None else renamed(weights)
+            _check_packed(model, weights)
+            del model.sanitize
+            return weights
+
+        model.sanitize = looked_at
+        return model
+
+    return build, arguments
+
+
+def _check_packed(model: Any, weights: dict[str, Any]) -> None:
+    """Raise `ValueError` for weights that are packed otherwise than the model's widths allow."""
+    for path, module in model.named_modules():
+        scales, packed = (weights.get(f"{path}.{name}") for name in ("scales", "weight"))
+        if scales is None or packed is None or "weight" not in module:
+            continue
+        width, groups = module["weight"].shape[-1], scales.shape[-1] if scales.ndim else 0
+        group, left = divmod(width, groups) if groups else (0, 0)
+        bits, more = divmod(32 * packed.shape[-1], width) if packed.ndim and width else (0, 0)
+        if left or more or group not in _GROUPS or bits not in _BITS:
+            raise ValueError(f"{path} is not packed as its width of {width} is")
 
 
 def _trained(config: dict[str, Any]) -> int | None:
