@@ -275,8 +275,11 @@ def test_a_path_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_folder_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(AddressError, match="There is no file"):
+    told = r"is a folder, where llama.cpp reads a GGUF file; name a file"
+    with pytest.raises(AddressError, match=rf"{told}, or leave the engine out"):
         resolve(str(tmp_path), "edge")
+    with pytest.raises(AddressError, match=rf"{told}\.$"):
+        resolve(str(tmp_path), "cloud")
 
 
 ELSEWHERE = (

@@ -287,7 +287,10 @@ def test_doubles_make_a_pair() -> None:
         assert pair.ask(list(b"sky: ")).text == "blue"
 
 
-@pytest.mark.parametrize("given", [{"ctx": 512}, {"threads": 1}, {"slots": 2}, {"gpu_layers": 0}])
+@pytest.mark.parametrize(
+    "given",
+    [{"ctx": 512}, {"threads": 1}, {"slots": 2}, {"gpu_layers": 0}, {"swa_full": False}],
+)
 def test_what_an_open_model_cannot_honour(given: dict[str, Any]) -> None:
     edge = ScriptedEdge(replying("blue", prompt="sky: "))
     for cloud in (None, "none", ScriptedCloud(replying("grey", prompt="sky: "))):

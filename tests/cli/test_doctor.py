@@ -11,11 +11,13 @@ import pytest
 
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.edge.base import Tokenizer
+from edgewise.edge.onnx import import_genai
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.verdict import Sent, Verdict
 from tests.cli.conftest import Edgewise
 from tests.hybrid_models import HybridPaths
+from tests.onnx_models import require_onnx
 
 
 class Recorded(CloudModel):
@@ -98,6 +100,22 @@ def test_how_the_edge_goes_back(
     assert rewinds(edgewise, *window, "--no-swa-full")["detail"] == told.format(4.3)
     found = rewinds(edgewise, "--edge", str(hybrid_paths["qwen35"]))
     assert (found["status"], found["detail"]) == ("ok", told.format(11.1))
+
+
+def test_an_edge_that_cannot_go_back(
+    edgewise: Edgewise, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_onnx()
+    folder = request.getfixturevalue("onnx_path")
+
+    def refuse(generator: object, length: int) -> None:
+        raise RuntimeError("RewindTo is currently not supported")
+
+    monkeypatch.setattr(import_genai().Generator, "rewind_to", refuse)
+    found = rewinds(edgewise, "--edge", str(folder))
+    assert found["status"] == "warn"
+    assert found["detail"].startswith("none: going back reads the sequence again")
+    assert found["fix"] == "name a GGUF of the model (--edge)"
 
 
 def test_the_smaller_cache_of_windows_is_had_or_refused(

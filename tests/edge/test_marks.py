@@ -17,7 +17,7 @@ from edgewise.edge.llamacpp_marks import MOST, SPACING
 from edgewise.edge.llamacpp_sequences import width_for
 from edgewise.errors import UsageError
 from edgewise.routers.uncertainty import MaxProb
-from tests.hybrid_models import HYBRIDS, HybridPaths
+from tests.hybrid_models import HYBRIDS, HybridPaths, Shape, write
 
 CONTEXT, NEAR = 128, 1e-2
 """Batches of different sizes differ by less than this part of the largest logit."""
@@ -418,9 +418,9 @@ class TestWindows:
                 saved = state_sizes(model, A)
                 assert model.marks == Marks(MOST, max(saved))
 
-    def test_whatever_is_done_where_the_first_ids_are_gone(self, hybrid_paths: HybridPaths) -> None:
+    def test_whatever_is_done_where_the_first_ids_are_gone(self, tmp_path: Path) -> None:
         """A small cache holds 768 ids here: a window, a run, and what fills the last block."""
-        path, context = hybrid_paths["gemma3"], 1024
+        path, context = write(tmp_path / "flat.gguf", "gemma3", shape=Shape(layers=2)), 1024
         with load(path, context=context, swa_full=False) as model:
             rng = np.random.default_rng(2)
             writer = Writer(model.session(Needs.LOGITS), rng, least=720, most=context)

@@ -318,6 +318,28 @@ def test_a_damaged_graph_ends_in_a_sentence(copy: Path, kept: int) -> None:
         opened(copy)
 
 
+def test_whatever_is_damaged_the_process_goes_on(copy: Path) -> None:
+    rng = np.random.default_rng(5)
+    files = {name: (copy / name).read_bytes() for name in (GRAPH, "genai_config.json")}
+    told: list[str] = []
+    for turn in range(30):
+        name = GRAPH if turn % 3 else "genai_config.json"
+        data = bytearray(files[name])
+        for at in rng.integers(0, len(data), 1 + turn % 4):
+            data[int(at)] = int(rng.integers(256))
+        if turn % 5 == 4:
+            del data[int(rng.integers(len(data))) :]
+        (copy / name).write_bytes(data)
+        try:
+            with opened(copy) as model:
+                logits_after(model, PROMPT)
+        except UsageError as error:
+            told.append(str(error))
+        (copy / name).write_bytes(files[name])
+    assert 5 < len(told) < 30
+    assert not any("\n" in sentence for sentence in told)
+
+
 def test_words_of_the_library_that_are_no_text(copy: Path) -> None:
     path = copy / GRAPH
     path.write_bytes(path.read_bytes().replace(b"Gather", b"\xd3ather"))
@@ -344,6 +366,9 @@ def test_options_that_cannot_be_honoured(onnx_path: Path) -> None:
     assert caught.value.setting == "ctx"
     with pytest.raises(UsageError, match="at least 1 slot"):
         opened(onnx_path, slots=0)
+    with pytest.raises(UsageError, match="its own config says what its caches hold") as caught:
+        open_onnx(str(onnx_path), EdgeOptions(swa_full=False))
+    assert caught.value.setting == "swa_full"
     with pytest.raises(AddressError) as caught:
         open_onnx("./nowhere", EdgeOptions())
     assert caught.value.setting == "edge"
