@@ -52,6 +52,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "one that a package adds; auto finds out."
         ),
     ] = "auto"
+    cloud_tokenizer: Annotated[
+        str | None,
+        Meta(
+            description="Tokenizer of a cloud at a URL that has another vocabulary than the edge: "
+            "a GGUF, a folder with tokenizer.json, or a hub repository of either."
+        ),
+    ] = None
     edge_engine: Annotated[
         str,
         Meta(
