@@ -123,38 +123,42 @@ class BridgeSession:
     ) -> Future[Verdict]:
         """Ask for `n` words behind `ids`, which must not end inside of a character."""
         answer = list(ids[len(self._prompt.ids) :])
+        end = time.monotonic() + deadline
         try:
             session = self._opened()
-            written = written_text(bytes_of(self._bridge.edge, answer))
-            if written is None:
-                raise CloudRejected("A consult may not stand inside of a character.")
-            text, held = held_back(written)
+            text, held = held_back(self._written(answer))
+            if not text and _puts_blanks(self._bridge.own):
+                held = " "
             known = [*self._begun, *self._bridge.own.encode(text)]
-        except CloudError as error:
-            return failed(error)
-        if not text and _puts_blanks(self._bridge.own):
-            held = " "
-        consult = _Consult(self._bridge, session, answer, known, held, n)
-        return consult.ask(sampling, time.monotonic() + deadline, sent)
+        except EdgewiseError as error:
+            return failed(_of_cloud(error))
+        return _Consult(self._bridge, session, answer, known, held, n).ask(sampling, end, sent)
 
     def push(self, ids: Sequence[int]) -> int:
         if self._pushed and abs(len(ids) - self._pushed) < PUSHED:
             return 0
         self._pushed = len(ids)
-        written = written_text(bytes_of(self._bridge.edge, ids[len(self._prompt.ids) :]))
         try:
             session = self._opened()
-        except CloudError as error:
-            # The next consult fails with it.
-            _log.info("nothing is sent ahead: %s", error)
+            # The last word may still become another's beginning.
+            whole = self._written(ids[len(self._prompt.ids) :]).rpartition(" ")[0]
+            known = [*self._begun, *self._bridge.own.encode(whole)]
+        except EdgewiseError as error:
+            # Between characters, or at a consult that fails with it, more will be said.
+            _log.debug("nothing is sent ahead: %s", error)
             return 0
-        # The last word may still become another's beginning.
-        whole = (written or "").rpartition(" ")[0]
-        return session.push([*self._begun, *self._bridge.own.encode(whole)])
+        return session.push(known)
 
     def close(self) -> None:
         if self._session is not None:
             self._session.close()
+
+    def _written(self, answer: Sequence[int]) -> str:
+        """The text of an answer. Raises `CloudRejected` where it ends inside of a character."""
+        text = written_text(bytes_of(self._bridge.edge, answer))
+        if text is None:
+            raise CloudRejected("A consult may not stand inside of a character.")
+        return text
 
     def _opened(self) -> CloudSession:
         """The cloud's session, about the prompt as the cloud reads it. Raises `CloudRejected`."""
@@ -224,10 +228,8 @@ class _Consult:
         elif not self._future.cancelled():
             try:
                 verdict = self._read(done.result())
-            except CloudError as error:
-                self._end_with(error)
             except EdgewiseError as error:
-                self._end_with(CloudError(f"The bridge to the cloud model failed: {error}"))
+                self._end_with(_of_cloud(error))
             except Exception as error:
                 self._end_with(error)
             else:
@@ -270,6 +272,13 @@ class _Consult:
         )
         ends = self._bridge.edge.eos_ids or frozenset([0])
         return with_end(verdict, len(ids) + 1, ends, self._bridge.name)
+
+
+def _of_cloud(error: EdgewiseError) -> CloudError:
+    """As what a consult may fail with."""
+    if isinstance(error, CloudError):
+        return error
+    return CloudError(f"The bridge to the cloud model failed: {error}")
 
 
 def _sum(seconds: Sequence[float | None]) -> float | None:
