@@ -1,11 +1,11 @@
 """What consults between words cost in quality: `python -m benchmarks.price_of_text`.
 
-The bundled edge with its router, and the bundled cloud model three ways: by ids at any token,
-through a bridge at the seams of both vocabularies (here every token, since it is one), and at word
-seams, as a cloud that takes text only would be asked. With `--other`, a cloud of another
-vocabulary at its seams and at word seams. Each has thresholds of its own for every share, found on
-the calibration split, so that all write the same share; questions are the same. Prints the gap
-recovered by family, and accuracy minus that by ids, with 95% intervals over questions.
+The bundled edge with its router, and the bundled cloud model two ways: by ids at any token, and
+through a bridge at word seams, as a cloud that takes text only would be asked. With `--other`, a
+cloud of another vocabulary where both divide the text, and at word seams. Each has thresholds of
+its own for every share, found on the calibration split, so that all write the same share;
+questions are the same. Prints the gap recovered by family, and accuracy minus that by ids, with 95%
+intervals over questions.
 """
 
 import argparse
@@ -63,15 +63,14 @@ def ways(edge: EdgeModel, other: Path | None, stack: ExitStack) -> list[Way]:
     same = opened(bundled("cloud"))
     found = [
         Way("by ids", same, same),
-        Way("bridge, every token", over(same, words=False), same),
-        Way("bridge, words", over(same, words=True), same),
+        Way("at words", over(same, words=True), same),
     ]
     if other is not None:
         large = opened(other)
         alone = over(large, words=False)
         found += [
-            Way("other vocabulary, its seams", alone, alone),
-            Way("other vocabulary, words", over(large, words=True), alone),
+            Way("other vocabulary, where both divide", alone, alone),
+            Way("other vocabulary, at words", over(large, words=True), alone),
         ]
     return found
 
