@@ -82,7 +82,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_cloud_tokens: Annotated[
         int | None, Meta(description="Absolute cap on cloud tokens per answer.")
     ] = None
-    span: Annotated[int, Meta(description="Tokens per consult.")] = 1
+    span: Annotated[
+        int,
+        Meta(description="Tokens per consult, or words of a cloud with another vocabulary."),
+    ] = 1
     run_ahead: Annotated[
         int, Meta(description="Tokens the edge may guess ahead while a consult flies; 0 waits.")
     ] = 16
