@@ -1,11 +1,12 @@
 """Between two vocabularies nothing is lost, doubled or broken, wherever a text is cut."""
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from random import Random
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 
 from edgewise.cloud.seam import (
     Seams,
@@ -80,6 +81,7 @@ def test_two_that_mean_one_text_write_it(
 ) -> None:
     """The edge writes some tokens, the cloud some words, to the end: the same bytes."""
     small, large = of(known, edge), of(known, cloud)
+    assume(speaks(small, text) and speaks(large, text))
     seams = Seams(small, large)
     ids: list[int] = []
     for _ in range(200):
@@ -108,8 +110,18 @@ def test_two_that_mean_one_text_write_it(
 
 
 def single_bytes(tokenizer: Tokenizer, data: bytes) -> list[int]:
-    by_byte = {tokenizer.piece(i): i for i in range(tokenizer.size) if len(tokenizer.piece(i)) == 1}
-    return [by_byte[bytes([byte])] for byte in data]
+    return [letters(tokenizer)[byte] for byte in data]
+
+
+@cache
+def letters(tokenizer: Tokenizer) -> Mapping[int, int]:
+    """Ids of single bytes: a real vocabulary may lack those of characters that nobody uses."""
+    pieces = {token: tokenizer.piece(token) for token in range(tokenizer.size)}
+    return {piece[0]: token for token, piece in pieces.items() if len(piece) == 1}
+
+
+def speaks(tokenizer: Tokenizer, text: str) -> bool:
+    return set(text.encode()) <= set(letters(tokenizer))
 
 
 @given(text=texts, at=st.integers(0, 60), name=st.sampled_from(NAMES))
@@ -117,9 +129,13 @@ def test_a_text_is_spelled_behind_any_other(
     known: Mapping[str, Tokenizer], text: str, at: int, name: str
 ) -> None:
     tokenizer = of(known, name)
-    before = spelled(tokenizer, [], text[:at])
+    try:
+        before = spelled(tokenizer, [], text[:at])
+        after = spelled(tokenizer, before, text[at:])
+    except CloudProtocolError:
+        assert not speaks(tokenizer, text)
+        return
     assert bytes_of(tokenizer, before) == text[:at].encode()
-    after = spelled(tokenizer, before, text[at:])
     assert bytes_of(tokenizer, after) == text[at:].encode()
     assert not set(after) & (set(tokenizer.special) | tokenizer.eos_ids)
 
