@@ -9,7 +9,7 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge import LONGEST, Bridge, bridged
+from edgewise.cloud.bridge import AT_ONCE, LONGEST, Bridge, bridged
 from edgewise.cloud.connect import connect
 from edgewise.cloud.local import LocalCloud
 from edgewise.cloud.seam import bytes_of
@@ -79,6 +79,13 @@ def test_a_long_word_is_asked_for_again() -> None:
     assert bytes(ask(model, "").ids) == word.encode()
     assert [n for _, n in cloud.asks] == [8, 8, 8]
     assert bytes(cloud.asks[1][0]) == f"sky: {word[:8]}".encode()
+
+
+def test_many_words_are_asked_for_in_parts() -> None:
+    text = " ".join(["so", "it", "is"] * 200)
+    model, cloud = bridge(replying(text, prompt=ASKED))
+    assert bytes(ask(model, "", 500).ids).decode() == " ".join(text.split(" ")[:500])
+    assert max(n for _, n in cloud.asks) == AT_ONCE
 
 
 def test_a_word_without_an_end_is_none() -> None:

@@ -33,6 +33,9 @@ LONGEST = 32
 FURTHER = 4
 """Tokens more for each further word."""
 
+AT_ONCE = 256
+"""Most tokens that it is asked for at once, however many words are wanted."""
+
 PUSHED = 16
 """New ids of the edge's that are sent ahead together."""
 
@@ -196,7 +199,8 @@ class _Consult:
         self._bridge, self._session = bridge, session
         self._answer, self._known, self._held, self._words = answer, known, held, words
         further = FURTHER * (words - 1)
-        self._step = STEP if bridge.cloud.local is not None else WORD + further
+        elsewhere = min(WORD + further, AT_ONCE)
+        self._step = elsewhere if bridge.cloud.local is None else STEP
         self._most = LONGEST + further
         self._written: list[int] = []
         self._parts: list[Verdict] = []
