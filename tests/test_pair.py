@@ -24,8 +24,9 @@ from edgewise import (
     Token,
 )
 from edgewise.addresses import bundled
+from edgewise.cloud.bridge import Bridge
 from edgewise.edge.base import Needs
-from edgewise.errors import CloudError, CloudUnavailable, UsageError, VocabularyMismatch
+from edgewise.errors import CloudError, CloudUnavailable, ModelError, UsageError
 from edgewise.pair import Wishes, open_models, open_pair
 from edgewise.prompts import prompt_ids
 from edgewise.routers.constant import Constant
@@ -317,18 +318,34 @@ def test_a_pair_that_cannot_be_made_leaves_nothing_open(
         close(self)
 
     monkeypatch.setattr(LlamaModel, "close", noted)
-    with pytest.raises(VocabularyMismatch):
-        Pair(bpe_path, cloud=other_path, threads=1)
-    assert sorted(set(closed)) == ["bpe", "other"]
-    closed.clear()
     with pytest.raises(CloudUnavailable):
         Pair(bpe_path, cloud=NOWHERE, threads=1)
     assert closed == ["bpe"]
+    closed.clear()
+    monkeypatch.setattr(LocalCloud, "check", _failing)
+    with pytest.raises(ModelError):
+        Pair(bpe_path, cloud=other_path, threads=1)
+    assert sorted(set(closed)) == ["bpe", "other"]
     with LlamaModel(other_path, threads=1) as other:
         closed.clear()
-        with pytest.raises(VocabularyMismatch):
+        with pytest.raises(ModelError):
             Pair(bpe_path, cloud=LocalCloud(other), threads=1)
         assert closed == ["bpe"]
+
+
+def _failing(*_: object) -> str:
+    raise ModelError("the weights are gone", hint="load them again")
+
+
+def test_models_of_two_vocabularies_make_a_pair(bpe_path: Path, other_path: Path) -> None:
+    with LlamaModel(other_path, threads=1) as other:
+        for cloud in (other_path, LocalCloud(other)):
+            with Pair(bpe_path, cloud=cloud, router="constant:1", threads=1) as pair:
+                assert isinstance(pair.cloud, Bridge)
+                answer = pair.ask("Why is the sky blue?", max_tokens=8)
+                assert answer.usage.cloud_calls
+        # What was open stays its owner's.
+        assert not other.closed
 
 
 def test_credit_is_carried_from_answer_to_answer() -> None:

@@ -52,6 +52,15 @@ BESIDE: dict[str, Part] = {"bundled:mid": "mid", "bundled:other": "other"}
 CHECKPOINT = ("config.json", "model.safetensors", "trained_on.txt", "README.md")
 """Files of a router's checkpoint."""
 
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "config.json",
+)
+"""Files of a tokenizer, the vocabulary first."""
+
 _REPOSITORY = re.compile(
     r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+?))?(?::(?P<quant>[\w.-]+))?"
 )
@@ -86,10 +95,10 @@ def local_folder(name: str) -> Path | None:
         return None
 
 
-def resolve(address: str, role: Literal["edge", "cloud"]) -> Path:
+def resolve(address: str, role: Literal["edge", "cloud", "cloud_tokenizer"]) -> Path:
     """The file that `address` names, downloaded if need be. Raises `AddressError`."""
     if address == "bundled" or address in BESIDE:
-        return bundled(BESIDE.get(address, role))
+        return bundled(BESIDE.get(address, "edge" if role == "edge" else "cloud"))
     path = _local(address)
     if path is not None:
         return path
@@ -108,6 +117,31 @@ def resolve(address: str, role: Literal["edge", "cloud"]) -> Path:
         )
     require_plain(parsed, setting=role)
     return _download(parsed)
+
+
+def resolve_tokenizer(address: str) -> Path:
+    """The GGUF file, or the folder with `tokenizer.json`, that `address` names for a tokenizer.
+
+    Of a repository with a `tokenizer.json` nothing but the tokenizer's files is downloaded. Raises
+    `AddressError`.
+    """
+    if folder := local_folder(address):
+        return folder
+    path = _local(address)
+    if path is not None and path.name == TOKENIZER[0]:
+        return path.parent
+    parsed = _parse(address)
+    if path is None and parsed and not parsed.quant and not (parsed.file or "").endswith(".gguf"):
+        require_plain(parsed, setting="cloud_tokenizer")
+        with explained(parsed):
+            names, online = _all_names(parsed)
+            inside = _inside(parsed, names)
+            wanted = [inside + name for name in TOKENIZER if inside + name in names]
+            if wanted and wanted[0] == inside + TOKENIZER[0]:
+                paths = [fetched(parsed, name, online=online) for name in wanted]
+                if len({one.parent for one in paths}) == 1:
+                    return paths[0].parent
+    return resolve(address, "cloud_tokenizer")
 
 
 def engine_at(address: str) -> str:

@@ -16,6 +16,7 @@ Reason = Literal[
     "below_threshold",  # the router saw no need
     "critical",  # the router asked, the cloud answered
     "span",  # a further token of the same consult
+    "mid_word",  # the router asked, but a cloud of another vocabulary is asked between words
     "no_cloud",  # above the threshold, but there is no cloud model
     "budget",  # above the threshold, but the cloud share is spent for now
     "cap",  # above the threshold, but the answer's cap is spent
@@ -60,10 +61,11 @@ class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
 class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
     """One consult of the cloud model, said when it is over.
 
-    `index` is the answer's token it asked for, `asked` how many tokens it asked for, `answered`
-    how many came back. `sent_ids` token ids travelled for it, in messages of `sent_bytes` bytes
-    (bodies alone); nothing does to a model in this process. `cached` and `computed` are prompt
-    tokens by the engine's own meter (None where it has none), `engine_seconds` its own time.
+    `index` is the answer's token it asked for, `asked` how many tokens it asked for (words, of a
+    cloud with another vocabulary), `answered` how many came back. `sent_ids` token ids travelled
+    for it, in messages of `sent_bytes` bytes (bodies alone); nothing does to a model in this
+    process. `cached` and `computed` are prompt tokens by the engine's own meter (None where it has
+    none), `engine_seconds` its own time.
     `request_id` names it in the logs of gateway and engine; None where none was asked.
     """
 
@@ -120,7 +122,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cloud and dropped, or asked for in vain; `changing_tokens` are first tokens of consults that
     differ from what the edge would have written. `cloud_share` is `share_of` them. Prompt tokens
     the cloud had cached and computed are those of answered consults, by its engine's own meter;
-    None where there were consults and it has none.
+    None where there were consults and it has none. `cloud_completion_tokens` is what it wrote in
+    these, dropped or not, in tokens of its own vocabulary.
     """
 
     prompt_tokens: int
@@ -134,6 +137,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     failed_calls: int
     cloud_prompt_cached: int | None
     cloud_prompt_computed: int | None
+    cloud_completion_tokens: int = 0
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from typing import TypedDict, Unpack
 from msgspec.structs import asdict, replace
 
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.bridge import bridged
 from edgewise.edge.base import EdgeAbilities, EdgeModel
 from edgewise.edge.fitting import require_fitting
 from edgewise.errors import UsageError
@@ -94,8 +95,8 @@ class Pair:
                 if self.cloud is not None:
                     opened.callback(self.cloud.close)
             else:
-                cloud.check(self.edge.tokenizer)
-                self.cloud = cloud
+                self.cloud = bridged(cloud, self.edge.tokenizer)
+                self.cloud.check(self.edge.tokenizer)
             self.decoder = Decoder(self.edge, router=self.router, policy=policy, cloud=self.cloud)
             self._opened = opened.pop_all()
         self._account = Account()
@@ -231,7 +232,7 @@ _NEVER = "constant:0"
 _DEFAULTS = Settings()
 _OF_LOADING = ("edge_engine", "ctx", "threads", "gpu_layers", "slots")
 _OF_THE_EDGE = ("swa_full",)
-_OF_CONNECTING = ("cloud_key", "cloud_engine")
+_OF_CONNECTING = ("cloud_key", "cloud_engine", "cloud_tokenizer")
 
 
 def _chosen(parts: Mapping[str, object], settings: Mapping[str, object]) -> Settings:

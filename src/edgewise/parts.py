@@ -67,16 +67,26 @@ def open_cloud(
 ) -> CloudModel | None:
     """Open the cloud model and prove its vocabulary; with "none" nothing is opened at all.
 
-    `keep_prefixes` is for a model in this process.
+    One of another vocabulary is behind a bridge. `keep_prefixes` is for a model in this process.
     """
     cloud = connect(settings, keep_prefixes=keep_prefixes)
     if cloud is not None:
         try:
+            cloud = link(cloud, edge, settings)
             cloud.check(edge.tokenizer)
         except BaseException:
             cloud.close()
             raise
     return cloud
+
+
+def link(cloud: CloudModel, edge: EdgeModel, settings: Settings) -> CloudModel:
+    """A cloud that was connected, behind a bridge where its vocabulary is known to be another."""
+    from edgewise.cloud.bridge import bridged
+    from edgewise.edge.tokenizer import open_tokenizer
+
+    named = settings.cloud_tokenizer
+    return bridged(cloud, edge.tokenizer, None if named is None else open_tokenizer(named))
 
 
 def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | None:
@@ -98,6 +108,13 @@ def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | 
             f"{address!r} is none",
             hint="leave the engine out",
             setting="cloud_engine",
+        )
+    if settings.cloud_tokenizer is not None:
+        which = "is none" if address == "none" else "has it in its file"
+        raise UsageError(
+            f"The cloud's tokenizer is for a cloud at a URL, and the cloud {address!r} {which}",
+            hint="leave the tokenizer out",
+            setting="cloud_tokenizer",
         )
     if address == "none":
         return None

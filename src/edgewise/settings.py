@@ -52,6 +52,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "one that a package adds; auto finds out."
         ),
     ] = "auto"
+    cloud_tokenizer: Annotated[
+        str | None,
+        Meta(
+            description="Tokenizer of a cloud at a URL that has another vocabulary than the edge: "
+            "a GGUF, a folder with tokenizer.json, or a hub repository of either."
+        ),
+    ] = None
     edge_engine: Annotated[
         str,
         Meta(
@@ -75,7 +82,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_cloud_tokens: Annotated[
         int | None, Meta(description="Absolute cap on cloud tokens per answer.")
     ] = None
-    span: Annotated[int, Meta(description="Tokens per consult.")] = 1
+    span: Annotated[
+        int,
+        Meta(description="Tokens per consult, or words of a cloud with another vocabulary."),
+    ] = 1
     run_ahead: Annotated[
         int, Meta(description="Tokens the edge may guess ahead while a consult flies; 0 waits.")
     ] = 16

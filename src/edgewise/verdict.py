@@ -48,7 +48,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the cloud wrote. Ends early, with `stopped`, where the cloud ended the answer.
 
     `logprobs` (nats) go with `ids`; `top` holds the candidates for each. `cached` and `computed`
-    are prompt tokens by the engine's own meter, None where it has none.
+    are prompt tokens by the engine's own meter, None where it has none. `written` is how many
+    tokens the cloud wrote for it in a vocabulary of its own, None where they are `ids`.
     """
 
     ids: tuple[int, ...]
@@ -58,6 +59,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     cached: int | None = None
     computed: int | None = None
     engine_seconds: float | None = None
+    written: int | None = None
+
+    @property
+    def billed(self) -> int:
+        """Tokens that the cloud wrote, by its own count."""
+        return len(self.ids) if self.written is None else self.written
 
     def check(
         self, *, asked: int, prompt: int, size: int | None = None, may_be_empty: bool = False
@@ -99,6 +106,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
                 raise CloudProtocolError(
                     f"The cloud counts prompt tokens that are not among the {prompt} it was sent."
                 )
+        if self.written is not None and not _is_count(self.written, MOST_IDS):
+            raise CloudProtocolError("The cloud counts tokens that it cannot have written.")
         seconds = self.engine_seconds
         if seconds is not None and not (_is_number(seconds) and 0 <= seconds <= MOST_SECONDS):
             raise CloudProtocolError("The cloud's own time is none that a consult can take.")

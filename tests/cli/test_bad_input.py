@@ -95,7 +95,11 @@ def test_a_text_that_fills_no_context_is_refused_early(
             ["--edge", "lfm2.gguf", "--cloud", "none", "--router", "./reads.py:Reads"],
             "no hidden states",
         ),
-        (["--edge", "bpe.gguf", "--cloud", "other.gguf"], "ocabular"),
+        (["--edge", "bpe.gguf", "--cloud-tokenizer", "other.gguf"], "and the cloud 'none' is none"),
+        (["--cloud", "other.gguf", "--cloud-tokenizer", "other.gguf"], "has it in its file"),
+        (["--cloud", NOWHERE, "--cloud-tokenizer", "none.gguf"], "There is no file 'none.gguf'"),
+        (["--cloud", NOWHERE, "--cloud-tokenizer", "."], "There is no tokenizer.json in '.'"),
+        (["--cloud", NOWHERE, "--cloud-tokenizer", "broken.txt"], "is not a GGUF file"),
         (["--edge", "bpe.gguf", "--router", "made-for-another"], "made for an edge model"),
         (["--router", "coin"], "There is no router 'coin'"),
         (["--router", "."], "no config.json"),
@@ -302,7 +306,7 @@ def engine() -> Iterator[str]:
     [
         (None, ("refused the key; set ", "EDGEWISE_CLOUD_KEY")),
         ("wrong", ("refused the key; set ", "EDGEWISE_CLOUD_KEY")),
-        ("right", ("choose two models of one family",)),
+        ("right", ("choose two models of one family", "its own tokenizer (--cloud-tokenizer)")),
     ],
 )
 def test_an_engine_with_another_key_or_vocabulary(

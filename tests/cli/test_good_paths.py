@@ -176,11 +176,23 @@ def test_doctor_checks_everything(edgewise: Edgewise) -> None:
     assert checks["what leaves the device"]["detail"].startswith("nothing")
 
 
-def test_doctor_fails_where_a_check_fails(edgewise: Edgewise, other_path: Path) -> None:
-    result = edgewise("doctor", "--cloud", str(other_path))
+def test_doctor_fails_where_a_check_fails(edgewise: Edgewise) -> None:
+    result = edgewise("doctor", "--router", "constant:7")
     assert result.code == 1
-    assert "fail vocabulary" in result.out
+    assert "fail router" in result.out
     assert "fix: " in result.out
+
+
+def test_a_cloud_of_another_vocabulary(edgewise: Edgewise, other_path: Path) -> None:
+    pair = ("--edge", str(other_path), "--cloud", "bundled", "--threshold", "0.1")
+    told = edgewise("doctor", *pair[:4])
+    assert told.code == 0, told.out
+    assert "ok   vocabulary: two, bridged by text" in told.out
+    result = edgewise("run", "Tell me about the heron.", *pair, "--json")
+    answer = json.loads(result.out)
+    assert (result.code, result.err) == (0, "")
+    assert "critical" in {token["reason"] for token in answer["tokens"]}
+    assert answer["usage"]["cloud_completion_tokens"]
 
 
 @pytest.mark.parametrize("command", ["", "run", "demo", "doctor", "eval", "bench", "bench edge"])

@@ -20,7 +20,8 @@ from tests.cli.conftest import Edgewise
 HELP = {
     field.name: field.type.__metadata__[0].description for field in msgspec.structs.fields(Settings)
 }
-MODELS = {"edge", "edge_engine", "cloud", "cloud_engine"}
+ONE_VOCABULARY = {"edge", "edge_engine", "cloud", "cloud_engine"}
+MODELS = ONE_VOCABULARY | {"cloud_tokenizer"}
 SAMPLING = {"max_tokens", "temperature", "top_k", "top_p", "min_p", "seed"}
 MACHINE = {"ctx", "threads", "gpu_layers", "swa_full"}
 ANSWERING = (
@@ -36,7 +37,7 @@ FLAGS: dict[str, set[str]] = {
     "serve": ANSWERING | {"slots", "api_key"},
     "doctor": MODELS | {"router", "threads", "gpu_layers", "swa_full"},
     "eval": MODELS | MACHINE | {"deadline"},
-    "train": MODELS | MACHINE | {"seed"},
+    "train": ONE_VOCABULARY | MACHINE | {"seed"},
     "demo": set(),
     "router show": set(),
     "router check": {"edge", "edge_engine", "threads"},
@@ -47,7 +48,7 @@ FLAGS: dict[str, set[str]] = {
     "gateway keys rotate": set(),
     "gateway keys revoke": set(),
     "bench edge": {"edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"},
-    "bench link": MODELS | {"router", "run_ahead", "ctx", "threads"},
+    "bench link": ONE_VOCABULARY | {"router", "run_ahead", "ctx", "threads"},
     "bench paper": {"edge", "edge_engine", "cloud", "threads", "gpu_layers"},
     "trace show": set(),
 }
@@ -68,13 +69,20 @@ GREEDY_TASK = {"max_cloud_tokens", "span", "max_tokens", "temperature", "system"
 REFUSED: dict[str, set[str]] = {
     "serve": {"system"},  # clients send their own
     "eval": GREEDY_TASK | {"threshold"},
-    "train": GREEDY_TASK | {"deadline"},
+    "train": GREEDY_TASK | {"deadline", "cloud_tokenizer"},
     "demo": GREEDY_TASK
     # Always the bundled pair, which has no sliding windows.
     | {"threshold", "edge", "edge_engine", "cloud", "router", "swa_full"},
     "bench edge": {"temperature"},
-    "bench link": GREEDY_TASK | {"threshold", "deadline", "on_cloud_error"},
-    "bench paper": {"cloud_engine", "threshold", "max_cloud_tokens", "span", "run_ahead"}
+    "bench link": GREEDY_TASK | {"threshold", "deadline", "on_cloud_error", "cloud_tokenizer"},
+    "bench paper": {
+        "cloud_engine",
+        "cloud_tokenizer",
+        "threshold",
+        "max_cloud_tokens",
+        "span",
+        "run_ahead",
+    }
     | {"deadline", "on_cloud_error", "temperature"},
 }
 """What a command cannot honour; everything else it honours, or it cannot matter to it."""
@@ -108,6 +116,7 @@ VALUES: dict[str, object] = {
     "cloud": "none",
     "cloud_key": "sk-1",
     "cloud_engine": "vllm",
+    "cloud_tokenizer": "other.gguf",
     "router": "entropy",
     "cloud_share": 0.1,
     "threshold": 0.5,

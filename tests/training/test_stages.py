@@ -9,8 +9,15 @@ import msgspec
 import numpy as np
 import pytest
 
+from edgewise.cloud.bridge import Bridge
 from edgewise.cloud.local import LocalCloud
-from edgewise.errors import CloudUnavailable, ContextOverflow, RouterMismatch, UsageError
+from edgewise.errors import (
+    CloudUnavailable,
+    ContextOverflow,
+    RouterMismatch,
+    UsageError,
+    VocabularyMismatch,
+)
 from edgewise.parts import open_router
 from edgewise.routers.card import (
     CONFIG,
@@ -341,3 +348,10 @@ def test_a_question_that_leaves_no_room_is_refused_at_once(tmp_path: Path) -> No
     edge = ScriptedEdge(scripted(EDGE).script, context=len(PROMPT.format(0)) - 1)
     with pytest.raises(ContextOverflow, match="Question '0' of sums has 12 tokens and the context"):
         training(tmp_path, edge=edge)
+
+
+def test_two_vocabularies_are_refused(tmp_path: Path) -> None:
+    own = ByteTokenizer("<other>")
+    cloud = ScriptedCloud(replying("", prompt=""), tokenizer=own)
+    with pytest.raises(VocabularyMismatch, match="a pair of one vocabulary"):
+        training(tmp_path, cloud=Bridge(cloud, own=own, edge=ByteTokenizer()))

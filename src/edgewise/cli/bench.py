@@ -16,7 +16,7 @@ from edgewise.bench.pace import HALF_BILLION, UNPACED, Pace, measured
 from edgewise.bench.paper_method import Comparison, compare
 from edgewise.bench.speed import measure
 from edgewise.cli import options, render
-from edgewise.cli.options import DRAWS, MODELS, POLICY, SERVING, takes
+from edgewise.cli.options import DRAWS, ONE_VOCABULARY, POLICY, SERVING, takes
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
@@ -43,7 +43,7 @@ EngineTime = Annotated[
 @takes(
     *("edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"),
     unaffected=[
-        *("cloud", "cloud_engine", "cloud_key", *POLICY, "on_cloud_error"),
+        *("cloud", "cloud_engine", "cloud_tokenizer", "cloud_key", *POLICY, "on_cloud_error"),
         *("max_tokens", *DRAWS, "system", "ctx", *SERVING),
     ],
 )
@@ -74,7 +74,7 @@ def edge(
 
 @app.command()
 @takes(
-    *(*MODELS, "router", "run_ahead", "ctx", "threads"),
+    *(*ONE_VOCABULARY, "router", "run_ahead", "ctx", "threads"),
     reads=["cloud_key", "cloud_share", "gpu_layers", "swa_full"],
     unaffected=[*DRAWS, *SERVING],
 )

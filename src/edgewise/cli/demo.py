@@ -27,7 +27,10 @@ from edgewise.settings import Settings
 # The bundled pair answers, greedily and without a connection.
 @takes(
     reads=["cloud_share", "deadline", "ctx", "threads", "gpu_layers"],
-    unaffected=["cloud_key", "cloud_engine", *DRAWS, "run_ahead", "on_cloud_error", *SERVING],
+    unaffected=[
+        *("cloud_key", "cloud_engine", "cloud_tokenizer"),
+        *(*DRAWS, "run_ahead", "on_cloud_error", *SERVING),
+    ],
 )
 def demo(
     chosen: Settings,

@@ -109,11 +109,21 @@ class _Doctor:
             return
         opened: list[CloudModel] = []
         yield self._guarded("cloud model", lambda: self._connect(opened))
+        links: list[CloudModel] = []
         for cloud in opened:
-            yield self._guarded("vocabulary", lambda cloud=cloud: _vocabulary(cloud, model))
+            yield self._guarded("vocabulary", lambda cloud=cloud: self._link(cloud, model, links))
+        for cloud in links:
             if cloud.abilities is not None:
                 yield _abilities(cloud.abilities)
             yield self._guarded("consult", lambda cloud=cloud: _consult(cloud, model, self._chosen))
+
+    def _link(self, cloud: CloudModel, model: EdgeModel, links: list[CloudModel]) -> Check:
+        """Even where the vocabulary is not proven there is a link, to be tried."""
+        links.append(cloud)
+        links[0] = parts.link(cloud, model, self._chosen)
+        proof = links[0].check(model.tokenizer)
+        kind = "one, proven" if links[0].seams is None else "two, bridged by text between words"
+        return Check("vocabulary", "ok", f"{kind}: {proof}")
 
     def _connect(self, opened: list[CloudModel]) -> Check:
         cloud = parts.connect(self._chosen)
@@ -190,10 +200,6 @@ def _router(chosen: Settings, model: EdgeModel) -> Check:
         return Check("router", "warn", doubts[0], "edgewise router show names all there is")
     shares = ", ".join(card.thresholds)
     return Check("router", "ok", f"{card.kind}, fits the edge model, calibrated at {shares}")
-
-
-def _vocabulary(cloud: CloudModel, model: EdgeModel) -> Check:
-    return Check("vocabulary", "ok", f"proven: {cloud.check(model.tokenizer)}")
 
 
 def _abilities(able: Abilities) -> Check:

@@ -35,7 +35,8 @@ Limit = Annotated[int | None, typer.Option(help="Only the first N questions.")]
 Names = tuple[str, ...]
 Command = Callable[..., None]
 
-MODELS: Names = ("edge", "edge_engine", "cloud", "cloud_engine")
+ONE_VOCABULARY: Names = ("edge", "edge_engine", "cloud", "cloud_engine")
+MODELS: Names = (*ONE_VOCABULARY, "cloud_tokenizer")
 POLICY: Names = ("cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "deadline")
 ROUTING: Names = ("router", *POLICY, "on_cloud_error")
 DRAWS: Names = ("top_k", "top_p", "min_p", "seed")

@@ -100,6 +100,8 @@ def counted(usage: Usage, timing: Timing, *, calls: bool = True) -> str:
             f"cloud prompt {metered(usage.cloud_prompt_computed)} computed, "
             f"{metered(usage.cloud_prompt_cached)} cached, "
         )
+        if usage.cloud_completion_tokens > usage.cloud_tokens + usage.wasted_tokens:
+            consults += f"{usage.cloud_completion_tokens} of the cloud's own tokens written, "
     return (
         f"{total} tokens, {usage.cloud_tokens} by the cloud{wasted} ({usage.cloud_share:.1%}), "
         f"{consults}{total / timing.total:.1f} tokens/s"

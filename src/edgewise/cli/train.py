@@ -9,7 +9,7 @@ import typer
 from rich.progress import Progress as Bar
 
 from edgewise.cli import options, render
-from edgewise.cli.options import MACHINE, MODELS, SERVING, takes
+from edgewise.cli.options import MACHINE, ONE_VOCABULARY, SERVING, takes
 from edgewise.errors import UsageError
 from edgewise.evaluation.journal import MANIFEST, claim
 from edgewise.evaluation.plan import manifest
@@ -44,7 +44,7 @@ JudgedBy = Annotated[
 
 # It makes the router, and its thresholds; all else as for an evaluation. `top_k` is its own here.
 @takes(
-    *(*MODELS, "seed", *MACHINE),
+    *(*ONE_VOCABULARY, "seed", *MACHINE),
     reads=["cloud_key"],
     unaffected=[
         *("router", "cloud_share", "threshold"),

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from edgewise.cloud.seam import Seams
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.engines.base import Abilities
 from edgewise.errors import CloudError, CloudProtocolError, EdgewiseError
@@ -53,7 +54,7 @@ class CloudSession(Protocol):
 
 
 class CloudModel(Protocol):
-    """A large model that writes tokens of the edge's vocabulary."""
+    """A large model whose verdicts are in ids of the edge's vocabulary, its own or not."""
 
     name: str
 
@@ -80,6 +81,11 @@ class CloudModel(Protocol):
     @property
     def abilities(self) -> Abilities | None:
         """What `check` found the engine able to do; None where no engine is asked directly."""
+        return None
+
+    @property
+    def seams(self) -> Seams | None:
+        """Where alone it may be asked, and for words instead of tokens; None: at every token."""
         return None
 
     def identity(self) -> str:

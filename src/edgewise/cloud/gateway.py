@@ -71,7 +71,9 @@ class GatewayCloud(CloudModel):
             self.tokenizer = before
             if isinstance(error, OtherVocabulary):
                 raise VocabularyMismatch(
-                    error.message, hint="choose two models of one family"
+                    error.message,
+                    hint="choose two models of one family, or name its own tokenizer",
+                    setting="cloud_tokenizer",
                 ) from error
             raise
 

@@ -46,7 +46,16 @@ def load_weights(path: Path, gpu_layers: int | Literal["auto"]) -> Any:
     return open_weights(path, gpu_layers=_offloaded_layers(gpu_layers))
 
 
-def open_weights(path: Path, *, gpu_layers: int, repack: bool = True) -> Any:
+def load_vocabulary(path: Path) -> Any:
+    """As `load_weights`, without the weights."""
+    _check_file(path)
+    require_survived(path)
+    return open_weights(path, gpu_layers=0, vocabulary_only=True)
+
+
+def open_weights(
+    path: Path, *, gpu_layers: int, repack: bool = True, vocabulary_only: bool = False
+) -> Any:
     """As `load_weights`, of a file that may end this process; `repack` takes time and memory.
 
     Raises `ModelError`.
@@ -55,6 +64,7 @@ def open_weights(path: Path, *, gpu_layers: int, repack: bool = True) -> Any:
     llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_default_params()
     params.n_gpu_layers, params.use_extra_bufts = gpu_layers, repack
+    params.vocab_only = vocabulary_only
     _log_tail.clear()
     model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     if not model:

@@ -218,7 +218,8 @@ class Engine(ABC):
                 raise VocabularyMismatch(
                     f"The cloud model at {self.url!r} splits {text!r} into other ids than the edge "
                     "model, so their vocabularies differ",
-                    hint="choose two models of one family",
+                    hint="choose two models of one family, or name its own tokenizer",
+                    setting="cloud_tokenizer",
                 )
         return f"{len(PROBES)} strings have the same ids at the engine"
 

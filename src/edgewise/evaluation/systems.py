@@ -15,7 +15,7 @@ from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
 from edgewise.events import share_of
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import LONGEST_DEADLINE, Policy
-from edgewise.prompts import Message, Prompt, prompt_ids
+from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.routers.base import Router
 from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
@@ -92,10 +92,10 @@ class Decoded:
     def ask(self, question: Question) -> Answer:
         """The answer with its tokens."""
         edge = self.decoder.edge
-        ids = question_ids(edge.tokenizer, question)
+        prompt = question_prompt(edge.tokenizer, question)
         # Behind the smaller context there would be no consult.
-        longest = room(len(ids), self._max_tokens, *contexts_of(edge, self.decoder.cloud))
-        return self.decoder.generate(ids, max_tokens=longest)
+        longest = room(len(prompt.ids), self._max_tokens, *contexts_of(edge, self.decoder.cloud))
+        return self.decoder.generate(prompt, max_tokens=longest)
 
     def answer(self, question: Question) -> Outcome:
         return outcome_of(question, self.ask(question))
@@ -129,11 +129,11 @@ class CloudAlone:
         self._max_tokens = max_tokens
 
     def answer(self, question: Question) -> Outcome:
-        ids = question_ids(self._tokenizer, question)
+        prompt = question_prompt(self._tokenizer, question)
         begun = time.monotonic()
-        session = self._cloud.open(Prompt(tuple(ids)))
+        session = self._cloud.open(prompt)
         try:
-            verdict = session.ask(ids, self._max_tokens, Sampling(), CLOUD_DEADLINE).result()
+            verdict = session.ask(prompt.ids, self._max_tokens, Sampling(), CLOUD_DEADLINE).result()
         finally:
             session.close()
         text = text_of(self._tokenizer, verdict.ids)
@@ -152,9 +152,14 @@ class CloudAlone:
         )
 
 
-def question_ids(tokenizer: Tokenizer, question: Question) -> list[int]:
+def question_prompt(tokenizer: Tokenizer, question: Question) -> Prompt:
     """The question as one user message."""
-    return prompt_ids(tokenizer, [Message("user", question.prompt)])
+    return prompt_of(tokenizer, [Message("user", question.prompt)])
+
+
+def question_ids(tokenizer: Tokenizer, question: Question) -> list[int]:
+    """Its ids."""
+    return list(question_prompt(tokenizer, question).ids)
 
 
 def require_room(task: Task, edge: EdgeModel, cloud: CloudModel) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from edgewise.edge.base import EdgeSession, Step
 from edgewise.errors import UsageError
-from edgewise.events import Candidate
+from edgewise.events import Candidate, Reason
 from edgewise.loop.consults import Consults, Flight
 from edgewise.loop.latency import Latency
 from edgewise.loop.state import Rules, State
@@ -106,9 +106,12 @@ class RunAhead:
         read = self._reader.read().detailed()
         self._latency.stepped(time.monotonic() - begun)
         self._reads[len(self._ids) + len(self.guesses)] = read
+        reason = None
+        if self._rules.seams is not None:
+            tip = tip.reaching(read.token, [*self._ids, *self.guesses], self._rules)
         if not tip.owed:
-            tip = self._decided(tip, read)
-        self._guess(tip, read)
+            tip, reason = self._decided(tip, read)
+        self._guess(tip, read, waits=reason == "mid_word")
         return read.token
 
     def follow(self, token: int) -> tuple[int, int]:
@@ -134,18 +137,20 @@ class RunAhead:
             self._edge.rewind(position)
         return self._drop_consults()
 
-    def _decided(self, tip: State, read: Read) -> State:
+    def _decided(self, tip: State, read: Read) -> tuple[State, Reason]:
         """The guess at a position as the answer would decide there, its consult sent if it may."""
-        decision = tip.decide(read.score, self._rules)
+        ids = self._ids if self._rules.seams is None else [*self._ids, *self.guesses]
+        decision = tip.decide(read.score, read.token, ids, self._rules)
         if not decision.ask or self._consults is None:
-            return tip
+            return tip, decision.reason
         self._edge.mark(self._edge.position)
         self._consults.ask_ahead([*self._ids, *self.guesses], decision.ask, tip)
-        return tip.expecting(decision.ask, self._rules)
+        return tip.expecting(decision.ask, self._rules), decision.reason
 
-    def _guess(self, state: State, read: Read) -> None:
+    def _guess(self, state: State, read: Read, *, waits: bool = False) -> None:
         """Go on with the edge's own token, unless the answer would end with it."""
-        after, _ = state.write(read.token, "cloud" if state.owed else "edge", self._rules)
+        by = "cloud" if state.owed else "edge"
+        after, _ = state.write(read.token, by, self._rules, waits=waits)
         self._tip = None if after.end else after
         if self._tip is not None:
             self._edge.extend([read.token])

@@ -13,7 +13,7 @@ from edgewise.loop.latency import Latency
 from edgewise.loop.policy import Policy
 from edgewise.loop.state import State
 from edgewise.sampling import Sampling
-from edgewise.verdict import Sent, Verdict
+from edgewise.verdict import MOST_IDS, Sent, Verdict
 
 FLIGHTS = 4
 """Consults in flight at once."""
@@ -51,11 +51,15 @@ class Consults:
         policy: Policy,
         sampling: Sampling,
         size: int,
+        words: bool,
         breaker: Breaker,
         latency: Latency,
     ) -> None:
-        """`session` is closed with the consults; a vocabulary of `size` ids is shared with it."""
-        self._size = size
+        """`session` is closed with the consults, and answers in a vocabulary of `size` ids.
+
+        With `words` it is asked for words, and it alone knows what it was sent for them.
+        """
+        self._size, self._words = size, words
         self._session = session
         self._policy, self._sampling = policy, sampling
         self._breaker, self._latency = breaker, latency
@@ -192,7 +196,8 @@ class Consults:
         return True
 
     def _check(self, verdict: Verdict, flight: Flight) -> None:
-        verdict.check(asked=flight.ask, prompt=flight.position, size=self._size)
+        asked, prompt = (MOST_IDS, MOST_IDS) if self._words else (flight.ask, flight.position)
+        verdict.check(asked=asked, prompt=prompt, size=self._size)
 
     def _probed(self, flight: Flight) -> None:
         future = flight.future

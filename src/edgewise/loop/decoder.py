@@ -86,6 +86,7 @@ class Decoder:
             max_tokens=max_tokens,
             prompt=len(given.ids),
             context=self.edge.context,
+            seams=None if self.cloud is None else self.cloud.seams,
         )
         return Generation(
             Parts(self.edge, self.cloud, self.router, self.breaker, self.latency),

@@ -95,6 +95,7 @@ class Generation(Iterator[Event]):
                     policy=rules.policy,
                     sampling=sampling,
                     size=rules.tokenizer.size,
+                    words=rules.seams is not None,
                     breaker=parts.breaker,
                     latency=parts.latency,
                 )
@@ -172,7 +173,7 @@ class Generation(Iterator[Event]):
             self._write_cloud(state, "span")
         else:
             read = self._ahead.read()
-            decision = state.decide(read.score, self._rules)
+            decision = state.decide(read.score, read.token, self._ids, self._rules)
             outcome = self._consulted(decision.ask) if decision.ask else decision.reason
             if isinstance(outcome, Flight):
                 self._awaited = _Awaited(outcome, read.detailed())
@@ -214,7 +215,7 @@ class Generation(Iterator[Event]):
 
     def _write_edge(self, state: State, read: Read, reason: Reason | Fault) -> None:
         known = read.candidates if self._candidates else ()
-        after, text = state.write(read.token, "edge", self._rules)
+        after, text = state.write(read.token, "edge", self._rules, waits=reason == "mid_word")
         token = self._token(after, read.token, text, "edge", reason, read.logprob, read.score)
         self._append(after, replace(token, edge=known) if known else token)
 
@@ -292,6 +293,7 @@ class Generation(Iterator[Event]):
             failed_calls=counts.failed,
             cloud_prompt_cached=counts.cached,
             cloud_prompt_computed=counts.computed,
+            cloud_completion_tokens=counts.billed,
         )
 
 

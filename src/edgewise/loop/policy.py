@@ -54,9 +54,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     the share over a conversation and an integral controller on the log-odds of the threshold
     steers scores towards it, from `threshold` on. `max_cloud_tokens` caps an answer absolutely:
     every token asked for counts, unless the consult failed before its deadline. `span` is tokens
-    per consult, `deadline` seconds per consult; without one it follows the measured latency. While
-    a consult flies the edge goes on from its own guess for up to `run_ahead` tokens; 0 waits. Under
-    a cap guesses send no consults of their own.
+    per consult, or words where the cloud has another vocabulary, `deadline` seconds per consult;
+    without one it follows the measured latency. While a consult flies the edge goes on from its own
+    guess for up to `run_ahead` tokens; 0 waits. Under a cap guesses send no consults of their own.
     """
 
     threshold: float = 0.5
@@ -162,6 +162,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         margin = latency.changed * latency.step
         left = median - elapsed
         return left + margin if abs(left) < margin else 0.0
+
+    def kept(self, budget: Budget, tokens: int) -> int:
+        """Of so many tokens of a verdict, those that the cap has room for."""
+        return tokens if self.max_cloud_tokens is None else min(tokens, self._room(budget))
 
     def charge(self, budget: Budget, tokens: int) -> Budget:
         """The budget after asking for `tokens`."""

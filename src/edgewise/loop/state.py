@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from edgewise.cloud.seam import Seams
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import CloudError, CloudTimeout
 from edgewise.events import Candidate, FinishReason, Source
@@ -19,7 +20,10 @@ from edgewise.verdict import Verdict, metered
 
 
 class Rules(NamedTuple):
-    """What holds for a whole answer: `prompt` and `context` in ids, `max_tokens` in tokens."""
+    """What holds for a whole answer: `prompt` and `context` in ids, `max_tokens` in tokens.
+
+    With `seams` consults are made there alone, for words instead of tokens.
+    """
 
     policy: Policy
     tokenizer: Tokenizer
@@ -27,6 +31,7 @@ class Rules(NamedTuple):
     max_tokens: int
     prompt: int
     context: int
+    seams: Seams | None = None
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -40,6 +45,7 @@ class Counts(msgspec.Struct, frozen=True):
     failed: int = 0
     cached: int | None = 0
     computed: int | None = 0
+    billed: int = 0
 
 
 class Queued(msgspec.Struct, frozen=True):
@@ -55,7 +61,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Where an answer stands after `index` tokens.
 
     `characters` and `stops` hold text back; `queue` is what is left of a verdict, `owed` how many
-    tokens a verdict that is only expected will still bring; `end` is set where the answer is over.
+    tokens (or words) a verdict that is only expected will still bring; `end` is set where the
+    answer is over. `waits`: a consult was wanted in the word so far; `divided`: a verdict's words
+    end here.
     """
 
     budget: Budget
@@ -64,39 +72,56 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     stops: Stops = Stops()
     queue: tuple[Queued, ...] = ()
     owed: int = 0
+    waits: bool = False
+    divided: bool = False
     counts: Counts = Counts()
     end: FinishReason | None = None
 
-    def decide(self, score: float, rules: Rules) -> Decision:
-        """Whether to consult for the next token, and for how many."""
-        decision = rules.policy.decide(score, self.budget)
+    def decide(self, score: float, token: int, ids: Sequence[int], rules: Rules) -> Decision:
+        """Whether to consult behind `ids`, where the edge would write `token`, and for how many.
+
+        A consult that is wanted where none may be made is made at the next seam.
+        """
+        decision = rules.policy.decide(1.0 if self.waits else score, self.budget)
+        seams = None if self.divided else rules.seams
+        if decision.ask and seams is not None and not seams.admit(ids, rules.prompt, token):
+            return Decision(0, "mid_word")
         return replace(decision, ask=min(decision.ask, rules.max_tokens - self.index))
 
     def expecting(self, ask: int, rules: Rules) -> "State":
-        """After a consult whose verdict is assumed to bring all `ask` tokens."""
-        return replace(self, owed=ask, budget=rules.policy.charge(self.budget, ask))
+        """After a consult whose verdict is assumed to bring all `ask` tokens, or words."""
+        # What a word will cost shows as it is guessed.
+        charged = ask if rules.seams is None else 0
+        return replace(self, owed=ask, budget=rules.policy.charge(self.budget, charged))
+
+    def reaching(self, token: int, ids: Sequence[int], rules: Rules) -> "State":
+        """Behind `ids`, with one word less to come where the guess `token` opens another."""
+        opens = rules.seams is not None and rules.seams.opens(ids, rules.prompt, token)
+        return replace(self, owed=self.owed - 1) if self.owed and opens else self
 
     def answered(self, verdict: Verdict, proposed: int, rules: Rules) -> "State":
         """After a consult, where the edge proposed `proposed`."""
         tops = verdict.top or ((),) * len(verdict.ids)
         last = len(verdict.ids) - 1
+        kept = rules.policy.kept(self.budget, len(verdict.ids))
         queue = tuple(
             Queued(token, logprob, top, verdict.stopped and index == last)
             for index, (token, logprob, top) in enumerate(
                 zip(verdict.ids, verdict.logprobs, tops, strict=True)
             )
-        )
+        )[:kept]
         counts = self.counts
         return replace(
             self,
             queue=queue,
-            budget=rules.policy.charge(self.budget, len(verdict.ids)),
+            budget=rules.policy.charge(self.budget, len(queue)),
             counts=replace(
                 counts,
                 calls=counts.calls + 1,
                 changing=counts.changing + (verdict.ids[0] != proposed),
                 cached=metered(counts.cached, verdict.cached),
                 computed=metered(counts.computed, verdict.computed),
+                billed=counts.billed + verdict.billed,
             ),
         )
 
@@ -120,9 +145,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def write(
-        self, token: int, by: Source, rules: Rules, *, ends: bool = False
+        self, token: int, by: Source, rules: Rules, *, ends: bool = False, waits: bool = False
     ) -> tuple["State", str]:
-        """After one more token, and what text can be shown for it; `ends`: it ends the answer."""
+        """After one more token, and what text can be shown for it.
+
+        `ends`: it ends the answer; `waits`: a consult was wanted in its place, and still is.
+        """
         ended = ends or token in rules.tokenizer.eos_ids
         piece = b"" if ended else rules.tokenizer.piece(token)
         text, characters = self.characters.feed(piece)
@@ -134,13 +162,18 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         elif index == rules.max_tokens or rules.prompt + index > rules.context:
             end = "length"
         by_cloud = by == "cloud"
+        budget, owed = self.budget, max(0, self.owed - 1)
+        if rules.seams is not None:
+            budget, owed = rules.policy.charge(budget, min(1, self.owed)), self.owed
         after = State(
             index=index,
-            budget=rules.policy.written(self.budget, by_cloud=by_cloud),
+            budget=rules.policy.written(budget, by_cloud=by_cloud),
             characters=Characters() if matched else characters,
             stops=stops,
             queue=self.queue[1:],
-            owed=max(0, self.owed - 1),
+            owed=owed,
+            waits=waits,
+            divided=rules.seams is not None and len(self.queue) == 1,
             counts=replace(
                 counts, edge=counts.edge + (not by_cloud), cloud=counts.cloud + by_cloud
             ),

@@ -29,6 +29,7 @@ def usage(found: Usage) -> dict[str, Any]:
             "failed_calls": found.failed_calls,
             "cloud_prompt_cached": found.cloud_prompt_cached,
             "cloud_prompt_computed": found.cloud_prompt_computed,
+            "cloud_completion_tokens": found.cloud_completion_tokens,
         },
     }
 

@@ -200,7 +200,8 @@ class ErrorReply(BaseModel):
 class CloudUsage(BaseModel):
     """What of an answer the cloud wrote, and what that took.
 
-    Its prompt tokens are by its engine's own meter, null where it has none.
+    Its prompt tokens are by its engine's own meter, null where it has none; its completion tokens
+    are those of its own vocabulary.
     """
 
     cloud_tokens: int
@@ -211,6 +212,7 @@ class CloudUsage(BaseModel):
     failed_calls: int
     cloud_prompt_cached: int | None
     cloud_prompt_computed: int | None
+    cloud_completion_tokens: int
 
 
 class PromptDetails(BaseModel):

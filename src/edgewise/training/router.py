@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.vocabulary import fingerprint
-from edgewise.errors import UsageError
+from edgewise.errors import UsageError, VocabularyMismatch
 from edgewise.evaluation.calibration import thresholds_for
 from edgewise.evaluation.room import contexts_of, room
 from edgewise.evaluation.systems import CloudAlone, edge_alone, paired, require_room
@@ -83,9 +83,17 @@ class Training:
         """`folder` gets the checkpoint, `data` (default: a folder in it) what it is made from.
 
         `kind` is the router's name in `ROUTERS`, `module:Class` or `./file.py:Class`; `top_k` goes
-        with the input `top_logprobs`. Raises `UsageError` where it is given without, and
-        `ContextOverflow` for a question that leaves no room for an answer.
+        with the input `top_logprobs`. Raises `UsageError` where it is given without,
+        `VocabularyMismatch` for two vocabularies, and `ContextOverflow` for a question that leaves
+        no room for an answer.
         """
+        if cloud.seams is not None:
+            raise VocabularyMismatch(
+                "A router is trained on what both models make of one token, and the vocabulary of "
+                f"{cloud.name!r} is another than the edge's",
+                hint="train it on a pair of one vocabulary, or choose entropy",
+                setting="cloud",
+            )
         for asked in (task, calibration):
             require_room(asked, edge, cloud)
         self.task, self.calibration = task, calibration

@@ -1,0 +1,216 @@
+"""The seam between two vocabularies: where a consult may be made, what is kept of its reply.
+
+What the edge has written stays as it is, and a reply is appended in ids of the edge's: nothing in
+its KV cache is ever tokenised again. Consults are made, and replies end, between two words.
+"""
+
+import codecs
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from edgewise.edge.base import Tokenizer
+from edgewise.errors import CloudProtocolError
+
+BLANKS = " \t"
+"""Held back at the end of what is sent: most vocabularies write them with the word behind."""
+
+REPEATED = 12
+"""Characters of an answer's beginning that a reply does not come to by chance."""
+
+_CONTEXT = 32
+"""Ids before a place that are read to judge it."""
+
+_UNSPACED = (
+    *((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF)),
+    *((0x2E80, 0x312F), (0x3190, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF)),
+)
+"""Scripts without spaces, where a word is a character: CJK, kana, Thai, Lao, Burmese, Khmer."""
+
+_JOINERS = "\u200c\u200d"
+
+
+class Kept(NamedTuple):
+    """What is kept of a reply. `complete`: no more of it is needed; `ends`: the answer with it."""
+
+    text: str
+    complete: bool
+    ends: bool
+
+
+def opens_word(before: str, after: str) -> bool:
+    """Whether a consult may stand between two texts by the look of them alone.
+
+    Where a word, or blanks before one, begin; `after` may be empty, as an end token is.
+    """
+    if not before or not after or before[-1].isspace():
+        return True
+    return _breaks(before[-_CONTEXT:] + after[0], len(before[-_CONTEXT:]))
+
+
+def held_back(written: str) -> tuple[str, str]:
+    """What is sent of an answer so far, and the blanks that are not."""
+    sent = written.rstrip(BLANKS)
+    return sent, written[len(sent) :]
+
+
+def added(sent: str, reply: str) -> str:
+    """What a reply adds to what was sent, from who may write that again first.
+
+    Raises `CloudProtocolError` where the reply begins the answer anew instead.
+    """
+    begun, again = sent.lstrip(), reply.lstrip()
+    if len(begun) < REPEATED or begun[:REPEATED] != again[:REPEATED]:
+        return reply
+    if again.startswith(begun):
+        return again[len(begun) :]
+    raise CloudProtocolError("The cloud model began the answer anew instead of going on.")
+
+
+def kept(reply: bytes, held: str, words: int, *, ended: bool) -> Kept:
+    """At most so many whole words of a reply, without blanks that the answer has already.
+
+    `ended` where the cloud ended the answer there. The last word is whole where another begins
+    behind it. Never a part of a character, nor U+FFFD, which stands for one.
+    """
+    text = _characters(reply)
+    ended = ended and len(text.encode()) == len(reply)
+    text = text.removeprefix(held) if text.startswith(held) else text.lstrip(BLANKS)
+    ends = [at for at in range(1, len(text)) if _breaks(text, at)]
+    if len(ends) >= words and not (ended and text[ends[words - 1] :].isspace()):
+        return Kept(text[: ends[words - 1]], complete=True, ends=False)
+    if ended:
+        return Kept(text, complete=True, ends=True)
+    return Kept(text[: ends[-1]] if ends else "", complete=False, ends=False)
+
+
+def spelled(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[int]:
+    """Ids of `text` behind the ids `before`, which stand for its bytes and nothing else.
+
+    Those that the whole has where it begins with `before`; else those of the text alone, behind
+    a line's end (SentencePiece puts a blank before a text), or byte by byte. Raises
+    `CloudProtocolError` for a vocabulary in which none of these are the text.
+    """
+    data = text.encode()
+    tail = list(before[-_CONTEXT:])
+    context = bytes_of(tokenizer, tail).decode("utf-8", "replace")
+    for first, ids in ((context, tail), ("", []), ("\n", tokenizer.encode("\n"))):
+        found = tokenizer.encode(first + text)
+        if found[: len(ids)] == ids and bytes_of(tokenizer, found[len(ids) :]) == data:
+            return found[len(ids) :]
+    letters = _letters(tokenizer)
+    if all(byte in letters for byte in data):
+        return [letters[byte] for byte in data]
+    raise CloudProtocolError("The cloud model's text has no ids in the edge's vocabulary.")
+
+
+def divides(tokenizer: Tokenizer, text: str, at: int) -> bool:
+    """Whether the tokenizer, given `text`, writes a token's end at character `at`."""
+    data, wanted = text.encode(), len(text[:at].encode())
+    pieces = [tokenizer.piece(token) for token in tokenizer.encode(text)]
+    whole = b"".join(pieces)
+    # SentencePiece puts a blank before a text.
+    reached = len(data) - len(whole)
+    if reached not in (0, -1) or not whole.endswith(data):
+        return False
+    for piece in pieces:
+        if reached >= wanted:
+            break
+        reached += len(piece)
+    return reached == wanted or wanted == 0
+
+
+def bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
+    """What ids stand for; nothing for those that are no text."""
+    return b"".join(map(tokenizer.piece, ids))
+
+
+def written_text(data: bytes) -> str | None:
+    """What an answer's bytes are shown as; None where the last character is not complete."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(data)
+    return None if decoder.getstate()[0] else text
+
+
+class Seams:
+    """Where a cloud with another vocabulary may be consulted in an answer of the edge's."""
+
+    def __init__(self, edge: Tokenizer, cloud: Tokenizer | None = None) -> None:
+        """Where both divide the text; without the `cloud`'s tokenizer, where a word opens."""
+        self._edge, self._cloud = edge, cloud
+
+    def admit(self, ids: Sequence[int], start: int, token: int) -> bool:
+        """Whether a consult may be made behind `ids`, an answer from `start` on.
+
+        `token` is what the edge would write there: what it begins tells what is over.
+        """
+        return self._judged(ids, start, token, self._cloud)
+
+    def opens(self, ids: Sequence[int], start: int, token: int) -> bool:
+        """Whether a word opens with `token` behind `ids`."""
+        return self._judged(ids, start, token, None)
+
+    def _judged(self, ids: Sequence[int], start: int, token: int, cloud: Tokenizer | None) -> bool:
+        written = written_text(bytes_of(self._edge, ids[max(start, len(ids) - _CONTEXT) :]))
+        if written is None:
+            return False
+        piece = self._edge.piece(token)
+        if cloud is None:
+            return opens_word(written, _characters(piece) or _like(piece))
+        sent, _ = held_back(written)
+        return divides(cloud, written + _characters(piece), len(sent))
+
+
+def _breaks(text: str, at: int) -> bool:
+    """Whether a word ends at character `at`, which is inside of the text."""
+    after = text[at]
+    if unicodedata.category(after)[0] == "M" or after in _JOINERS or text[at - 1] == "\u200d":
+        return False
+    base = at - 1
+    while base and (unicodedata.category(text[base])[0] == "M" or text[base] in _JOINERS):
+        base -= 1
+    before = text[base]
+    if before.isspace() or after.isspace():
+        # Blanks belong to the word behind them.
+        return not before.isspace()
+    return _is_unspaced(after) or _is_unspaced(before) or _kind(before) != _kind(after)
+
+
+def _kind(char: str) -> str:
+    category = unicodedata.category(char)[0]
+    return category if category in "LN" else ""
+
+
+def _is_unspaced(char: str) -> bool:
+    code = ord(char)
+    return any(first <= code <= last for first, last in _UNSPACED)
+
+
+def _characters(data: bytes) -> str:
+    """The whole characters at the beginning."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        text = data[: error.start].decode()
+    return text.partition("\ufffd")[0]
+
+
+def _like(piece: bytes) -> str:
+    """A character of the kind that the first byte of one begins; empty for no bytes."""
+    if not piece:
+        return ""
+    return "\u3042" if piece[0] in range(0xE3, 0xEA) else "\U0001f600" if piece[0] >= 0xF0 else "a"
+
+
+_known: WeakKeyDictionary[Tokenizer, Mapping[int, int]] = WeakKeyDictionary()
+
+
+def _letters(tokenizer: Tokenizer) -> Mapping[int, int]:
+    """The id of each byte that has one of its own."""
+    found = _known.get(tokenizer)
+    if found is None:
+        pieces = ((tokenizer.piece(token), token) for token in reversed(range(tokenizer.size)))
+        found = {piece[0]: token for piece, token in pieces if len(piece) == 1}
+        _known[tokenizer] = found
+    return found

@@ -1,0 +1,312 @@
+"""A cloud of another vocabulary: what it is sent, and what of its words becomes whose ids."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from edgewise.addresses import bundled
+from edgewise.cloud.base import CloudModel
+from edgewise.cloud.bridge import AT_ONCE, LONGEST, Bridge, bridged
+from edgewise.cloud.connect import connect
+from edgewise.cloud.local import LocalCloud
+from edgewise.cloud.seam import bytes_of
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.tokenizer import open_tokenizer
+from edgewise.errors import (
+    CloudError,
+    CloudProtocolError,
+    CloudRejected,
+    CloudTimeout,
+    CloudUnavailable,
+    VocabularyMismatch,
+)
+from edgewise.pair import Pair
+from edgewise.prompts import Message, Prompt, prompt_ids, prompt_of
+from edgewise.sampling import Sampling
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import ByteTokenizer, Script, replying
+from edgewise.verdict import Verdict
+from tests.gateway.running import gateway
+from tests.hub_files import vocabulary_of, write_tokenizer
+from tests.llama_server_process import llama_server
+
+EDGE, OWN = ByteTokenizer(), ByteTokenizer("<other>")
+ASKED = "sky: "
+PROMPT = Prompt(tuple(ASKED.encode()))
+
+
+def bridge(script: Script, **more: object) -> tuple[Bridge, ScriptedCloud]:
+    cloud = ScriptedCloud(script, tokenizer=OWN, **more)  # type: ignore[arg-type]
+    return Bridge(cloud, own=OWN, edge=EDGE), cloud
+
+
+def ask(model: CloudModel, answer: str | bytes, n: int = 1, prompt: Prompt = PROMPT) -> Verdict:
+    written = answer.encode() if isinstance(answer, str) else answer
+    with closing(model.open(prompt)) as session:
+        ids = [*prompt.ids, *written]
+        return session.ask(ids, n, Sampling(), 20).result(20)
+
+
+def test_words_come_whole_and_blanks_once() -> None:
+    model, cloud = bridge(replying("so it is.", prompt=ASKED))
+    verdict = ask(model, "so")
+    assert bytes(verdict.ids) == b" it"
+    assert verdict.written == 8
+    assert verdict.logprobs == (None,) * 3
+    verdict.check(asked=9, prompt=99, size=EDGE.size)
+    # The blank is held back: it comes again, and is dropped.
+    assert bytes(ask(model, "so ").ids) == b"it"
+    assert bytes(cloud.asks[-1][0]) == b"sky: so"
+    assert bytes(ask(model, "so", 2).ids) == b" it is"
+
+
+def test_an_end_is_the_edges_own() -> None:
+    model, _ = bridge(replying("so it is.", prompt=ASKED))
+    assert bytes(ask(model, "so it").ids) == b" is"
+    verdict = ask(model, "so it", 2)
+    assert bytes(verdict.ids[:4]) == b" is."
+    assert verdict.stopped
+    assert verdict.ids[-1] in EDGE.eos_ids
+    assert ask(model, "so it is.").ids == (min(EDGE.eos_ids),)
+
+
+def test_a_long_word_is_asked_for_again() -> None:
+    word = "incomprehensibilities"
+    model, cloud = bridge(replying(f"{word} all", prompt=ASKED))
+    assert bytes(ask(model, "").ids) == word.encode()
+    assert [n for _, n in cloud.asks] == [8, 8, 8]
+    assert bytes(cloud.asks[1][0]) == f"sky: {word[:8]}".encode()
+
+
+def test_many_words_are_asked_for_in_parts() -> None:
+    text = " ".join(["so", "it", "is"] * 200)
+    model, cloud = bridge(replying(text, prompt=ASKED))
+    assert bytes(ask(model, "", 500).ids).decode() == " ".join(text.split(" ")[:500])
+    assert max(n for _, n in cloud.asks) == AT_ONCE
+
+
+def test_a_word_without_an_end_is_none() -> None:
+    model, cloud = bridge(replying("x" * 99, prompt=ASKED))
+    with pytest.raises(CloudRejected, match="no whole word"):
+        ask(model, "")
+    assert sum(n for _, n in cloud.asks) == LONGEST
+
+
+def test_never_half_a_character() -> None:
+    model, _ = bridge(replying("日本語", prompt=ASKED))
+    assert bytes(ask(model, "").ids).decode() == "日"
+    assert bytes(ask(model, "日", 2).ids[:-1]).decode() == "本語"
+    with pytest.raises(CloudRejected, match="inside of a character"):
+        ask(model, "日".encode()[:2])
+
+
+@pytest.mark.parametrize("error", [CloudTimeout("late."), CloudUnavailable("gone.")])
+def test_a_fault_is_passed_on(error: CloudError) -> None:
+    model, _ = bridge(replying("so", prompt=ASKED), fault=lambda number: error)
+    with pytest.raises(type(error), match=str(error)):
+        ask(model, "")
+
+
+def test_a_fault_in_the_middle_is_one() -> None:
+    gone = CloudUnavailable("gone.")
+    model, _ = bridge(replying("x" * 12, prompt=ASKED), fault=lambda n: gone if n else None)
+    with pytest.raises(CloudUnavailable):
+        ask(model, "")
+
+
+class Strange(ScriptedCloud):
+    """Answers as it is told."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(replying("", prompt=ASKED), tokenizer=OWN)
+        self.verdict = verdict
+
+    def open(self, prompt: Prompt) -> "Strange":  # type: ignore[override]
+        return self
+
+    def ask(self, *_: object) -> "Future[Verdict]":
+        future: Future[Verdict] = Future()
+        future.set_result(self.verdict)
+        return future
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        Verdict(ids=(), logprobs=()),
+        Verdict(ids=(999,), logprobs=(None,)),
+        Verdict(ids=(1,) * 99, logprobs=(None,) * 99),
+        Verdict(ids=(65,), logprobs=()),
+        Verdict(ids=(65,), logprobs=(None,), cached=10**9),
+    ],
+)
+def test_a_verdict_that_is_none_is_refused(verdict: Verdict) -> None:
+    with pytest.raises(CloudProtocolError):
+        ask(Bridge(Strange(verdict), own=OWN, edge=EDGE), "")
+
+
+def test_giving_up_gives_up_the_clouds_consult() -> None:
+    flying: list[Future[Verdict]] = []
+
+    class Never(ScriptedCloud):
+        def open(self, prompt: Prompt) -> "Never":  # type: ignore[override]
+            return self
+
+        def ask(self, *_: object) -> "Future[Verdict]":
+            flying.append(Future())
+            return flying[-1]
+
+    model = Bridge(Never(replying("", prompt=ASKED), tokenizer=OWN), own=OWN, edge=EDGE)
+    asked = model.open(PROMPT).ask(list(PROMPT.ids), 1, Sampling(), 5)
+    assert asked.cancel()
+    assert flying[0].cancelled()
+
+
+def test_messages_go_through_the_clouds_own_template() -> None:
+    class Talking(ByteTokenizer):
+        chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<me>"
+
+    own = Talking("<other>")
+    cloud = ScriptedCloud(replying("yes it is", prompt="<user>so?<me>"), tokenizer=own)
+    model = Bridge(cloud, own=own, edge=EDGE)
+    asked = prompt_of(EDGE, [Message("user", "so?")])
+    assert bytes(ask(model, "", prompt=asked).ids) == b"yes"
+    assert bytes(cloud.asks[0][0]) == b"<user>so?<me>"
+    # What was never messages goes as text.
+    ask(model, "", prompt=Prompt(tuple(b"so?")))
+    assert bytes(cloud.asks[-1][0]) == b"so?"
+
+
+def test_a_template_that_refuses_is_a_consult_that_failed() -> None:
+    class Refusing(ByteTokenizer):
+        chat_template = "{{ raise_exception('no system role') }}"
+
+    own = Refusing("<other>")
+    model = Bridge(ScriptedCloud(replying("", prompt=""), tokenizer=own), own=own, edge=EDGE)
+    asked = prompt_of(EDGE, [Message("system", "Be brief."), Message("user", "so?")])
+    with pytest.raises(CloudRejected, match="no system role"):
+        ask(model, "", prompt=asked)
+    with closing(model.open(asked)) as session:
+        assert session.push(asked.ids) == 0
+
+
+def test_what_is_sent_ahead_is_in_the_clouds_ids() -> None:
+    pushed: list[bytes] = []
+
+    class Pushing(ScriptedCloud):
+        def open(self, prompt: Prompt) -> "Pushing":  # type: ignore[override]
+            return self
+
+        def push(self, ids: Sequence[int]) -> int:
+            pushed.append(bytes(ids))
+            return len(ids)
+
+    cloud = Pushing(replying("", prompt=ASKED), tokenizer=OWN)
+    session = Bridge(cloud, own=OWN, edge=EDGE).open(PROMPT)
+    text = b"so it is and so it stays for ever"
+    for end in range(len(text)):
+        session.push([*PROMPT.ids, *text[:end]])
+    assert pushed == [b"sky: ", b"sky: so it is and so", b"sky: so it is and so it stays for"]
+
+
+def test_the_proof() -> None:
+    model, _ = bridge(replying("", prompt=ASKED))
+    assert "its own tokenizer" in model.check(EDGE)
+    with pytest.raises(VocabularyMismatch, match="leads from another"):
+        model.check(OWN)
+    lying = Bridge(ScriptedCloud(replying("", prompt=ASKED)), own=OWN, edge=EDGE)
+    with pytest.raises(VocabularyMismatch, match="as its tokenizer does") as refused:
+        lying.check(EDGE)
+    assert refused.value.setting == "cloud_tokenizer"
+    assert model.identity() != Bridge(model.cloud, own=OWN, edge=EDGE, words=True).identity()
+
+
+def test_one_vocabulary_needs_no_bridge() -> None:
+    same = ScriptedCloud(replying("", prompt=ASKED))
+    assert bridged(same, EDGE) is same
+    assert bridged(same, EDGE, ByteTokenizer()) is same
+    assert isinstance(bridged(same, EDGE, OWN), Bridge)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    with llama_server(bundled("cloud")) as url:
+        yield url
+
+
+@pytest.fixture(params=["local", "llama-server", "gateway"])
+def backend(request: pytest.FixtureRequest) -> Iterator[CloudModel]:
+    """The bundled cloud model, in this process and elsewhere."""
+    with ExitStack() as stack:
+        if request.param == "local":
+            cloud: CloudModel = LocalCloud(LlamaModel(bundled("cloud"), threads=1))
+        else:
+            url = request.getfixturevalue("engine")
+            if request.param == "gateway":
+                url = stack.enter_context(gateway([url])).url
+            cloud = connect(url)
+        yield stack.enter_context(closing(cloud))
+
+
+@pytest.mark.parametrize("named", ["cloud.gguf", "folder"])
+def test_word_for_word_it_writes_what_the_large_model_writes_in_one_go(
+    backend: CloudModel, other_path: Path, tmp_path: Path, named: str
+) -> None:
+    address = str(bundled("cloud"))
+    if named == "folder":
+        address = str(write_tokenizer(tmp_path / "hub", vocabulary_of(bundled("cloud"))))
+    own = open_tokenizer(address)
+    with LlamaModel(other_path, threads=1) as small:
+        edge = small.tokenizer
+        model = bridged(backend, edge, own)
+        assert isinstance(model, Bridge)
+        assert model.local is None
+        assert model.check(edge)
+        asked = prompt_of(edge, [Message("user", "Tell me about the heron.")])
+        theirs = prompt_ids(own, asked.messages or ())
+        with closing(model.cloud.open(Prompt(tuple(theirs)))) as session:
+            whole = session.ask(theirs, 64, Sampling(), 60).result(60)
+        ids = list(asked.ids)
+        with closing(model.open(asked)) as session:
+            session.push(ids)
+            for _ in range(99):
+                verdict = session.ask(ids, 1, Sampling(), 60).result(60)
+                ids += verdict.ids
+                session.push(ids)
+                if verdict.stopped:
+                    break
+        assert verdict.stopped
+        assert verdict.ids[-1] in edge.eos_ids
+        written = bytes_of(edge, ids[len(asked.ids) :])
+        assert written == bytes_of(own, [i for i in whole.ids if i not in own.eos_ids])
+
+
+def test_a_pair_with_an_engine_of_another_vocabulary(
+    engine: str, other_path: Path, spm_path: Path
+) -> None:
+    with pytest.raises(VocabularyMismatch, match="name its own tokenizer") as refused:
+        Pair(other_path, cloud=engine, threads=1)
+    assert refused.value.setting == "cloud_tokenizer"
+    with pytest.raises(VocabularyMismatch, match="as its tokenizer does"):
+        Pair(other_path, cloud=engine, threads=1, cloud_tokenizer=str(spm_path))
+    with Pair(
+        other_path,
+        cloud=engine,
+        cloud_tokenizer=str(bundled("cloud")),
+        router="constant:1",
+        threshold=0.5,
+        threads=1,
+    ) as pair:
+        answer = pair.ask("Tell me about the heron.", max_tokens=24)
+    assert answer.usage.cloud_tokens > 20
+    assert answer.usage.cloud_completion_tokens > 0
+    assert answer.usage.cloud_prompt_cached
+    assert answer.text.encode().isascii()
+
+
+def test_no_bridge_where_the_named_tokenizer_is_the_edges(engine: str) -> None:
+    with Pair(cloud=engine, cloud_tokenizer=str(bundled("edge")), threads=1) as pair:
+        assert not isinstance(pair.cloud, Bridge)
