@@ -134,7 +134,8 @@ def resolve_tokenizer(address: str) -> Path:
     if path is None and parsed and not parsed.quant and not (parsed.file or "").endswith(".gguf"):
         require_plain(parsed, setting="cloud_tokenizer")
         with explained(parsed):
-            names, online = _all_names(parsed)
+            listed, online = _all_names(parsed)
+            names = listed.names
             inside = _inside(parsed, names)
             wanted = [inside + name for name in TOKENIZER if inside + name in names]
             if wanted and wanted[0] == inside + TOKENIZER[0]:
