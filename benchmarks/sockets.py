@@ -25,8 +25,8 @@ from benchmarks.markdown import line
 from edgewise.addresses import bundled
 from edgewise.pair import Pair
 
-ALLOWED = ("/dev/", "/proc/self/", ".cache/edgewise/", "tmp/")
-"""Devices, the process itself, Edgewise's list of files that were tried, and the folder for
+ALLOWED = ("/dev/null", "/dev/tty", "/proc/self", ".cache/edgewise", "tmp")
+"""What any process may write, Edgewise's list of files that were tried, and the folder for
 temporary files, of which none may be left; what is relative lies in the home of the run."""
 
 COMPILED = "torchinductor_"
@@ -146,8 +146,8 @@ def _places(told: str) -> Iterator[Path]:
 
 
 def _allowed(place: Path, home: Path) -> bool:
-    text = os.path.normpath(place)
-    return any(f"{text}/".startswith(str(home / allowed)) for allowed in ALLOWED)
+    where = Path(os.path.normpath(place))
+    return any(where.is_relative_to(home / allowed) for allowed in ALLOWED)
 
 
 def missing() -> str | None:

@@ -17,7 +17,7 @@ socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()
 for path in ("/nowhere", "/var/run/nscd/socket"):
     with socket.socket(socket.AF_UNIX) as local:
         local.connect_ex(path)
-Path(os.environ["HOME"], "left").write_text("x")
+Path(os.environ["HOME"], "tmp-left").write_text("x")
 Path(os.environ["HOME"], ".cache", "edgewise").mkdir()
 Path(os.environ["HOME"], ".cache", "edgewise", "own").write_text("x")
 os.mkdir(os.path.join(os.environ["HOME"], ".cache", "theirs"))
@@ -43,7 +43,7 @@ def test_what_is_done_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert opened.startswith("AF_INET, SOCK_DGRAM")
     assert '"/nowhere"' in connected
     assert set(found.files) == {
-        f"openat {home}/left",
+        f"openat {home}/tmp-left",
         f"mkdir {home}/.cache/theirs",
         f"left {home}/tmp/forgotten",
     }
