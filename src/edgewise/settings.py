@@ -62,8 +62,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     edge_engine: Annotated[
         str,
         Meta(
-            description="What runs the edge model: llamacpp, transformers or a registered engine; "
-            "auto goes by what lies at its address."
+            description="What runs the edge model: llamacpp, mlx, onnx, transformers or a "
+            "registered engine; auto goes by what lies at its address."
         ),
     ] = "auto"
     router: Annotated[
