@@ -157,9 +157,6 @@ CASES = {
         lambda m: m.hub(quantization_config={"quant_method": "gptq"}),
         r"is quantised \(gptq\).* or a GGUF of it",
     ),
-    "mlx, which a package would add": Case(
-        lambda m: m.hub(quantization={"bits": 4}), "edge engine mlx, which is not here; name a GGUF"
-    ),
 }
 
 

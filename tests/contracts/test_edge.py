@@ -23,6 +23,7 @@ from edgewise.testing.scripted_edge import MARK, ScriptedEdge, noise
 from tests.hybrid_models import HYBRIDS, HybridPaths
 
 CONTEXT = 64
+SMALL = "gemma3 in a small cache"
 PROMPT = [72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100, 33]
 MORE = [40, 41, 42, 43, 44]
 ATOL = 0.02
@@ -51,7 +52,9 @@ class Backend:
         return sum(self.runs) if counted is None else counted
 
 
-@pytest.fixture(params=["bpe", "spm", "onnx", "scripted", "gemma3", "mamba", *HYBRIDS])
+@pytest.fixture(
+    params=["bpe", "spm", "onnx", "scripted", "gemma3", SMALL, "mamba", *HYBRIDS],
+)
 def backend(
     request: pytest.FixtureRequest,
     bpe_path: Path,
@@ -69,11 +72,11 @@ def backend(
         )
     else:
         plain = {"bpe": bpe_path, "spm": spm_path}.get(request.param)
-        path = plain or hybrid_paths[request.param]
+        small = request.param == SMALL
+        path = plain or hybrid_paths["gemma3" if small else request.param]
+        options: dict[str, Any] = {"threads": 1, "gpu_layers": 0, "swa_full": not small}
         made = Backend(
-            lambda context, slots: LlamaModel(
-                path, context=context, threads=1, gpu_layers=0, slots=slots
-            )
+            lambda context, slots: LlamaModel(path, context=context, slots=slots, **options)
         )
         decode = llama_cpp.llama_decode
 
