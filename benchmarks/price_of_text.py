@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.markdown import line, percent
-from edgewise.addresses import bundled
+from edgewise.addresses import bundled, resolve
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge import Bridge
 from edgewise.cloud.local import LocalCloud
@@ -51,7 +51,7 @@ class Way(NamedTuple):
     alone: CloudModel
 
 
-def ways(edge: EdgeModel, other: Path | None, stack: ExitStack) -> list[Way]:
+def ways(edge: EdgeModel, other: str | None, stack: ExitStack) -> list[Way]:
     """Those that are compared; what is opened is closed with `stack`."""
 
     def opened(path: Path) -> LocalCloud:
@@ -66,7 +66,7 @@ def ways(edge: EdgeModel, other: Path | None, stack: ExitStack) -> list[Way]:
         Way("at words", over(same, words=True), same),
     ]
     if other is not None:
-        large = opened(other)
+        large = opened(resolve(other, "cloud"))
         alone = over(large, words=False)
         found += [
             Way("other vocabulary, where both divide", alone, alone),
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=300)
     parser.add_argument("--calibration", type=int, default=150)
     parser.add_argument("--shares", type=float, nargs="+", default=(0.03, 0.05, 0.07, 0.10))
-    parser.add_argument("--other", type=Path, help="A GGUF of another vocabulary.")
+    parser.add_argument("--other", help="A GGUF of another vocabulary, by its address.")
     options = parser.parse_args()
     began = time.monotonic()
     task = pocketqa("test").first(options.questions)

@@ -239,6 +239,32 @@ def test_the_share_counts_the_edges_tokens_and_the_clouds_stand_beside() -> None
     assert (consult.asked, consult.answered) == (1, 5)
 
 
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_the_share_holds_over_a_conversation(share: float) -> None:
+    """But for the first credit and for the last word, which later answers would pay for."""
+    edge = speaking(noise(5), endings=25)
+    script = agreeing(edge, speaking(noise(6), endings=25), 0.5)
+    budget, longest = Budget(), 0
+    written = cloud = 0
+    for seed in range(40):
+        model = Bridge(ScriptedCloud(script, tokenizer=OWN), own=OWN, edge=EDGE, words=True)
+        decoder = Decoder(
+            ScriptedEdge(edge),
+            router=Random(seed),
+            policy=Policy(cloud_share=share, run_ahead=6),
+            cloud=Behind(model, [2, 5]),
+        )
+        sampling = Sampling(temperature=1.0, seed=seed)
+        with decoder.stream(IDS, max_tokens=60, budget=budget, sampling=sampling) as events:
+            answer = collect(events)
+            budget = events.budget
+        written += len(answer.tokens)
+        cloud += answer.usage.cloud_tokens + answer.usage.wasted_tokens
+        longest = max([longest, *map(len, cloud_runs(answer.tokens))])
+        assert cloud <= share * written + 2 + longest
+    assert cloud > 0.5 * share * written
+
+
 def test_a_cap_holds_inside_of_a_word() -> None:
     for cap in range(1, 8):
         tokens = told_by("a grey sky", "a great sea", unsure=(1,), span=2, max_cloud_tokens=cap)
