@@ -103,6 +103,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gpu_layers: Annotated[
         int | Literal["auto"], Meta(description="Layers on the GPU: auto or a number.")
     ] = "auto"
+    sent_counts: Annotated[
+        bool, Meta(description="Keep counts, never text, of what leaves, for edgewise sent.")
+    ] = True
     slots: Annotated[int | None, Meta(description="Answers written at once; default 4.")] = None
     api_key: Annotated[
         str | None, Meta(description="Key that clients need; better in EDGEWISE_API_KEY.")

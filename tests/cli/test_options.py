@@ -29,11 +29,13 @@ ANSWERING = (
     | {"on_cloud_error"}
     | SAMPLING
     | MACHINE
+    | {"sent_counts"}
 )
 FLAGS: dict[str, set[str]] = {
     "run": ANSWERING | {"system"},
     "chat": ANSWERING | {"system"},
     "serve": ANSWERING | {"slots", "api_key"},
+    "sent": set(),
     "doctor": MODELS | {"router", "threads", "gpu_layers"},
     "eval": MODELS | MACHINE | {"deadline"},
     "train": MODELS | MACHINE | {"seed"},
@@ -82,6 +84,7 @@ ENDS_EARLY: dict[str, tuple[tuple[str, ...], str]] = {
     "run": (("Hello", "--edge", "no.gguf"), "no file 'no.gguf'"),
     "chat": (("--edge", "no.gguf"), "no file 'no.gguf'"),
     "serve": (("--port", "0", "--edge", "no.gguf"), "no file 'no.gguf'"),
+    "sent": (("--limit", "3"), "sent.jsonl"),
     "doctor": (("--edge", "no.gguf"), "no file 'no.gguf'"),
     "eval": (("pocketqa", "--limit", "0"), "limit must be"),
     "train": (("pocketqa", "--out", "r", "--stage", "collect", "--limit", "0"), "limit must be"),
@@ -125,6 +128,7 @@ VALUES: dict[str, object] = {
     "ctx": 512,
     "threads": 1,
     "gpu_layers": 0,
+    "sent_counts": False,
     "slots": 2,
     "api_key": "sk-2",
 }

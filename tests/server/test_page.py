@@ -151,6 +151,19 @@ def test_a_second_question_goes_with_the_first(page: Page) -> None:
     expect(page.locator(".answer")).to_have_count(0)
 
 
+def test_the_drawer_says_what_left(page: Page, linked: tuple[str, Link]) -> None:
+    drawer = page.locator("#sent")
+    ask(page, QUESTION)
+    expect(page.locator("#sent-sum")).to_have_text(re.compile(r"[1-9][\d,]* bytes, [\d,]+ char"))
+    drawer.locator("summary").click()
+    rows = drawer.locator("tbody tr")
+    expect(rows.first).to_contain_text(linked[1].url.removeprefix("http://"))
+    shown = rows.count()
+    page.get_by_label("edge only").check()
+    ask(page, QUESTION)
+    expect(rows).to_have_count(shown)
+
+
 def test_markup_stays_text(page: Page) -> None:
     ask(page, INJECTED)
     expect(page.locator(".question")).to_have_text(INJECTED)

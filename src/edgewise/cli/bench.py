@@ -16,7 +16,7 @@ from edgewise.bench.pace import HALF_BILLION, UNPACED, Pace, measured
 from edgewise.bench.paper_method import Comparison, compare
 from edgewise.bench.speed import measure
 from edgewise.cli import options, render
-from edgewise.cli.options import DRAWS, MODELS, POLICY, SERVING, takes
+from edgewise.cli.options import DRAWS, MODELS, POLICY, RECORD, SERVING, takes
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
@@ -44,7 +44,7 @@ EngineTime = Annotated[
     *("edge", "edge_engine", "router", "threads", "gpu_layers"),
     unaffected=[
         *("cloud", "cloud_engine", "cloud_key", *POLICY, "on_cloud_error"),
-        *("max_tokens", *DRAWS, "system", "ctx", *SERVING),
+        *("max_tokens", *DRAWS, "system", "ctx", *SERVING, *RECORD),
     ],
 )
 def edge(
@@ -76,7 +76,7 @@ def edge(
 @takes(
     *(*MODELS, "router", "run_ahead", "ctx", "threads"),
     reads=["cloud_key", "cloud_share", "gpu_layers"],
-    unaffected=[*DRAWS, *SERVING],
+    unaffected=[*DRAWS, *SERVING, *RECORD],
 )
 def link(
     task: Annotated[str, typer.Argument(help="A task, as for eval.")] = "pocketqa",
@@ -126,7 +126,7 @@ def link(
     *("edge", "edge_engine", "cloud", "threads", "gpu_layers"),
     reads=["cloud_key", "cloud_share"],
     unaffected=[
-        *("router", "max_tokens", *DRAWS, "system", "ctx", *SERVING),
+        *("router", "max_tokens", *DRAWS, "system", "ctx", *SERVING, *RECORD),
     ],
 )
 def paper(

@@ -14,7 +14,17 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from edgewise.cli import render
-from edgewise.cli.options import MACHINE, MODELS, ROUTING, SAMPLING, SERVING, takes, told
+from edgewise.cli.options import (
+    MACHINE,
+    MODELS,
+    RECORD,
+    ROUTING,
+    SAMPLING,
+    SERVING,
+    SentFile,
+    takes,
+    told,
+)
 from edgewise.errors import UsageError
 from edgewise.events import Candidate, Event, Finished, Token
 from edgewise.pair import Pair, open_pair
@@ -33,12 +43,16 @@ HELP = """\
 _SHOWN = 3
 
 
-@takes(*(*MODELS, *ROUTING, *SAMPLING, "system", *MACHINE), reads=["cloud_key"], unaffected=SERVING)
-def chat(context: typer.Context, chosen: Settings) -> None:
+@takes(
+    *(*MODELS, *ROUTING, *SAMPLING, "system", *MACHINE, *RECORD),
+    reads=["cloud_key"],
+    unaffected=SERVING,
+)
+def chat(context: typer.Context, chosen: Settings, sent_file: SentFile = None) -> None:
     """Talk to the pair; the cloud's tokens are red. /help lists the commands."""
     require_text("The system message", chosen.system or "")
     sampling_of(chosen)  # refused now and not once the models are loaded
-    with open_pair(chosen, keep_prefixes=True) as pair:
+    with open_pair(chosen, keep_prefixes=True, sent_file=sent_file) as pair:
         conversation = Conversation(pair)
         if sys.stdin.isatty():
             render.note(f"{pair.edge.name}; /help lists the commands")

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from rich.progress import Progress
 
 from edgewise.cli import options, render
-from edgewise.cli.options import DRAWS, MACHINE, SERVING, takes
+from edgewise.cli.options import DRAWS, MACHINE, RECORD, SERVING, takes
 from edgewise.errors import UsageError
 from edgewise.evaluation.plan import Contender, Evaluation
 from edgewise.evaluation.report import Accuracy, Intervals, Row, Summary, rows, summary
@@ -27,7 +27,9 @@ from edgewise.settings import Settings
 # The bundled pair answers, greedily and without a connection.
 @takes(
     reads=["cloud_share", "deadline", *MACHINE],
-    unaffected=["cloud_key", "cloud_engine", *DRAWS, "run_ahead", "on_cloud_error", *SERVING],
+    unaffected=[
+        *("cloud_key", "cloud_engine", *DRAWS, "run_ahead", "on_cloud_error", *SERVING, *RECORD),
+    ],
 )
 def demo(
     chosen: Settings,

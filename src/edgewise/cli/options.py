@@ -20,6 +20,9 @@ from edgewise.settings import NAMES, Settings
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
+SentFile = Annotated[
+    Path | None, typer.Option(help="Write to FILE every message to the cloud, before it leaves.")
+]
 TaskName = Annotated[
     str, typer.Argument(help="pocketqa, commonsenseqa, gsm8k or a JSON Lines file.")
 ]
@@ -43,6 +46,8 @@ DRAWS: Names = ("top_k", "top_p", "min_p", "seed")
 SAMPLING: Names = ("max_tokens", "temperature", *DRAWS)
 MACHINE: Names = ("ctx", "threads", "gpu_layers")
 SERVING: Names = ("slots", "api_key")
+RECORD: Names = ("sent_counts",)
+"""Of answers to users; benchmarks and tasks keep no record."""
 
 _CHOSEN, _CONTEXT = "chosen", "_context"
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}

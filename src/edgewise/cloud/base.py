@@ -39,11 +39,12 @@ class CloudSession(Protocol):
         """
         ...
 
-    def push(self, ids: Sequence[int]) -> int:
+    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         """Told of the prompt and then after every token; returns how many new ids it sends on.
 
         What can be sent ahead of a consult is sent here, less what the other side turns out to
-        hold already. Best effort, and nothing where it would cost the engine a request of its own.
+        hold already; `sent` is told what travels. Best effort, and nothing where it would cost the
+        engine a request of its own.
         """
         ...
 

@@ -6,6 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.sent_record import SentRecord
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.events import Event, Finished, FinishReason, Timing, Token, Usage
@@ -41,13 +42,16 @@ class Decoder:
         cloud: CloudModel | None = None,
         breaker: Breaker | None = None,
         latency: Latency | None = None,
+        record: SentRecord | None = None,
     ) -> None:
+        """What answers send is told to `record`."""
         self.edge = edge
         self.cloud = cloud
         self.router = router
         self.policy = policy
         self.breaker = breaker or Breaker()
         self.latency = latency or Latency()
+        self.record = record or SentRecord()
 
     def stream(
         self,
@@ -88,7 +92,7 @@ class Decoder:
             context=self.edge.context,
         )
         return Generation(
-            Parts(self.edge, self.cloud, self.router, self.breaker, self.latency),
+            Parts(self.edge, self.cloud, self.router, self.breaker, self.latency, self.record),
             given,
             rules,
             sampling=sampling or Sampling(),

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
 
+import msgspec
+
 from edgewise.edge.base import Tokenizer
 from edgewise.events import Candidate, Event, Finished, Pending, Rewound, Token, Usage
 from edgewise.server.schemas import ChatRequest, CompletionRequest
@@ -29,6 +31,7 @@ def usage(found: Usage) -> dict[str, Any]:
             "failed_calls": found.failed_calls,
             "cloud_prompt_cached": found.cloud_prompt_cached,
             "cloud_prompt_computed": found.cloud_prompt_computed,
+            "sent": msgspec.structs.asdict(found.sent),
         },
     }
 

@@ -197,6 +197,21 @@ class ErrorReply(BaseModel):
     error: ErrorBody
 
 
+class SentUsage(BaseModel):
+    """What an answer sent to `host`, null where it sent nothing: the bodies of its messages.
+
+    `new_tokens` and `new_characters` of the conversation were not known to the host before.
+    """
+
+    host: str | None
+    consults: int
+    pushes: int
+    bytes: int
+    tokens: int
+    new_tokens: int
+    new_characters: int
+
+
 class CloudUsage(BaseModel):
     """What of an answer the cloud wrote, and what that took.
 
@@ -211,6 +226,7 @@ class CloudUsage(BaseModel):
     failed_calls: int
     cloud_prompt_cached: int | None
     cloud_prompt_computed: int | None
+    sent: SentUsage
 
 
 class PromptDetails(BaseModel):
@@ -333,6 +349,21 @@ class Completion(BaseModel):
     choices: list[CompletionChoice]
     usage: UsageReply
     edgewise: Provenance | None = None
+
+
+class SentEntry(SentUsage):
+    """An answer's part of the record; `at` is when it began to send, in seconds since 1970."""
+
+    at: float
+    conversation: str
+    answer: str
+
+
+class SentList(BaseModel):
+    """The last answers that sent something, the newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[SentEntry]
 
 
 class ModelEntry(BaseModel):

@@ -284,7 +284,7 @@ async function send(event) {
   find("stop").hidden = true;
   find("send").hidden = false;
   field.focus();
-  await tellStatus();
+  await Promise.all([tellStatus(), tellSent()]);
 }
 
 async function tellStatus() {
@@ -303,6 +303,28 @@ async function tellStatus() {
   }
 }
 
+// What the record says has left, counts alone.
+async function tellSent() {
+  try {
+    const response = await fetch("v1/sent", { headers: headers() });
+    if (!response.ok) return;
+    const { data } = await response.json();
+    const all = (count) => data.reduce((sum, one) => sum + one[count], 0).toLocaleString("en");
+    find("sent-sum").textContent = data.length ? `${all("bytes")} bytes, ${all("new_characters")} characters new` : "nothing";
+    const rows = data.map((one) => {
+      const row = element("tr");
+      const counts = [one.consults, one.pushes, one.bytes, one.new_tokens, one.new_characters];
+      const when = new Date(1000 * one.at).toLocaleTimeString();
+      for (const cell of [when, one.conversation, one.host, ...counts.map((n) => n.toLocaleString("en"))]) row.append(element("td", "", cell));
+      return row;
+    });
+    find("sent").querySelector("tbody").replaceChildren(...rows);
+  } catch {
+    // The status line says that the server does not answer.
+  }
+}
+
+find("sent").addEventListener("toggle", tellSent);
 settings.addEventListener("change", layOut);
 settings.addEventListener("submit", (event) => event.preventDefault());
 find("share").addEventListener("input", () => {
@@ -320,3 +342,4 @@ find("prompt").addEventListener("keydown", (event) => {
 });
 layOut();
 tellStatus();
+tellSent();
