@@ -164,6 +164,27 @@ def test_the_drawer_says_what_left(page: Page, linked: tuple[str, Link]) -> None
     expect(rows).to_have_count(shown)
 
 
+def test_a_local_conversation_stays_local_until_a_new_one(page: Page) -> None:
+    bodies: list[str] = []
+    page.on("request", lambda request: bodies.append(request.post_data or ""))
+    switch = page.get_by_label("local")
+    page.get_by_label("Cloud share").fill("30")
+    switch.check()
+    ask(page, "Tell me about tin.")
+    expect(page.locator(".token.cloud")).to_have_count(0)
+    expect(page.locator(".question.local")).to_have_count(1)
+    expect(switch).to_be_disabled()
+    ask(page, QUESTION)
+    expect(page.locator(".token.cloud")).to_have_count(0)
+    asked = [body for body in bodies if body]
+    assert asked[-1].count('"edgewise":{"cloud":"none"}') == 3
+    page.get_by_role("button", name="New chat").click()
+    expect(switch).to_be_enabled()
+    expect(switch).not_to_be_checked()
+    ask(page, QUESTION)
+    expect(page.locator(".token.cloud")).not_to_have_count(0)
+
+
 def test_markup_stays_text(page: Page) -> None:
     ask(page, INJECTED)
     expect(page.locator(".question")).to_have_text(INJECTED)

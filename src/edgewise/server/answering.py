@@ -22,6 +22,7 @@ from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.sampling import Sampling
 from edgewise.server.admission import Admission, Ticket
+from edgewise.server.local_messages import LocalMessages
 from edgewise.server.metrics import Metrics
 from edgewise.settings import Settings
 
@@ -75,6 +76,7 @@ class Answering:
         self.settings, self.cloud = settings, cloud
         self.breaker, self.latency = Breaker(), Latency()
         self.record = record or SentRecord()
+        self.local = LocalMessages()
         self.metrics = Metrics()
         self.admission = Admission(slots, queue)
         self._accounts: dict[float, Account] = {}

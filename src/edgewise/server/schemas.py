@@ -56,6 +56,12 @@ class TextPart(_Strict):
     text: BoundedText
 
 
+class MessageOptions(_Strict):
+    """With `cloud` "none" neither the message nor what follows it is ever sent to the cloud."""
+
+    cloud: Literal["none"]
+
+
 class ChatMessage(_Strict):
     """A turn. `developer` is another name of `system`."""
 
@@ -67,6 +73,7 @@ class ChatMessage(_Strict):
     function_call: None = None
     tool_calls: Nothing | None = None
     annotations: Nothing | None = None
+    edgewise: MessageOptions | None = None
 
     @property
     def text(self) -> str:
@@ -85,10 +92,12 @@ class StreamOptions(_Strict):
 
 class EdgewiseOptions(_Strict):
     """What only Edgewise has: with `provenance` replies say who wrote each token and why; with
-    `pending` a stream also says what the edge guesses while a consult flies."""
+    `pending` a stream also says what the edge guesses while a consult flies; with `cloud` "none"
+    the conversation is local from its last message on, as a message's own `edgewise` says."""
 
     provenance: bool = False
     pending: bool = False
+    cloud: Literal["none"] | None = None
 
 
 class _Request(_Strict):
@@ -267,11 +276,12 @@ class ChatLogprobs(BaseModel):
 
 
 class AnswerMessage(BaseModel):
-    """The assistant's turn."""
+    """The assistant's turn; with `edgewise` where it is local, as it should come back then."""
 
     role: Literal["assistant"] = "assistant"
     content: str
     refusal: None = None
+    edgewise: MessageOptions | None = None
 
 
 class TokenProvenance(BaseModel):
