@@ -248,7 +248,7 @@ def open_models(settings: Settings) -> Pair:
 _NEVER = "constant:0"
 _DEFAULTS = Settings()
 _OF_LOADING = ("edge_engine", "ctx", "threads", "gpu_layers", "slots")
-_OF_CONNECTING = ("cloud_key", "cloud_engine")
+_OF_CONNECTING = ("cloud_key", "cloud_engine", "cloud_hosts")
 
 
 def _chosen(parts: Mapping[str, object], settings: Mapping[str, object]) -> Settings:

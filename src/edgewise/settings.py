@@ -52,6 +52,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "one that a package adds; auto finds out."
         ),
     ] = "auto"
+    cloud_hosts: Annotated[
+        str | None,
+        Meta(
+            description="Hosts that a cloud may be at, with or without a port, separated by "
+            "commas; another is refused before any connection."
+        ),
+    ] = None
+    push: Annotated[
+        Literal["auto", "never"],
+        Meta(
+            description="Send a gateway prompt and answer ahead of consults (auto), or only what "
+            "a consult needs (never)."
+        ),
+    ] = "auto"
     edge_engine: Annotated[
         str,
         Meta(

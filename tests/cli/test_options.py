@@ -20,13 +20,13 @@ from tests.cli.conftest import Edgewise
 HELP = {
     field.name: field.type.__metadata__[0].description for field in msgspec.structs.fields(Settings)
 }
-MODELS = {"edge", "edge_engine", "cloud", "cloud_engine"}
+MODELS = {"edge", "edge_engine", "cloud", "cloud_engine", "cloud_hosts"}
 SAMPLING = {"max_tokens", "temperature", "top_k", "top_p", "min_p", "seed"}
 MACHINE = {"ctx", "threads", "gpu_layers"}
 ANSWERING = (
     MODELS
     | {"router", "cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "deadline"}
-    | {"on_cloud_error"}
+    | {"on_cloud_error", "push"}
     | SAMPLING
     | MACHINE
     | {"sent_counts"}
@@ -50,7 +50,7 @@ FLAGS: dict[str, set[str]] = {
     "gateway keys revoke": set(),
     "bench edge": {"edge", "edge_engine", "router", "threads", "gpu_layers"},
     "bench link": MODELS | {"router", "run_ahead", "ctx", "threads"},
-    "bench paper": {"edge", "edge_engine", "cloud", "threads", "gpu_layers"},
+    "bench paper": {"edge", "edge_engine", "cloud", "cloud_hosts", "threads", "gpu_layers"},
     "trace show": set(),
 }
 """The options of each command that stand for settings in the usual form."""
@@ -69,12 +69,12 @@ OWN = {
 GREEDY_TASK = {"max_cloud_tokens", "span", "max_tokens", "temperature", "system"}
 REFUSED: dict[str, set[str]] = {
     "serve": {"system"},  # clients send their own
-    "eval": GREEDY_TASK | {"threshold"},
+    "eval": GREEDY_TASK | {"threshold", "push"},
     "train": GREEDY_TASK | {"deadline"},
     "demo": GREEDY_TASK
     | {"threshold", "edge", "edge_engine", "cloud", "router"},  # always the bundled pair
     "bench edge": {"temperature"},
-    "bench link": GREEDY_TASK | {"threshold", "deadline", "on_cloud_error"},
+    "bench link": GREEDY_TASK | {"threshold", "deadline", "on_cloud_error", "push"},
     "bench paper": {"cloud_engine", "threshold", "max_cloud_tokens", "span", "run_ahead"}
     | {"deadline", "on_cloud_error", "temperature"},
 }
@@ -110,6 +110,8 @@ VALUES: dict[str, object] = {
     "cloud": "none",
     "cloud_key": "sk-1",
     "cloud_engine": "vllm",
+    "cloud_hosts": "127.0.0.1, host.example:8080",
+    "push": "never",
     "router": "entropy",
     "cloud_share": 0.1,
     "threshold": 0.5,

@@ -18,6 +18,7 @@ from edgewise.bench.speed import measure
 from edgewise.cli import options, render
 from edgewise.cli.options import DRAWS, MODELS, POLICY, RECORD, SERVING, takes
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.hosts import hosts_of, require_allowed
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.evaluation.calibration import thresholds_for
@@ -43,7 +44,7 @@ EngineTime = Annotated[
 @takes(
     *("edge", "edge_engine", "router", "threads", "gpu_layers"),
     unaffected=[
-        *("cloud", "cloud_engine", "cloud_key", *POLICY, "on_cloud_error"),
+        *("cloud", "cloud_engine", "cloud_hosts", "cloud_key", *POLICY, "on_cloud_error", "push"),
         *("max_tokens", *DRAWS, "system", "ctx", *SERVING, *RECORD),
     ],
 )
@@ -123,10 +124,11 @@ def link(
 # Both methods ask at a fixed rhythm and not at a score, for one token at a time.
 @app.command()
 @takes(
-    *("edge", "edge_engine", "cloud", "threads", "gpu_layers"),
+    *("edge", "edge_engine", "cloud", "cloud_hosts", "threads", "gpu_layers"),
     reads=["cloud_key", "cloud_share"],
     unaffected=[
-        *("router", "max_tokens", *DRAWS, "system", "ctx", *SERVING, *RECORD),
+        # To an engine nothing is pushed.
+        *("router", "max_tokens", *DRAWS, "system", "ctx", "push", *SERVING, *RECORD),
     ],
 )
 def paper(
@@ -153,6 +155,7 @@ def paper(
     url = cloud_address(chosen)
     if not url.startswith("http"):
         raise UsageError("The paper's method asks an engine; give --cloud http://host:port.")
+    require_allowed(url, hosts_of(chosen.cloud_hosts))
     share = PAPER_SHARE if chosen.cloud_share is None else chosen.cloud_share
     if not 0.001 <= share <= 1:
         raise UsageError("The paper's method needs a cloud share from 0.001 to 1, such as 0.07.")
@@ -201,7 +204,8 @@ def _measured(
     with open_pair(_without_cloud(chosen)) as pair, _served(chosen) as url:
 
         def connected(at: str) -> CloudModel:
-            return _connected(replace(chosen, cloud=at), pair.edge)
+            # The emulated link is here; where it leads was looked at.
+            return _connected(replace(chosen, cloud=at, cloud_hosts=None), pair.edge)
 
         contender = Contender("pair", pair.router, pair.card)
         thresholds = _thresholds(contender, shares, held_out, pair.edge, lambda: connected(url))
@@ -237,6 +241,7 @@ def _served(chosen: Settings) -> Generator[str]:
         with gateway_process(address) as url:
             yield url
     elif address.startswith("http"):
+        require_allowed(address, hosts_of(chosen.cloud_hosts))
         yield address
     else:
         raise UsageError(

@@ -28,7 +28,16 @@ from edgewise.settings import Settings
 @takes(
     reads=["cloud_share", "deadline", *MACHINE],
     unaffected=[
-        *("cloud_key", "cloud_engine", *DRAWS, "run_ahead", "on_cloud_error", *SERVING, *RECORD),
+        *(
+            "cloud_key",
+            "cloud_engine",
+            "cloud_hosts",
+            *DRAWS,
+            "run_ahead",
+            "on_cloud_error",
+            "push",
+        ),
+        *(*SERVING, *RECORD),
     ],
 )
 def demo(

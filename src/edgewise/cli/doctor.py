@@ -42,7 +42,7 @@ class Check(msgspec.Struct, frozen=True):
     reads=["cloud_key", "deadline", "ctx", "slots"],
     unaffected=[
         *("cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "on_cloud_error"),
-        *(*SAMPLING, "system", "api_key", *RECORD),
+        *(*SAMPLING, "system", "api_key", "push", *RECORD),
     ],
 )
 def doctor(context: typer.Context, chosen: Settings, json: options.Json = False) -> None:
@@ -214,6 +214,6 @@ def _leaves(chosen: Settings) -> Check:
         "what leaves the device",
         "warn",
         f"each consult sends the prompt and the answer so far, as token ids, to {address}; to a "
-        "gateway they go as they come",
-        "use --cloud none to keep everything here",
+        "gateway they go as they come, unless --push never",
+        "use --cloud none to keep everything here; edgewise sent shows what left",
     )

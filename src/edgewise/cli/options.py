@@ -38,9 +38,9 @@ Limit = Annotated[int | None, typer.Option(help="Only the first N questions.")]
 Names = tuple[str, ...]
 Command = Callable[..., None]
 
-MODELS: Names = ("edge", "edge_engine", "cloud", "cloud_engine")
+MODELS: Names = ("edge", "edge_engine", "cloud", "cloud_engine", "cloud_hosts")
 POLICY: Names = ("cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "deadline")
-ROUTING: Names = ("router", *POLICY, "on_cloud_error")
+ROUTING: Names = ("router", *POLICY, "on_cloud_error", "push")
 DRAWS: Names = ("top_k", "top_p", "min_p", "seed")
 """Without a temperature there are none."""
 SAMPLING: Names = ("max_tokens", "temperature", *DRAWS)

@@ -43,8 +43,12 @@ class SentRecord:
     def __init__(
         self, counts: CountsFile | None = None, payloads: PayloadsFile | None = None
     ) -> None:
-        """`counts` are kept in a file, and `payloads` written to one; both stay the caller's."""
+        """`counts` are kept in a file, and `payloads` written to one; answers have one vocabulary.
+
+        `characters` are those that begin in an id's bytes, looked up once: a tokenizer takes long.
+        """
         self.lock = threading.Lock()
+        self.characters: dict[int, int] = {}
         self.counts_file, self.payloads = counts, payloads
         self._answers: deque[SentAnswer] = deque(maxlen=KEPT_ANSWERS)
         self._conversations: OrderedDict[bytes, _Conversation] = OrderedDict()
@@ -175,7 +179,14 @@ class SentAnswer:
             message, prefix = self._unread.popleft()
             new = self._conversation.tell(self._host, prefix)
             message.new_tokens += len(new)
-            message.new_characters += len(self._bytes(new).translate(None, _CONTINUING))
+            message.new_characters += sum(map(self._characters, new))
+
+    def _characters(self, token: int) -> int:
+        known = self._record.characters.get(token)
+        if known is None:
+            known = len(self._tokenizer.piece(token).translate(None, _CONTINUING))
+            self._record.characters[token] = known
+        return known
 
     def _keep(self, messages: Sequence[SentMessage]) -> None:
         if messages and self._record.counts_file is not None:
@@ -237,13 +248,14 @@ class _Told:
         shared = len(last) if last == ids[: len(last)] else common_prefix(last, ids)
         del self._last[shared:], self._hashes[shared:]
         new: list[int] = []
+        beginning = self._hashes[-1] if shared else 0
         for token in ids[shared:]:
-            beginning = hash((self._hashes[-1] if self._hashes else 0, token))
+            beginning = hash((beginning, token))
             if beginning not in self._beginnings:
                 self._beginnings.add(beginning)
                 new.append(token)
-            self._last.append(token)
             self._hashes.append(beginning)
+        self._last += ids[shared:]
         return new
 
 

@@ -71,7 +71,7 @@ class Consults:
 
     def push(self, ids: Sequence[int], state: State) -> None:
         """Tell a session that sends ahead of consults of the answer so far."""
-        if self._policy.may_ask(state.budget):
+        if self._policy.push == "auto" and self._policy.may_ask(state.budget):
             self._session.push(ids, self.sent.push(ids))
 
     def ask(self, ids: Sequence[int], n: int) -> Flight | Literal["circuit_open"]:
