@@ -22,9 +22,10 @@ settings.register_profile("faults", max_examples=2000, deadline=None)
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is kept of model files that passed is not the developer's; commands inherit it."""
+    """What is kept of models and of what was sent is not the developer's; commands inherit it."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patched.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
 
 

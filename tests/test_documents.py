@@ -5,10 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from edgewise.addresses import bundled
+from edgewise.cloud.sent_files import MAX_COUNTS
+from edgewise.cloud.sent_record import KEPT_ANSWERS, KEPT_CONVERSATIONS
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.gateway.server import DRAIN_SECONDS
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
+from edgewise.server.decoding import LOCAL_HEADER
+from edgewise.server.local_messages import KEPT
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,6 +55,18 @@ def test_what_the_deployment_page_names_is_there() -> None:
     drained = re.search(r"at most (\d+) s\), then connections", text)
     assert drained
     assert int(drained[1]) == DRAIN_SECONDS
+
+
+def test_what_the_privacy_page_names_is_there() -> None:
+    text = (ROOT / "docs" / "privacy.md").read_text()
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / "docs" / target).exists(), target
+    assert f"(mode {0o600:04o})" in text
+    assert f"at most {2 * MAX_COUNTS >> 20} MiB" in text
+    assert f"last {KEPT_ANSWERS} answers" in text
+    assert f"({KEPT_CONVERSATIONS} conversations" in text
+    assert f"last {KEPT:,} conversations" in text
+    assert LOCAL_HEADER in text
 
 
 def test_every_defence_names_a_test_that_is_there() -> None:

@@ -63,8 +63,9 @@ class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
 
     `index` is the answer's token it asked for, `asked` how many tokens it asked for (words, of a
     cloud with another vocabulary), `answered` how many came back. `sent_ids` token ids travelled
-    for it, in messages of `sent_bytes` bytes (bodies alone); nothing does to a model in this
-    process. `cached` and `computed` are prompt tokens by the engine's own meter (None where it has
+    for it to `host`, in messages of `sent_bytes` bytes (bodies alone); nothing does to a model in
+    this process. `new_tokens` of the conversation had not been told there before, `new_characters`
+    of text. `cached` and `computed` are prompt tokens by the engine's own meter (None where it has
     none), `engine_seconds` its own time.
     `request_id` names it in the logs of gateway and engine; None where none was asked.
     """
@@ -81,6 +82,9 @@ class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
     engine_seconds: float | None = None
     message: str | None = None
     request_id: str | None = None
+    host: str = ""
+    new_tokens: int = 0
+    new_characters: int = 0
 
 
 class Pending(msgspec.Struct, frozen=True, tag="pending"):
@@ -114,6 +118,23 @@ def share_of(used: int, wasted: int, output: int) -> float:
     return min(1.0, (used + wasted) / output)
 
 
+class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer sent to `host`, None where it sent nothing.
+
+    Messages' bodies of `bytes` bytes with `tokens` ids, for consults and for what was pushed ahead
+    of them. `new_tokens` of the conversation, `new_characters` of text, had not been told there
+    before.
+    """
+
+    host: str | None = None
+    consults: int = 0
+    pushes: int = 0
+    bytes: int = 0
+    tokens: int = 0
+    new_tokens: int = 0
+    new_characters: int = 0
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of one answer.
 
@@ -123,7 +144,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     differ from what the edge would have written. `cloud_share` is `share_of` them. Prompt tokens
     the cloud had cached and computed are those of answered consults, by its engine's own meter;
     None where there were consults and it has none. `cloud_completion_tokens` is what it wrote in
-    these, dropped or not, in tokens of its own vocabulary.
+    these, dropped or not, in tokens of its own vocabulary. `sent` is what had left when the answer
+    ended.
     """
 
     prompt_tokens: int
@@ -138,6 +160,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cloud_prompt_cached: int | None
     cloud_prompt_computed: int | None
     cloud_completion_tokens: int = 0
+    sent: SentCounts = SentCounts()
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):

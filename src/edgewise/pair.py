@@ -9,6 +9,8 @@ from msgspec.structs import asdict, replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge import bridged
+from edgewise.cloud.sent_files import CountsFile, PayloadsFile, counts_place
+from edgewise.cloud.sent_record import SentRecord
 from edgewise.edge.base import EdgeAbilities, EdgeModel
 from edgewise.edge.fitting import require_fitting
 from edgewise.errors import UsageError
@@ -62,19 +64,22 @@ class Pair:
         cloud: str | Path | CloudModel | None = None,
         router: str | Path | Router | None = None,
         keep_prefixes: bool = False,
+        sent_file: str | Path | None = None,
         **settings: object,
     ) -> None:
         """Open what is named by an address; a model that is open already stays its owner's.
 
         `settings` are fields of `Settings`; neither environment nor file is read. With
         `keep_prefixes` a conversation's next turn finds the last one in the KV cache; without, no
-        answer's text depends on an earlier one by rounding. Raises `UsageError`, or a `CloudError`
-        where the cloud model is not reached.
+        answer's text depends on an earlier one by rounding. What answers send is written to
+        `sent_file`, exactly, before it leaves. Raises `UsageError`, or a `CloudError` where the
+        cloud model is not reached.
         """
         parts = {"edge": edge, "cloud": cloud, "router": router}
         self.settings = _chosen(parts, settings)
         require_text("The system message", self.settings.system or "")
         sampling_of(self.settings)
+        self.record = _record(self.settings, sent_file)
         with ExitStack() as opened:
             if isinstance(edge, str | Path):
                 prepare()
@@ -97,7 +102,13 @@ class Pair:
             else:
                 self.cloud = bridged(cloud, self.edge.tokenizer)
                 self.cloud.check(self.edge.tokenizer)
-            self.decoder = Decoder(self.edge, router=self.router, policy=policy, cloud=self.cloud)
+            self.decoder = Decoder(
+                self.edge,
+                router=self.router,
+                policy=policy,
+                cloud=self.cloud,
+                record=self.record,
+            )
             self._opened = opened.pop_all()
         self._account = Account()
 
@@ -111,8 +122,9 @@ class Pair:
         self.decoder.policy = policy
 
     def forget(self) -> None:
-        """Begin a new budget, as for a new conversation."""
+        """Begin a new budget, as for a new conversation, of which the cloud knows nothing."""
         self._account = Account()
+        self.record.forget()
 
     def both(self) -> tuple[EdgeModel, CloudModel]:
         """Both models. Raises `UsageError` where there is no cloud model."""
@@ -213,11 +225,17 @@ class AnswerStream(Iterator[Event]):
         self.close()
 
 
-def open_pair(settings: Settings, *, slots: int = 1, keep_prefixes: bool = False) -> Pair:
+def open_pair(
+    settings: Settings,
+    *,
+    slots: int = 1,
+    keep_prefixes: bool = False,
+    sent_file: Path | None = None,
+) -> Pair:
     """The pair that the settings name, `slots` answers at a time. Raises as `Pair`."""
     # The key guards a server, which asks for it itself.
     own = replace(settings, slots=slots, api_key=None)
-    return Pair(**asdict(own), keep_prefixes=keep_prefixes)
+    return Pair(**asdict(own), keep_prefixes=keep_prefixes, sent_file=sent_file)
 
 
 def open_models(settings: Settings) -> Pair:
@@ -232,7 +250,7 @@ _NEVER = "constant:0"
 _DEFAULTS = Settings()
 _OF_LOADING = ("edge_engine", "ctx", "threads", "gpu_layers", "slots")
 _OF_THE_EDGE = ("swa_full",)
-_OF_CONNECTING = ("cloud_key", "cloud_engine", "cloud_tokenizer")
+_OF_CONNECTING = ("cloud_key", "cloud_engine", "cloud_hosts", "cloud_tokenizer")
 
 
 def _chosen(parts: Mapping[str, object], settings: Mapping[str, object]) -> Settings:
@@ -279,6 +297,14 @@ def _texts(asked: Prompted) -> list[str]:
         if isinstance(item, Message | Mapping)
     ]
     return [text for text in contents if isinstance(text, str)]
+
+
+def _record(settings: Settings, sent_file: str | Path | None) -> SentRecord:
+    place = counts_place() if settings.sent_counts else None
+    return SentRecord(
+        CountsFile(place) if place else None,
+        PayloadsFile(Path(sent_file).expanduser()) if sent_file else None,
+    )
 
 
 def _router(

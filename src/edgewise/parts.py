@@ -92,13 +92,16 @@ def link(cloud: CloudModel, edge: EdgeModel, settings: Settings) -> CloudModel:
 def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | None:
     """The cloud model, not yet checked. Raises `UsageError` for an engine of no known name.
 
-    Nor is there one to name where the cloud is no URL.
+    Nor is there one to name where the cloud is no URL, and a URL must be at an allowed host.
     """
+    from edgewise.cloud.hosts import hosts_of, require_allowed
     from edgewise.cloud.named import AUTO, check_name
 
     check_name(settings.cloud_engine)
+    hosts = hosts_of(settings.cloud_hosts)
     address = cloud_address(settings)
     if is_url(address):
+        require_allowed(address, hosts)
         from edgewise.cloud.connect import connect as connect_to
 
         return connect_to(address, key=settings.cloud_key, engine=settings.cloud_engine)
@@ -205,6 +208,7 @@ def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
         deadline=settings.deadline,
         on_cloud_error=settings.on_cloud_error,
         run_ahead=settings.run_ahead,
+        push=settings.push,
     )
 
 

@@ -59,6 +59,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "a GGUF, a folder with tokenizer.json, or a hub repository of either."
         ),
     ] = None
+    cloud_hosts: Annotated[
+        str | None,
+        Meta(
+            description="Hosts that a cloud may be at, with or without a port, separated by "
+            "commas; another is refused before any connection."
+        ),
+    ] = None
+    push: Annotated[
+        Literal["auto", "never"],
+        Meta(
+            description="Send a gateway prompt and answer ahead of consults (auto), or only what "
+            "a consult needs (never)."
+        ),
+    ] = "auto"
     edge_engine: Annotated[
         str,
         Meta(
@@ -119,6 +133,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             description="Keep all ids in the edge's layers with sliding windows; without, little "
             "more than the window."
         ),
+    ] = True
+    sent_counts: Annotated[
+        bool, Meta(description="Keep counts, never text, of what leaves, for edgewise sent.")
     ] = True
     slots: Annotated[int | None, Meta(description="Answers written at once; default 4.")] = None
     api_key: Annotated[

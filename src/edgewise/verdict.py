@@ -1,6 +1,8 @@
 """What a cloud model answers to a consult."""
 
 import math
+from collections.abc import Sequence
+from concurrent.futures import Future
 
 import msgspec
 
@@ -20,23 +22,36 @@ MOST_SECONDS = 3600.0
 _ROUNDING = 1e-3
 
 
+# A field of `Sent` has the other name.
+_Body = bytes
+
+
 class Sent:
-    """What has travelled for a consult so far: token ids, and bytes of the messages' bodies.
+    """What has travelled for a consult or a push: token ids, and bytes of the messages' bodies.
 
     A session adds to it in whichever thread sends; nothing travels to a model in this process.
-    `request_id` is what logs on the way call the consult, once the session has named it.
+    `request_id` is what logs on the way call the consult, once the session has named it;
+    `under_way` is a push that nobody waits for.
     """
 
-    __slots__ = ("bytes", "ids", "request_id")
+    __slots__ = ("bytes", "ids", "request_id", "under_way")
 
     def __init__(self) -> None:
         self.ids = self.bytes = 0
         self.request_id: str | None = None
+        self.under_way: Future[None] | None = None
 
-    def add(self, ids: int, size: int) -> None:
-        """`ids` in a message of `size` bytes."""
+    def add(self, ids: int, message: _Body, *, tells: bool = True) -> None:
+        """A message is handed to a connection now, with so many `ids` in it.
+
+        Unless it `tells` nothing, whoever has it knows the whole sequence that was asked about. May
+        raise a `CloudError`: then it must not be sent.
+        """
         self.ids += ids
-        self.bytes += size
+        self.bytes += len(message)
+
+    def concerns(self, ids: Sequence[int]) -> None:
+        """The whole sequence that is asked about, where the cloud has a vocabulary of its own."""
 
 
 def metered(so_far: int | None, more: int | None) -> int | None:

@@ -149,3 +149,25 @@ def test_an_interrupted_answer_is_kept(tmp_path: Path) -> None:
     assert not answer["whole"]
     assert 1 <= len(answer["tokens"]) < 10
     assert saved["messages"][1]["content"]
+
+
+def test_local_keeps_everything_from_there_on_here(edgewise: Edgewise, tmp_path: Path) -> None:
+    lines = (
+        f"/local now\n{QUESTION}\n/local\nTell me about copper.\n/mode cloud\n{QUESTION}\n"
+        "/save talk.json\n/new\n/mode cloud\nTell me about iron.\n"
+    )
+    with llama_server(bundled("cloud")) as engine:
+        flags = ("--cloud", engine, "--cloud-share", "0.5", "--sent-file", "out.jsonl")
+        result = edgewise("chat", *flags, stdin=lines.encode())
+    assert result.code == 0, result.err
+    assert "/local takes nothing" in result.err
+    assert "nothing from here on leaves this device" in result.err
+    assert "this conversation is local" in result.err
+    saved = json.loads((tmp_path / "talk.json").read_text())
+    marks = [message.get("local", False) for message in saved["messages"]]
+    assert marks == [False, False, True, True, True, True]
+    told = (tmp_path / "out.jsonl").read_text().splitlines()
+    texts = [json.loads(line)["text"] for line in told]
+    assert any(QUESTION in text for text in texts)
+    assert any("iron" in text for text in texts)
+    assert not any("copper" in text for text in texts)

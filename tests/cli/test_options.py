@@ -20,21 +20,23 @@ from tests.cli.conftest import Edgewise
 HELP = {
     field.name: field.type.__metadata__[0].description for field in msgspec.structs.fields(Settings)
 }
-ONE_VOCABULARY = {"edge", "edge_engine", "cloud", "cloud_engine"}
+ONE_VOCABULARY = {"edge", "edge_engine", "cloud", "cloud_engine", "cloud_hosts"}
 MODELS = ONE_VOCABULARY | {"cloud_tokenizer"}
 SAMPLING = {"max_tokens", "temperature", "top_k", "top_p", "min_p", "seed"}
 MACHINE = {"ctx", "threads", "gpu_layers", "swa_full"}
 ANSWERING = (
     MODELS
     | {"router", "cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "deadline"}
-    | {"on_cloud_error"}
+    | {"on_cloud_error", "push"}
     | SAMPLING
     | MACHINE
+    | {"sent_counts"}
 )
 FLAGS: dict[str, set[str]] = {
     "run": ANSWERING | {"system"},
     "chat": ANSWERING | {"system"},
     "serve": ANSWERING | {"slots", "api_key"},
+    "sent": set(),
     "doctor": MODELS | {"router", "threads", "gpu_layers", "swa_full"},
     "eval": MODELS | MACHINE | {"deadline"},
     "train": ONE_VOCABULARY | MACHINE | {"seed"},
@@ -49,7 +51,7 @@ FLAGS: dict[str, set[str]] = {
     "gateway keys revoke": set(),
     "bench edge": {"edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"},
     "bench link": ONE_VOCABULARY | {"router", "run_ahead", "ctx", "threads"},
-    "bench paper": {"edge", "edge_engine", "cloud", "threads", "gpu_layers"},
+    "bench paper": {"edge", "edge_engine", "cloud", "cloud_hosts", "threads", "gpu_layers"},
     "trace show": set(),
 }
 """The options of each command that stand for settings in the usual form."""
@@ -68,13 +70,14 @@ OWN = {
 GREEDY_TASK = {"max_cloud_tokens", "span", "max_tokens", "temperature", "system"}
 REFUSED: dict[str, set[str]] = {
     "serve": {"system"},  # clients send their own
-    "eval": GREEDY_TASK | {"threshold"},
+    "eval": GREEDY_TASK | {"threshold", "push"},
     "train": GREEDY_TASK | {"deadline", "cloud_tokenizer"},
     "demo": GREEDY_TASK
     # Always the bundled pair, which has no sliding windows.
     | {"threshold", "edge", "edge_engine", "cloud", "router", "swa_full"},
     "bench edge": {"temperature"},
-    "bench link": GREEDY_TASK | {"threshold", "deadline", "on_cloud_error", "cloud_tokenizer"},
+    "bench link": GREEDY_TASK
+    | {"threshold", "deadline", "on_cloud_error", "cloud_tokenizer", "push"},
     "bench paper": {
         "cloud_engine",
         "cloud_tokenizer",
@@ -91,6 +94,7 @@ ENDS_EARLY: dict[str, tuple[tuple[str, ...], str]] = {
     "run": (("Hello", "--edge", "no.gguf"), "no file 'no.gguf'"),
     "chat": (("--edge", "no.gguf"), "no file 'no.gguf'"),
     "serve": (("--port", "0", "--edge", "no.gguf"), "no file 'no.gguf'"),
+    "sent": (("--limit", "3"), "sent.jsonl"),
     "doctor": (("--edge", "no.gguf"), "no file 'no.gguf'"),
     "eval": (("pocketqa", "--limit", "0"), "limit must be"),
     "train": (("pocketqa", "--out", "r", "--stage", "collect", "--limit", "0"), "limit must be"),
@@ -117,6 +121,8 @@ VALUES: dict[str, object] = {
     "cloud_key": "sk-1",
     "cloud_engine": "vllm",
     "cloud_tokenizer": "other.gguf",
+    "cloud_hosts": "127.0.0.1, host.example:8080",
+    "push": "never",
     "router": "entropy",
     "cloud_share": 0.1,
     "threshold": 0.5,
@@ -136,6 +142,7 @@ VALUES: dict[str, object] = {
     "threads": 1,
     "gpu_layers": 0,
     "swa_full": False,
+    "sent_counts": False,
     "slots": 2,
     "api_key": "sk-2",
 }

@@ -70,13 +70,19 @@ class Recorder:
         if body:
             self.messages.append(body)
         headers = {k: v for k, v in request.headers.items() if k.lower() != "host"}
-        async with self._http.request(
-            request.method, self.target + request.path, data=body or None, headers=headers
-        ) as far:
-            kind = far.headers.get("content-type", "application/json")
-            return web.Response(
-                status=far.status, body=await far.read(), headers={"Content-Type": kind}
-            )
+        try:
+            async with self._http.request(
+                request.method, self.target + request.path, data=body or None, headers=headers
+            ) as far:
+                kind = far.headers.get("content-type", "application/json")
+                return web.Response(
+                    status=far.status, body=await far.read(), headers={"Content-Type": kind}
+                )
+        except aiohttp.ClientError:
+            # As its engine: the connection breaks off.
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response(status=502)
 
     async def _session(self, request: web.Request) -> web.WebSocketResponse:
         near = web.WebSocketResponse()

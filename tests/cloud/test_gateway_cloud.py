@@ -303,7 +303,7 @@ def test_what_nobody_waits_for_is_logged(
     caplog.set_level(logging.INFO)
     engine = ScriptedEngine()
 
-    async def broken(self: object, ids: list[int]) -> None:
+    async def broken(self: object, ids: list[int], sent: object) -> None:
         raise ZeroDivisionError("in a push")
 
     def not_given(self: object, link: object) -> None:

@@ -59,7 +59,7 @@ class ShoutingSession:
         future.set_result(Verdict(ids=(33,) * n, logprobs=(None,) * n))
         return future
 
-    def push(self, ids: Sequence[int]) -> int:
+    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         return 0
 
     def close(self) -> None:

@@ -16,9 +16,10 @@ from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.engines.http import Redirected
 from edgewise.errors import CloudError
+from edgewise.pair import Pair
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.testing.scripted_edge import ByteTokenizer
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
 from tests.background import Background
 
 CLOUDS = [LlamaServer, Vllm, Sglang, GatewayCloud]
@@ -113,6 +114,15 @@ def test_no_redirect_is_followed(leading: Leading, kind: Any, secure: bool, stat
         )
         assert error.hint == "give the address that it leads to"
     assert leading.asked >= 2
+    assert leading.came == []
+
+
+@pytest.mark.parametrize("engine", ["auto", "llama-server", "vllm", "sglang", "gateway"])
+def test_an_allowed_host_leads_to_no_other(leading: Leading, engine: str) -> None:
+    hosts = leading.plain.removeprefix("http://")
+    with pytest.raises(Redirected):
+        Pair(ScriptedEdge(noise()), cloud=leading.plain, cloud_engine=engine, cloud_hosts=hosts)
+    assert leading.asked >= 1
     assert leading.came == []
 
 

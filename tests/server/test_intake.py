@@ -188,6 +188,7 @@ def test_who_leaves_while_a_prompt_is_read_gives_the_place_back() -> None:
         answering,
         CompletionRequest(model="edgewise", prompt="x"),
         Unread(read=lambda: Prompt(tuple(held.encode_prompt("x")))),
+        local=False,
         max_tokens=1,
         candidates=False,
     )

@@ -151,6 +151,40 @@ def test_a_second_question_goes_with_the_first(page: Page) -> None:
     expect(page.locator(".answer")).to_have_count(0)
 
 
+def test_the_drawer_says_what_left(page: Page, linked: tuple[str, Link]) -> None:
+    drawer = page.locator("#sent")
+    ask(page, QUESTION)
+    expect(page.locator("#sent-sum")).to_have_text(re.compile(r"[1-9][\d,]* bytes, [\d,]+ char"))
+    drawer.locator("summary").click()
+    rows = drawer.locator("tbody tr")
+    expect(rows.first).to_contain_text(linked[1].url.removeprefix("http://"))
+    shown = rows.count()
+    page.get_by_label("edge only").check()
+    ask(page, QUESTION)
+    expect(rows).to_have_count(shown)
+
+
+def test_a_local_conversation_stays_local_until_a_new_one(page: Page) -> None:
+    bodies: list[str] = []
+    page.on("request", lambda request: bodies.append(request.post_data or ""))
+    switch = page.get_by_label("local")
+    page.get_by_label("Cloud share").fill("30")
+    switch.check()
+    ask(page, "Tell me about tin.")
+    expect(page.locator(".token.cloud")).to_have_count(0)
+    expect(page.locator(".question.local")).to_have_count(1)
+    expect(switch).to_be_disabled()
+    ask(page, QUESTION)
+    expect(page.locator(".token.cloud")).to_have_count(0)
+    asked = [body for body in bodies if body]
+    assert asked[-1].count('"edgewise":{"cloud":"none"}') == 3
+    page.get_by_role("button", name="New chat").click()
+    expect(switch).to_be_enabled()
+    expect(switch).not_to_be_checked()
+    ask(page, QUESTION)
+    expect(page.locator(".token.cloud")).not_to_have_count(0)
+
+
 def test_markup_stays_text(page: Page) -> None:
     ask(page, INJECTED)
     expect(page.locator(".question")).to_have_text(INJECTED)

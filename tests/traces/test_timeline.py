@@ -29,6 +29,7 @@ from edgewise.traces.recorder import (
     Recorder,
 )
 from edgewise.traces.timeline import chrome_trace, read, timeline
+from edgewise.verdict import Sent
 
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())
@@ -247,7 +248,7 @@ def test_what_is_pushed_is_recorded_and_nothing_else(tmp_path: Path) -> None:
             return Session(self)
 
     class Session(ScriptedCloudSession):
-        def push(self, ids: Sequence[int]) -> int:
+        def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
             return 4 if len(ids) % 4 == 0 else 0
 
     path = tmp_path / "t.jsonl"

@@ -16,8 +16,9 @@ from edgewise.bench.pace import HALF_BILLION, UNPACED, Pace, measured
 from edgewise.bench.paper_method import Comparison, compare
 from edgewise.bench.speed import measure
 from edgewise.cli import options, render
-from edgewise.cli.options import DRAWS, ONE_VOCABULARY, POLICY, SERVING, takes
+from edgewise.cli.options import DRAWS, ONE_VOCABULARY, POLICY, RECORD, SERVING, takes
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.hosts import hosts_of, require_allowed
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.evaluation.calibration import thresholds_for
@@ -43,8 +44,9 @@ EngineTime = Annotated[
 @takes(
     *("edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"),
     unaffected=[
-        *("cloud", "cloud_engine", "cloud_tokenizer", "cloud_key", *POLICY, "on_cloud_error"),
-        *("max_tokens", *DRAWS, "system", "ctx", *SERVING),
+        *("cloud", "cloud_engine", "cloud_hosts", "cloud_tokenizer", "cloud_key"),
+        *(*POLICY, "on_cloud_error", "push"),
+        *("max_tokens", *DRAWS, "system", "ctx", *SERVING, *RECORD),
     ],
 )
 def edge(
@@ -76,7 +78,7 @@ def edge(
 @takes(
     *(*ONE_VOCABULARY, "router", "run_ahead", "ctx", "threads"),
     reads=["cloud_key", "cloud_share", "gpu_layers", "swa_full"],
-    unaffected=[*DRAWS, *SERVING],
+    unaffected=[*DRAWS, *SERVING, *RECORD],
 )
 def link(
     task: Annotated[str, typer.Argument(help="A task, as for eval.")] = "pocketqa",
@@ -123,10 +125,11 @@ def link(
 # Both methods ask at a fixed rhythm and not at a score, for one token at a time.
 @app.command()
 @takes(
-    *("edge", "edge_engine", "cloud", "threads", "gpu_layers"),
+    *("edge", "edge_engine", "cloud", "cloud_hosts", "threads", "gpu_layers"),
     reads=["cloud_key", "cloud_share", "swa_full"],
     unaffected=[
-        *("router", "max_tokens", *DRAWS, "system", "ctx", *SERVING),
+        # To an engine nothing is pushed.
+        *("router", "max_tokens", *DRAWS, "system", "ctx", "push", *SERVING, *RECORD),
     ],
 )
 def paper(
@@ -153,6 +156,7 @@ def paper(
     url = cloud_address(chosen)
     if not url.startswith("http"):
         raise UsageError("The paper's method asks an engine; give --cloud http://host:port.")
+    require_allowed(url, hosts_of(chosen.cloud_hosts))
     share = PAPER_SHARE if chosen.cloud_share is None else chosen.cloud_share
     if not 0.001 <= share <= 1:
         raise UsageError("The paper's method needs a cloud share from 0.001 to 1, such as 0.07.")
@@ -201,7 +205,8 @@ def _measured(
     with open_pair(_without_cloud(chosen)) as pair, _served(chosen) as url:
 
         def connected(at: str) -> CloudModel:
-            return _connected(replace(chosen, cloud=at), pair.edge)
+            # The emulated link is here; where it leads was looked at.
+            return _connected(replace(chosen, cloud=at, cloud_hosts=None), pair.edge)
 
         contender = Contender("pair", pair.router, pair.card)
         thresholds = _thresholds(contender, shares, held_out, pair.edge, lambda: connected(url))
@@ -237,6 +242,7 @@ def _served(chosen: Settings) -> Generator[str]:
         with gateway_process(address) as url:
             yield url
     elif address.startswith("http"):
+        require_allowed(address, hosts_of(chosen.cloud_hosts))
         yield address
     else:
         raise UsageError(

@@ -14,7 +14,17 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from edgewise.cli import render
-from edgewise.cli.options import MACHINE, MODELS, ROUTING, SAMPLING, SERVING, takes, told
+from edgewise.cli.options import (
+    MACHINE,
+    MODELS,
+    RECORD,
+    ROUTING,
+    SAMPLING,
+    SERVING,
+    SentFile,
+    takes,
+    told,
+)
 from edgewise.errors import UsageError
 from edgewise.events import Candidate, Event, Finished, Token
 from edgewise.pair import Pair, open_pair
@@ -26,6 +36,7 @@ HELP = """\
 /share 0.05       the fraction of tokens the cloud may write from now on
 /mode pair        who writes: pair, edge or cloud
 /why              the last answer's routed tokens, with scores and both models' candidates
+/local            nothing from here on is sent to the cloud, in later turns neither
 /save FILE        write the conversation to FILE as JSON
 /new              begin a new conversation
 /help, /quit      Ctrl-C interrupts an answer, Ctrl-D leaves"""
@@ -33,12 +44,16 @@ HELP = """\
 _SHOWN = 3
 
 
-@takes(*(*MODELS, *ROUTING, *SAMPLING, "system", *MACHINE), reads=["cloud_key"], unaffected=SERVING)
-def chat(context: typer.Context, chosen: Settings) -> None:
+@takes(
+    *(*MODELS, *ROUTING, *SAMPLING, "system", *MACHINE, *RECORD),
+    reads=["cloud_key"],
+    unaffected=SERVING,
+)
+def chat(context: typer.Context, chosen: Settings, sent_file: SentFile = None) -> None:
     """Talk to the pair; the cloud's tokens are red. /help lists the commands."""
     require_text("The system message", chosen.system or "")
     sampling_of(chosen)  # refused now and not once the models are loaded
-    with open_pair(chosen, keep_prefixes=True) as pair:
+    with open_pair(chosen, keep_prefixes=True, sent_file=sent_file) as pair:
         conversation = Conversation(pair)
         if sys.stdin.isatty():
             render.note(f"{pair.edge.name}; /help lists the commands")
@@ -57,6 +72,7 @@ class Turn(msgspec.Struct, frozen=True):
     answer: str
     tokens: tuple[Token, ...]
     whole: bool
+    local: bool
 
 
 class Conversation:
@@ -64,12 +80,14 @@ class Conversation:
 
     def __init__(self, pair: Pair) -> None:
         self.turns: list[Turn] = []
+        self._local = False
         self._pair = pair
         self._paired = pair.policy
         self._commands: dict[str, Callable[[str], None]] = {
             "/share": self._share,
             "/mode": self._mode,
             "/why": self._why,
+            "/local": self._stay,
             "/save": self._save,
             "/new": self._new,
             "/help": lambda _: render.out.print(HELP),
@@ -95,19 +113,24 @@ class Conversation:
         system = self._pair.settings.system
         found = [Message("system", system)] if system else []
         for turn in self.turns:
-            found += [Message("user", turn.question), Message("assistant", turn.answer)]
+            found += [
+                Message("user", turn.question, turn.local),
+                Message("assistant", turn.answer, turn.local),
+            ]
         return found
 
     def _answer(self, question: str) -> None:
         require_text("The question", question)
-        stream = self._pair.stream([*self.messages, Message("user", question)], pending=True)
+        local = self._local
+        asked = [*self.messages, Message("user", question, local)]
+        stream = self._pair.stream(asked, pending=True)
         with stream as events, _interruptible() as interrupted:
             said = list(_until(interrupted, render.painted(events)))
         tokens = tuple(event for event in said if isinstance(event, Token))
         ends = [event for event in said if isinstance(event, Finished)]
         text = "".join(event.text for event in [*tokens, *ends])
         if text or ends:
-            self.turns.append(Turn(question, text, tokens, bool(ends)))
+            self.turns.append(Turn(question, text, tokens, bool(ends), local))
         if not ends:
             render.out.print()
             render.note("interrupted; what was said is kept")
@@ -134,8 +157,16 @@ class Conversation:
             raise UsageError("/mode needs pair, edge or cloud.")
         if text != "edge" and self._pair.cloud is None:
             raise UsageError(f"/mode {text} needs a cloud model; start with --cloud.")
+        if text != "edge" and self._local:
+            raise UsageError(f"/mode {text} cannot be: this conversation is local; /new ends it.")
         self._pair.policy = modes[text]
         render.note(f"{text} writes from now on")
+
+    def _stay(self, text: str) -> None:
+        if text:
+            raise UsageError("/local takes nothing; /new begins a conversation that may be sent.")
+        self._local = True
+        render.note("nothing from here on leaves this device; /new ends that")
 
     def _why(self, _: str) -> None:
         if not self.turns:
@@ -176,6 +207,7 @@ class Conversation:
 
     def _new(self, _: str) -> None:
         self.turns.clear()
+        self._local = False
         self._pair.forget()
         render.note("a new conversation")
 

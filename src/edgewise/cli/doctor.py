@@ -11,7 +11,7 @@ import typer
 
 from edgewise import parts
 from edgewise.cli import options, render
-from edgewise.cli.options import MODELS, SAMPLING, takes
+from edgewise.cli.options import MODELS, RECORD, SAMPLING, takes
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.binding import llama_cpp
@@ -42,7 +42,7 @@ class Check(msgspec.Struct, frozen=True):
     reads=["cloud_key", "deadline", "ctx", "slots"],
     unaffected=[
         *("cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "on_cloud_error"),
-        *(*SAMPLING, "system", "api_key"),
+        *(*SAMPLING, "system", "api_key", "push", *RECORD),
     ],
 )
 def doctor(context: typer.Context, chosen: Settings, json: options.Json = False) -> None:
@@ -243,6 +243,6 @@ def _leaves(chosen: Settings) -> Check:
         "what leaves the device",
         "warn",
         f"each consult sends the prompt and the answer so far, as token ids, to {address}; to a "
-        "gateway they go as they come",
-        "use --cloud none to keep everything here",
+        "gateway they go as they come, unless --push never",
+        "use --cloud none to keep everything here; edgewise sent shows what left",
     )

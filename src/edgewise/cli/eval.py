@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from edgewise import pair, parts
 from edgewise.cli import options, render
-from edgewise.cli.options import DRAWS, MACHINE, MODELS, SERVING, takes
+from edgewise.cli.options import DRAWS, MACHINE, MODELS, RECORD, SERVING, takes
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.evaluation.cautions import cautions
@@ -32,7 +32,7 @@ _NAMED = 3
 @takes(
     *(*MODELS, "deadline", *MACHINE),
     reads=["cloud_key", "router", "cloud_share"],
-    unaffected=[*DRAWS, "run_ahead", "on_cloud_error", *SERVING],
+    unaffected=[*DRAWS, "run_ahead", "on_cloud_error", *SERVING, *RECORD],
 )
 def evaluate(
     task: options.TaskName,

@@ -16,6 +16,7 @@ from edgewise.cli.demo import demo
 from edgewise.cli.doctor import doctor
 from edgewise.cli.eval import evaluate
 from edgewise.cli.run import run
+from edgewise.cli.sent import sent
 from edgewise.cli.serve import serve
 from edgewise.cli.train import train
 from edgewise.errors import EdgewiseError
@@ -33,6 +34,7 @@ app.command()(run)
 app.command()(chat)
 app.command()(serve)
 app.command()(doctor)
+app.command()(sent)
 app.command("eval")(evaluate)
 app.command()(train)
 app.add_typer(router.app, name="router")

@@ -20,6 +20,9 @@ from edgewise.settings import NAMES, Settings
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
+SentFile = Annotated[
+    Path | None, typer.Option(help="Write to FILE every message to the cloud, before it leaves.")
+]
 TaskName = Annotated[
     str, typer.Argument(help="pocketqa, commonsenseqa, gsm8k or a JSON Lines file.")
 ]
@@ -35,15 +38,17 @@ Limit = Annotated[int | None, typer.Option(help="Only the first N questions.")]
 Names = tuple[str, ...]
 Command = Callable[..., None]
 
-ONE_VOCABULARY: Names = ("edge", "edge_engine", "cloud", "cloud_engine")
+ONE_VOCABULARY: Names = ("edge", "edge_engine", "cloud", "cloud_engine", "cloud_hosts")
 MODELS: Names = (*ONE_VOCABULARY, "cloud_tokenizer")
 POLICY: Names = ("cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "deadline")
-ROUTING: Names = ("router", *POLICY, "on_cloud_error")
+ROUTING: Names = ("router", *POLICY, "on_cloud_error", "push")
 DRAWS: Names = ("top_k", "top_p", "min_p", "seed")
 """Without a temperature there are none."""
 SAMPLING: Names = ("max_tokens", "temperature", *DRAWS)
 MACHINE: Names = ("ctx", "threads", "gpu_layers", "swa_full")
 SERVING: Names = ("slots", "api_key")
+RECORD: Names = ("sent_counts",)
+"""Of answers to users; benchmarks and tasks keep no record."""
 
 _CHOSEN, _CONTEXT = "chosen", "_context"
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}

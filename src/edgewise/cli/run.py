@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from edgewise.cli import options, render
-from edgewise.cli.options import MACHINE, MODELS, ROUTING, SAMPLING, SERVING, takes
+from edgewise.cli.options import MACHINE, MODELS, RECORD, ROUTING, SAMPLING, SERVING, takes
 from edgewise.edge.fitting import require_fitting
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import collect
@@ -19,7 +19,11 @@ from edgewise.settings import Settings
 from edgewise.traces.recorder import Recorder
 
 
-@takes(*(*MODELS, *ROUTING, *SAMPLING, "system", *MACHINE), reads=["cloud_key"], unaffected=SERVING)
+@takes(
+    *(*MODELS, *ROUTING, *SAMPLING, "system", *MACHINE, *RECORD),
+    reads=["cloud_key"],
+    unaffected=SERVING,
+)
 def run(
     chosen: Settings,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; without it, stdin.")] = None,
@@ -31,6 +35,7 @@ def run(
     trace: Annotated[
         Path | None, typer.Option(help="Write the timeline to FILE; see edgewise trace show.")
     ] = None,
+    sent_file: options.SentFile = None,
 ) -> None:
     """Answer PROMPT: the edge model writes, the cloud model writes the critical tokens."""
     if no_template and chosen.system:
@@ -38,7 +43,7 @@ def run(
     require_text("The system message", chosen.system or "")
     text = _read(prompt)
     with ExitStack() as stack:
-        pair = stack.enter_context(open_pair(chosen))
+        pair = stack.enter_context(open_pair(chosen, sent_file=sent_file))
         asked = _untemplated(pair, text) if no_template else text
         recorder = Recorder(stack.enter_context(_open(trace))) if trace else None
         if recorder:

@@ -9,7 +9,16 @@ import typer
 
 from edgewise.cli import render
 from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PerPeer, PrivateKeyFile
-from edgewise.cli.options import MACHINE, MODELS, ROUTING, SAMPLING, SERVING, takes
+from edgewise.cli.options import (
+    MACHINE,
+    MODELS,
+    RECORD,
+    ROUTING,
+    SAMPLING,
+    SERVING,
+    SentFile,
+    takes,
+)
 from edgewise.errors import UsageError
 from edgewise.listening.sockets import LOOPBACK, address_of, is_loopback, listen
 from edgewise.pair import Pair, open_pair
@@ -27,7 +36,7 @@ OPEN_FILES = 64
 """Left for the cloud's connections."""
 
 
-@takes(*MODELS, *ROUTING, *SAMPLING, *MACHINE, *SERVING, reads=["cloud_key"])
+@takes(*MODELS, *ROUTING, *SAMPLING, *MACHINE, *SERVING, *RECORD, reads=["cloud_key"])
 def serve(
     chosen: Settings,
     queue: Annotated[int, typer.Option(min=0, help="Answers that may wait; more get a 429.")] = 32,
@@ -40,6 +49,7 @@ def serve(
     private_key: PrivateKeyFile = None,
     connections: Most = None,
     connections_per_peer: PerPeer = 0,
+    sent_file: SentFile = None,
 ) -> None:
     """Serve OpenAI's API and a chat page: model ids edgewise, edgewise@0.05, edgewise:edge|cloud.
 
@@ -59,7 +69,9 @@ def serve(
         # Before the models are loaded, which takes longer than finding out that a port is taken.
         listening = stack.enter_context(listen(host, port))
         door = listens.door(listening, reserve=OPEN_FILES)
-        pair = stack.enter_context(open_pair(chosen, slots=slots, keep_prefixes=True))
+        pair = stack.enter_context(
+            open_pair(chosen, slots=slots, keep_prefixes=True, sent_file=sent_file)
+        )
         answering = _answering(pair, chosen, slots=slots, queue=queue)
         stack.callback(answering.close)
         app = _app(answering, chosen.api_key, origins, host)
@@ -77,6 +89,7 @@ def _answering(pair: Pair, chosen: Settings, *, slots: int, queue: int) -> "Answ
         card=pair.card,
         settings=chosen,
         cloud=pair.cloud,
+        record=pair.record,
         slots=slots,
         queue=queue,
     )

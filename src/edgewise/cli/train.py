@@ -9,7 +9,7 @@ import typer
 from rich.progress import Progress as Bar
 
 from edgewise.cli import options, render
-from edgewise.cli.options import MACHINE, ONE_VOCABULARY, SERVING, takes
+from edgewise.cli.options import MACHINE, ONE_VOCABULARY, RECORD, SERVING, takes
 from edgewise.errors import UsageError
 from edgewise.evaluation.journal import MANIFEST, claim
 from edgewise.evaluation.plan import manifest
@@ -48,7 +48,7 @@ JudgedBy = Annotated[
     reads=["cloud_key"],
     unaffected=[
         *("router", "cloud_share", "threshold"),
-        *("top_k", "top_p", "min_p", "run_ahead", "on_cloud_error", *SERVING),
+        *("top_k", "top_p", "min_p", "run_ahead", "on_cloud_error", "push", *SERVING, *RECORD),
     ],
 )
 def train(

@@ -40,11 +40,12 @@ class CloudSession(Protocol):
         """
         ...
 
-    def push(self, ids: Sequence[int]) -> int:
+    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         """Told of the prompt and then after every token; returns how many new ids it sends on.
 
         What can be sent ahead of a consult is sent here, less what the other side turns out to
-        hold already. Best effort, and nothing where it would cost the engine a request of its own.
+        hold already; `sent` is told what travels. Best effort, and nothing where it would cost the
+        engine a request of its own.
         """
         ...
 
@@ -81,6 +82,11 @@ class CloudModel(Protocol):
     @property
     def abilities(self) -> Abilities | None:
         """What `check` found the engine able to do; None where no engine is asked directly."""
+        return None
+
+    @property
+    def own_tokenizer(self) -> Tokenizer | None:
+        """That of the ids it is sent, where they are not the edge's."""
         return None
 
     @property

@@ -61,6 +61,10 @@ class Bridge(CloudModel):
         self._words = words
 
     @property
+    def own_tokenizer(self) -> Tokenizer:
+        return self.own
+
+    @property
     def seams(self) -> Seams:
         return self._seams
 
@@ -137,7 +141,7 @@ class BridgeSession:
             return failed(_of_cloud(error))
         return _Consult(self._bridge, session, answer, known, held, n).ask(sampling, end, sent)
 
-    def push(self, ids: Sequence[int]) -> int:
+    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         if self._pushed and abs(len(ids) - self._pushed) < PUSHED:
             return 0
         self._pushed = len(ids)
@@ -150,7 +154,9 @@ class BridgeSession:
             # Between characters, or at a consult that fails with it, more will be said.
             _log.debug("nothing is sent ahead: %s", error)
             return 0
-        return session.push(known)
+        if sent is not None:
+            sent.concerns(known)
+        return session.push(known, sent)
 
     def close(self) -> None:
         if self._session is not None:
@@ -217,6 +223,8 @@ class _Consult:
     def _ask_more(self) -> None:
         left = max(0.001, self._end - time.monotonic())
         known = [*self._known, *self._written]
+        if self._sent is not None:
+            self._sent.concerns(known)
         asked = self._session.ask(known, self._step, self._sampling, left, self._sent)
         self._flying = asked
         asked.add_done_callback(self._told)

@@ -171,12 +171,13 @@ class GatewaySession:
         work = self._ask(self._told, n, sampling, deadline, sent or Sent())
         return self._gateway.submit(work, deadline)
 
-    def push(self, ids: Sequence[int]) -> int:
+    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         fresh = len(ids) - shared(self._told, ids)
         if not fresh or (self._told and fresh < PUSHED):
             return 0
         self._told = list(ids)
-        self._in_background(self._push(self._told))
+        sent = sent or Sent()
+        sent.under_way = self._in_background(self._push(self._told, sent))
         return fresh
 
     def close(self) -> None:
@@ -184,8 +185,10 @@ class GatewaySession:
             self._closed = True
             self._in_background(self._leave())
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        self._gateway.submit(work, CHECK_SECONDS).add_done_callback(log_failure)
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> "Future[None]":
+        under_way = self._gateway.submit(work, CHECK_SECONDS)
+        under_way.add_done_callback(log_failure)
+        return under_way
 
     def _linked(self, ids: Sequence[int]) -> GatewayLink:
         if self._link is None:
@@ -200,10 +203,10 @@ class GatewaySession:
         verdict = await self._linked(ids).ask(ids, n, sampling, deadline, sent)
         return self._gateway.finished(verdict, n, len(ids))
 
-    async def _push(self, ids: list[int]) -> None:
+    async def _push(self, ids: list[int], sent: Sent) -> None:
         # Best effort: what goes wrong shows at the next consult.
         with contextlib.suppress(CloudError):
-            await self._linked(ids).push(ids)
+            await self._linked(ids).push(ids, sent)
 
     async def _leave(self) -> None:
         if self._link is not None:

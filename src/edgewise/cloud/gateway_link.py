@@ -122,15 +122,15 @@ class GatewayLink:
                 return await self._ask_once(ids, n, sampling, left, sent)
         raise AssertionError("tenacity gives up by raising")
 
-    async def push(self, ids: list[int]) -> None:
+    async def push(self, ids: list[int], sent: Sent) -> None:
         """Send what the gateway does not hold; raises a `CloudError`."""
         async with self._sending:
-            await self._connected(Sent())
+            await self._connected(sent)
             position, new_ids = self._difference(ids)
             if new_ids or position < len(self._ledger.ids):
                 self._ledger.put(position, new_ids)
                 with contextlib.suppress(Broken):
-                    await self._send(Push(position, new_ids, self._ledger.check), Sent())
+                    await self._send(Push(position, new_ids, self._ledger.check), sent)
 
     async def connect(self, sent: Sent) -> Opened:
         """Make the connection and open, or resume, the session; raises a `CloudError`."""
@@ -159,7 +159,7 @@ class GatewayLink:
     async def _opened(self, socket: aiohttp.ClientWebSocketResponse, sent: Sent) -> Opened:
         opening = encode(Open(VERSION, self._gateway.tokenizer, self._session))
         try:
-            sent.add(0, len(opening))
+            sent.add(0, opening, tells=False)
             await socket.send_bytes(opening)
             message = await socket.receive(OPEN_SECONDS)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -233,7 +233,8 @@ class GatewayLink:
         socket = self._socket
         if socket is None:
             raise Broken
-        sent.add(len(frame.ids) if isinstance(frame, Ask | Push) else 0, len(data))
+        told = isinstance(frame, Ask | Push)
+        sent.add(len(frame.ids) if told else 0, data, tells=told)
         try:
             await socket.send_bytes(data)
         except (aiohttp.ClientError, OSError) as error:

@@ -100,7 +100,8 @@ class HttpEngine(Engine):
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError):
                 return await self._once(request)
         except (aiohttp.ClientError, OSError) as error:
-            raise unreachable(self.url, error) from error
+            refused = request.counting.refused if request.counting else None
+            raise refused or unreachable(self.url, error) from error
 
     async def _once(self, request: "_Request") -> bytes:
         async with self._client().request(
@@ -163,13 +164,21 @@ class _Request(NamedTuple):
 
 
 class _Counting:
-    """A request's `Sent`, told when bytes are handed to a connection: each attempt travels."""
+    """A request's `Sent`, told when bytes are handed to a connection: each attempt travels.
+
+    `refused` is why they may not be: what is raised there becomes a broken connection to aiohttp.
+    """
 
     def __init__(self, sent: Sent, ids: int) -> None:
         self._sent, self._ids = sent, ids
+        self.refused: CloudError | None = None
 
-    def add(self, size: int) -> None:
-        self._sent.add(self._ids, size)
+    def add(self, body: bytes) -> None:
+        try:
+            self._sent.add(self._ids, body)
+        except CloudError as error:
+            self.refused = error
+            raise
 
 
 def _counted() -> aiohttp.TraceConfig:
@@ -180,7 +189,7 @@ def _counted() -> aiohttp.TraceConfig:
     ) -> None:
         # A body of bytes goes as one chunk.
         if context.trace_request_ctx is not None:
-            context.trace_request_ctx.add(len(chunk.chunk))
+            context.trace_request_ctx.add(chunk.chunk)
 
     config = aiohttp.TraceConfig()
     config.on_request_chunk_sent.append(told)

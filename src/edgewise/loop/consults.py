@@ -7,13 +7,14 @@ from concurrent.futures import Future
 from typing import Literal, NamedTuple
 
 from edgewise.cloud.base import CloudSession
+from edgewise.cloud.sent_record import RecordedSent, SentAnswer
 from edgewise.errors import CloudError, CloudTimeout
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.latency import Latency
 from edgewise.loop.policy import Policy
 from edgewise.loop.state import State
 from edgewise.sampling import Sampling
-from edgewise.verdict import MOST_IDS, Sent, Verdict
+from edgewise.verdict import MOST_IDS, Verdict
 
 FLIGHTS = 4
 """Consults in flight at once."""
@@ -33,7 +34,7 @@ class Flight(NamedTuple):
     begun: float
     deadline: float
     first: bool
-    sent: Sent
+    sent: RecordedSent
     future: "Future[Verdict]"
 
 
@@ -48,6 +49,7 @@ class Consults:
         self,
         session: CloudSession,
         *,
+        sent: SentAnswer,
         policy: Policy,
         sampling: Sampling,
         size: int,
@@ -55,12 +57,13 @@ class Consults:
         breaker: Breaker,
         latency: Latency,
     ) -> None:
-        """`session` is closed with the consults, and answers in a vocabulary of `size` ids.
+        """`session` and `sent`, the record of what it sends, are closed with the consults.
 
-        With `words` it is asked for words, and it alone knows what it was sent for them.
+        It answers in a vocabulary of `size` ids. With `words` it is asked for words, and it alone
+        knows what it was sent for them.
         """
         self._size, self._words = size, words
-        self._session = session
+        self._session, self.sent = session, sent
         self._policy, self._sampling = policy, sampling
         self._breaker, self._latency = breaker, latency
         # Where only the cloud will do, a pause would hide that it is gone.
@@ -72,8 +75,8 @@ class Consults:
 
     def push(self, ids: Sequence[int], state: State) -> None:
         """Tell a session that sends ahead of consults of the answer so far."""
-        if self._policy.may_ask(state.budget):
-            self._session.push(ids)
+        if self._policy.push == "auto" and self._policy.may_ask(state.budget):
+            self._session.push(ids, self.sent.push(ids))
 
     def ask(self, ids: Sequence[int], n: int) -> Flight | Literal["circuit_open"]:
         """The consult for the token after `ids`: sent now, or on the way since a guess."""
@@ -148,6 +151,7 @@ class Consults:
         """Cancel what flies and close the session."""
         self.drop()
         self._session.close()
+        self.sent.close()
 
     def _drop(self, stale: Sequence[Flight]) -> None:
         for flight in stale:
@@ -160,7 +164,7 @@ class Consults:
         self.wasted += flight.ask
 
     def _send(self, ids: Sequence[int], n: int) -> Flight:
-        begun, sent = time.monotonic(), Sent()
+        begun, sent = time.monotonic(), self.sent.consult(ids)
         deadline = self._policy.deadline_now(self._latency, first=self._first)
         try:
             future = self._session.ask(ids, n, self._sampling, deadline, sent)

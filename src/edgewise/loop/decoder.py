@@ -6,6 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.sent_record import SentRecord
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.events import Event, Finished, FinishReason, Timing, Token, Usage
@@ -41,13 +42,16 @@ class Decoder:
         cloud: CloudModel | None = None,
         breaker: Breaker | None = None,
         latency: Latency | None = None,
+        record: SentRecord | None = None,
     ) -> None:
+        """What answers send is told to `record`."""
         self.edge = edge
         self.cloud = cloud
         self.router = router
         self.policy = policy
         self.breaker = breaker or Breaker()
         self.latency = latency or Latency()
+        self.record = record or SentRecord()
 
     def stream(
         self,
@@ -62,8 +66,9 @@ class Decoder:
     ) -> Generation:
         """Answer `prompt` event by event; the `Generation` is an iterator.
 
-        `prompt` are ids, or a `Prompt` that also has the messages they were made from. `budget` is
-        what an earlier answer of the conversation left. With `pending` the run-ahead is told too,
+        `prompt` are ids, or a `Prompt` that also has the messages they were made from; the edge
+        answers alone where it must stay here. `budget` is what an earlier answer of the
+        conversation left. With `pending` the run-ahead is told too,
         as `Pending` and `Rewound`; with `candidates` every `Token` of the edge's has its
         candidates, not only those that a consult was made for. Raises `UsageError` for bad input
         and `ContextOverflow` for a prompt that does not fit.
@@ -75,7 +80,8 @@ class Decoder:
             raise UsageError(f"max-tokens must be 1 or more, not {max_tokens}.")
         if any(not text for text in stop):
             raise UsageError("A stop string is empty; leave it out.")
-        policy = self.policy
+        # The one place that decides it: no session is opened, so nothing can be sent.
+        policy = self.policy.edge_alone() if given.stays else self.policy
         if self.edge.abilities.rewinds == "no":
             # A guess that does not stand would cost reading everything again.
             policy = replace(policy, run_ahead=0)
@@ -89,7 +95,7 @@ class Decoder:
             seams=None if self.cloud is None else self.cloud.seams,
         )
         return Generation(
-            Parts(self.edge, self.cloud, self.router, self.breaker, self.latency),
+            Parts(self.edge, self.cloud, self.router, self.breaker, self.latency, self.record),
             given,
             rules,
             sampling=sampling or Sampling(),

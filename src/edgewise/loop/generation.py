@@ -14,6 +14,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.sent_files import SentMessage
+from edgewise.cloud.sent_record import SentRecord
 from edgewise.edge.base import EdgeModel, Needs
 from edgewise.errors import CloudError, Fault
 from edgewise.events import (
@@ -23,6 +25,7 @@ from edgewise.events import (
     Pending,
     Reason,
     Rewound,
+    SentCounts,
     Source,
     Timing,
     Token,
@@ -42,13 +45,15 @@ from edgewise.verdict import Verdict
 
 
 class Parts(NamedTuple):
-    """What answers share: the models, the router, and what is known of the cloud's link."""
+    """What answers share: the models, the router, what is known of the cloud's link and was sent
+    over it."""
 
     edge: EdgeModel
     cloud: CloudModel | None
     router: Router
     breaker: Breaker
     latency: Latency
+    record: SentRecord
 
 
 class _Awaited(NamedTuple):
@@ -92,6 +97,9 @@ class Generation(Iterator[Event]):
             if parts.cloud is not None and rules.policy.asks:
                 self._consults = Consults(
                     parts.cloud.open(prompt),
+                    sent=parts.record.answer(
+                        prompt, parts.cloud.name, parts.cloud.own_tokenizer or rules.tokenizer
+                    ),
                     policy=rules.policy,
                     sampling=sampling,
                     size=rules.tokenizer.size,
@@ -188,6 +196,7 @@ class Generation(Iterator[Event]):
         """Another step ahead while the consult flies, or its outcome."""
         flight, read = awaited
         assert self._consults is not None
+        about = self._consults.sent.about
         if self._rules.policy.run_ahead and not self._consults.lands(flight):
             self._ahead.begin(flight, read, state)
             guess = self._ahead.forward()
@@ -198,12 +207,12 @@ class Generation(Iterator[Event]):
         try:
             verdict = self._consults.verdict(flight, read.proposed)
         except CloudError as error:
-            self._events.append(_over(state.index, flight, error))
+            self._events.append(_over(state.index, flight, error, about(flight.sent)))
             if self._rules.policy.on_cloud_error == "raise":
                 raise
             self._write_edge(state.failed(error, flight.ask, self._rules), read, error.reason)
         else:
-            self._events.append(_over(state.index, flight, verdict))
+            self._events.append(_over(state.index, flight, verdict, about(flight.sent)))
             answered = state.answered(verdict, read.proposed, self._rules)
             self._write_cloud(answered, "critical", read)
 
@@ -294,6 +303,7 @@ class Generation(Iterator[Event]):
             cloud_prompt_cached=counts.cached,
             cloud_prompt_computed=counts.computed,
             cloud_completion_tokens=counts.billed,
+            sent=consults.sent.counts() if consults else SentCounts(),
         )
 
 
@@ -320,7 +330,7 @@ class _Clock:
         return Timing(ttft=self._first or 0.0, total=total, wait=self._waited)
 
 
-def _over(index: int, flight: Flight, outcome: Verdict | CloudError) -> Consult:
+def _over(index: int, flight: Flight, outcome: Verdict | CloudError, about: SentMessage) -> Consult:
     told = Consult(
         index=index,
         outcome=outcome.reason if isinstance(outcome, CloudError) else "answered",
@@ -330,6 +340,9 @@ def _over(index: int, flight: Flight, outcome: Verdict | CloudError) -> Consult:
         sent_bytes=flight.sent.bytes,
         seconds=time.monotonic() - flight.begun,
         request_id=flight.sent.request_id,
+        host=about.host if about.bytes else "",
+        new_tokens=about.new_tokens,
+        new_characters=about.new_characters,
     )
     if isinstance(outcome, CloudError):
         return replace(told, message=str(outcome))

@@ -57,6 +57,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     per consult, or words where the cloud has another vocabulary, `deadline` seconds per consult;
     without one it follows the measured latency. While a consult flies the edge goes on from its own
     guess for up to `run_ahead` tokens; 0 waits. Under a cap guesses send no consults of their own.
+    Unless `push` is "never", a session that can is told of prompt and answer ahead of consults.
     """
 
     threshold: float = 0.5
@@ -66,6 +67,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     on_cloud_error: Literal["edge", "raise"] = "edge"
     run_ahead: int = 0
+    push: Literal["auto", "never"] = "auto"
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:

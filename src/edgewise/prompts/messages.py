@@ -11,25 +11,33 @@ MAX_PROMPT = 4 << 20
 """Longest text that is taken from a user or from a chat template, characters."""
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One turn of a conversation."""
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One turn of a conversation. One that is `local` never leaves, nor does what follows it."""
 
     role: Literal["system", "user", "assistant"]
     content: str
+    local: bool = False
 
 
 class Prompt(msgspec.Struct, frozen=True):
     """What an answer follows: ids of the edge's vocabulary, and the messages they stand for.
 
-    `messages` is None where the ids were made from no conversation.
+    `messages` is None where the ids were made from no conversation; `local` says of ids what a
+    `Message` says of itself.
     """
 
     ids: tuple[int, ...]
     messages: tuple[Message, ...] | None = None
+    local: bool = False
+
+    @property
+    def stays(self) -> bool:
+        """Whether nothing of an answer to it may leave the device."""
+        return self.local or any(message.local for message in self.messages or ())
 
 
-Prompted = str | Prompt | Sequence[Message | Mapping[str, str]] | Sequence[int]
-"""A user's text, a conversation (dicts have `role` and `content`), or ids of the edge's."""
+Prompted = str | Prompt | Sequence[Message | Mapping[str, object]] | Sequence[int]
+"""A user's text, a conversation (dicts have a `Message`'s fields), or ids of the edge's."""
 
 
 def require_text(what: str, text: str) -> None:

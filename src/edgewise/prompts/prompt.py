@@ -6,6 +6,7 @@ from typing import SupportsIndex, cast
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
@@ -37,10 +38,10 @@ def prompt_from(tokenizer: Tokenizer, asked: Prompted, *, system: str | None = N
             messages = [Message("system", system), *messages]
         return prompt_of(tokenizer, messages)
     ids = _ids(given, tokenizer.size)
-    return Prompt(ids, asked.messages if isinstance(asked, Prompt) else None)
+    return replace(asked, ids=ids) if isinstance(asked, Prompt) else Prompt(ids)
 
 
-def _message(given: Message | Mapping[str, str]) -> Message:
+def _message(given: Message | Mapping[str, object]) -> Message:
     """Raises `UsageError` for what is none."""
     plain = dict(given) if isinstance(given, Mapping) else msgspec.to_builtins(given)
     try:

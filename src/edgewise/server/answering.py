@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.sent_record import SentRecord
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.fitting import longest_piece, overflow, require_fitting, require_short
 from edgewise.events import Event, Pending, Rewound
@@ -21,6 +22,7 @@ from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.sampling import Sampling
 from edgewise.server.admission import Admission, Ticket
+from edgewise.server.local_messages import LocalMessages
 from edgewise.server.metrics import Metrics
 from edgewise.settings import Settings
 
@@ -64,11 +66,17 @@ class Answering:
         cloud: CloudModel | None,
         slots: int,
         queue: int,
+        record: SentRecord | None = None,
     ) -> None:
-        """`slots` answers at a time, which `edge` must have sessions for; `queue` more may wait."""
+        """`slots` answers at a time, which `edge` must have sessions for; `queue` more may wait.
+
+        What they send is told to `record`.
+        """
         self.edge, self.router, self.card = edge, router, card
         self.settings, self.cloud = settings, cloud
         self.breaker, self.latency = Breaker(), Latency()
+        self.record = record or SentRecord()
+        self.local = LocalMessages()
         self.metrics = Metrics()
         self.admission = Admission(slots, queue)
         self._accounts: dict[float, Account] = {}
@@ -150,6 +158,7 @@ class Answering:
             cloud=self.cloud,
             breaker=self.breaker,
             latency=self.latency,
+            record=self.record,
         )
         account = self._account(asked.policy.cloud_share)
         taken = left = account.take()

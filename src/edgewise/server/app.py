@@ -12,15 +12,17 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
+from msgspec.structs import asdict
 from prometheus_client import generate_latest
 
+from edgewise.cloud.sent_record import by_answer
 from edgewise.listening.visitors import ANY, Visitors
 from edgewise.server import chat_completions, completions
 from edgewise.server.answering import Answering
 from edgewise.server.errors import install
 from edgewise.server.guards import BodyLimit, Counted, Headers, key_check
 from edgewise.server.models import model_ids, policy_for
-from edgewise.server.schemas import ErrorReply, ModelEntry, ModelList
+from edgewise.server.schemas import ErrorReply, ModelEntry, ModelList, SentEntry, SentList
 
 _DOCS = "/docs-assets"
 _REFUSALS: dict[int | str, dict[str, Any]] = {
@@ -63,6 +65,7 @@ def make_app(
     v1.include_router(chat_completions.routes(answering))
     v1.include_router(completions.routes(answering))
     v1.include_router(_models(answering))
+    v1.include_router(_sent(answering))
     app.include_router(v1)
     app.include_router(_about(answering, guarded))
     app.add_middleware(Counted, counter=answering.metrics.requests)
@@ -94,6 +97,27 @@ def _models(answering: Answering) -> APIRouter:
         cloud = answering.cloud is not None
         policy_for(model, answering.settings, answering.card, cloud=cloud)
         return ModelEntry(id=model, created=started)
+
+    return router
+
+
+def _sent(answering: Answering) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/sent")
+    def sent() -> SentList:  # pyright: ignore[reportUnusedFunction]
+        """What the last answers sent to the cloud: counts, never text."""
+        return SentList(
+            data=[
+                SentEntry(
+                    at=first.at,
+                    conversation=first.conversation,
+                    answer=first.answer,
+                    **asdict(counts),
+                )
+                for first, counts in reversed(by_answer(answering.record.messages()))
+            ]
+        )
 
     return router
 

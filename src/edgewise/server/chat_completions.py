@@ -10,7 +10,7 @@ from edgewise.edge.base import Tokenizer
 from edgewise.events import Token
 from edgewise.prompts import Message, prompt_of
 from edgewise.server.answering import Answering, DecodeRequest, Unread
-from edgewise.server.decoding import decode_request
+from edgewise.server.decoding import asks_local, decode_request
 from edgewise.server.errors import ApiError
 from edgewise.server.replies import ReplyWriter
 from edgewise.server.schemas import ChatCompletion, ChatMessage, ChatRequest
@@ -24,19 +24,22 @@ def routes(answering: Answering) -> APIRouter:
     @router.post("/chat/completions", response_model=ChatCompletion, responses=STREAMED)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """An answer to a conversation, whole or as server-sent events."""
-        decoding = _decode_request(answering, body)
-        writer = ChatReply(body, answering.edge.tokenizer)
+        messages = [_message(one) for one in body.messages]
+        messages = answering.local.marked(messages, local=asks_local(body, request))
+        decoding = _decode_request(answering, body, messages)
+        writer = ChatReply(body, answering.edge.tokenizer, local=messages[-1].local)
         return await reply_with(writer, decoding, answering, request, stream=body.stream)
 
     return router
 
 
-def _decode_request(answering: Answering, body: ChatRequest) -> DecodeRequest:
+def _decode_request(
+    answering: Answering, body: ChatRequest, messages: Sequence[Message]
+) -> DecodeRequest:
     if body.max_tokens and body.max_completion_tokens:
         raise ApiError(400, "Give max_tokens or max_completion_tokens, not both.")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs true.", param="top_logprobs")
-    messages = [_message(one) for one in body.messages]
     return decode_request(
         answering,
         body,
@@ -44,13 +47,15 @@ def _decode_request(answering: Answering, body: ChatRequest) -> DecodeRequest:
             read=lambda: prompt_of(answering.edge.tokenizer, messages),
             texts=[message.content for message in messages],
         ),
+        local=messages[-1].local,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         candidates=bool(body.top_logprobs),
     )
 
 
 def _message(turn: ChatMessage) -> Message:
-    return Message("system" if turn.role == "developer" else turn.role, turn.text)
+    role = "system" if turn.role == "developer" else turn.role
+    return Message(role, turn.text, local=turn.edgewise is not None)
 
 
 class ChatReply(ReplyWriter):
@@ -58,19 +63,21 @@ class ChatReply(ReplyWriter):
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, request: ChatRequest, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: ChatRequest, tokenizer: Tokenizer, *, local: bool) -> None:
+        """What is `local` says so, for the client to send it back with the mark."""
         super().__init__(request, tokenizer)
+        self._mark = {"edgewise": {"cloud": "none"}} if local else {}
         self._top = (request.top_logprobs or 0) if request.logprobs else None
 
     def opening(self) -> dict[str, Any]:
-        return {"delta": {"role": "assistant", "content": ""}}
+        return {"delta": {"role": "assistant", "content": "", **self._mark}}
 
     def piece(self, text: str, token: Token | None = None) -> dict[str, Any]:
         delta = {"content": text} if text or token else {}
         return {"delta": delta, "logprobs": self._logprobs([token] if token else [])}
 
     def body(self, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
+        message = {"role": "assistant", "content": text, "refusal": None, **self._mark}
         return {"message": message, "logprobs": self._logprobs(tokens)}
 
     def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:

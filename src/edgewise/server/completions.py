@@ -10,7 +10,7 @@ from edgewise.edge.base import Tokenizer
 from edgewise.events import Token
 from edgewise.prompts import Prompt
 from edgewise.server.answering import Answering, DecodeRequest, Unread
-from edgewise.server.decoding import decode_request
+from edgewise.server.decoding import asks_local, decode_request
 from edgewise.server.errors import ApiError
 from edgewise.server.replies import ReplyWriter
 from edgewise.server.schemas import Completion, CompletionRequest
@@ -24,40 +24,43 @@ def routes(answering: Answering) -> APIRouter:
     @router.post("/completions", response_model=Completion, responses=STREAMED)
     async def completions(body: CompletionRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """The continuation of a prompt, whole or as server-sent events."""
-        decoding = _decode_request(answering, body)
+        decoding = _decode_request(answering, body, local=asks_local(body, request))
         writer = TextReply(body, answering.edge.tokenizer)
         return await reply_with(writer, decoding, answering, request, stream=body.stream)
 
     return router
 
 
-def _decode_request(answering: Answering, body: CompletionRequest) -> DecodeRequest:
+def _decode_request(answering: Answering, body: CompletionRequest, *, local: bool) -> DecodeRequest:
     return decode_request(
         answering,
         body,
-        _unread(answering.edge.tokenizer, body),
+        _unread(answering.edge.tokenizer, body, local=local),
+        local=local,
         max_tokens=body.max_tokens,
         candidates=bool(body.logprobs),
     )
 
 
-def _unread(tokenizer: Tokenizer, body: CompletionRequest) -> Unread:
+def _unread(tokenizer: Tokenizer, body: CompletionRequest, *, local: bool) -> Unread:
     prompt = body.prompt
     only = prompt[0] if isinstance(prompt, list) and not isinstance(prompt[0], int) else prompt
     if not isinstance(only, str):
         ids = cast(list[int], only)
-        return Unread(read=lambda: _known(tokenizer, ids), ids=len(ids))
+        return Unread(read=lambda: _known(tokenizer, ids, local=local), ids=len(ids))
     if not only:
         raise ApiError(400, "The prompt is empty; give at least one character.", param="prompt")
-    return Unread(read=lambda: Prompt(tuple(tokenizer.encode_prompt(only))), texts=[only])
+    return Unread(
+        read=lambda: Prompt(tuple(tokenizer.encode_prompt(only)), local=local), texts=[only]
+    )
 
 
-def _known(tokenizer: Tokenizer, ids: Sequence[int]) -> Prompt:
+def _known(tokenizer: Tokenizer, ids: Sequence[int], *, local: bool) -> Prompt:
     if max(ids) >= tokenizer.size:
         raise ApiError(
             400, f"The model has token ids from 0 to {tokenizer.size - 1} only.", param="prompt"
         )
-    return Prompt(tuple(ids))
+    return Prompt(tuple(ids), local=local)
 
 
 class TextReply(ReplyWriter):

@@ -2,11 +2,24 @@
 
 import secrets
 
+from fastapi import Request
+
 from edgewise.sampling import Sampling
 from edgewise.server.answering import Answering, DecodeRequest, Unread
 from edgewise.server.errors import ApiError
-from edgewise.server.models import policy_for
+from edgewise.server.models import CLOUD, policy_for
 from edgewise.server.schemas import ChatRequest, CompletionRequest
+
+LOCAL_HEADER = "X-Edgewise-Cloud"
+"""Says "none" for clients that cannot send the field `edgewise`."""
+
+
+def asks_local(body: ChatRequest | CompletionRequest, request: Request) -> bool:
+    """Whether the request itself says that nothing may leave. Raises `ApiError`."""
+    said = request.headers.getlist(LOCAL_HEADER)
+    if any(one.strip().lower() != "none" for one in said):
+        raise ApiError(400, f"{LOCAL_HEADER} may say none, and nothing else.", param=LOCAL_HEADER)
+    return bool(said) or body.edgewise.cloud == "none"
 
 
 def decode_request(
@@ -14,10 +27,15 @@ def decode_request(
     body: ChatRequest | CompletionRequest,
     prompt: Unread,
     *,
+    local: bool,
     max_tokens: int | None,
     candidates: bool,
 ) -> DecodeRequest:
-    """With the server's own settings where a request says nothing. Raises `ApiError`."""
+    """With the server's own settings where a request says nothing; with a `local` prompt by the
+    edge alone. Raises `ApiError`."""
+    if local and body.model == CLOUD:
+        message = f"This conversation is local, so {CLOUD!r} cannot answer; ask for edgewise."
+        raise ApiError(400, message, param="model")
     if body.stream_options and not body.stream:
         raise ApiError(400, "stream_options needs stream true.", param="stream_options")
     if body.edgewise.pending and not body.stream:
@@ -27,10 +45,10 @@ def decode_request(
     def either(given: float | None, default: float) -> float:
         return default if given is None else given
 
-    cloud = answering.cloud is not None
+    policy = policy_for(body.model, own, answering.card, cloud=answering.cloud is not None)
     return DecodeRequest(
         prompt=prompt,
-        policy=policy_for(body.model, own, answering.card, cloud=cloud),
+        policy=policy.edge_alone() if local else policy,
         max_tokens=max_tokens or own.max_tokens,
         sampling=Sampling(
             temperature=either(body.temperature, own.temperature),

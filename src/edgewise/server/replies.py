@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
 
+import msgspec
+
 from edgewise.edge.base import Tokenizer
 from edgewise.events import Candidate, Event, Finished, Pending, Rewound, Token, Usage
 from edgewise.server.schemas import ChatRequest, CompletionRequest
@@ -30,6 +32,7 @@ def usage(found: Usage) -> dict[str, Any]:
             "cloud_prompt_cached": found.cloud_prompt_cached,
             "cloud_prompt_computed": found.cloud_prompt_computed,
             "cloud_completion_tokens": found.cloud_completion_tokens,
+            "sent": msgspec.structs.asdict(found.sent),
         },
     }
 

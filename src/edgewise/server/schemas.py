@@ -56,6 +56,12 @@ class TextPart(_Strict):
     text: BoundedText
 
 
+class MessageOptions(_Strict):
+    """With `cloud` "none" neither the message nor what follows it is ever sent to the cloud."""
+
+    cloud: Literal["none"]
+
+
 class ChatMessage(_Strict):
     """A turn. `developer` is another name of `system`."""
 
@@ -67,6 +73,7 @@ class ChatMessage(_Strict):
     function_call: None = None
     tool_calls: Nothing | None = None
     annotations: Nothing | None = None
+    edgewise: MessageOptions | None = None
 
     @property
     def text(self) -> str:
@@ -85,10 +92,12 @@ class StreamOptions(_Strict):
 
 class EdgewiseOptions(_Strict):
     """What only Edgewise has: with `provenance` replies say who wrote each token and why; with
-    `pending` a stream also says what the edge guesses while a consult flies."""
+    `pending` a stream also says what the edge guesses while a consult flies; with `cloud` "none"
+    the conversation is local from its last message on, as a message's own `edgewise` says."""
 
     provenance: bool = False
     pending: bool = False
+    cloud: Literal["none"] | None = None
 
 
 class _Request(_Strict):
@@ -197,6 +206,21 @@ class ErrorReply(BaseModel):
     error: ErrorBody
 
 
+class SentUsage(BaseModel):
+    """What an answer sent to `host`, null where it sent nothing: the bodies of its messages.
+
+    `new_tokens` and `new_characters` of the conversation were not known to the host before.
+    """
+
+    host: str | None
+    consults: int
+    pushes: int
+    bytes: int
+    tokens: int
+    new_tokens: int
+    new_characters: int
+
+
 class CloudUsage(BaseModel):
     """What of an answer the cloud wrote, and what that took.
 
@@ -213,6 +237,7 @@ class CloudUsage(BaseModel):
     cloud_prompt_cached: int | None
     cloud_prompt_computed: int | None
     cloud_completion_tokens: int
+    sent: SentUsage
 
 
 class PromptDetails(BaseModel):
@@ -253,11 +278,12 @@ class ChatLogprobs(BaseModel):
 
 
 class AnswerMessage(BaseModel):
-    """The assistant's turn."""
+    """The assistant's turn; with `edgewise` where it is local, as it should come back then."""
 
     role: Literal["assistant"] = "assistant"
     content: str
     refusal: None = None
+    edgewise: MessageOptions | None = None
 
 
 class TokenProvenance(BaseModel):
@@ -335,6 +361,21 @@ class Completion(BaseModel):
     choices: list[CompletionChoice]
     usage: UsageReply
     edgewise: Provenance | None = None
+
+
+class SentEntry(SentUsage):
+    """An answer's part of the record; `at` is when it began to send, in seconds since 1970."""
+
+    at: float
+    conversation: str
+    answer: str
+
+
+class SentList(BaseModel):
+    """The last answers that sent something, the newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[SentEntry]
 
 
 class ModelEntry(BaseModel):

@@ -81,7 +81,7 @@ class ScriptedCloudSession:
         self._cloud.asks.append((tuple(ids), n))
         if sent is not None:
             fresh = len(ids) - common_prefix(self._held, ids)
-            sent.add(fresh, ID_BYTES * fresh)
+            sent.add(fresh, bytes(ID_BYTES * fresh))
         self._held = list(ids)
         future: Future[Verdict] = Future()
         if self._cloud.delay:
@@ -91,7 +91,7 @@ class ScriptedCloudSession:
             self._settle(future, number, self._held, n)
         return future
 
-    def push(self, ids: Sequence[int]) -> int:
+    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         return 0
 
     def close(self) -> None:

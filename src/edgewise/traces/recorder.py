@@ -105,6 +105,7 @@ class Recorder:
             cloud=cloud,
             breaker=decoder.breaker,
             latency=decoder.latency,
+            record=decoder.record,
         )
 
     def events(self, events: Iterator[Event]) -> Iterator[Event]:
@@ -245,8 +246,8 @@ class _CloudSession:
         self._recorder.asked(future, ask, sent)
         return future
 
-    def push(self, ids: Sequence[int]) -> int:
-        fresh = self._session.push(ids)
+    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+        fresh = self._session.push(ids, sent)
         if fresh:
             self._recorder.add(Pushed(len(ids) - fresh, fresh))
         return fresh

@@ -10,6 +10,8 @@ const FAULTS = {
   circuit_open: "paused after failures",
 };
 
+const LOCAL = { edgewise: { cloud: "none" } };
+
 const find = (id) => document.getElementById(id);
 const settings = find("settings");
 const columns = new Map(); // mode -> {log, messages}
@@ -221,7 +223,9 @@ async function* chunksOf(response) {
 
 async function ask(which, prompt, signal) {
   const { log, messages } = columns.get(which);
-  log.append(element("p", "question", prompt));
+  // The mark travels with the message, in later turns too.
+  let mark = find("local").checked ? LOCAL : {};
+  log.append(element("p", `question${mark === LOCAL ? " local" : ""}`, prompt));
   const answer = new Answer(log);
   let usage, timing;
   try {
@@ -231,7 +235,7 @@ async function ask(which, prompt, signal) {
       signal,
       body: JSON.stringify({
         model: modelOf(which),
-        messages: [...messages, { role: "user", content: prompt }],
+        messages: [...messages, { role: "user", content: prompt, ...mark }],
         stream: true,
         stream_options: { include_usage: true },
         edgewise: { provenance: true, pending: true },
@@ -241,6 +245,7 @@ async function ask(which, prompt, signal) {
     for await (const chunk of chunksOf(response)) {
       if (chunk.error) throw new Error(chunk.error.message);
       const text = chunk.choices[0]?.delta.content ?? "";
+      if (chunk.choices[0]?.delta.edgewise) mark = LOCAL;
       const told = chunk.edgewise ?? {};
       if (told.pending) answer.guess(told.pending.index, told.pending.text);
       else if (told.rewound) answer.forget();
@@ -254,7 +259,13 @@ async function ask(which, prompt, signal) {
   }
   answer.settle(usage, timing);
   // Stopped or not, what was said stays said.
-  if (answer.said) messages.push({ role: "user", content: prompt }, { role: "assistant", content: answer.said });
+  if (answer.said) messages.push({ role: "user", content: prompt, ...mark }, { role: "assistant", content: answer.said, ...mark });
+  if (mark === LOCAL) stayLocal();
+}
+
+// A conversation that is local stays so until a new one begins.
+function stayLocal() {
+  find("local").checked = find("local").disabled = true;
 }
 
 async function reasonOf(response) {
@@ -284,7 +295,7 @@ async function send(event) {
   find("stop").hidden = true;
   find("send").hidden = false;
   field.focus();
-  await tellStatus();
+  await Promise.all([tellStatus(), tellSent()]);
 }
 
 async function tellStatus() {
@@ -303,6 +314,28 @@ async function tellStatus() {
   }
 }
 
+// What the record says has left, counts alone.
+async function tellSent() {
+  try {
+    const response = await fetch("v1/sent", { headers: headers() });
+    if (!response.ok) return;
+    const { data } = await response.json();
+    const all = (count) => data.reduce((sum, one) => sum + one[count], 0).toLocaleString("en");
+    find("sent-sum").textContent = data.length ? `${all("bytes")} bytes, ${all("new_characters")} characters new` : "nothing";
+    const rows = data.map((one) => {
+      const row = element("tr");
+      const counts = [one.consults, one.pushes, one.bytes, one.new_tokens, one.new_characters];
+      const when = new Date(1000 * one.at).toLocaleTimeString();
+      for (const cell of [when, one.conversation, one.host, ...counts.map((n) => n.toLocaleString("en"))]) row.append(element("td", "", cell));
+      return row;
+    });
+    find("sent").querySelector("tbody").replaceChildren(...rows);
+  } catch {
+    // The status line says that the server does not answer.
+  }
+}
+
+find("sent").addEventListener("toggle", tellSent);
 settings.addEventListener("change", layOut);
 settings.addEventListener("submit", (event) => event.preventDefault());
 find("share").addEventListener("input", () => {
@@ -311,6 +344,7 @@ find("share").addEventListener("input", () => {
 find("new").addEventListener("click", () => {
   underWay?.abort();
   columns.clear();
+  find("local").checked = find("local").disabled = false;
   layOut();
 });
 find("stop").addEventListener("click", () => underWay?.abort());
@@ -320,3 +354,4 @@ find("prompt").addEventListener("keydown", (event) => {
 });
 layOut();
 tellStatus();
+tellSent();

@@ -1,0 +1,62 @@
+"""`edgewise sent`, and what runs leave for it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgewise.addresses import bundled
+from tests.cli.conftest import Edgewise
+from tests.llama_server_process import llama_server
+
+QUESTION = "Tell me about copper."
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "edgewise" / "sent.jsonl"
+
+
+def test_a_run_is_shown(edgewise: Edgewise, state: Path, tmp_path: Path) -> None:
+    assert "nothing was sent" in edgewise("sent").err
+    with llama_server(bundled("cloud")) as engine:
+        asked = ("run", QUESTION, "--cloud", engine, "--cloud-share", "0.3", "--max-tokens", "12")
+        done = edgewise(*asked, "--sent-file", "out.jsonl", "--json")
+        assert done.code == 0, done.err
+        shown = edgewise("sent")
+        assert edgewise(*asked, "--no-sent-counts").code == 0
+    usage = json.loads(done.out)["usage"]["sent"]
+    host = engine.removeprefix("http://")
+    assert usage["host"] == host
+    assert shown.code == 0
+    assert host in shown.out
+    for name in ("bytes", "tokens", "new_tokens", "new_characters"):
+        assert f"{usage[name]:,}" in shown.out
+    listed = json.loads(edgewise("sent", "--json").out)
+    assert sum(message["bytes"] for message in listed) == usage["bytes"]
+    assert {message["kind"] for message in listed} == {"consult"}
+    assert edgewise("sent", "--each").out.count("consult ") == len(listed)
+    assert "copper" not in state.read_text()
+    assert "copper" in (tmp_path / "out.jsonl").read_text()
+
+
+def test_what_sends_nothing_keeps_nothing(edgewise: Edgewise, state: Path) -> None:
+    assert edgewise("run", QUESTION, "--max-tokens", "4").code == 0
+    assert edgewise("run", QUESTION, "--max-tokens", "4", "--cloud", "none").code == 0
+    assert not state.parent.exists()
+
+
+def test_lines_that_are_none_are_told(edgewise: Edgewise, state: Path) -> None:
+    state.parent.mkdir(parents=True)
+    state.write_text('{"at": 3}\n')
+    told = edgewise("sent")
+    assert told.code == 0
+    assert "1 lines of" in told.err
+
+
+def test_a_file_for_payloads_must_be_writable(edgewise: Edgewise) -> None:
+    told = edgewise("run", QUESTION, "--sent-file", "no/such/folder.jsonl")
+    assert told.code == 2
+    assert "cannot be written: No such file or directory" in told.err
+    assert edgewise("sent", "--limit", "0").code == 2

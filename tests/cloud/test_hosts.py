@@ -1,0 +1,112 @@
+"""A cloud at a host that is not allowed: refused before any connection, wherever it was named."""
+
+import pytest
+
+from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.hosts import hosts_of, require_allowed
+from edgewise.cloud.sent_record import SentRecord
+from edgewise.errors import UsageError
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
+from edgewise.pair import Pair
+from edgewise.routers.constant import Constant
+from edgewise.testing import ScriptedCloud, ScriptedEdge, noise
+from edgewise.testing.scripted_edge import ByteTokenizer
+from edgewise.testing.scripted_engine import ScriptedEngine
+from edgewise.wire.protocol import Push, from_device
+from tests.cloud.recording import recording
+from tests.gateway.running import gateway
+from tests.visited import visited
+
+
+@pytest.mark.parametrize(
+    ("hosts", "url"),
+    [
+        ("good.example", "http://good.example"),
+        ("good.example", "https://good.example:8080/v1"),
+        ("Good.Example.", "http://GOOD.example./"),
+        ("a.example, good.example:443", "https://good.example"),
+        ("good.example:8080", "http://good.example:8080"),
+        ("10.0.0.2", "http://10.0.0.2:9"),
+        ("[::1]:80", "http://[::1]"),
+        ("[::1]", "http://[::1]:7"),
+        ("up", "made://up"),
+    ],
+)
+def test_what_is_listed_is_allowed(hosts: str, url: str) -> None:
+    require_allowed(url, hosts_of(hosts))
+    require_allowed(url, None)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://evil.example",
+        "http://good.example.evil.example",
+        "http://sub.good.example",
+        "http://good.example@evil.example",
+        "http://evil.example\\@good.example",
+        "http://evil.example#@good.example",
+        "http://evil.example?good.example",
+        "http://good.example:8081",
+        "https://good.example",
+        "http://good.example:x",
+        "http://[::1",
+        "http://",
+        "://good.example",
+        "http://ɡood.example",
+        "http://good.example%00.evil.example",
+    ],
+)
+def test_what_is_not_is_refused(url: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        require_allowed(url, hosts_of("good.example:80"))
+    assert refused.value.setting == "cloud_hosts"
+    assert "none of the hosts that are allowed (good.example:80)" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "listed",
+    ["", " , ", "http://a", "a/b", "a@b", "a b", "a:x", "a:99999", "*", "*.a", "a?b", "::"],
+)
+def test_a_list_that_is_none_is_refused(listed: str) -> None:
+    with pytest.raises(UsageError, match=r"^cloud-hosts names"):
+        hosts_of(listed)
+    with pytest.raises(UsageError, match=r"^cloud-hosts names"):
+        Pair(ScriptedEdge(noise()), cloud="none", cloud_hosts=listed)
+
+
+def test_a_pair_connects_to_no_other_host() -> None:
+    with visited() as (url, came):
+        for engine in ("auto", "llama-server", "vllm", "sglang", "gateway"):
+            with pytest.raises(UsageError, match="none of the hosts that are allowed"):
+                Pair(ScriptedEdge(noise()), cloud=url, cloud_engine=engine, cloud_hosts="a.example")
+    assert came == []
+
+
+def test_a_cloud_that_is_open_already_cannot_be_judged() -> None:
+    with pytest.raises(UsageError, match="cannot honour cloud-hosts"):
+        Pair(ScriptedEdge(noise()), cloud=ScriptedCloud(noise()), cloud_hosts="good.example")
+
+
+@pytest.mark.parametrize("push", ["auto", "never"])
+def test_nothing_is_pushed_where_that_is_off(push: str) -> None:
+    engine = ScriptedEngine()
+    with gateway([engine.url]) as running, recording(running.url) as recorder:
+        cloud, record = GatewayCloud(recorder.url), SentRecord()
+        cloud.check(ByteTokenizer())
+        for score in (0.0, 1.0):
+            recorder.forget()
+            policy = Policy(threshold=0.5, push="never" if push == "never" else "auto")
+            edge = ScriptedEdge(noise())
+            decoder = Decoder(
+                edge, router=Constant(score), policy=policy, cloud=cloud, record=record
+            )
+            sent = decoder.generate(list(b"Q: sky? A:"), max_tokens=40).usage.sent
+            pushed = [one for one in recorder.messages if isinstance(from_device(one), Push)]
+            assert (sent.pushes > 0) == (push == "auto" and score == 0.0) or score == 1.0
+            assert bool(pushed) == (push == "auto")
+            # Without a consult nothing leaves at all.
+            assert (sent.bytes == 0) == (push == "never" and score == 0.0)
+        cloud.close()
+    engine.close()

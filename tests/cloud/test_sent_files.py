@@ -1,0 +1,212 @@
+"""The file of counts and the file of payloads: bounded, for their owner, and true."""
+
+import base64
+import json
+import logging
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgewise.cloud.engine import LlamaServer
+from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.sent_files import CountsFile, PayloadsFile, SentMessage, counts_place
+from edgewise.cloud.sent_record import SentRecord, by_answer
+from edgewise.errors import UsageError
+from edgewise.events import Consult, Token
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
+from edgewise.pair import Pair
+from edgewise.prompts import Message, prompt_of
+from edgewise.routers.constant import Constant, Random
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
+from edgewise.testing.scripted_engine import ScriptedEngine
+from tests.cloud.recording import Recorder, recording
+from tests.gateway.running import gateway
+
+SECRET = "the café at noon"
+ASKED = [Message("user", SECRET)]
+
+
+def counted(number: int = 0, *, answer: str = "a") -> SentMessage:
+    return SentMessage(
+        at=1.0, conversation="c", answer=answer, number=number, kind="consult", host="h", bytes=9
+    )
+
+
+def decoder(cloud: LlamaServer | GatewayCloud, record: SentRecord) -> Decoder:
+    policy = Policy(threshold=0.5, run_ahead=4)
+    return Decoder(
+        ScriptedEdge(noise()), router=Random(1), policy=policy, cloud=cloud, record=record
+    )
+
+
+@contextmanager
+def reached(
+    engine: ScriptedEngine, through: str
+) -> Iterator[tuple[LlamaServer | GatewayCloud, Recorder]]:
+    """A cloud behind a recording proxy, proven; it is the engine or a gateway before it."""
+    with ExitStack() as stack:
+        stack.callback(engine.close)
+        behind = through == "gateway"
+        target = stack.enter_context(gateway([engine.url])).url if behind else engine.url
+        recorder = stack.enter_context(recording(target))
+        cloud = (GatewayCloud if behind else LlamaServer)(recorder.url)
+        stack.callback(cloud.close)
+        cloud.check(ByteTokenizer())
+        recorder.forget()
+        yield cloud, recorder
+
+
+def test_what_is_kept_are_the_records_counts_and_no_text(tmp_path: Path) -> None:
+    engine, place = ScriptedEngine(), tmp_path / "state" / "edgewise" / "sent.jsonl"
+    record = SentRecord(CountsFile(place))
+    cloud = LlamaServer(engine.url)
+    for seed in range(2):
+        prompt = prompt_of(ByteTokenizer(), [*ASKED, *[Message("user", "And?")] * seed])
+        decoder(cloud, record).generate(prompt, max_tokens=20)
+    cloud.close()
+    engine.close()
+    kept, unread = CountsFile(place).read()
+    assert (kept, unread) == (record.messages(), 0)
+    assert len(by_answer(kept)) == 2
+    assert stat.S_IMODE(place.stat().st_mode) == 0o600
+    assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+    assert "caf" not in place.read_text()
+
+
+def test_the_file_is_bounded_and_keeps_the_last(tmp_path: Path) -> None:
+    kept = CountsFile(tmp_path / "sent.jsonl", most=2000)
+    for number in range(500):
+        kept.append([counted(number)])
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert len(sizes) == 2
+    assert max(sizes) <= 2000
+    found, _ = kept.read()
+    numbers = [message.number for message in found]
+    assert numbers == list(range(500 - len(numbers), 500))
+    assert len(numbers) > 10
+
+
+@pytest.mark.parametrize(
+    "line", [b"\xff\xfe", b"{}", b"[" * 100_000, b'{"at": 1e99}', b"null", b""]
+)
+def test_lines_that_are_no_counts_are_left_out(tmp_path: Path, line: bytes) -> None:
+    kept = CountsFile(tmp_path / "sent.jsonl")
+    kept.append([counted(1)])
+    with kept.path.open("ab") as file:
+        file.write(line + b"\n")
+    kept.append([counted(2)])
+    found, unread = kept.read()
+    assert [message.number for message in found] == [1, 2]
+    assert unread == 1
+
+
+def test_a_file_that_cannot_be_written_stops_no_answer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "edgewise").write_text("a file in the folder's place")
+    kept = CountsFile(tmp_path / "edgewise" / "sent.jsonl")
+    with caplog.at_level(logging.WARNING):
+        kept.append([counted()])
+        kept.append([counted()])
+    assert len(caplog.records) == 1
+    assert "is not kept" in caplog.text
+
+
+def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "sent.jsonl").mkdir()
+    with pytest.raises(UsageError, match="cannot be read"):
+        CountsFile(tmp_path / "sent.jsonl").read()
+
+
+def test_counts_lie_in_the_users_folder_of_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert counts_place() == tmp_path / "edgewise" / "sent.jsonl"
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    assert counts_place() == tmp_path / "me" / ".local" / "state" / "edgewise" / "sent.jsonl"
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_pair_keeps_counts_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    engine = ScriptedEngine()
+    cloud = LlamaServer(engine.url)
+    with Pair(
+        ScriptedEdge(noise()),
+        cloud=cloud,
+        router=Constant(1.0),
+        threshold=0.5,
+        run_ahead=0,
+        sent_counts=keep,
+    ) as pair:
+        sent = pair.ask(list(b"sky: "), max_tokens=4).usage.sent
+    cloud.close()
+    engine.close()
+    assert sent.consults == 4
+    assert (tmp_path / "edgewise" / "sent.jsonl").exists() == keep
+
+
+@pytest.mark.parametrize("through", ["engine", "gateway"])
+def test_payloads_are_every_message_as_it_left(tmp_path: Path, through: str) -> None:
+    engine, path = ScriptedEngine(), tmp_path / "payloads.jsonl"
+    with reached(engine, through) as (cloud, recorder):
+        record = SentRecord(payloads=PayloadsFile(path))
+        decoder(cloud, record).generate(prompt_of(ByteTokenizer(), ASKED), max_tokens=30)
+        cloud.close()
+        crossed = list(recorder.messages)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    written = [
+        line["body"].encode() if "body" in line else base64.b64decode(line["base64"])
+        for line in lines
+    ]
+    # A gateway's session is closed with the cloud, after all answers.
+    assert written == crossed[: len(written)]
+    assert len(crossed) - len(written) == (through == "gateway")
+    assert SECRET in lines[0]["text"]
+    assert sum(line["bytes"] for line in lines) == sum(m.bytes for m in record.messages())
+
+
+@pytest.mark.parametrize("through", ["engine", "gateway"])
+def test_what_cannot_be_written_down_is_not_sent(tmp_path: Path, through: str) -> None:
+    engine = ScriptedEngine()
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("needs a disk that is full")
+    with reached(engine, through) as (cloud, recorder):
+        record = SentRecord(payloads=PayloadsFile(full))
+        stream = decoder(cloud, record).stream(prompt_of(ByteTokenizer(), ASKED), max_tokens=9)
+        with stream as events:
+            told = list(events)
+        assert sum(isinstance(event, Token) for event in told) == 9
+        failed = [event for event in told if isinstance(event, Consult)]
+        assert failed
+        assert {event.outcome for event in failed} <= {"unavailable"}
+        assert "Nothing is sent, since '/dev/full' cannot be written" in str(failed[0].message)
+        assert record.messages() == []
+        assert recorder.ids == 0
+
+
+def test_payloads_that_can_never_be_written_are_refused_first(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="for what is sent cannot be written"):
+        Pair(ScriptedEdge(noise()), cloud="none", sent_file=tmp_path / "no" / "file.jsonl")
+
+
+def test_a_payload_is_read_back_as_it_was(tmp_path: Path) -> None:
+    file = PayloadsFile(tmp_path / "p.jsonl")
+    file.write(counted(), b'{"prompt": "\\u00e9"}', 3, "é")
+    file.write(counted(), b"\x93\x01\x02", 0, "")
+    first, second = (
+        msgspec.json.decode(x) for x in (tmp_path / "p.jsonl").read_bytes().splitlines()
+    )
+    assert first["body"] == '{"prompt": "\\u00e9"}'
+    assert base64.b64decode(second["base64"]) == b"\x93\x01\x02"

@@ -1,0 +1,290 @@
+"""The record of what leaves is what crosses the socket: over every dialect, whatever goes wrong."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from edgewise.addresses import bundled
+from edgewise.cloud.base import CloudModel
+from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
+from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.sent_record import SentRecord, summed
+from edgewise.edge.base import PROBES
+from edgewise.events import Consult, Event, Finished, SentCounts
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
+from edgewise.pair import Pair
+from edgewise.prompts import Message, Prompt, prompt_of
+from edgewise.routers.constant import Random
+from edgewise.testing.engine_dialects import Dialect
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
+from edgewise.testing.scripted_engine import Misdeed, ScriptedEngine
+from edgewise.wire.protocol import Ask, Push, from_device
+from tests.cloud.recording import Recorder, ids_of, recording
+from tests.gateway.running import gateway
+from tests.llama_server_process import free_port, llama_server
+
+CLOUDS: dict[str, Callable[[str], CloudModel]] = {
+    "llama-server": LlamaServer,
+    "vllm": Vllm,
+    "vllm-completions": Vllm,
+    "sglang": Sglang,
+    "gateway": GatewayCloud,
+}
+QUESTION = Message("user", "Where does the café get its coffee?")
+FIXED = {tuple(ord(one) ^ 1 for one in text) for text in PROBES if text.isascii()}
+"""What a proof may ask an engine of the other vocabulary."""
+
+DIALECTS: tuple[Dialect, ...] = ("llama-server", "vllm", "vllm-completions", "sglang")
+
+
+@dataclass
+class Wired:
+    """A cloud behind a proxy that keeps what crosses, and the record beside it."""
+
+    cloud: CloudModel
+    recorder: Recorder
+    record: SentRecord
+    engine: ScriptedEngine
+    fixed: frozenset[bytes] = frozenset()
+
+    def prove(self) -> "Wired":
+        """Once proven, whatever its proofs send is the same whoever asks what."""
+        self.cloud.check(ByteTokenizer())
+        self.fixed = frozenset(self.recorder.messages)
+        self.recorder.forget()
+        return self
+
+    def answered(
+        self,
+        messages: list[Message],
+        *,
+        seed: int = 0,
+        deadline: float = 5.0,
+        tokens: int = 40,
+        ahead: int = 4,
+    ) -> list[Event]:
+        """The events of an answer that consults and pushes much, and goes other ways."""
+        decoder = Decoder(
+            ScriptedEdge(noise(seed)),
+            router=Random(seed),
+            policy=Policy(threshold=0.6, run_ahead=ahead, span=2, deadline=deadline),
+            cloud=self.cloud,
+            record=self.record,
+        )
+        prompt = prompt_of(decoder.edge.tokenizer, messages)
+        with decoder.stream(prompt, max_tokens=tokens) as events:
+            return list(events)
+
+    def crossed(self) -> SentCounts:
+        """By the proxy: bytes, ids, and how much further each message got whoever reads them."""
+        told: set[tuple[int, ...]] = set()
+        held: list[int] = []
+        size = ids = characters = 0
+        for message in self.recorder.messages:
+            if message in self.fixed or tuple(ids_of(message)) in FIXED:
+                continue
+            size += len(message)
+            held, sent = after(held, message)
+            ids += sent
+            for end in range(1, len(held) + 1):
+                if tuple(held[:end]) not in told:
+                    told.add(tuple(held[:end]))
+                    characters += held[end - 1] < 256 and held[end - 1] & 0xC0 != 0x80
+        return SentCounts(bytes=size, tokens=ids, new_tokens=len(told), new_characters=characters)
+
+    def require_equal(self) -> None:
+        """The record's sums are the proxy's, once stragglers have arrived."""
+        end = time.monotonic() + 5
+        while (told := self.told()) != (crossed := self.crossed()):
+            assert time.monotonic() < end, (told, crossed)
+            time.sleep(0.02)
+
+    def told(self) -> SentCounts:
+        found = summed(self.record.messages())
+        return SentCounts(
+            bytes=found.bytes,
+            tokens=found.tokens,
+            new_tokens=found.new_tokens,
+            new_characters=found.new_characters,
+        )
+
+
+def after(held: list[int], message: bytes) -> tuple[list[int], int]:
+    """What is known of a sequence after a message, and how many ids were in it."""
+    ids = ids_of(message)
+    if message[:1] == b"{":
+        return ids, len(ids)
+    position = position_of(message)
+    return (held if position is None else [*held[:position], *ids]), len(ids)
+
+
+def position_of(frame: bytes) -> int | None:
+    told = from_device(frame)
+    return told.position if isinstance(told, Ask | Push) else None
+
+
+@pytest.fixture(params=CLOUDS)
+def wired(request: pytest.FixtureRequest) -> Iterator[Wired]:
+    name = request.param
+    dialect: Dialect = name if name in DIALECTS else "llama-server"
+    engine = ScriptedEngine(dialect=dialect)
+    with ExitStack() as stack:
+        stack.callback(engine.close)
+        target = engine.url
+        if name == "gateway":
+            target = stack.enter_context(gateway([engine.url])).url
+        recorder = stack.enter_context(recording(target))
+        cloud = CLOUDS[name](recorder.url)
+        stack.callback(cloud.close)
+        yield Wired(cloud, recorder, SentRecord(), engine).prove()
+
+
+def test_the_record_is_what_crossed_the_socket(wired: Wired) -> None:
+    conversation = [QUESTION]
+    for turn in range(3):
+        before = wired.told()
+        events = wired.answered(conversation, seed=turn)
+        wired.require_equal()
+        (end,) = (event for event in events if isinstance(event, Finished))
+        assert end.usage.sent.host == wired.recorder.url.removeprefix("http://")
+        assert end.usage.sent.bytes > 0
+        # But for a word that a consult was given up, which may leave after the answer.
+        assert 0 <= wired.told().bytes - before.bytes - end.usage.sent.bytes < 200
+        assert end.usage.sent.tokens == wired.told().tokens - before.tokens
+        assert end.usage.sent.new_tokens == wired.told().new_tokens - before.new_tokens
+        for told in (event for event in events if isinstance(event, Consult)):
+            assert told.host == end.usage.sent.host
+            assert told.new_tokens >= 0
+        conversation += [Message("assistant", f"As I said, {turn}."), Message("user", "And?")]
+    assert len({one.conversation for one in wired.record.messages()}) == 1
+    assert len({one.answer for one in wired.record.messages()}) == 3
+
+
+def test_what_was_told_once_is_new_once(wired: Wired) -> None:
+    wired.answered([QUESTION], seed=1, ahead=0)
+    first = wired.told()
+    wired.answered([QUESTION], seed=1, ahead=0)
+    wired.require_equal()
+    assert wired.told().new_tokens == first.new_tokens
+    assert wired.told().bytes > first.bytes
+
+
+def test_another_conversation_begins_at_nothing(wired: Wired) -> None:
+    wired.answered([QUESTION], seed=1, ahead=0)
+    first = wired.told()
+    wired.record.forget()
+    wired.answered([QUESTION], seed=1, ahead=0)
+    assert wired.told().new_tokens == 2 * first.new_tokens
+    assert len({one.conversation for one in wired.record.messages()}) == 2
+
+
+@pytest.mark.parametrize("how", ["hang", "reset", "error", "garbage"])
+def test_whatever_goes_wrong_is_in_the_record(wired: Wired, how: Misdeed) -> None:
+    wrong = random.Random(7)
+    wired.engine.fault = lambda number: how if wrong.random() < 0.4 else None
+    for seed in range(3):
+        wired.answered([QUESTION], seed=seed, deadline=0.2)
+    wired.require_equal()
+
+
+def test_a_connection_that_breaks_is_in_the_record(wired: Wired) -> None:
+    for seed in range(3):
+        wired.answered([QUESTION], seed=seed, tokens=12)
+        wired.recorder.cut()
+    time.sleep(0.2)
+    wired.answered([QUESTION], seed=4, tokens=12)
+    wired.require_equal()
+
+
+def test_an_engine_of_another_vocabulary_is_sent_nothing_more(wired: Wired) -> None:
+    wired.answered([QUESTION])
+    wired.engine.mark = 1
+    wired.require_equal()
+    before = wired.told()
+    time.sleep(4.1)  # a proof is renewed when it is older
+    wired.answered([QUESTION], seed=1)
+    wired.require_equal()
+    # Those beside the look.
+    assert wired.told().tokens - before.tokens < 5 * len(QUESTION.content)
+
+
+def test_a_gateway_that_forgot_is_told_again_and_the_record_says_so() -> None:
+    port, engine = free_port(), ScriptedEngine()
+    with recording(f"http://127.0.0.1:{port}") as recorder:
+        cloud = GatewayCloud(recorder.url)
+        wired = Wired(cloud, recorder, SentRecord(), engine)
+        with gateway([engine.url], port=port):
+            wired.prove()
+            wired.answered([QUESTION])
+        with gateway([engine.url], port=port):
+            time.sleep(0.3)
+            wired.answered([QUESTION])
+            wired.require_equal()
+        first, second = (one[1] for one in by_answers(wired.record))
+        assert second.tokens >= len(ByteTokenizer().encode(QUESTION.content))
+        assert second.new_tokens == 0 < first.new_tokens
+        cloud.close()
+    engine.close()
+
+
+def by_answers(record: SentRecord) -> list[tuple[str, SentCounts]]:
+    found = record.messages()
+    names = dict.fromkeys(one.answer for one in found)
+    return [(name, summed([one for one in found if one.answer == name])) for name in names]
+
+
+def test_where_nothing_is_reached_nothing_is_recorded() -> None:
+    cloud = LlamaServer(f"http://127.0.0.1:{free_port()}")
+    decoder = Decoder(ScriptedEdge(noise()), router=Random(), policy=Policy(), cloud=cloud)
+    answer = decoder.generate(list(b"sky: "), max_tokens=20)
+    assert answer.usage.failed_calls > 0
+    assert answer.usage.sent == SentCounts()
+    assert decoder.record.messages() == []
+    cloud.close()
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["a", "b"]), st.lists(st.integers(0, 3), max_size=6)),
+        max_size=12,
+    )
+)
+def test_new_is_what_was_not_told_in_its_place(sent: list[tuple[str, list[int]]]) -> None:
+    """Against every beginning of every sequence, host by host."""
+    record, tokenizer = SentRecord(), ByteTokenizer()
+    prompt = Prompt((1,), (QUESTION,))
+    known: dict[str, set[tuple[int, ...]]] = {"a": set(), "b": set()}
+    for host, ids in sent:
+        about = record.answer(prompt, host, tokenizer)
+        told = about.consult(ids)
+        told.add(len(ids), b"x" * 3)
+        beginnings = {tuple(ids[: end + 1]) for end in range(len(ids))}
+        assert about.about(told).new_tokens == len(beginnings - known[host])
+        known[host] |= beginnings
+        about.close()
+
+
+def test_the_bundled_pair_over_a_real_engine_and_a_gateway() -> None:
+    """By the usage of real answers, against the bodies that a real llama-server was sent."""
+    with llama_server(bundled("cloud")) as engine, gateway([engine]) as running:
+        for target in (engine, running.url):
+            with recording(target) as recorder:
+                with Pair(cloud=recorder.url, cloud_share=0.3, threads=1) as pair:
+                    fixed = frozenset(recorder.messages)
+                    recorder.forget()
+                    sent = pair.ask("Tell me about copper.", max_tokens=24).usage.sent
+                crossed = [one for one in recorder.messages if one not in fixed]
+                assert sent.consults > 0
+                assert sent.new_characters >= len("Tell me about copper.")
+                # A session's own end, after the answer.
+                ends = sum(len(one) for one in crossed if not ids_of(one))
+                assert 0 <= sum(map(len, crossed)) - sent.bytes <= ends
+                assert sum(len(ids_of(one)) for one in crossed) == sent.tokens
