@@ -28,7 +28,11 @@ _UNSPACED = (
 )
 """Scripts without spaces, where a word is a character: CJK, kana, Thai, Lao, Burmese, Khmer."""
 
-_JOINERS = "\u200c\u200d"
+_JOINERS = "\u200c\u200d" + "".join(map(chr, range(0x1F3FB, 0x1F400)))
+"""They belong to the character before, as accents do: joiners, and colours of skin."""
+
+_LETTERS_OF_FLAGS = range(0x1F1E6, 0x1F200)
+"""Pictures one by one, but two of them make one."""
 
 
 class Kept(NamedTuple):
@@ -183,7 +187,10 @@ def _kind(char: str) -> str:
 
 
 def _is_unspaced(char: str) -> bool:
+    """Whether a character is a word: in scripts without spaces, and pictures."""
     code = ord(char)
+    if unicodedata.category(char) == "So":
+        return code not in _LETTERS_OF_FLAGS
     return any(first <= code <= last for first, last in _UNSPACED)
 
 
