@@ -5,23 +5,30 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.bridge import Bridge
 from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
 from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.seam import bytes_of
+from edgewise.cloud.sent_files import Payload
 from edgewise.cloud.sent_record import SentRecord, summed
 from edgewise.edge.base import PROBES
 from edgewise.events import Consult, Event, Finished, SentCounts
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
-from edgewise.pair import Pair
+from edgewise.pair import Pair, open_pair
 from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.routers.constant import Random
+from edgewise.settings import Settings
 from edgewise.testing.engine_dialects import Dialect
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
 from edgewise.testing.scripted_engine import Misdeed, ScriptedEngine
@@ -288,3 +295,30 @@ def test_the_bundled_pair_over_a_real_engine_and_a_gateway() -> None:
                 ends = sum(len(one) for one in crossed if not ids_of(one))
                 assert 0 <= sum(map(len, crossed)) - sent.bytes <= ends
                 assert sum(len(ids_of(one)) for one in crossed) == sent.tokens
+
+
+def test_across_a_bridge_the_record_is_in_the_clouds_ids(tmp_path: Path) -> None:
+    """What travels, and what it says, by the vocabulary that it travels in."""
+    file = tmp_path / "sent.jsonl"
+    chosen = Settings(
+        edge="bundled:other",
+        cloud_tokenizer="bundled",
+        router="random",
+        threshold=0.5,
+        threads=1,
+    )
+    with llama_server(bundled("cloud")) as engine, recording(engine) as recorder:
+        with open_pair(replace(chosen, cloud=recorder.url), sent_file=file) as pair:
+            assert isinstance(pair.cloud, Bridge)
+            fixed = frozenset(recorder.messages)
+            recorder.forget()
+            sent = pair.ask("Tell me about copper.", max_tokens=24).usage.sent
+            own = pair.cloud.own
+        crossed = [one for one in recorder.messages if one not in fixed]
+    assert sent.consults > 0
+    assert sum(map(len, crossed)) == sent.bytes
+    assert sum(len(ids_of(one)) for one in crossed) == sent.tokens
+    payloads = [msgspec.json.decode(line, type=Payload) for line in file.read_bytes().splitlines()]
+    told = {one.text for one in payloads if one.tokens}
+    assert told == {bytes_of(own, ids_of(one)).decode() for one in crossed if ids_of(one)}
+    assert "Tell me about copper." in min(told, key=len)
