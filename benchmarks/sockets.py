@@ -165,12 +165,12 @@ def start(engine: str, model: Path, seconds: float, folder: Path) -> Trace:
 
 
 def work(engine: str, address: str, seconds: float) -> None:
-    """Answers until the time is over; says how many."""
-    end = time.monotonic() + seconds
+    """Answers until the time after loading is over; says how many."""
     answers = 0
     with Pair(
         address, cloud="none", edge_engine=engine, router="entropy", threads=1, max_tokens=TOKENS
     ) as pair:
+        end = time.monotonic() + seconds
         while not answers or time.monotonic() < end:
             answers += bool(pair.ask(QUESTION).text)
             time.sleep(max(0.0, min(PAUSE, end - time.monotonic())))
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for engine, one in found.items():
         lines += [f"{engine}: {told}" for told in (*one.sockets, *one.files)]
     print("\n".join(lines))
-    print(f"\nEach ran for {options.seconds:.0f} s.")
+    print(f"\nEach answered for {options.seconds:.0f} s after it had loaded.")
     sys.exit(any(one.status or one.sockets or one.files for one in found.values()))
 
 
