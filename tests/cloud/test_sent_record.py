@@ -204,10 +204,10 @@ def test_whatever_goes_wrong_is_in_the_record(wired: Wired, how: Misdeed) -> Non
 def test_a_connection_that_breaks_is_in_the_record(wired: Wired) -> None:
     for seed in range(3):
         wired.answered([QUESTION], seed=seed, tokens=12)
+        wired.require_equal()
         wired.recorder.cut()
-    time.sleep(0.2)
-    wired.answered([QUESTION], seed=4, tokens=12)
-    wired.require_equal()
+        # Until the device learns of it, it would hand bytes to a dead socket.
+        time.sleep(0.5)
 
 
 def test_an_engine_of_another_vocabulary_is_sent_nothing_more(wired: Wired) -> None:
