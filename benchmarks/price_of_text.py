@@ -1,11 +1,11 @@
 """What consults between words cost in quality: `python -m benchmarks.price_of_text`.
 
 The bundled edge with its router, and the bundled cloud model two ways: by ids at any token, and
-through a bridge at word seams, as a cloud that takes text only would be asked. With `--other`, a
-cloud of another vocabulary where both divide the text, and at word seams. Each has thresholds of
-its own for every share, found on the calibration split, so that all write the same share;
-questions are the same. Prints the gap recovered by family, and accuracy minus that by ids, with 95%
-intervals over questions.
+through a bridge at word seams, as a cloud that takes text only would be asked; then a cloud of
+another vocabulary, where both divide the text, and at word seams. Each has thresholds of its own
+for every share, found on the calibration split, so that all write the same share; questions are
+the same. Prints the gap recovered by family, and accuracy minus that by ids, with 95% intervals
+over questions.
 """
 
 import argparse
@@ -51,7 +51,7 @@ class Way(NamedTuple):
     alone: CloudModel
 
 
-def ways(edge: EdgeModel, other: str | None, stack: ExitStack) -> list[Way]:
+def ways(edge: EdgeModel, other: str, stack: ExitStack) -> list[Way]:
     """Those that are compared; what is opened is closed with `stack`."""
 
     def opened(path: Path) -> LocalCloud:
@@ -61,18 +61,14 @@ def ways(edge: EdgeModel, other: str | None, stack: ExitStack) -> list[Way]:
         return Bridge(cloud, own=cloud.model.tokenizer, edge=edge.tokenizer, words=words)
 
     same = opened(bundled("cloud"))
-    found = [
+    large = opened(resolve(other, "cloud"))
+    alone = over(large, words=False)
+    return [
         Way("by ids", same, same),
         Way("at words", over(same, words=True), same),
+        Way("other vocabulary, where both divide", alone, alone),
+        Way("other vocabulary, at words", over(large, words=True), alone),
     ]
-    if other is not None:
-        large = opened(resolve(other, "cloud"))
-        alone = over(large, words=False)
-        found += [
-            Way("other vocabulary, where both divide", alone, alone),
-            Way("other vocabulary, at words", over(large, words=True), alone),
-        ]
-    return found
 
 
 def answers(system: Decoded | CloudAlone, task: Task) -> list[Outcome]:
@@ -140,7 +136,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=300)
     parser.add_argument("--calibration", type=int, default=150)
     parser.add_argument("--shares", type=float, nargs="+", default=(0.03, 0.05, 0.07, 0.10))
-    parser.add_argument("--other", help="A GGUF of another vocabulary, by its address.")
+    parser.add_argument("--other", default="bundled:other", help="a GGUF of another vocabulary")
     options = parser.parse_args()
     began = time.monotonic()
     task = pocketqa("test").first(options.questions)
