@@ -125,3 +125,14 @@ def test_libraries_name_no_flags(room: str) -> None:
         if " --" in f" {node.value}"
     ]
     assert not told
+
+
+def test_tests_have_names_of_their_own() -> None:
+    """Folders without `__init__.py` share one name space of modules."""
+    folder = Path(__file__).parent
+    found = [
+        path.name
+        for path in folder.rglob("test_*.py")
+        if not (path.parent / "__init__.py").exists() or path.parent == folder
+    ]
+    assert len(found) == len(set(found))

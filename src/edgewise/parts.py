@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, resolve
 from edgewise.cloud.base import CloudModel
-from edgewise.edge.base import EdgeModel, EdgeOptions
+from edgewise.cloud.bridge import bridged
+from edgewise.edge.base import EdgeModel, EdgeOptions, Tokenizer
 from edgewise.edge.named import EDGES
 from edgewise.errors import ModelError, RouterMismatch, UsageError
 from edgewise.loop.policy import Policy
@@ -69,10 +70,12 @@ def open_cloud(
 
     One of another vocabulary is behind a bridge. `keep_prefixes` is for a model in this process.
     """
+    # What is wrong with it shows before anything is asked.
+    own = own_tokenizer(settings)
     cloud = connect(settings, keep_prefixes=keep_prefixes)
     if cloud is not None:
         try:
-            cloud = link(cloud, edge, settings)
+            cloud = bridged(cloud, edge.tokenizer, own)
             cloud.check(edge.tokenizer)
         except BaseException:
             cloud.close()
@@ -80,13 +83,12 @@ def open_cloud(
     return cloud
 
 
-def link(cloud: CloudModel, edge: EdgeModel, settings: Settings) -> CloudModel:
-    """A cloud that was connected, behind a bridge where its vocabulary is known to be another."""
-    from edgewise.cloud.bridge import bridged
+def own_tokenizer(settings: Settings) -> Tokenizer | None:
+    """That of a cloud at a URL, where it is named; nothing is connected for it."""
     from edgewise.edge.tokenizer import open_tokenizer
 
     named = settings.cloud_tokenizer
-    return bridged(cloud, edge.tokenizer, None if named is None else open_tokenizer(named))
+    return open_tokenizer(named) if named and is_url(cloud_address(settings)) else None
 
 
 def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | None:

@@ -93,7 +93,7 @@ class TestBesideTheBundledCloud:
         start = f"{converted.folder.name}, {build[converted.engine]}, "
         assert checks["edge model"]["detail"].startswith(start)
         assert checks["rewinds"]["detail"].startswith("anywhere: ")
-        assert checks["vocabulary"]["detail"].startswith("proven: ")
+        assert checks["vocabulary"]["detail"].startswith("one, proven: ")
         assert "ms warm" in checks["consult"]["detail"]
 
     def test_bench_edge(self, edgewise: Edgewise, converted: Converted) -> None:

@@ -28,7 +28,7 @@ from edgewise.prompts import Message, Prompt, prompt_ids, prompt_of
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, Script, replying
-from edgewise.verdict import Verdict
+from edgewise.verdict import Sent, Verdict
 from tests.gateway.running import gateway
 from tests.hub_files import vocabulary_of, write_tokenizer
 from tests.llama_server_process import llama_server
@@ -200,7 +200,7 @@ def test_what_is_sent_ahead_is_in_the_clouds_ids() -> None:
         def open(self, prompt: Prompt) -> "Pushing":  # type: ignore[override]
             return self
 
-        def push(self, ids: Sequence[int]) -> int:
+        def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
             pushed.append(bytes(ids))
             return len(ids)
 

@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -223,22 +223,23 @@ def test_an_engine_of_another_vocabulary_is_sent_nothing_more(wired: Wired) -> N
 
 
 def test_a_gateway_that_forgot_is_told_again_and_the_record_says_so() -> None:
-    port, engine = free_port(), ScriptedEngine()
-    with recording(f"http://127.0.0.1:{port}") as recorder:
-        cloud = GatewayCloud(recorder.url)
+    with (
+        closing(ScriptedEngine()) as engine,
+        recording(f"http://127.0.0.1:{(port := free_port())}") as recorder,
+        closing(GatewayCloud(recorder.url)) as cloud,
+    ):
         wired = Wired(cloud, recorder, SentRecord(), engine)
+        # Without guesses, what is told does not depend on time.
         with gateway([engine.url], port=port):
             wired.prove()
-            wired.answered([QUESTION])
+            wired.answered([QUESTION], ahead=0)
         with gateway([engine.url], port=port):
             time.sleep(0.3)
-            wired.answered([QUESTION])
+            wired.answered([QUESTION], ahead=0)
             wired.require_equal()
         first, second = (one[1] for one in by_answers(wired.record))
         assert second.tokens >= len(ByteTokenizer().encode(QUESTION.content))
         assert second.new_tokens == 0 < first.new_tokens
-        cloud.close()
-    engine.close()
 
 
 def by_answers(record: SentRecord) -> list[tuple[str, SentCounts]]:
