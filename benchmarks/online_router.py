@@ -79,7 +79,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--sets", nargs="+", choices=sets, default=sets)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--share", type=float, default=0.05)
-    parser.add_argument("--train", type=int, default=1500, help="of each family, to train on")
+    parser.add_argument("--train", type=int, default=1000, help="of each family, to train on")
     parser.add_argument("--calibration", type=int, default=150, help="of each, for thresholds")
     parser.add_argument("--stream", type=int, default=400, help="of each, half to learn from")
     parser.add_argument(
