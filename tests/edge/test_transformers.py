@@ -29,8 +29,8 @@ from tests.transformers_models import CONFIGS, write_hub_model
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from edgewise.edge.sequence_cache import MOST  # noqa: E402
 from edgewise.edge.transformers import TransformersModel  # noqa: E402
-from edgewise.edge.transformers_cache import MOST  # noqa: E402
 
 EXACT = ("llama", "gemma3")
 MARKED = ("lfm2", "qwen3_5")
