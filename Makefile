@@ -35,7 +35,8 @@ test: .venv/tested  ## run the tests
 test-training: .venv/tested  ## run the tests that need torch, too
 	$(BIN)/python -m pip install --quiet --editable '.[train,pocket,transformers]'
 	$(BIN)/python -m pytest -n auto tests/training tests/pocket tests/benchmarks \
-		tests/edge/test_transformers.py tests/smollm2/test_smollm2_engines.py \
+		tests/edge/test_transformers.py tests/edge/test_answers_over_a_link.py \
+		tests/smollm2/test_smollm2_engines.py \
 		tests/cli/test_edge_engines_cli.py tests/cli/test_train_command.py
 
 .venv-mlx/installed: pyproject.toml cmake/llama-only.cmake
