@@ -324,6 +324,17 @@ def test_an_engine_with_another_key_or_vocabulary(
     assert key is None or key not in result.err
 
 
+@pytest.mark.parametrize(
+    "command", [["train", "pocketqa", "--out", "router", "--stage", "collect"], ["bench", "link"]]
+)
+def test_no_command_hints_at_what_it_refuses(
+    edgewise: Edgewise, engine: str, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setenv("EDGEWISE_CLOUD_KEY", "right")
+    result = edgewise(*command, "--cloud", engine, "--cloud-engine", "llama-server")
+    assert_one_sentence(result, "choose two models of one family (--cloud)")
+
+
 def test_the_hub_has_no_such_quantisation(cli: Run) -> None:
     with serving(Hub({"own/zoo": Repository({"zoo-Q4_K_M.gguf": b"GGUF"})})) as hub:
         done = cli("run", "Hello", "--edge", "own/zoo:Q9", HF_ENDPOINT=hub.endpoint)

@@ -148,6 +148,13 @@ def test_a_verdict_that_is_none_is_refused(verdict: Verdict) -> None:
         ask(Bridge(Strange(verdict), own=OWN, edge=EDGE), "")
 
 
+def test_the_meter_counts_every_request_of_a_consult() -> None:
+    part = Verdict(ids=tuple(b" so"), logprobs=(None,) * 3, cached=3, computed=2)
+    verdict = ask(Bridge(Strange(part), own=OWN, edge=EDGE), "")
+    assert (bytes(verdict.ids), verdict.billed) == (b" so", 6)
+    assert (verdict.cached, verdict.computed) == (6, 4)
+
+
 def test_giving_up_gives_up_the_clouds_consult() -> None:
     flying: list[Future[Verdict]] = []
 

@@ -188,6 +188,12 @@ def test_a_mark_goes_on_to_all_that_follows_and_is_remembered() -> None:
     longer = [*said, Message("assistant", "d"), Message("user", "e")]
     assert [one.local for one in known.marked(longer, local=False)] == [False] * 2 + [True] * 3
     assert not any(one.local for one in known.marked(said[:2], local=False))
+    # A system message is everybody's: who marks it decides for a conversation of his own alone.
+    told = [Message("system", "s", local=True), Message("user", "t")]
+    assert all(one.local for one in known.marked(told, local=False))
+    plain = [Message("system", "s"), Message("user", "t")]
+    assert [one.local for one in known.marked(plain, local=False)] == [False, True]
+    assert not any(one.local for one in known.marked([plain[0], said[0]], local=False))
     for text in "xyz":  # the oldest are forgotten
         known.marked([Message("user", text)], local=True)
     assert not any(one.local for one in known.marked(longer, local=False))

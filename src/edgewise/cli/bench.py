@@ -19,6 +19,7 @@ from edgewise.cli import options, render
 from edgewise.cli.options import DRAWS, ONE_VOCABULARY, POLICY, RECORD, SERVING, takes
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.hosts import hosts_of, require_allowed
+from edgewise.cloud.named import AUTO
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.evaluation.calibration import thresholds_for
@@ -180,7 +181,7 @@ def paper(
 
 
 def _without_cloud(chosen: Settings) -> Settings:
-    return replace(chosen, cloud="none")
+    return replace(chosen, cloud="none", cloud_engine=AUTO, cloud_tokenizer=None)
 
 
 def _require_link(shares: list[float], trips: list[float]) -> None:

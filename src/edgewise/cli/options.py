@@ -13,7 +13,7 @@ import typer
 from edgewise import settings
 from edgewise.addresses import is_url
 from edgewise.cli import render
-from edgewise.errors import EdgewiseError, UsageError
+from edgewise.errors import EdgewiseError, UsageError, VocabularyMismatch
 from edgewise.evaluation.tasks.base import Grading
 from edgewise.routers.named import runs_code
 from edgewise.settings import NAMES, Settings
@@ -79,7 +79,13 @@ def takes(
             flags = {name: values.pop(name) for name in options}
             flags |= {name: _first(values[name]) for name in reads if name in own}
             chosen = settings.load(flags, refused=refused, reader=context.command_path, vet=_vetted)
-            command(**values, chosen=chosen)
+            try:
+                command(**values, chosen=chosen)
+            except VocabularyMismatch as error:
+                if error.setting in refused:
+                    # What would help elsewhere is nothing that this command can honour.
+                    error.hint, error.setting = "choose two models of one family", "cloud"
+                raise
 
         # What Typer reads; without it `wraps` would show it the command's own.
         shown = [

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import reduce
 
 from edgewise.cloud.base import CloudModel, CloudSession, failed, with_end
 from edgewise.cloud.seam import Seams, bytes_of, held_back, kept, spelled, written_text
@@ -19,7 +20,7 @@ from edgewise.errors import (
 )
 from edgewise.prompts import Prompt, prompt_ids
 from edgewise.sampling import Sampling
-from edgewise.verdict import Sent, Verdict
+from edgewise.verdict import Sent, Verdict, metered
 
 WORD = 8
 """Tokens that a cloud elsewhere is asked for at once, for a word: enough for 19 of 20."""
@@ -240,15 +241,15 @@ class _Consult:
         elif not self._future.cancelled():
             try:
                 verdict = self._read(done.result())
-            except EdgewiseError as error:
-                self._end_with(_of_cloud(error))
-            except Exception as error:
-                self._end_with(error)
-            else:
                 if verdict is None:
                     self._ask_more()
                 else:
                     self._end_with(verdict)
+            except EdgewiseError as error:
+                self._end_with(_of_cloud(error))
+            except Exception as error:
+                # Raised in this thread it would reach nobody.
+                self._end_with(error)
 
     def _end_with(self, outcome: Verdict | Exception) -> None:
         if self._future.set_running_or_notify_cancel():
@@ -272,13 +273,13 @@ class _Consult:
         ids = tuple(spelled(self._bridge.edge, self._answer, found.text))
         if not ids and not found.ends:
             raise CloudRejected(f"The cloud wrote no whole word in {len(self._written)} tokens.")
-        first = self._parts[0]
         verdict = Verdict(
             ids=ids,
             logprobs=(None,) * len(ids),
             stopped=found.ends,
-            cached=first.cached,
-            computed=first.computed,
+            # Each request is one that an engine computes, and bills.
+            cached=reduce(metered, [one.cached for one in self._parts]),
+            computed=reduce(metered, [one.computed for one in self._parts]),
             engine_seconds=_sum([one.engine_seconds for one in self._parts]),
             written=sum(len(one.ids) for one in self._parts),
         )

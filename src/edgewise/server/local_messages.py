@@ -29,16 +29,20 @@ class LocalMessages:
         """The same, with every message marked that is local or follows one that is.
 
         With `local` the last one is. A conversation that begins as one that became local does
-        is local from there on, whatever its marks say.
+        is local from there on, whatever its marks say; a beginning has a user's message in it,
+        since a system message alone is that of others as well.
         """
         found: list[Message] = []
-        stays, beginning = False, b""
+        stays = asked = remembered = False
+        beginning = b""
         for number, message in enumerate(messages):
             beginning = self._after(beginning, message)
+            asked = asked or message.role == "user"
             marked = message.local or (local and number == len(messages) - 1)
-            if not stays and (marked or beginning in self._known):
-                stays = True
+            stays = stays or marked or beginning in self._known
+            if stays and asked and not remembered:
                 self._remember(beginning)
+                remembered = True
             found.append(replace(message, local=stays))
         return found
 
