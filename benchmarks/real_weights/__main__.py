@@ -64,6 +64,7 @@ class Plan(NamedTuple):
     calibration: int
     questions: int
     shares: tuple[float, ...]
+    cores: int
 
     @property
     def routers(self) -> list[str]:
@@ -131,7 +132,7 @@ def walks(plan: Plan) -> None:
     """One process a core; the walks go where the cloud's answers will."""
     if (plan.data / ANSWERS).exists():
         return
-    parts = os.cpu_count() or 1
+    parts = plan.cores
     with ProcessPoolExecutor(parts, get_context("spawn")) as pool:
         files = list(pool.map(part_of_walks, [plan] * parts, range(parts), [parts] * parts))
     plan.data.mkdir(parents=True, exist_ok=True)
@@ -154,7 +155,7 @@ def trained(plan: Plan) -> tuple[list[Fitted], dict[str, float]]:
     if plan.label != "value":
         with timed("walks"):
             walks(plan)
-    with opened(plan, threads=os.cpu_count() or 1) as (edge, cloud):
+    with opened(plan, threads=plan.cores) as (edge, cloud):
         found = trainings(plan, edge, cloud)
         with timed("collect"):
             found[0].collect()
@@ -186,7 +187,7 @@ def outcomes(system: str, name: str, plan: Plan) -> Outcomes:
 def answered(systems: Sequence[str], plan: Plan) -> dict[str, Outcomes]:
     """By task; one process a core."""
     found: dict[str, Outcomes] = {name: {} for name in plan.tasks}
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+    with ProcessPoolExecutor(plan.cores, get_context("spawn")) as pool:
         futures = {
             pool.submit(outcomes, system, name, plan): (name, system)
             for system in systems
@@ -263,12 +264,13 @@ def main() -> None:
     parser.add_argument("--calibration", type=int, default=100, help="of each task, for thresholds")
     parser.add_argument("--questions", type=int, default=300, help="test questions of each task")
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES)
+    parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only-train", action="store_true")
     given = parser.parse_args()
     plan = Plan(
         *(given.work, tuple(given.tasks), tuple(dict.fromkeys(["entropy", *given.rivals]))),
         *(tuple(given.left_out), given.label, given.seeds),
-        *(given.train, given.calibration, given.questions, tuple(given.shares)),
+        *(given.train, given.calibration, given.questions, tuple(given.shares), given.cores),
     )
     plan.work.mkdir(parents=True, exist_ok=True)
     if not plan.edge_file.exists():
