@@ -35,50 +35,19 @@ class Redirected(CloudRejected):
     """The address leads to another, which may be anybody's: keys and prompts do not follow."""
 
 
-class HttpEngine(Engine):
-    """An engine's endpoint; connections are made when they are needed and kept for a while."""
+class Endpoint:
+    """An address that speaks JSON; connections are made when they are needed and kept for a while.
 
-    health: ClassVar[str] = "/health"
+    `connections` were made to it.
+    """
 
-    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
-        """`https` is verified; the key is a bearer. `model` is one of those it serves.
+    connections = 0
 
-        Raises `UsageError` for what is no address.
-        """
-        super().__init__(checked_address(url))
-        self.model = model
+    def __init__(self, url: str, *, key: str | None = None) -> None:
+        """Raises `UsageError` for what is no address. `https` is verified; the key is a bearer."""
+        self.url = checked_address(url)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http: aiohttp.ClientSession | None = None
-
-    async def tokenize(self, text: str) -> list[int] | None:
-        """As `Engine.tokenize`, in the form that vLLM and SGLang share."""
-        body = {"model": await self.model_name(), "prompt": text, "add_special_tokens": False}
-        try:
-            return await self.tokens(body)
-        except CloudRejected:
-            return None
-
-    async def tokens(self, body: object) -> list[int]:
-        """Ids by `/tokenize`; raises a `CloudError`."""
-        return decoded(await self.post("/tokenize", body), _Tokens, self.dialect).tokens
-
-    async def model_name(self) -> str | None:
-        """As `Engine.model_name`, asked anew by each probe; None where it does not tell."""
-        if self.described.model is None:
-            self.described = await self.describe()
-        return self.described.model
-
-    async def describe(self) -> Described:
-        """As `Engine.describe`; empty where it does not tell, unless a model was named."""
-        try:
-            return described(await served_model(self))
-        except (CloudProtocolError, CloudRejected):
-            if self.model is not None:
-                raise
-            return Described()
-
-    async def ready(self) -> None:
-        await self.get(self.health)
 
     async def close(self) -> None:
         if self._http is not None:
@@ -137,9 +106,13 @@ class HttpEngine(Engine):
             return
         if problem := not_now(self.url, response.status, request_id):
             raise problem
-        raise CloudRejected(
-            f"{self.url!r} declined the request (HTTP {response.status}: {_excerpt(body)!r})",
-            request_id=_bounded(request_id),
+        raise self.declined(response.status, body, _bounded(request_id))
+
+    def declined(self, status: int, body: bytes, request_id: str | None) -> CloudRejected:
+        """What is raised for a reply that is about the request itself."""
+        return CloudRejected(
+            f"{self.url!r} declined the request (HTTP {status}: {_excerpt(body)!r})",
+            request_id=request_id,
         )
 
     def _client(self) -> aiohttp.ClientSession:
@@ -162,6 +135,48 @@ class HttpEngine(Engine):
         config = aiohttp.TraceConfig()
         config.on_connection_create_end.append(made)
         return config
+
+
+class HttpEngine(Endpoint, Engine):
+    """An engine's endpoint."""
+
+    health: ClassVar[str] = "/health"
+
+    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
+        """As `Endpoint`; `model` is one of those it serves."""
+        Endpoint.__init__(self, url, key=key)
+        Engine.__init__(self, self.url)
+        self.model = model
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        """As `Engine.tokenize`, in the form that vLLM and SGLang share."""
+        body = {"model": await self.model_name(), "prompt": text, "add_special_tokens": False}
+        try:
+            return await self.tokens(body)
+        except CloudRejected:
+            return None
+
+    async def tokens(self, body: object) -> list[int]:
+        """Ids by `/tokenize`; raises a `CloudError`."""
+        return decoded(await self.post("/tokenize", body), _Tokens, self.dialect).tokens
+
+    async def model_name(self) -> str | None:
+        """As `Engine.model_name`, asked anew by each probe; None where it does not tell."""
+        if self.described.model is None:
+            self.described = await self.describe()
+        return self.described.model
+
+    async def describe(self) -> Described:
+        """As `Engine.describe`; empty where it does not tell, unless a model was named."""
+        try:
+            return described(await served_model(self))
+        except (CloudProtocolError, CloudRejected):
+            if self.model is not None:
+                raise
+            return Described()
+
+    async def ready(self) -> None:
+        await self.get(self.health)
 
 
 class _Request(NamedTuple):
