@@ -1,4 +1,4 @@
-"""The benchmark on real weights as its command runs it: in processes of their own, from the start."""
+"""The benchmark on real weights as its command runs it: processes of their own, from the start."""
 
 import subprocess
 import sys
