@@ -17,7 +17,7 @@ from edgewise.engines.base import NOBODY, Client, sampling_fields
 from edgewise.engines.text import GoneOn, TextEngine
 from edgewise.engines.text_endpoint import Declined, PromptText, TextEndpoint, turns
 from edgewise.engines.text_replies import (
-    Asked,
+    AskedText,
     of_completion,
     of_llama_server,
     of_ollama,
@@ -122,7 +122,7 @@ class ChatText(TextEndpoint):
         if sampling.greedy:
             optional.add("temperature")
         replied = await self._replied(body, optional, client)
-        return of_completion(replied, Asked(self.url, self.dialect, answer, n))
+        return of_completion(replied, AskedText(self.url, self.dialect, answer, n))
 
     async def _replied(self, body: Mapping[str, Any], optional: set[str], client: Client) -> bytes:
         """The reply to `body`, without those of its `optional` fields that the API declines."""
@@ -200,7 +200,7 @@ class OllamaText(TextEndpoint):
             },
         }
         replied = await self.post("/api/chat", body, client)
-        return of_ollama(replied, Asked(self.url, self.dialect, answer, n))
+        return of_ollama(replied, AskedText(self.url, self.dialect, answer, n))
 
 
 class _Prompt(msgspec.Struct):
@@ -230,7 +230,7 @@ class LlamaServerText(PromptText):
         if not sampling.greedy:
             body["samplers"] = ["temperature", "top_k", "top_p", "min_p"]
         replied = await self.post("/completion", body, client)
-        return of_llama_server(replied, Asked(self.url, self.dialect, answer, n))
+        return of_llama_server(replied, AskedText(self.url, self.dialect, answer, n))
 
     async def rendered(self, messages: Sequence[Message], client: Client, *, thinks: bool) -> str:
         body = {
@@ -280,7 +280,7 @@ class CompletionsText(PromptText):
             **sampling_fields(sampling, len(answer)),
         }
         replied = await self.found(lambda base: self.post(f"{base}/completions", body, client))
-        return of_completion(replied, Asked(self.url, self.dialect, answer, n))
+        return of_completion(replied, AskedText(self.url, self.dialect, answer, n))
 
     async def rendered(self, messages: Sequence[Message], client: Client, *, thinks: bool) -> str:
         tokenizer = self._tokenizer

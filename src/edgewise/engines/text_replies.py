@@ -31,7 +31,7 @@ _SLACK = 256
 _T = TypeVar("_T")
 
 
-class Asked(NamedTuple):
+class AskedText(NamedTuple):
     """What a reply answers: at most `n` tokens behind `answer`, from the API at `url`."""
 
     url: str
@@ -116,7 +116,7 @@ class _Told(msgspec.Struct):
     detail: object = None
 
 
-def of_completion(body: bytes, asked: Asked) -> GoneOn:
+def of_completion(body: bytes, asked: AskedText) -> GoneOn:
     """A reply in OpenAI's form, to a chat or to a prompt; raises a `CloudError`."""
     reply = read(body, _Completion, asked.url, asked.dialect)
     if reply.error is not None:
@@ -136,7 +136,7 @@ def of_completion(body: bytes, asked: Asked) -> GoneOn:
     )
 
 
-def of_ollama(body: bytes, asked: Asked) -> GoneOn:
+def of_ollama(body: bytes, asked: AskedText) -> GoneOn:
     """A reply of Ollama's `/api/chat`; raises a `CloudError`."""
     reply = read(body, _Chatted, asked.url, asked.dialect)
     if not reply.done:
@@ -149,7 +149,7 @@ def of_ollama(body: bytes, asked: Asked) -> GoneOn:
     )
 
 
-def of_llama_server(body: bytes, asked: Asked) -> GoneOn:
+def of_llama_server(body: bytes, asked: AskedText) -> GoneOn:
     """A reply of llama-server's `/completion`; raises a `CloudError`."""
     reply = read(body, _Continued, asked.url, asked.dialect)
     timings = reply.timings
@@ -220,7 +220,7 @@ def _has_ended(reason: str | None, url: str) -> bool:
 
 
 def _checked(
-    asked: Asked, text: str, *, ended: bool, counts: tuple[int | None, int | None, int | None]
+    asked: AskedText, text: str, *, ended: bool, counts: tuple[int | None, int | None, int | None]
 ) -> GoneOn:
     """`counts` are tokens of the prompt, those of them that were cached, and those written."""
     size = len(text.encode())
