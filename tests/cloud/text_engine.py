@@ -49,7 +49,8 @@ class TextDouble(TextEngine):
         fault: Callable[[int], Exception | None] = lambda number: None,
     ) -> None:
         super().__init__("http://double.example")
-        self.speaks, self.fault = speaks, fault
+        self.speaks = speaks
+        self.fault: Callable[[int], Exception | None] = fault
         self.echoes, self.restarts, self.strips, self.trims = echoes, restarts, strips, trims
         self.asked: list[str] = []
         self.told: list[tuple[Message, ...]] = []

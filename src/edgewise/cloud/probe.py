@@ -4,7 +4,6 @@ What is asked is fixed. Models are of all sizes, so that one writes other words 
 nothing; only one that begins anew does.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec

@@ -34,9 +34,15 @@ class Reasoning:
         special = ((token, text.encode()) for token, text in tokenizer.special.items())
         self._silent = {token: text for token, text in special if text and text in signs}
 
-    def open(self, ids: Sequence[int], start: int) -> bool:
-        """Whether `ids`, an answer from `start` on, end inside of a block."""
-        return self.parted(ids, start)[0] == "open"
+    def keeps(self, ids: Sequence[int], start: int, token: int, *, inside: bool) -> bool:
+        """Whether `token` behind `ids`, an answer from `start` on, begins or ends a block.
+
+        The blanks behind one end it, too. With `inside` also where it stands inside of one.
+        """
+        block, left = self.parted([*ids, token], start)
+        if block == "open":
+            return inside or self.parted(ids, start)[0] != "open"
+        return block == "over" and not self._text(left).strip()
 
     def parted(self, ids: Sequence[int], start: int) -> tuple[Block, Sequence[int]]:
         """Whether there is a block, and the answer's ids inside of one that is open, else behind.

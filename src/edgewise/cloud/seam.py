@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.reasoning import Reasoning
 from edgewise.edge.base import Tokenizer
-from edgewise.errors import CloudProtocolError
+from edgewise.errors import CloudProtocolError, CloudRejected
 from edgewise.verdict import Verdict
 
 BLANKS = " \t"
@@ -74,11 +74,11 @@ def added(sent: str, reply: str) -> str:
     beginning = begun[:REPEATED]
     if len(begun) < REPEATED or beginning != again[:REPEATED]:
         return reply
-    if again.startswith(begun):
-        return again[len(begun) :]
     if beginning in begun[1:]:
         # It repeats itself, and may once more.
         return reply
+    if again.startswith(begun):
+        return again[len(begun) :]
     raise CloudProtocolError("The cloud model began the answer anew instead of going on.")
 
 
@@ -165,15 +165,15 @@ class Seams:
         cloud: Tokenizer | None = None,
         *,
         strips: bool = False,
-        reasons: bool = True,
+        reasons: bool | None = None,
     ) -> None:
         """Where both divide the text; without the `cloud`'s tokenizer, where a word opens.
 
-        One that `strips` loses the blanks that its replies begin with; one that does not go on
-        inside of a block of reasoning (`reasons`) is not asked in one.
+        One that `strips` loses the blanks that its replies begin with. `reasons` is whether one
+        that knows an answer without its thoughts can go on inside of these; None for others.
         """
         self._edge, self._cloud, self._strips = edge, cloud, strips
-        self._reasoning = None if reasons else Reasoning(edge)
+        self._reasoning, self._reasons = Reasoning(edge), reasons
 
     def refused(
         self, ids: Sequence[int], start: int, token: int, *, divided: bool = False
@@ -183,14 +183,12 @@ class Seams:
         `token` is what the edge would write there: what it begins tells what is over. `divided`
         where the words of a consult ended there.
         """
-        if self._reasoning is not None and self._reasoning.open(ids, start):
+        keeps, reasons = self._reasoning.keeps, self._reasons
+        if reasons is not None and keeps(ids, start, token, inside=not reasons):
             return "reasoning"
-        if self._strips:
-            # Its blanks are the edge's, so none may begin behind others of the edge's.
-            piece = characters(self._edge.piece(token))
-            admitted = not piece.isspace() and self.admit(ids, start, token)
-        else:
-            admitted = divided or self.admit(ids, start, token)
+        admitted = (divided and not self._strips) or self.admit(ids, start, token)
+        if admitted and self._strips:
+            admitted = self._blanks_before(ids, start, token) is not None
         return None if admitted else "mid_word"
 
     def admit(self, ids: Sequence[int], start: int, token: int) -> bool:
@@ -198,21 +196,33 @@ class Seams:
         return self._judged(ids, start, token, self._cloud)
 
     def joined(self, verdict: Verdict, ids: Sequence[int], start: int, token: int) -> Verdict:
-        """A verdict about what follows `ids`, as `refused`, with the blanks that were lost.
+        """A verdict about what follows `ids`, as `refused`, with the blanks that it lost.
 
-        They are those that `token` begins with, where neither answer nor verdict has any there.
+        They are those of `token`. Raises `CloudRejected` where it may have had none.
         """
-        piece = characters(self._edge.piece(token))
-        blanks = piece[: len(piece) - len(piece.lstrip())]
-        reply = bytes_of(self._edge, verdict.ids).decode()
-        written = written_text(bytes_of(self._edge, ids[start:]))
-        if not (self._strips and blanks and reply and written):
+        reply = bytes_of(self._edge, verdict.ids).decode("utf-8", "replace")
+        blanks = self._blanks_before(ids, start, token) if self._strips else None
+        if not blanks or not reply or reply[0].isspace():
             return verdict
-        if reply[0].isspace() or written[-1].isspace():
-            return verdict
+        if _kind(reply[0]) == "":
+            raise CloudRejected("Whether a blank stands before the cloud's words cannot be told.")
         ends = [one for one in verdict.ids[-1:] if one in self._edge.eos_ids]
         found = (*spelled(self._edge, ids[start:], blanks + reply), *ends)
         return replace(verdict, ids=found, logprobs=(None,) * len(found))
+
+    def _blanks_before(self, ids: Sequence[int], start: int, token: int) -> str | None:
+        """Those of `token` before the cloud's words; None where that cannot be told.
+
+        Empty where the answer ends with some, or has not begun.
+        """
+        written = written_text(bytes_of(self._edge, ids[max(start, len(ids) - _CONTEXT) :]))
+        data = self._edge.piece(token)
+        piece = characters(data)
+        if data and not piece.strip():
+            return None
+        if not written or written[-1].isspace():
+            return ""
+        return piece[: len(piece) - len(piece.lstrip())] or None
 
     def opens(self, ids: Sequence[int], start: int, token: int) -> bool:
         """Whether a word opens with `token` behind `ids`."""

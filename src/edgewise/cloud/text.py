@@ -1,6 +1,7 @@
 """A cloud behind an API that takes and returns text: what the edge wrote goes out as it reads."""
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import Coroutine, Sequence
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel, then
 from edgewise.cloud.bridge import AT_ONCE, FURTHER, LONGEST, WORD
-from edgewise.cloud.bridging import BridgeSession
+from edgewise.cloud.bridging import THINK, BridgeSession
 from edgewise.cloud.io_thread import IoThread
 from edgewise.cloud.probe import Habits, Reuse, habits, reuse, unechoed
 from edgewise.cloud.seam import BLANKS, Seams, added, held_back
@@ -19,7 +20,7 @@ from edgewise.cloud.transport import Part
 from edgewise.cloud.view import Plain, Preceding, View
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import fingerprint
-from edgewise.engines.base import PROBE_SECONDS, Client, Described, side_by_side
+from edgewise.engines.base import PROBE_SECONDS, Client, Described, side_by_side, uncached
 from edgewise.engines.text import GoneOn, TextEngine
 from edgewise.errors import CloudRejected, CloudUnavailable, VocabularyMismatch
 from edgewise.prompts import Message, Prompt
@@ -32,6 +33,9 @@ LOOK_SECONDS = 60.0
 
 MEASURE_SECONDS = 60.0
 """How long it may take to see what of a long prompt is computed again."""
+
+THOUGHT = "</think>"
+"""How a cloud ends a block of reasoning."""
 
 _T = TypeVar("_T")
 
@@ -49,7 +53,7 @@ class TextCloud(CloudModel):
         self.habits = Habits()
         self._view = view or Plain()
         self._served: Described | None = None
-        self._looked = 0.0
+        self._looked = -math.inf
         self._io = IoThread(self.name)
 
     @property
@@ -93,23 +97,25 @@ class TextCloud(CloudModel):
         client: Client,
     ) -> GoneOn:
         """One request. Another model's reply is dropped, unless it was found to go on as well."""
-        async with side_by_side() as requests:
-            asked = requests.begin(self.engine.go_on(messages, answer, n, sampling, client))
-            if time.monotonic() - self._looked > LOOK_SECONDS:
-                requests.begin(self._look())
+        try:
+            async with side_by_side() as requests:
+                asked = requests.begin(self.engine.go_on(messages, answer, n, sampling, client))
+                if self._served is not None and time.monotonic() - self._looked > LOOK_SECONDS:
+                    requests.begin(self._look())
+        except CloudUnavailable:
+            # It may be starting anew, as another.
+            self._looked = -math.inf
+            raise
         return asked.result()
-
-    def doubt(self) -> None:
-        """It may be starting anew, as another."""
-        self._looked = 0.0
 
     def close(self) -> None:
         self._io.close(asyncio.sleep(0), self.engine.close())
 
     async def _probe(self) -> None:
         self._looked = time.monotonic()
-        self._served = await self.engine.describe()
+        served = await self.engine.describe()
         self.habits = await habits(self.engine)
+        self._served = served
 
     async def _look(self) -> None:
         self._looked = time.monotonic()
@@ -117,7 +123,7 @@ class TextCloud(CloudModel):
             try:
                 await self._probe()
             except BaseException:
-                self.doubt()
+                self._looked = -math.inf
                 raise
 
 
@@ -217,19 +223,20 @@ class _Going:
         if not text and not gone.ended:
             raise CloudRejected(f"{url!r} wrote no text in {self._step} tokens.")
         whole = text.partition("\ufffd")[0]
+        if self._answer.startswith(THINK) and THOUGHT in whole:
+            # Its end is a token of the edge's own.
+            whole, self._asked = whole.partition(THOUGHT)[0], self._most
+        ended = gone.ended and whole == text
         if self._came:
             # The first reply's blanks are for who holds those of the answer.
             kept = whole.startswith(held)
             whole = whole.removeprefix(held) if kept else whole.lstrip(BLANKS + held)
         self._came += whole
-        cut = whole != text and "\ufffd" in text
         return Part(
             data=whole.encode(),
-            ended=gone.ended and not cut,
+            ended=ended,
             # Who does not tell has written no more than that.
             tokens=self._step if gone.written is None else gone.written,
             cached=gone.cached,
-            computed=None
-            if gone.prompt is None or gone.cached is None
-            else gone.prompt - gone.cached,
+            computed=uncached(gone.prompt, gone.cached),
         )
