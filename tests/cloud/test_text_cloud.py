@@ -304,7 +304,7 @@ def test_a_block_of_reasoning_is_the_edges_unless_the_cloud_can_go_on_in_one(
     asked = {"mid_word", "critical", "span", "rejected"}
     assert set(inside) == (asked if engine.reasons else {"reasoning"})
     assert "critical" in list(reasons.values())[end + 3 - start :]
-    thoughts = ["<think>\nso", "<think>\nso it"] if engine.reasons else []
+    thoughts = ["<think>\n", "<think>\nso"] if engine.reasons else []
     assert [asked for asked in engine.asked if "<think>" in asked][:2] == thoughts
     assert "It is" in engine.asked
 
