@@ -92,7 +92,12 @@ class CloudError(EdgewiseError):
 
 
 class CloudUnavailable(CloudError):
-    """No connection could be made or kept."""
+    """No connection could be made or kept, or the engine has no room now.
+
+    `retry_after` is in how many seconds it wants to be asked again, None where it did not say.
+    """
+
+    retry_after: float | None = None
 
 
 class CloudTimeout(CloudError):
@@ -108,9 +113,13 @@ class CloudRefused(CloudError):
 
 
 class CloudRejected(CloudError):
-    """The engine declined the request itself, for instance for its length."""
+    """The engine declined the request itself, for instance for its length.
+
+    `status` is the HTTP status with which it did, None where it said so otherwise.
+    """
 
     reason = "rejected"
+    status: int | None = None
 
 
 class OtherVocabulary(CloudRejected):

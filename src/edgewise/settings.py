@@ -65,8 +65,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cloud_engine: Annotated[
         str,
         Meta(
-            description="What answers at the cloud's URL: llama-server, vllm, sglang, gateway, or "
-            "one that a package adds; auto finds out."
+            description="What answers at the cloud's URL: llama-server, vllm, sglang, fireworks, "
+            "cerebras, gateway, or one that a package adds; auto finds out."
         ),
     ] = "auto"
     cloud_tokenizer: Annotated[

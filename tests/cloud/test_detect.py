@@ -42,7 +42,13 @@ def served() -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("owner", "dialect"),
-    [("llamacpp", "llama-server"), ("vllm", "vLLM"), ("sglang", "SGLang")],
+    [
+        ("llamacpp", "llama-server"),
+        ("vllm", "vLLM"),
+        ("sglang", "SGLang"),
+        ("fireworks", "Fireworks"),
+        ("Cerebras", "Cerebras"),
+    ],
 )
 def test_an_engine_says_what_it_is(served: str, owner: str, dialect: str) -> None:
     _Handler.models = {"data": [{"id": "m", "owned_by": owner}]}

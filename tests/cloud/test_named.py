@@ -110,6 +110,8 @@ def test_settings_name_it(add: Add) -> None:
         ("llama-server", EngineCloud, "llama-server"),
         ("vllm", EngineCloud, "vLLM"),
         ("sglang", EngineCloud, "SGLang"),
+        ("fireworks", EngineCloud, "Fireworks"),
+        ("cerebras", EngineCloud, "Cerebras"),
         ("gateway", GatewayCloud, ""),
     ],
 )
@@ -128,7 +130,8 @@ def test_an_unknown_name_is_one_sentence_wherever_the_cloud_is(cloud: str) -> No
     with pytest.raises(UsageError) as refused:
         parts.connect(Settings(cloud=cloud, cloud_engine="vlm"))
     assert str(refused.value) == (
-        "There is no cloud engine 'vlm'; known are auto, gateway, llama-server, sglang, vllm."
+        "There is no cloud engine 'vlm'; known are auto, cerebras, fireworks, gateway, "
+        "llama-server, sglang, vllm."
     )
     assert refused.value.setting == "cloud_engine"
 
@@ -147,7 +150,7 @@ def test_a_built_in_name_is_taken(add: Add) -> None:
 
 def test_engines_have_a_door_as_well(add: Add) -> None:
     add("edgewise.engine", mine="edgewise.engines.vllm:VllmEngine")
-    assert ENGINES.names() == ["llama-server", "mine", "sglang", "vllm"]
+    assert ENGINES.names() == [*("cerebras", "fireworks", "llama-server", "mine", "sglang", "vllm")]
 
 
 async def _kinds(*addresses: str, kind: str) -> list[str]:

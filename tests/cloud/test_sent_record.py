@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge import Bridge
-from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
+from edgewise.cloud.engine import Cerebras, Fireworks, LlamaServer, Sglang, Vllm
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.cloud.seam import bytes_of
 from edgewise.cloud.sent_files import Payload
@@ -42,13 +42,18 @@ CLOUDS: dict[str, Callable[[str], CloudModel]] = {
     "vllm": Vllm,
     "vllm-completions": Vllm,
     "sglang": Sglang,
+    "fireworks": Fireworks,
+    "cerebras": Cerebras,
     "gateway": GatewayCloud,
 }
 QUESTION = Message("user", "Where does the café get its coffee?")
 FIXED = {tuple(ord(one) ^ 1 for one in text) for text in PROBES if text.isascii()}
 """What a proof may ask an engine of the other vocabulary."""
 
-DIALECTS: tuple[Dialect, ...] = ("llama-server", "vllm", "vllm-completions", "sglang")
+DIALECTS: tuple[Dialect, ...] = (
+    *("llama-server", "vllm", "vllm-completions", "sglang"),
+    *("fireworks", "cerebras"),
+)
 
 
 @dataclass
@@ -210,7 +215,11 @@ def test_a_connection_that_breaks_is_in_the_record(wired: Wired) -> None:
         time.sleep(0.5)
 
 
-def test_an_engine_of_another_vocabulary_is_sent_nothing_more(wired: Wired) -> None:
+def test_an_engine_of_another_vocabulary_is_sent_nothing_more(
+    wired: Wired, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An API that bills its looks is not looked at as often.
+    monkeypatch.setattr("edgewise.engines.hosted.LOOK_SECONDS", 4.0)
     wired.answered([QUESTION])
     wired.engine.mark = 1
     wired.require_equal()

@@ -1,4 +1,4 @@
-"""One contract for every cloud backend: in process, a real llama-server, and the double."""
+"""One contract for every cloud backend: in process, a real llama-server, and the doubles."""
 
 import os
 import subprocess
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgewise.addresses import bundled
@@ -20,8 +21,10 @@ from edgewise.errors import CloudRejected, VocabularyMismatch
 from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.prompts import Message, Prompt, prompt_ids
 from edgewise.sampling import Sampling
+from edgewise.testing.engine_dialects import HOSTED, Dialect
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, replying
+from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.verdict import Verdict
 from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
@@ -41,6 +44,9 @@ class Backend:
     tokenizer: Tokenizer
     prompt: list[int]
     metered: bool = True
+    bounded: bool = True
+    """Whether it has a context that a prompt can be too long for."""
+
     block: int = 1
     """Cache unit, ids."""
 
@@ -52,7 +58,7 @@ def tokenizer() -> Iterator[Tokenizer]:
 
 
 VLLM = {"vllm": ("--enable-scale-out",), "vllm_completions": ()}
-BACKENDS = ["local", "llama_server", "gateway", "scripted"]
+BACKENDS = ["local", "llama_server", "gateway", "scripted", *HOSTED]
 if "VLLM_PYTHON" in os.environ:  # see `make test-vllm`
     BACKENDS += VLLM
 
@@ -66,12 +72,26 @@ def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def scripted_api(name: Dialect) -> Iterator[Backend]:
+    """A hosted API as its documents say it is; nobody tried the API itself."""
+    script = replying("blue sky.", prompt="sky: ")
+    engine = ScriptedEngine(dialect=name, script=lambda ids: int(np.argmax(script(ids))))
+    cloud = connect(engine.url)
+    cloud.check(ByteTokenizer())
+    yield Backend(cloud, ByteTokenizer(), list(b"sky: "), bounded=False)
+    cloud.close()
+    engine.close()
+
+
 @pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Iterator[Backend]:
     prompt = prompt_ids(tokenizer, [Message("user", pocketqa().questions[0].prompt)])
     if request.param == "scripted":
         script = replying("blue sky.", prompt="sky: ")
-        yield Backend(ScriptedCloud(script), ByteTokenizer(), list(b"sky: "), metered=False)
+        own = ByteTokenizer()
+        yield Backend(ScriptedCloud(script), own, list(b"sky: "), metered=False, bounded=False)
+    elif request.param in HOSTED:
+        yield from scripted_api(request.param)
     elif request.param == "local":
         cloud = LocalCloud(LlamaModel(bundled("cloud"), threads=1, slots=3))
         yield Backend(cloud, tokenizer, prompt)
@@ -227,7 +247,7 @@ def test_a_seed_repeats_a_draw(backend: Backend, session: CloudSession) -> None:
 
 
 def test_a_prompt_beyond_the_context_is_rejected(backend: Backend, session: CloudSession) -> None:
-    if not backend.metered:
+    if not backend.bounded:
         pytest.skip("the double has no context")
     with pytest.raises(CloudRejected):
         ask(session, backend.prompt * 30)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import pytest
 
 from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
+from edgewise.cloud.engine import Cerebras, Fireworks, LlamaServer, Sglang, Vllm
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.cloud.local import LocalCloud
 from edgewise.errors import CloudError, CloudTimeout, CloudUnavailable
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
+from edgewise.testing.engine_dialects import Dialect
 from edgewise.testing.scripted_cloud import ID_BYTES, ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from edgewise.testing.scripted_engine import ScriptedEngine
@@ -54,13 +55,21 @@ ENGINES: dict[str, Callable[[str], CloudModel]] = {
     "vllm_generate": Vllm,
     "vllm_completions": Vllm,
     "sglang": Sglang,
+    "fireworks": Fireworks,
+    "cerebras": Cerebras,
+}
+SCRIPTED: dict[str, Dialect] = {
+    "llama_server": "llama-server",
+    "fireworks": "fireworks",
+    "cerebras": "cerebras",
 }
 
 
 @pytest.fixture(params=ENGINES)
 def direct(request: pytest.FixtureRequest) -> Iterator[Watched]:
     name = request.param
-    engine = ScriptedEngine() if name == "llama_server" else DialectServer(engine_routes(name))
+    scripted = SCRIPTED.get(name)
+    engine = ScriptedEngine(dialect=scripted) if scripted else DialectServer(engine_routes(name))
     with recording(engine.url) as recorder:
         cloud = ENGINES[name](recorder.url)
         cloud.check(ByteTokenizer())

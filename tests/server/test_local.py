@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 from starlette.testclient import TestClient
 
-from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
+from edgewise.cloud.engine import Cerebras, Fireworks, LlamaServer, Sglang, Vllm
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.prompts import Message
 from edgewise.server.local_messages import LocalMessages
@@ -28,6 +28,8 @@ CLOUDS: dict[str, tuple[Any, Dialect]] = {
     "llama-server": (LlamaServer, "llama-server"),
     "vllm": (Vllm, "vllm"),
     "sglang": (Sglang, "sglang"),
+    "fireworks": (Fireworks, "fireworks"),
+    "cerebras": (Cerebras, "cerebras"),
     "gateway": (GatewayCloud, "llama-server"),
 }
 

@@ -56,7 +56,8 @@ def gateway(
         typer.Option(help="An engine's URL, or bundled; repeat it for replicas of one model."),
     ] = None,
     engine_kind: Annotated[
-        str, typer.Option(help="What the engines are: llama-server, vllm, sglang; auto finds out.")
+        str,
+        typer.Option(help="What the engines are, such as vllm; auto finds out."),
     ] = "auto",
     keys: Annotated[Path | None, typer.Option(help="File of keys; see gateway keys add.")] = None,
     limits: Annotated[

@@ -133,6 +133,9 @@ class ByIds:
 class ByIdsSession:
     """Implements `TransportSession`: prompt and answer in the cloud's ids."""
 
+    holds_lines = False
+    leaves_thoughts = False
+
     def __init__(
         self, session: CloudSession, begun: list[int], own: Tokenizer, *, local: bool
     ) -> None:

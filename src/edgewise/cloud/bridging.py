@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from functools import reduce
 
 from edgewise.cloud.base import failed, with_end
+from edgewise.cloud.reasoning import Reasoning
 from edgewise.cloud.seam import bytes_of, characters, held_back, kept, spelled, written_text
 from edgewise.cloud.transport import Going, Part, Transport, TransportSession
 from edgewise.cloud.view import Preceding, Sight, View
@@ -21,6 +22,9 @@ from edgewise.verdict import Sent, Verdict, metered
 
 PUSHED = 16
 """New ids of the edge's that are sent ahead together."""
+
+THINK = "<think>"
+"""How a cloud is told of a block of reasoning that is not over, whatever the edge's sign."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +38,7 @@ class BridgeSession:
         """`edge` is the edge's tokenizer, `name` the cloud's."""
         self._transport, self._view, self._prompt = transport, view, prompt
         self._edge, self._name = edge, name
+        self._reasoning = Reasoning(edge)
         self._sight: Sight | None = None
         self._session: TransportSession | None = None
         self._pushed = 0
@@ -51,7 +56,8 @@ class BridgeSession:
         end = time.monotonic() + deadline
         try:
             sight, session = self._opened()
-            text, held = held_back(sight.answer(self._written(answer)))
+            shown = sight.answer(self._shown(ids, session))
+            text, held = held_back(shown, lines=session.holds_lines)
             if not text and session.puts_blanks:
                 held = " "
             going = session.begin(text, n)
@@ -67,7 +73,7 @@ class BridgeSession:
         try:
             sight, session = self._opened()
             # The last word may still become another's beginning.
-            whole = self._written(ids[len(self._prompt.ids) :]).rpartition(" ")[0]
+            whole = self._shown(ids, session).rpartition(" ")[0]
             return session.push(sight.answer(whole), sent)
         except EdgewiseError as error:
             # Between characters, or at a consult that fails with it, more will be said.
@@ -77,6 +83,17 @@ class BridgeSession:
     def close(self) -> None:
         if self._session is not None:
             self._session.close()
+
+    def _shown(self, ids: Sequence[int], session: TransportSession) -> str:
+        """The answer as the cloud is told; raises `CloudRejected` as `_written`."""
+        start = len(self._prompt.ids)
+        if not session.leaves_thoughts:
+            return self._written(ids[start:])
+        block, left = self._reasoning.parted(ids, start)
+        text = self._written(left)
+        if block == "open":
+            return f"{THINK}\n{text.lstrip().removeprefix(THINK).lstrip()}"
+        return text.lstrip() if block == "over" else text
 
     def _written(self, answer: Sequence[int]) -> str:
         """The text of an answer. Raises `CloudRejected` where it ends inside of a character."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -12,6 +13,8 @@ from edgewise.cloud.base import CloudModel, with_end
 from edgewise.cloud.io_thread import IoThread
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.base import PROBE_SECONDS, Abilities, Client, Engine
+from edgewise.engines.cerebras import CerebrasEngine
+from edgewise.engines.fireworks import FireworksEngine
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.proof import Proof
 from edgewise.engines.sglang import SglangEngine
@@ -96,7 +99,8 @@ class EngineSession:
         name = request_id(self._client.session, self._asks)
         if sent is not None:
             sent.request_id = name
-        client = replace(self._client, sent=sent, request_id=name)
+        end = time.monotonic() + deadline
+        client = replace(self._client, sent=sent, request_id=name, end=end)
         work = self._cloud.complete(list(ids), n, sampling, client)
         return self._cloud.submit(work, deadline)
 
@@ -126,3 +130,17 @@ class Sglang(EngineCloud):
 
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
         super().__init__(SglangEngine(url, key=key, model=model))
+
+
+class Fireworks(EngineCloud):
+    """Implements `CloudModel`, as `LlamaServer`."""
+
+    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
+        super().__init__(FireworksEngine(url, key=key, model=model))
+
+
+class Cerebras(EngineCloud):
+    """Implements `CloudModel`, as `LlamaServer`."""
+
+    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
+        super().__init__(CerebrasEngine(url, key=key, model=model))

@@ -26,6 +26,8 @@ CLOUDS: Registry[CloudFactory] = Registry(
     "cloud engine",
     "edgewise.cloud",
     {
+        "cerebras": "edgewise.cloud.engine:Cerebras",
+        "fireworks": "edgewise.cloud.engine:Fireworks",
         "gateway": "edgewise.cloud.gateway:GatewayCloud",
         "llama-server": "edgewise.cloud.engine:LlamaServer",
         "sglang": "edgewise.cloud.engine:Sglang",

@@ -7,14 +7,17 @@ its KV cache is ever tokenised again. Consults are made, and replies end, betwee
 import codecs
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
+from msgspec.structs import replace
+
+from edgewise.cloud.reasoning import Reasoning
 from edgewise.edge.base import Tokenizer
-from edgewise.errors import CloudProtocolError
+from edgewise.errors import CloudProtocolError, CloudRejected
+from edgewise.verdict import Verdict
 
 BLANKS = " \t"
-"""Held back at the end of what is sent: most vocabularies write them with the word behind."""
 
 REPEATED = 12
 """Characters of an answer's beginning that a reply does not come to by chance."""
@@ -53,9 +56,12 @@ def opens_word(before: str, after: str) -> bool:
     return _breaks(before[-_CONTEXT:] + after[0], len(before[-_CONTEXT:]))
 
 
-def held_back(written: str) -> tuple[str, str]:
-    """What is sent of an answer so far, and the blanks that are not."""
-    sent = written.rstrip(BLANKS)
+def held_back(written: str, *, lines: bool = False) -> tuple[str, str]:
+    """What is sent of an answer so far, and the blanks that are not; with `lines`, ends of lines.
+
+    Most vocabularies write a blank with the word behind, and some clouds drop whatever ends a text.
+    """
+    sent = written.rstrip(None if lines else BLANKS)
     return sent, written[len(sent) :]
 
 
@@ -65,7 +71,11 @@ def added(sent: str, reply: str) -> str:
     Raises `CloudProtocolError` where the reply begins the answer anew instead.
     """
     begun, again = sent.lstrip(), reply.lstrip()
-    if len(begun) < REPEATED or begun[:REPEATED] != again[:REPEATED]:
+    beginning = begun[:REPEATED]
+    if len(begun) < REPEATED or beginning != again[:REPEATED]:
+        return reply
+    if beginning in begun[1:]:
+        # It repeats itself, and may once more.
         return reply
     if again.startswith(begun):
         return again[len(begun) :]
@@ -80,7 +90,7 @@ def kept(reply: bytes, held: str, words: int, *, ended: bool) -> Kept:
     """
     text = characters(reply)
     ended = ended and len(text.encode()) == len(reply)
-    text = text.removeprefix(held) if text.startswith(held) else text.lstrip(BLANKS)
+    text = text.removeprefix(held) if text.startswith(held) else text.lstrip(BLANKS + held)
     ends = [at for at in range(1, len(text)) if _breaks(text, at)]
     if len(ends) >= words and not (ended and text[ends[words - 1] :].isspace()):
         return Kept(text[: ends[words - 1]], complete=True, ends=False)
@@ -149,16 +159,70 @@ def written_text(data: bytes) -> str | None:
 class Seams:
     """Where a cloud with another vocabulary may be consulted in an answer of the edge's."""
 
-    def __init__(self, edge: Tokenizer, cloud: Tokenizer | None = None) -> None:
-        """Where both divide the text; without the `cloud`'s tokenizer, where a word opens."""
-        self._edge, self._cloud = edge, cloud
+    def __init__(
+        self,
+        edge: Tokenizer,
+        cloud: Tokenizer | None = None,
+        *,
+        strips: bool = False,
+        reasons: bool | None = None,
+    ) -> None:
+        """Where both divide the text; without the `cloud`'s tokenizer, where a word opens.
+
+        One that `strips` loses the blanks that its replies begin with. `reasons` is whether one
+        that knows an answer without its thoughts can go on inside of these; None for others.
+        """
+        self._edge, self._cloud, self._strips = edge, cloud, strips
+        self._reasoning, self._reasons = Reasoning(edge), reasons
+
+    def refused(
+        self, ids: Sequence[int], start: int, token: int, *, divided: bool = False
+    ) -> Literal["mid_word", "reasoning"] | None:
+        """Why no consult may be made behind `ids`, an answer from `start` on; None where one may.
+
+        `token` is what the edge would write there: what it begins tells what is over. `divided`
+        where the words of a consult ended there.
+        """
+        keeps, reasons = self._reasoning.keeps, self._reasons
+        if reasons is not None and keeps(ids, start, token, inside=not reasons):
+            return "reasoning"
+        admitted = (divided and not self._strips) or self.admit(ids, start, token)
+        if admitted and self._strips:
+            admitted = self._blanks_before(ids, start, token) is not None
+        return None if admitted else "mid_word"
 
     def admit(self, ids: Sequence[int], start: int, token: int) -> bool:
-        """Whether a consult may be made behind `ids`, an answer from `start` on.
-
-        `token` is what the edge would write there: what it begins tells what is over.
-        """
+        """Whether the text may be divided behind `ids`, as `refused`."""
         return self._judged(ids, start, token, self._cloud)
+
+    def joined(self, verdict: Verdict, ids: Sequence[int], start: int, token: int) -> Verdict:
+        """A verdict about what follows `ids`, as `refused`, with the blanks that it lost.
+
+        They are those of `token`. Raises `CloudRejected` where it may have had none.
+        """
+        reply = bytes_of(self._edge, verdict.ids).decode("utf-8", "replace")
+        blanks = self._blanks_before(ids, start, token) if self._strips else None
+        if not blanks or not reply or reply[0].isspace():
+            return verdict
+        if _kind(reply[0]) == "":
+            raise CloudRejected("Whether a blank stands before the cloud's words cannot be told.")
+        ends = [one for one in verdict.ids[-1:] if one in self._edge.eos_ids]
+        found = (*spelled(self._edge, ids[start:], blanks + reply), *ends)
+        return replace(verdict, ids=found, logprobs=(None,) * len(found))
+
+    def _blanks_before(self, ids: Sequence[int], start: int, token: int) -> str | None:
+        """Those of `token` before the cloud's words; None where that cannot be told.
+
+        Empty where the answer ends with some, or has not begun.
+        """
+        written = written_text(bytes_of(self._edge, ids[max(start, len(ids) - _CONTEXT) :]))
+        data = self._edge.piece(token)
+        piece = characters(data)
+        if data and not piece.strip():
+            return None
+        if not written or written[-1].isspace():
+            return ""
+        return piece[: len(piece) - len(piece.lstrip())] or None
 
     def opens(self, ids: Sequence[int], start: int, token: int) -> bool:
         """Whether a word opens with `token` behind `ids`."""

@@ -29,9 +29,15 @@ KEPT_ANSWERS = 100
 
 KEPT_CONVERSATIONS = 64
 KEPT_TOKENS = 1 << 19
-"""Of what was told before so much is remembered; what is forgotten counts as new again."""
+"""Of what was told before so much is remembered; what is forgotten counts as new again.
+
+Where text travels they are characters.
+"""
 
 _PUSH_SECONDS = 0.05
+
+_Told = int | str
+"""What a host is told, one after the other: an id; or a character, or who says those behind it."""
 
 # All bytes of UTF-8 that begin no character.
 _CONTINUING = bytes(range(0x80, 0xC0))
@@ -104,7 +110,7 @@ class SentAnswer:
         self._messages: list[SentMessage] = []
         self._pushed: list[Sent] = []
         # Told in the thread that sends, worked out in another.
-        self._unread: deque[tuple[SentMessage, Sequence[int]]] = deque()
+        self._unread: deque[tuple[SentMessage, Sequence[_Told]]] = deque()
         self._closed = False
 
     def consult(self, ids: Sequence[int]) -> "RecordedSent":
@@ -151,8 +157,8 @@ class SentAnswer:
         record, about = self._record, sent.message
         with record.lock:
             if record.payloads is not None:
-                text = self._bytes(sent.prefix[len(sent.prefix) - ids :])
-                record.payloads.write(about, message, ids, text.decode("utf-8", "replace"))
+                text = self._text(sent.prefix[len(sent.prefix) - ids :])
+                record.payloads.write(about, message, ids, text)
             before = replace(about)
             about.bytes += len(message)
             about.tokens += ids
@@ -181,10 +187,12 @@ class SentAnswer:
         while self._unread:
             message, prefix = self._unread.popleft()
             new = self._conversation.tell(self._host, prefix)
-            message.new_tokens += len(new)
+            message.new_tokens += sum(isinstance(one, int) for one in new)
             message.new_characters += sum(map(self._characters, new))
 
-    def _characters(self, token: int) -> int:
+    def _characters(self, token: _Told) -> int:
+        if isinstance(token, str):
+            return len(token) == 1
         known = self._record.characters.get(token)
         if known is None:
             known = len(self._tokenizer.piece(token).translate(None, _CONTINUING))
@@ -195,8 +203,9 @@ class SentAnswer:
         if messages and self._record.counts_file is not None:
             self._record.counts_file.append(messages)
 
-    def _bytes(self, ids: Sequence[int]) -> bytes:
-        return b"".join(self._tokenizer.piece(token) for token in ids)
+    def _text(self, ids: Sequence[_Told]) -> str:
+        pieces = (self._tokenizer.piece(token) for token in ids if isinstance(token, int))
+        return b"".join(pieces).decode("utf-8", "replace")
 
 
 class RecordedSent(Sent):
@@ -206,7 +215,8 @@ class RecordedSent(Sent):
 
     def __init__(self, answer: SentAnswer, message: SentMessage, prefix: Sequence[int]) -> None:
         super().__init__()
-        self._answer, self.message, self.prefix = answer, message, prefix
+        self._answer, self.message = answer, message
+        self.prefix: Sequence[_Told] = prefix
 
     def add(self, ids: int, message: bytes, *, tells: bool = True) -> None:
         self._answer.note(self, ids, message, tells=tells)
@@ -215,45 +225,49 @@ class RecordedSent(Sent):
     def concerns(self, ids: Sequence[int]) -> None:
         self.prefix = list(ids)
 
+    def shows(self, texts: Sequence[tuple[str, str]]) -> None:
+        # No character is mistaken for who says it: they are longer.
+        self.prefix = [one for who, text in texts for one in (f"{who}:", *text)]
+
 
 class _Conversation:
     """What each host knows of a conversation."""
 
     def __init__(self) -> None:
         self.name = secrets.token_hex(4)
-        self._hosts: dict[str, _Told] = {}
+        self._hosts: dict[str, _Sequences] = {}
 
     @property
     def tokens(self) -> int:
         return sum(len(told) for told in self._hosts.values())
 
-    def tell(self, host: str, ids: Sequence[int]) -> list[int]:
-        """A host knows `ids` now; returns those of them that it did not know in this place."""
-        return self._hosts.setdefault(host, _Told()).add(ids)
+    def tell(self, host: str, told: Sequence[_Told]) -> list[_Told]:
+        """A host knows these now; returns those of them that it did not know in this place."""
+        return self._hosts.setdefault(host, _Sequences()).add(told)
 
     def forget(self) -> None:
         """Answers that are still shown hold it."""
         self._hosts.clear()
 
 
-class _Told:
+class _Sequences:
     """Sequences that were told: every beginning of them, by its hash."""
 
     def __init__(self) -> None:
         self._beginnings: set[int] = set()
-        self._last: list[int] = []
+        self._last: list[_Told] = []
         self._hashes: list[int] = []
 
     def __len__(self) -> int:
         return len(self._beginnings)
 
-    def add(self, ids: Sequence[int]) -> list[int]:
-        """Returns the ids that end a beginning not told before."""
+    def add(self, ids: Sequence[_Told]) -> list[_Told]:
+        """Returns those that end a beginning not told before."""
         last = self._last
         # Comparing lists is much faster than going through them.
         shared = len(last) if last == ids[: len(last)] else common_prefix(last, ids)
         del self._last[shared:], self._hashes[shared:]
-        new: list[int] = []
+        new: list[_Told] = []
         beginning = self._hashes[-1] if shared else 0
         for token in ids[shared:]:
             beginning = hash((beginning, token))

@@ -47,6 +47,16 @@ class TransportSession(Protocol):
         """Whether the cloud reads an answer as if a blank stood before it."""
         ...
 
+    @property
+    def holds_lines(self) -> bool:
+        """Whether ends of lines are held back at the end of an answer, as blanks are."""
+        ...
+
+    @property
+    def leaves_thoughts(self) -> bool:
+        """Whether a block of reasoning that is over is left out of the answer."""
+        ...
+
     def begin(self, answer: str, words: int) -> Going:
         """A consult behind `answer`, which ends with no blank, for so many words."""
         ...

@@ -21,7 +21,7 @@ Outputs = Literal["none", "last", "all"]
 """Of which ids of a run the logits are wanted."""
 
 
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
     """How many ids both begin with."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:

@@ -6,6 +6,7 @@ I/O thread and implements `CloudModel`; the gateway runs many in its event loop.
 
 import asyncio
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -67,7 +68,8 @@ class Client(msgspec.Struct, frozen=True):
 
     `tenant` is who must not learn what others ask, where several share an engine: a gateway's key.
     `sent` is told what travels. `request_id` names the consult in the engine's log, `trace` are
-    headers by which its spans join the gateway's.
+    headers by which its spans join the gateway's. `end` is until when it is waited for, by the
+    monotonic clock; None: an engine that is busy is not asked again.
     """
 
     session: str = ""
@@ -77,6 +79,11 @@ class Client(msgspec.Struct, frozen=True):
     tenant: str = ""
     request_id: str = ""
     trace: Mapping[str, str] = {}
+    end: float | None = None
+
+    def waits(self, seconds: float) -> bool:
+        """Whether there is time left after so many seconds."""
+        return self.end is not None and time.monotonic() + seconds < self.end
 
     @property
     def headers(self) -> dict[str, str]:

@@ -1,9 +1,10 @@
 """Which engine answers at an address: every one says so in `/v1/models`."""
 
 import asyncio
+from collections.abc import Sequence
 
 from edgewise.engines.base import PROBE_SECONDS
-from edgewise.engines.http import Redirected, named, served_models
+from edgewise.engines.http import Redirected, Served, named, served_models
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout
 
@@ -13,29 +14,34 @@ OWNERS = {
     "llamacpp": "llama-server",
     "vllm": "vllm",
     "sglang": "sglang",
+    "fireworks": "fireworks",
+    "cerebras": "cerebras",
     "edgewise-gateway": GATEWAY,
 }
-"""From what a server says of its models to its name."""
+"""From what a server says of its models, in lower case, to its name."""
+
+_KNOWN = "llama-server, vLLM, SGLang, Fireworks, Cerebras or a gateway"
+_LONGEST = 100
 
 
 async def found_at(url: str, *, key: str | None = None, model: str | None = None) -> str:
     """The name of the engine, or of the gateway; raises a `CloudError`.
 
-    It is that of `model`, or of the first there where that is not served.
+    It is whoever owns `model`, or else any of the models there: a catalogue names some by who
+    made them.
     """
     asked = LlamaServerEngine(url, key=key)
     try:
         async with asyncio.timeout(PROBE_SECONDS):
             models = await served_models(asked)
-            owner = (named(models, model) or models[0]).owned_by
+            owner = _owner(models, model)
     except TimeoutError as error:
         raise CloudTimeout(f"{url!r} did not answer within {PROBE_SECONDS:g} s.") from error
     except Redirected:
         raise
     except (CloudProtocolError, CloudRejected) as error:
         raise CloudProtocolError(
-            f"What answers at {url!r} is no engine that Edgewise knows (llama-server, vLLM, SGLang "
-            "or a gateway)",
+            f"What answers at {url!r} is no engine that Edgewise knows ({_KNOWN})",
             hint="check the address, or name the engine",
             setting="cloud_engine",
         ) from error
@@ -43,9 +49,16 @@ async def found_at(url: str, *, key: str | None = None, model: str | None = None
         await asked.close()
     if owner not in OWNERS:
         raise CloudRejected(
-            f"{url!r} serves a model of {owner!r}, which is none of llama-server, vLLM, SGLang or "
-            "a gateway, and APIs that take text only cannot serve consults",
+            f"{url!r} serves a model of {owner[:_LONGEST]!r}, which is none of {_KNOWN}, and APIs "
+            "that take text only cannot serve consults",
             hint="if it is one of these all the same, name it",
             setting="cloud_engine",
         )
     return OWNERS[owner]
+
+
+def _owner(models: Sequence[Served], model: str | None) -> str:
+    """A key of `OWNERS`, or who owns the model where nobody there is one."""
+    first = named(models, model) or models[0]
+    owners = [one.owned_by for one in (first, *models)]
+    return next((one.lower() for one in owners if one.lower() in OWNERS), first.owned_by)

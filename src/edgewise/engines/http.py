@@ -1,5 +1,6 @@
 """Engines behind HTTP: JSON both ways, and a `CloudError` for whatever goes wrong."""
 
+import asyncio
 import difflib
 import ssl
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ import aiohttp
 import msgspec
 
 from edgewise.engines.base import NOBODY, REQUEST_ID, Client, Described, Engine
+from edgewise.engines.retry_after import HEADER, seconds_told
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -61,7 +63,14 @@ class Endpoint:
         data = msgspec.json.encode(body)
         counting = _Counting(client.sent, ids) if client.sent is not None else None
         headers = {**client.headers, "Content-Type": "application/json"}
-        return await self._twice(_Request("POST", path, data, headers, counting))
+        request = _Request("POST", path, data, headers, counting)
+        try:
+            return await self._twice(request)
+        except CloudUnavailable as busy:
+            if busy.retry_after is None or not client.waits(busy.retry_after):
+                raise
+            await asyncio.sleep(busy.retry_after)
+        return await self._twice(request)
 
     async def get(self, path: str) -> bytes:
         """The reply; raises a `CloudError`."""
@@ -104,16 +113,19 @@ class Endpoint:
             raise CloudProtocolError(f"{self.url!r} sent a reply of more than {_MAX_REPLY} bytes.")
         if response.status == 200:
             return
-        if problem := not_now(self.url, response.status, request_id):
+        later = seconds_told(response.headers.get(HEADER))
+        if problem := not_now(self.url, response.status, request_id, later):
             raise problem
         raise self.declined(response.status, body, _bounded(request_id))
 
     def declined(self, status: int, body: bytes, request_id: str | None) -> CloudRejected:
         """What is raised for a reply that is about the request itself."""
-        return CloudRejected(
+        error = CloudRejected(
             f"{self.url!r} declined the request (HTTP {status}: {_excerpt(body)!r})",
             request_id=request_id,
         )
+        error.status = status
+        return error
 
     def _client(self) -> aiohttp.ClientSession:
         if self._http is None:
@@ -236,8 +248,13 @@ def checked_address(url: str) -> str:
     return plain.removesuffix(path) + base if plain.endswith(path) else plain
 
 
-def not_now(url: str, status: int, request_id: str | None = None) -> CloudError | None:
-    """What an HTTP status says of the address, the key or the moment; None for any other."""
+def not_now(
+    url: str, status: int, request_id: str | None = None, later: float | None = None
+) -> CloudError | None:
+    """What an HTTP status says of the address, the key or the moment; None for any other.
+
+    `later` is in how many seconds it wants to be asked again, where it said so.
+    """
     if 300 <= status < 400:
         return Redirected(
             f"{url!r} redirects elsewhere (HTTP {status}), and no redirect is followed",
@@ -247,15 +264,17 @@ def not_now(url: str, status: int, request_id: str | None = None) -> CloudError 
     if status in (401, 403):
         return CloudRefused(
             f"{url!r} refused the key",
-            hint="set EDGEWISE_CLOUD_KEY to one it accepts",
+            hint="set EDGEWISE_CLOUD_KEY, or the variable that holds its key, to one it accepts",
             request_id=_bounded(request_id),
         )
     if status in (408, 429) or status >= 500:
-        return CloudUnavailable(
+        busy = CloudUnavailable(
             f"{url!r} is not ready (HTTP {status})",
-            hint="try again shortly",
+            hint="try again " + ("shortly" if later is None else f"in {later:g} s"),
             request_id=_bounded(request_id),
         )
+        busy.retry_after = later if status in (429, 503) else None
+        return busy
     return None
 
 
@@ -336,12 +355,17 @@ async def served_model(engine: HttpEngine) -> Served:
     models = await served_models(engine)
     found = named(models, engine.model)
     if found is None:
-        raise CloudRejected(
-            f"{engine.url!r} serves no model {engine.model!r}",
-            hint=f"it serves {_shown([one.id for one in models], str(engine.model))}",
-            setting="cloud_model",
-        )
+        raise not_served(engine, models)
     return found
+
+
+def not_served(engine: HttpEngine, models: Sequence[Served]) -> CloudRejected:
+    """What to say where the model that was named is none of these."""
+    return CloudRejected(
+        f"{engine.url!r} serves no model {engine.model!r}",
+        hint=f"it serves {shown([one.id for one in models], str(engine.model))}",
+        setting="cloud_model",
+    )
 
 
 def named(models: Sequence[Served], model: str | None) -> Served | None:
@@ -351,7 +375,7 @@ def named(models: Sequence[Served], model: str | None) -> Served | None:
     return next((one for one in models if one.id == model), None)
 
 
-def _shown(names: Sequence[str], like: str) -> str:
+def shown(names: Sequence[str], like: str) -> str:
     """Some of many names, those that are `like` one first."""
     close = difflib.get_close_matches(like, names[:_MOST_COMPARED], _MOST_SHOWN, cutoff=0.5)
     shown = list(dict.fromkeys([*close, *names]))[:_MOST_SHOWN]

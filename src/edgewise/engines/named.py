@@ -11,6 +11,8 @@ ENGINES: Registry[type[HttpEngine]] = Registry(
     "engine",
     "edgewise.engine",
     {
+        "cerebras": "edgewise.engines.cerebras:CerebrasEngine",
+        "fireworks": "edgewise.engines.fireworks:FireworksEngine",
         "llama-server": "edgewise.engines.llama_server:LlamaServerEngine",
         "sglang": "edgewise.engines.sglang:SglangEngine",
         "vllm": "edgewise.engines.vllm:VllmEngine",

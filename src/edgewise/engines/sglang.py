@@ -17,6 +17,7 @@ from edgewise.engines.base import (
     side_by_side,
     uncached,
 )
+from edgewise.engines.completions import has_ended
 from edgewise.engines.http import HttpEngine, decoded, described, served_model
 from edgewise.errors import CloudError, CloudRejected
 from edgewise.sampling import Sampling
@@ -104,7 +105,8 @@ class SglangEngine(HttpEngine):
 
 def _verdict(reply: _Generated) -> Verdict:
     ids, meta = reply.output_ids, reply.meta_info
-    stopped = meta.finish_reason is not None and meta.finish_reason.type == "stop"
+    ended = meta.finish_reason.type if meta.finish_reason else None
+    stopped = has_ended(ended, SglangEngine.dialect)
     logprobs = [row[0] for row in meta.output_token_logprobs]
     return Verdict(
         ids=tuple(ids),

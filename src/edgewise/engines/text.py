@@ -32,10 +32,11 @@ class GoneOn(msgspec.Struct, frozen=True, kw_only=True):
 class TextEngine(ABC):
     """One API. Methods run in one event loop; `close` gives its connections back.
 
-    `reasons` tells whether it can go on inside of a block of reasoning that was begun.
+    `dialect` is what sentences call it. `reasons` tells whether it can go on inside of a block of
+    reasoning that was begun.
     """
 
-    dialect: ClassVar[str]
+    dialect: str
     reasons: ClassVar[bool] = False
 
     def __init__(self, url: str) -> None:

@@ -22,26 +22,17 @@ from edgewise.engines.base import (
     of_kept,
     sampling_fields,
     side_by_side,
-    uncached,
 )
+from edgewise.engines.completions import COMPLETIONS, Meter, has_ended, only
 from edgewise.engines.http import HttpEngine, decoded, described, served_model
 from edgewise.errors import CloudError, CloudProtocolError, CloudRefused, CloudRejected
 from edgewise.sampling import Sampling
 from edgewise.verdict import Verdict
 
-GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
+GENERATE = "/inference/v1/generate"
 _ID = "token_id:"
 # Of any id; Python itself refuses to read numbers that are much longer.
 _DIGITS = 20
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
 
 
 class _Top(msgspec.Struct):
@@ -67,7 +58,7 @@ class _Generated(msgspec.Struct):
 
 class _Generation(msgspec.Struct):
     choices: list[_Generated]
-    usage: _Usage | None = None
+    usage: Meter | None = None
 
 
 class _Logprobs(msgspec.Struct):
@@ -83,7 +74,7 @@ class _Completed(msgspec.Struct):
 
 class _Completion(msgspec.Struct):
     choices: list[_Completed]
-    usage: _Usage | None = None
+    usage: Meter | None = None
 
 
 class VllmEngine(HttpEngine):
@@ -169,7 +160,7 @@ class VllmEngine(HttpEngine):
             body["model"] = self.model
         answered = await self.post(GENERATE, body, client, ids=len(ids))
         reply = decoded(answered, _Generation, self.dialect)
-        (choice,) = _one(reply.choices)
+        choice = only(reply.choices, self.dialect)
         rows = (choice.logprobs.content if choice.logprobs else None) or []
         tops = [[(_top_id(top), top.logprob) for top in row.top_logprobs] for row in rows]
         logprobs = [row.logprob for row in rows]
@@ -196,7 +187,7 @@ class VllmEngine(HttpEngine):
         }
         answered = await self.post(COMPLETIONS, body, client, ids=len(ids))
         reply = decoded(answered, _Completion, self.dialect)
-        (choice,) = _one(reply.choices)
+        choice = only(reply.choices, self.dialect)
         if choice.logprobs is None:
             raise CloudProtocolError(f"{self.url!r} sent a completion without its token ids.")
         found = choice.logprobs
@@ -213,25 +204,17 @@ def _verdict(
     logprobs: Sequence[float | None],
     tops: Sequence[Sequence[tuple[int, float | None]]],
     finish_reason: str | None,
-    usage: _Usage | None,
+    usage: Meter | None,
 ) -> Verdict:
-    details = usage.prompt_tokens_details if usage else None
-    cached = details.cached_tokens if details else None
-    stopped = finish_reason == "stop"
+    meter, stopped = usage or Meter(), has_ended(finish_reason, VllmEngine.dialect)
     return Verdict(
         ids=tuple(ids),
         logprobs=for_each(ids, logprobs, stopped=stopped),
         top=tuple(candidates(top) for top in of_kept(ids, tops, stopped=stopped)),
         stopped=stopped,
-        cached=cached,
-        computed=uncached(usage.prompt_tokens if usage else None, cached),
+        cached=meter.cached,
+        computed=meter.computed,
     )
-
-
-def _one(choices: list[Any]) -> list[Any]:
-    if len(choices) != 1:
-        raise CloudProtocolError(f"vLLM sent {len(choices)} choices for one prompt.")
-    return choices
 
 
 def _top_id(top: _Top) -> int:

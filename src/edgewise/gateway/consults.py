@@ -7,7 +7,7 @@ import structlog
 from msgspec.structs import replace
 
 from edgewise.engines.base import Client
-from edgewise.errors import CloudError, EdgewiseError, UsageError
+from edgewise.errors import CloudError, CloudUnavailable, EdgewiseError, UsageError
 from edgewise.gateway.fleet import Busy, Fleet
 from edgewise.gateway.key_file import ANYBODY, Key
 from edgewise.gateway.large_frames import listed
@@ -171,7 +171,9 @@ def _failed(frame: Ask, error: CloudError, client: Client) -> Failed:
         request_id=client.request_id,
         engine_request_id=error.request_id,
     )
-    return Failed(frame.ask, error.reason, _SAID[error.reason], None, error.request_id)
+    wait = error.retry_after if isinstance(error, CloudUnavailable) else None
+    later = None if wait is None else _milliseconds(wait)
+    return Failed(frame.ask, error.reason, _SAID[error.reason], later, error.request_id)
 
 
 def _reply(frame: Ask, verdict: Verdict, *, metered: bool) -> Reply:

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Literal, NamedTuple
 
 from edgewise.cloud.base import CloudSession
+from edgewise.cloud.seam import Seams
 from edgewise.cloud.sent_record import RecordedSent, SentAnswer
 from edgewise.errors import CloudError, CloudTimeout
 from edgewise.loop.breaker import Breaker
@@ -53,16 +54,17 @@ class Consults:
         policy: Policy,
         sampling: Sampling,
         size: int,
-        words: bool,
+        seams: Seams | None,
+        start: int,
         breaker: Breaker,
         latency: Latency,
     ) -> None:
         """`session` and `sent`, the record of what it sends, are closed with the consults.
 
-        It answers in a vocabulary of `size` ids. With `words` it is asked for words, and it alone
-        knows what it was sent for them.
+        It answers in a vocabulary of `size` ids. With `seams` it is asked there, for words, and it
+        alone knows what it was sent for them; the answer has its first id at `start`.
         """
-        self._size, self._words = size, words
+        self._size, self._seams, self._start = size, seams, start
         self._session, self.sent = session, sent
         self._policy, self._sampling = policy, sampling
         self._breaker, self._latency = breaker, latency
@@ -119,12 +121,17 @@ class Consults:
             self.waited += time.monotonic() - flight.begun - elapsed
         return flight.future.done()
 
-    def verdict(self, flight: Flight, proposed: int) -> Verdict:
-        """Wait for the outcome; raises the `CloudError` that it is."""
+    def verdict(self, flight: Flight, ids: Sequence[int], proposed: int, token: int) -> Verdict:
+        """Wait for the outcome; raises the `CloudError` that it is.
+
+        Behind `ids` the edge proposed `proposed`, and would have written `token`.
+        """
         begun = time.monotonic()
         self._flights.pop(flight.position, None)
         try:
             verdict = self._result(flight)
+            if self._seams is not None:
+                verdict = self._seams.joined(verdict, ids, self._start, token)
         except CloudError as error:
             self._breaker.failed(silent=isinstance(error, CloudTimeout))
             raise
@@ -200,7 +207,8 @@ class Consults:
         return True
 
     def _check(self, verdict: Verdict, flight: Flight) -> None:
-        asked, prompt = (MOST_IDS, MOST_IDS) if self._words else (flight.ask, flight.position)
+        words = self._seams is not None
+        asked, prompt = (MOST_IDS, MOST_IDS) if words else (flight.ask, flight.position)
         verdict.check(asked=asked, prompt=prompt, size=self._size)
 
     def _probed(self, flight: Flight) -> None:

@@ -103,7 +103,8 @@ class Generation(Iterator[Event]):
                     policy=rules.policy,
                     sampling=sampling,
                     size=rules.tokenizer.size,
-                    words=rules.seams is not None,
+                    seams=rules.seams,
+                    start=rules.prompt,
                     breaker=parts.breaker,
                     latency=parts.latency,
                 )
@@ -205,7 +206,7 @@ class Generation(Iterator[Event]):
                 return
         self._awaited = None
         try:
-            verdict = self._consults.verdict(flight, read.proposed)
+            verdict = self._consults.verdict(flight, self._ids, read.proposed, read.token)
         except CloudError as error:
             self._events.append(_over(state.index, flight, error, about(flight.sent)))
             if self._rules.policy.on_cloud_error == "raise":

@@ -83,9 +83,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         A consult that is wanted where none may be made is made at the next seam.
         """
         decision = rules.policy.decide(1.0 if self.waits else score, self.budget)
-        seams = None if self.divided else rules.seams
-        if decision.ask and seams is not None and not seams.admit(ids, rules.prompt, token):
-            return Decision(0, "mid_word")
+        if decision.ask and rules.seams is not None:
+            refused = rules.seams.refused(ids, rules.prompt, token, divided=self.divided)
+            if refused is not None:
+                return Decision(0, refused)
         return replace(decision, ask=min(decision.ask, rules.max_tokens - self.index))
 
     def expecting(self, ask: int, rules: Rules) -> "State":

@@ -11,14 +11,14 @@ import asyncio
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 from aiohttp import web
 
 from edgewise.edge.base import Tokenizer
-from edgewise.testing.engine_dialects import DIALECTS, Dialect, Wanted, Writing
+from edgewise.testing.engine_dialects import DIALECTS, HOSTED, Dialect, Wanted, Writing
 from edgewise.testing.scripted_edge import ByteTokenizer
 
 Misbehaviour = Literal["hang", "reset", "error", "busy", "declined", "garbage"]
@@ -53,6 +53,8 @@ Misdeed = Misbehaviour | Twisted | Edited | Wire
 
 _STATUS: dict[Misbehaviour, int] = {"error": 500, "busy": 429, "declined": 400}
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
 HANG_SECONDS = 3600.0
 _MAX_BODY = 8 << 20
 
@@ -75,7 +77,10 @@ class ScriptedEngine:
     `abandoned` ones were given up by who asked, `looks` were taken at its health, `strays` counts
     requests for what it does not have, by path. Every reply to a consult has its number as
     `x-request-id` (`scripted-0`, ...). It says that it serves `model`, of `size` ids (None: it does
-    not say); with another `tokenizer`, or a `mark` other than 0, its vocabulary is another.
+    not say); with another `tokenizer`, or a `mark` other than 0, its vocabulary is another. A
+    hosted dialect serves `others` as well, puts `beginning` before every text (`reads` counts
+    those), knows only models that it serves, and any dialect only who has the `key`, where there
+    is one.
     """
 
     def __init__(
@@ -96,8 +101,13 @@ class ScriptedEngine:
         self.strays = Counter[str]()
         self.tokenizer: Tokenizer = tokenizer or ByteTokenizer()
         self.model, self.mark = "scripted", 0
+        self.others: list[str] = []
+        self.beginning: list[int] = []
+        self.reads = 0
+        self.key: str | None = None
         self.size: int | None = None
-        self._dialect = DIALECTS[dialect]
+        self.speaks = dialect
+        self._dialect, self._hosted = DIALECTS[dialect], dialect in HOSTED
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -107,7 +117,7 @@ class ScriptedEngine:
     @property
     def url(self) -> str:
         """Where it listens."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://127.0.0.1:{self.port}{self._dialect.root}"
 
     @property
     def listening(self) -> bool:
@@ -134,11 +144,13 @@ class ScriptedEngine:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _start(self, port: int) -> int:
-        app = web.Application(client_max_size=_MAX_BODY)
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/tokenize", self._tokenize)
-        app.router.add_post(self._dialect.path, self._complete)
+        app = web.Application(client_max_size=_MAX_BODY, middlewares=[self._let_in])
+        root = self._dialect.root
+        app.router.add_get(f"{root}/v1/models", self._models)
+        app.router.add_post(f"{root}{self._dialect.path}", self._complete)
+        if not self._hosted:
+            app.router.add_get("/health", self._health)
+            app.router.add_post("/tokenize", self._tokenize)
         app.router.add_route("*", "/{path:.*}", self._stray)
         self._runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05
@@ -153,13 +165,21 @@ class ScriptedEngine:
         await self._runner.cleanup()
         self._runner = None
 
+    @web.middleware
+    async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.Response(status=401, body=b'{"error": {"message": "Invalid API key"}}')
+        return await handler(request)
+
     async def _health(self, request: web.Request) -> web.StreamResponse:
         self.looks += 1
         return await self._reply(request, {"status": "ok"}, self.aside(request.path))
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         meta = {} if self.size is None else {"meta": {"n_vocab": self.size}}
-        served = {"data": [{"id": self.model, "owned_by": self._dialect.owner, **meta}]}
+        owner = self._dialect.owner
+        others = [{"id": name, "owned_by": owner} for name in self.others]
+        served = {"data": [*others, {"id": self.model, "owned_by": owner, **meta}]}
         return await self._reply(request, served, self.aside(request.path))
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
@@ -173,10 +193,21 @@ class ScriptedEngine:
         return web.Response(status=404, body=b"no such path")
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        asked = self._dialect.wanted(await request.read())
+        try:
+            asked = self._dialect.wanted(await request.read())
+        except msgspec.ValidationError as error:
+            return web.Response(status=400, body=str(error).encode())
         if asked.n == 0:
             self.prefills += 1
             return _json({"tokens": []})
+        if self._hosted and asked.model not in (self.model, *self.others):
+            return web.Response(status=404, body=b'{"error": {"code": "NOT_FOUND"}}')
+        if asked.text is not None:
+            self.reads += 1
+            said = [*self.beginning, *self.tokenizer.encode(asked.text)]
+            read = asked._replace(ids=[token ^ self.mark for token in said])
+            reply = self._dialect.reply(self._written(read))
+            return await self._reply(request, reply, self.aside(request.path))
         number, self.asked = self.asked, self.asked + 1
         self.running += 1
         try:
@@ -216,6 +247,8 @@ class ScriptedEngine:
             top=[[(token, -0.1)] for token in written],
             ended=written[-1] in self.tokenizer.eos_ids,
             cached=len(asked.ids) - 1,
+            prompt=list(asked.ids),
+            echo=asked.echo,
         )
 
     async def _reply(

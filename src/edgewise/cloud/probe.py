@@ -1,0 +1,220 @@
+"""How an API that takes text goes on with an answer that was begun: a few requests find it out.
+
+What is asked is fixed. Models are of all sizes, so that one writes other words than another proves
+nothing; only one that begins anew does.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from edgewise.cloud.seam import REPEATED
+from edgewise.engines.text import GoneOn, TextEngine
+from edgewise.errors import CloudProtocolError, CloudRejected
+from edgewise.prompts import Message
+from edgewise.sampling import Sampling
+
+TOKENS = 6
+"""A reply's, in a probe."""
+
+_ASKED = (Message("user", "Count in words from one to ten, separated by spaces."),)
+
+
+class _Begun(NamedTuple):
+    """The beginning of an answer that ends inside of a word, and the rest of that word."""
+
+    text: str
+    rest: str
+
+    @property
+    def word(self) -> str:
+        return self.text.split()[-1] + self.rest
+
+
+_BEGUN = (_Begun("one two three fo", "ur"), _Begun("one two three four five six sev", "en"))
+# So begins no answer of a model's own.
+_ODD = "= # one two three fo"
+_WORDS = "one two three four"
+_ANEW = ("one", "1", "sure", "i ", "i'", "here", "certainly", "of course", "okay", "ok,", "great")
+"""How answers begin."""
+
+_SENTENCE = "The heron stands in the shallow water and waits, line {} of a text that is the same. "
+_LINES = (70, 12)
+_LONG = ("The heron", "The heron stands in")
+
+
+class Habits(msgspec.Struct, frozen=True, kw_only=True):
+    """How an API goes on with what it is sent.
+
+    `echoes`: a reply begins with it. `strips`: the blanks that a reply begins with are lost;
+    `trims`: those that it ends with may be. `meter`: it tells what it had in its cache.
+    """
+
+    echoes: bool = False
+    strips: bool = False
+    trims: bool = False
+    meter: bool = False
+
+    @property
+    def told(self) -> str:
+        """In words."""
+        blanks = [
+            *(["drops blanks before a reply"] if self.strips else []),
+            *(["may drop blanks behind what it is sent"] if self.trims else []),
+        ]
+        first = "exact, behind what it repeats" if self.echoes else "exact"
+        return ", ".join([first, *(blanks or ["keeps blanks"])])
+
+
+class Reuse(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a prompt sent twice, `prompt` tokens long: those that were computed the second time."""
+
+    prompt: int
+    computed: int
+
+
+async def habits(engine: TextEngine) -> Habits:
+    """What it does; raises `CloudRejected` where it does not go on, another `CloudError`."""
+    return await _Probe(engine).habits()
+
+
+async def reuse(engine: TextEngine) -> Reuse | None:
+    """Whether a prefix is computed once; None where its usage does not tell.
+
+    As consults do: one and the same prompt, and an answer that grew. Raises a `CloudError`.
+    """
+    for lines in _LINES:
+        text = "".join(_SENTENCE.format(number) for number in range(lines))
+        messages = (Message("user", f"Say this again: {text.strip()}"),)
+        try:
+            told = [await engine.go_on(messages, answer, 1, Sampling()) for answer in _LONG]
+        except CloudRejected:
+            if lines == _LINES[-1]:
+                raise
+            # It may have no room for so much.
+            continue
+        prompt, cached = told[-1].prompt, told[-1].cached
+        return (
+            None
+            if prompt is None or cached is None
+            else Reuse(prompt=prompt, computed=prompt - cached)
+        )
+    return None
+
+
+class _Probe:
+    def __init__(self, engine: TextEngine) -> None:
+        self._engine = engine
+        self._echoes = False
+        self._blanks = False
+        self._last: GoneOn | None = None
+
+    async def habits(self) -> Habits:
+        await self._goes_on()
+        strips = await self._strips()
+        trims = strips or await self._trims()
+        meter = self._last is not None and self._last.cached is not None
+        return Habits(echoes=self._echoes, strips=strips, trims=trims, meter=meter)
+
+    async def _goes_on(self) -> None:
+        """Raises `CloudRejected` for one that does not."""
+        replies: list[str] = []
+        for begun in _BEGUN:
+            reply = await self._reply(begun.text)
+            if not self._echoes and reply.lstrip().startswith(begun.text):
+                reply = await self._repeated()
+            if reply.lstrip().startswith(begun.rest):
+                return
+            replies.append(reply)
+        if all(_is_anew(reply, begun.word) for reply, begun in zip(replies, _BEGUN, strict=True)):
+            raise self._restarts(replies[0])
+        await self._goes_on_with_its_own(replies[0])
+
+    async def _repeated(self) -> str:
+        """The reply to a beginning that none of its own would have: what it repeats is an echo."""
+        reply = (await self._asked(_ODD)).lstrip()
+        if not reply.startswith(_ODD) or reply == _ODD:
+            raise self._restarts(reply)
+        self._echoes = True
+        return reply.removeprefix(_ODD)
+
+    async def _goes_on_with_its_own(self, reply: str) -> None:
+        """A model that does not count shows by its own words whether it begins anew.
+
+        Sent about half of them, it writes the others, or those again.
+        """
+        half = max(reply.rfind(" ", 0, len(reply) // 2 + 1), len(reply) // 4)
+        again = await self._reply(_BEGUN[0].text + reply[:half].rstrip())
+        first, other = reply.lstrip()[:REPEATED], reply[half:].strip()
+        if len(first) < REPEATED or (other and again.lstrip().startswith(other)):
+            return
+        if again.lstrip().startswith(first):
+            raise self._restarts(reply)
+
+    async def _strips(self) -> bool:
+        """Whether blanks are lost before a reply."""
+        reply = await self._reply(_WORDS)
+        if self._blanks:
+            return False
+        if reply.startswith("five"):
+            return True
+        # Its own words, from a blank on, begin with that blank.
+        begun, blank, left = reply.rstrip().partition(" ")
+        if not begun or not blank:
+            return False
+        again = await self._reply(_WORDS + begun)
+        return not self._blanks and again.startswith(left.split()[0])
+
+    async def _trims(self) -> bool:
+        """Whether blanks behind what is sent are lost, or not even taken."""
+        try:
+            reply = await self._reply(f"{_WORDS} ", told=False)
+        except CloudRejected:
+            return True
+        return reply[:1].isspace()
+
+    async def _reply(self, begun: str, *, told: bool = True) -> str:
+        """What it adds; a blank before it is noted where it is `told`."""
+        reply = await self._asked(begun)
+        if self._echoes:
+            reply = unechoed(begun, reply, self._engine.url)
+        self._blanks = self._blanks or (told and reply[:1].isspace())
+        return reply
+
+    async def _asked(self, begun: str) -> str:
+        try:
+            self._last = await self._engine.go_on(_ASKED, begun, TOKENS, Sampling())
+        except CloudRejected as error:
+            if error.setting is not None:
+                raise
+            raise CloudRejected(
+                f"{self._engine.url!r} does not take the beginning of an answer "
+                f"({error.message.rstrip('.')})",
+                request_id=error.request_id,
+            ) from error
+        return self._last.text
+
+    def _restarts(self, reply: str) -> CloudRejected:
+        return CloudRejected(
+            f"{self._engine.url!r} begins an answer anew instead of going on with it: to "
+            f"{_BEGUN[0].text!r} it added {reply[:40]!r}"
+        )
+
+
+def unechoed(sent: str, reply: str, url: str) -> str:
+    """What a reply adds, of an API that begins it with what it was sent.
+
+    Raises `CloudProtocolError` where it does not.
+    """
+    again = reply.lstrip()
+    if not sent.strip():
+        return reply
+    for begun in (sent.lstrip(), sent.strip()):
+        if again.startswith(begun):
+            return again[len(begun) :]
+    raise CloudProtocolError(f"{url!r} did not begin its reply with what it was sent.")
+
+
+def _is_anew(reply: str, word: str) -> bool:
+    """Whether a reply looks like an answer's beginning, or writes a begun word once more."""
+    return reply.lstrip().lower().startswith((word, *_ANEW))

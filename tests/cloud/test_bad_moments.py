@@ -1,0 +1,196 @@
+"""Every dialect: what goes wrong is a reason on the token, and the answer goes on."""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from edgewise.cloud.connect import connect
+from edgewise.engines.retry_after import seconds_told
+from edgewise.errors import CloudUnavailable
+from edgewise.events import Consult, Event, Token
+from edgewise.loop.decoder import Decoder, collect
+from edgewise.loop.policy import Policy
+from edgewise.prompts import Prompt
+from edgewise.routers.constant import Constant
+from edgewise.sampling import Sampling
+from edgewise.testing.engine_dialects import DIALECTS, HOSTED, Writing
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from edgewise.testing.scripted_engine import Edited, Misdeed, ScriptedEngine, Twisted
+from edgewise.verdict import Sent
+
+PROMPT, TEXT = "sky: ", "blue"
+IDS = list(PROMPT.encode())
+
+
+@pytest.fixture(params=DIALECTS)
+def engine(request: pytest.FixtureRequest) -> Iterator[ScriptedEngine]:
+    made = ScriptedEngine(dialect=request.param)
+    yield made
+    made.close()
+
+
+def answered(
+    engine: ScriptedEngine, fault: Misdeed, *, first: int = 1 << 30, deadline: float = 5.0
+) -> tuple[str, list[Consult], list[Token]]:
+    """A whole answer whose first consults go wrong, with every token asked for."""
+    with closing(connect(engine.url)) as cloud:
+        cloud.check(ByteTokenizer())
+        begun = engine.asked
+        engine.fault = lambda number: fault if number < begun + first else None
+        edge = ScriptedEdge(replying(TEXT, prompt=PROMPT))
+        policy = Policy(threshold=0.5, deadline=deadline, run_ahead=0)
+        decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud)
+        events: list[Event] = list(decoder.stream(IDS, max_tokens=len(TEXT)))
+    consults = [one for one in events if isinstance(one, Consult)]
+    tokens = [one for one in events if isinstance(one, Token)]
+    return collect(iter(events)).text, consults, tokens
+
+
+def ending(reason: str) -> Twisted:
+    def how(writing: Writing) -> Writing:
+        return msgspec.structs.replace(writing, ended=reason)
+
+    return Twisted(how)
+
+
+TOOL_CALL = {
+    "choices": [
+        {
+            "index": 0,
+            "finish_reason": "tool_calls",
+            "message": {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "1", "function": {"name": "rm", "arguments": "{}"}}],
+            },
+        }
+    ]
+}
+STREAM = b'data: {"choices":[{"index":0,"text":" a","finish_reason":null}]}\n\ndata: [DONE]\n\n'
+EVENTS = {"Content-Type": "text/event-stream"}
+WRONG: dict[str, tuple[Misdeed, str]] = {
+    "content filter": (ending("content_filter"), "rejected"),
+    "tool call": (ending("tool_calls"), "rejected"),
+    "broken off": (ending("abort"), "unavailable"),
+    "a message that calls a tool": (Edited(lambda _: msgspec.json.encode(TOOL_CALL)), "protocol"),
+    "HTML": (Edited(lambda _: b"<!doctype html><title>Sign in</title>"), "protocol"),
+    "HTML of a proxy": (Edited(lambda _: b"<html>Bad gateway</html>", status=502), "unavailable"),
+    "a stream": (
+        Edited(lambda _: STREAM, headers={"Content-Type": "text/event-stream"}),
+        "protocol",
+    ),
+    "no room": (Edited(lambda _: b"slow down", status=429), "unavailable"),
+    "no room for long": (
+        Edited(lambda _: b"", status=429, headers={"Retry-After": "3600"}),
+        "unavailable",
+    ),
+    "the key expired": (Edited(lambda _: b"", status=401), "refused"),
+    "the model went": (Edited(lambda _: b'{"error": "model not found"}', status=404), "rejected"),
+    "not paid for": (Edited(lambda _: b"", status=402), "rejected"),
+}
+OF_SERVERS = {"content filter", "tool call", "broken off"}
+"""What a llama-server never says."""
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_it_is_a_reason_on_the_token_and_the_answer_goes_on(
+    engine: ScriptedEngine, what: str
+) -> None:
+    fault, reason = WRONG[what]
+    if what == "a message that calls a tool" and engine.speaks in HOSTED:
+        reason = "rejected"
+    if what in OF_SERVERS and engine.speaks == "llama-server":
+        pytest.skip("its replies have no such end")
+    begun = time.monotonic()
+    text, consults, tokens = answered(engine, fault)
+    assert text == TEXT
+    assert consults[0].outcome == reason
+    assert tokens[0].source == "edge"
+    assert tokens[0].reason == reason
+    assert time.monotonic() - begun < 4.0
+
+
+def later(seconds: float) -> str:
+    return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_who_says_when_is_asked_again_then(engine: ScriptedEngine, status: int) -> None:
+    """Both times are told, with what they sent."""
+    with closing(connect(engine.url)) as cloud:
+        cloud.check(ByteTokenizer())
+        first = engine.asked
+        busy = Edited(lambda _: b"", status=status, headers={"Retry-After": "0.3"})
+        engine.fault = lambda number: busy if number == first else None
+        session, sent = cloud.open(Prompt(tuple(IDS))), Sent()
+        begun = time.monotonic()
+        verdict = session.ask(IDS, 1, Sampling(), 5.0, sent).result()
+        assert verdict.ids
+        assert 0.3 <= time.monotonic() - begun < 2.0
+        assert engine.asked == first + 2
+        assert sent.ids == 2 * len(IDS)
+
+
+def test_a_date_is_a_time_as_well() -> None:
+    with closing(ScriptedEngine()) as engine:
+        fault = Edited(lambda _: b"", status=503, headers={"Retry-After": later(-1)})
+        text, consults, _ = answered(engine, fault, first=1)
+        assert consults[0].outcome == "answered"
+        assert text != TEXT
+
+
+def test_beyond_the_deadline_it_is_not_waited_for(engine: ScriptedEngine) -> None:
+    with closing(connect(engine.url)) as cloud:
+        cloud.check(ByteTokenizer())
+        first = engine.asked
+        busy = Edited(lambda _: b"", status=429, headers={"Retry-After": "7"})
+        engine.fault = lambda number: busy
+        begun = time.monotonic()
+        with pytest.raises(CloudUnavailable, match=r"\(HTTP 429\); try again in 7 s") as told:
+            cloud.open(Prompt(tuple(IDS))).ask(IDS, 1, Sampling(), 2.0).result()
+        assert told.value.retry_after == 7.0
+        assert time.monotonic() - begun < 1.0
+        assert engine.asked == first + 1
+
+
+def test_it_is_asked_again_once_alone(engine: ScriptedEngine) -> None:
+    with closing(connect(engine.url)) as cloud:
+        cloud.check(ByteTokenizer())
+        first = engine.asked
+        busy = Edited(lambda _: b"", status=429, headers={"Retry-After": "0"})
+        engine.fault = lambda number: busy
+        with pytest.raises(CloudUnavailable):
+            cloud.open(Prompt(tuple(IDS))).ask(IDS, 1, Sampling(), 2.0).result()
+        assert engine.asked == first + 2
+
+
+@pytest.mark.parametrize(
+    ("header", "least", "most"),
+    [
+        ("0", 0, 0),
+        ("1", 1, 1),
+        (" 2.5 ", 2.5, 2.5),
+        ("120", 120, 120),
+        (later(7200), 3600, 7201),
+        (later(-60), 0, 0),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", 1e9, 1e12),
+        ("Fri, 31 Dec 1999 23:59:59", 0, 0),
+    ],
+)
+def test_what_the_header_says(header: str, least: float, most: float) -> None:
+    found = seconds_told(header)
+    assert found is not None
+    assert least <= found <= most
+
+
+@pytest.mark.parametrize(
+    "header", [None, "", "soon", "-1", "1e9", "inf", "nan", "9" * 5000, "١", "\x00", "Fri, 99 Foo"]
+)
+def test_a_header_that_says_nothing(header: Any) -> None:
+    assert seconds_told(header) is None

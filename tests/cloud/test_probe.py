@@ -1,0 +1,134 @@
+"""What a few requests tell of an API that takes text: whether it goes on, what of its blanks."""
+
+import asyncio
+
+import pytest
+
+from edgewise.cloud.probe import Habits, Reuse, habits, reuse
+from edgewise.errors import CloudRejected, CloudUnavailable
+from tests.cloud.text_engine import Speaks, TextDouble, writing
+
+
+def always(text: str) -> Speaks:
+    return lambda answer: text
+
+
+def found(engine: TextDouble) -> Habits:
+    return asyncio.run(habits(engine))
+
+
+def test_one_that_goes_on_is_exact() -> None:
+    engine = TextDouble()
+    assert found(engine) == Habits(meter=True)
+    assert engine.asked == ["one two three fo", "one two three four", "one two three four "]
+    assert found(engine).told == "exact, keeps blanks"
+
+
+@pytest.mark.parametrize("trims", [False, True])
+@pytest.mark.parametrize("strips", [False, True])
+@pytest.mark.parametrize("echoes", [False, True])
+def test_what_becomes_of_blanks(echoes: bool, strips: bool, trims: bool) -> None:
+    engine = TextDouble(echoes=echoes, strips=strips, trims=trims)
+    # What is lost before a reply hides what is lost behind what was sent.
+    assert found(engine) == Habits(echoes=echoes, strips=strips, trims=trims or strips, meter=True)
+
+
+def test_blanks_behind_that_are_not_taken_are_never_sent() -> None:
+    engine = TextDouble()
+
+    def declines(number: int) -> CloudRejected | None:
+        return CloudRejected("no.") if engine.asked[number][-1] == " " else None
+
+    engine.fault = declines
+    assert found(engine).trims
+
+
+@pytest.mark.parametrize("strips", [False, True])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "one two three four five six",
+        "Sure! Here are the numbers from one to ten",
+        "I will count from one to ten as you say",
+        "Counting is what herons never do",
+    ],
+)
+def test_one_that_begins_anew_is_refused(text: str, strips: bool) -> None:
+    engine = TextDouble(writing(text), restarts=True, strips=strips)
+    with pytest.raises(CloudRejected, match=r"begins an answer anew .* it added"):
+        found(engine)
+    assert len(engine.asked) <= 3
+
+
+def test_one_that_takes_the_beginning_for_a_turn_of_its_own_is_refused() -> None:
+    def speaks(answer: str) -> str:
+        begun = answer.split()
+        return {"fo": "four five six", "sev": "seven eight nine ten"}.get(begun[-1], "ten")
+
+    with pytest.raises(CloudRejected, match="begins an answer anew"):
+        found(TextDouble(speaks))
+
+
+@pytest.mark.parametrize(
+    "speaks",
+    [
+        writing(""),
+        writing("A heron is a bird."),
+        always(" la" * 20),
+        always("x" * 40),
+        always(""),
+    ],
+)
+def test_a_model_that_cannot_count_may_go_on_all_the_same(speaks: Speaks) -> None:
+    seen = found(TextDouble(speaks))
+    assert not seen.echoes
+    assert not seen.strips
+
+
+def test_a_model_that_cannot_count_shows_that_blanks_are_lost() -> None:
+    words = [" of", " herons", " that", " stand", " in", " the", " water"]
+
+    def speaks(answer: str) -> str:
+        # Its own words, from where it is.
+        found = [number for number, word in enumerate(words) if answer.endswith(word.strip())]
+        return "".join(words[found[0] + 1 :] if found else words) * 2
+
+    assert found(TextDouble(speaks, strips=True)).strips
+    assert not found(TextDouble(speaks)).strips
+
+
+def test_an_api_that_does_not_take_the_beginning_is_refused() -> None:
+    engine = TextDouble(fault=lambda number: CloudRejected("declined (HTTP 400: 'last role')."))
+    with pytest.raises(CloudRejected, match=r"does not take the beginning .*last role"):
+        found(engine)
+    wrong = CloudRejected("no such model.", setting="cloud_model")
+    with pytest.raises(CloudRejected, match=r"^no such model") as refused:
+        found(TextDouble(fault=lambda number: wrong))
+    assert refused.value.setting == "cloud_model"
+    with pytest.raises(CloudUnavailable):
+        found(TextDouble(fault=lambda number: CloudUnavailable("busy.")))
+
+
+def test_an_echo_that_leaves_no_room_is_refused() -> None:
+    class Full(TextDouble):
+        async def go_on(self, *args, **more):  # type: ignore[no-untyped-def]
+            gone = await super().go_on(*args, **more)
+            return type(gone)(text=args[1], ended=False)
+
+    with pytest.raises(CloudRejected, match="begins an answer anew"):
+        found(Full(echoes=True))
+
+
+def test_what_is_computed_again_is_measured() -> None:
+    engine = TextDouble(writing("The heron stands in the water"))
+    told = asyncio.run(reuse(engine))
+    assert told == Reuse(prompt=4, computed=2)
+    engine.metered = False
+    assert asyncio.run(reuse(engine)) is None
+    engine.metered = True
+    full = CloudRejected("too long.")
+    engine.fault = lambda number: full if len(str(engine.told[-1])) > 4000 else None
+    assert asyncio.run(reuse(engine)) == told
+    engine.fault = lambda number: full
+    with pytest.raises(CloudRejected, match="too long"):
+        asyncio.run(reuse(engine))

@@ -1,0 +1,329 @@
+"""A cloud behind an API that takes text: what is sent, what is kept, and where it may be asked."""
+
+from collections.abc import Sequence
+from contextlib import closing
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import assume, example, given, settings
+
+from edgewise.cloud.probe import Habits
+from edgewise.cloud.reasoning import Reasoning
+from edgewise.cloud.seam import REPEATED
+from edgewise.cloud.text import TextCloud
+from edgewise.edge.base import Floats
+from edgewise.engines.base import Described
+from edgewise.errors import (
+    CloudProtocolError,
+    CloudRejected,
+    CloudUnavailable,
+    VocabularyMismatch,
+)
+from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.policy import Policy
+from edgewise.prompts import Message, Prompt
+from edgewise.routers.constant import Random
+from edgewise.sampling import Sampling
+from edgewise.testing.scripted_edge import EOS, SIZE, ByteTokenizer, ScriptedEdge, completing
+from edgewise.verdict import Verdict
+from tests.cloud.text_engine import TextDouble, writing
+from tests.loop.test_run_ahead import _Patient
+
+EDGE = ByteTokenizer()
+ASKED = "sky? "
+PROMPT = Prompt(tuple(ASKED.encode()), (Message("user", "sky?"),))
+
+
+def ask(cloud: TextCloud, answer: str, n: int = 1, prompt: Prompt = PROMPT) -> Verdict:
+    with closing(cloud.open(prompt)) as session:
+        return session.ask([*prompt.ids, *answer.encode()], n, Sampling(), 20).result(20)
+
+
+def wording(verdict: Verdict) -> str:
+    return bytes(one for one in verdict.ids if one < 256).decode()
+
+
+def test_words_come_whole_and_blanks_once() -> None:
+    engine = TextDouble(writing("so it is."))
+    with closing(TextCloud(engine, edge=EDGE)) as cloud:
+        verdict = ask(cloud, "so")
+        assert wording(verdict) == " it"
+        assert verdict.written == 2
+        assert (verdict.cached, verdict.computed) == (0, 0)
+        # The blank is held back: it comes again, and is dropped.
+        assert wording(ask(cloud, "so ")) == "it"
+        assert engine.asked == ["so", "so"]
+        assert engine.told == [(Message("user", "sky?"),)] * 2
+        assert wording(ask(cloud, "so", 2)) == " it is"
+        ended = ask(cloud, "so it is.")
+        assert ended.ids == (min(EDGE.eos_ids),)
+        assert ended.stopped
+
+
+def test_a_reply_to_nothing_begins_with_no_blank() -> None:
+    engine = TextDouble(lambda answer: "  so it is.")
+    with closing(TextCloud(engine, edge=EDGE)) as cloud:
+        assert wording(ask(cloud, "")) == " so"
+
+
+def test_a_long_word_is_asked_for_again_with_what_came() -> None:
+    word = "incomprehensibilitieswithoutanyend" * 2
+    engine = TextDouble(writing(f"{word} all"))
+    with closing(TextCloud(engine, edge=EDGE)) as cloud:
+        assert wording(ask(cloud, "")) == word
+        assert engine.asked == ["", word[:32], word[:64]]
+        engine.speaks = lambda answer: "x" * 500
+        with pytest.raises(CloudRejected, match="no whole word in 32 tokens"):
+            ask(cloud, "")
+
+
+def test_who_tells_no_usage_has_written_no_more_than_was_asked() -> None:
+    engine = TextDouble(writing("so it is."))
+    engine.metered = False
+    with closing(TextCloud(engine, edge=EDGE)) as cloud:
+        verdict = ask(cloud, "so")
+        assert verdict.billed == 8
+        assert (verdict.cached, verdict.computed) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "error"),
+    [
+        ("so it is not that", "anew", CloudProtocolError),
+        ("", "wrote no text", CloudRejected),
+    ],
+)
+def test_a_reply_that_is_none_is_refused(text: str, why: str, error: type[Exception]) -> None:
+    class Says(TextDouble):
+        async def go_on(self, *args, **more):  # type: ignore[no-untyped-def]
+            gone = await super().go_on(*args, **more)
+            return type(gone)(text=text, ended=False)
+
+    with closing(TextCloud(Says(), edge=EDGE)) as cloud, pytest.raises(error, match=why):
+        ask(cloud, "so it is not, as you know")
+
+
+def test_half_a_character_is_none() -> None:
+    engine = TextDouble(lambda answer: "日本語"[len(answer) :] or "")
+    engine.speaks = lambda answer: "日\ufffd" if not answer else "本 語"
+    with closing(TextCloud(engine, edge=EDGE)) as cloud:
+        assert wording(ask(cloud, "", 2)) == "日本"
+        assert engine.asked == ["", "日"]
+
+
+def test_one_that_does_not_echo_any_more_is_refused() -> None:
+    engine = TextDouble(echoes=True)
+    with closing(TextCloud(engine, edge=EDGE)) as cloud:
+        cloud.check(EDGE)
+        assert cloud.habits.echoes
+        assert wording(ask(cloud, "one")) == " two"
+        engine.echoes = False
+        with pytest.raises(CloudProtocolError, match="did not begin its reply"):
+            ask(cloud, "one two")
+
+
+def test_the_proof_says_how_it_goes_on() -> None:
+    engine = TextDouble(strips=True)
+    with closing(TextCloud(engine, edge=EDGE)) as cloud:
+        assert cloud.check(EDGE) == (
+            "text by double: exact, drops blanks before a reply, "
+            "may drop blanks behind what it is sent"
+        )
+        assert cloud.identity().startswith("http://double.example double double as text, exact")
+        with pytest.raises(VocabularyMismatch):
+            cloud.check(ByteTokenizer("<other>"))
+        assert cloud.own_tokenizer is None
+    assert engine.closed
+
+
+def test_another_model_is_probed_before_its_words_are_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = TextDouble()
+    with closing(TextCloud(engine, edge=EDGE)) as cloud:
+        cloud.check(EDGE)
+        monkeypatch.setattr("edgewise.cloud.text.LOOK_SECONDS", -1.0)
+        requests = len(engine.asked)
+        assert wording(ask(cloud, "one")) == " two"
+        assert len(engine.asked) == requests + 1
+        engine.described = Described("another")
+        assert wording(ask(cloud, "one")) == " two"
+        assert len(engine.asked) == requests + 5
+        engine.described, engine.restarts = Described("a third"), True
+        for _ in range(2):
+            with pytest.raises(CloudRejected, match="begins an answer anew"):
+                ask(cloud, "one")
+
+
+def test_a_fault_is_passed_on_and_the_next_consult_looks_again() -> None:
+    engine = TextDouble(fault=lambda number: CloudUnavailable("gone.") if number == 3 else None)
+    with closing(TextCloud(engine, edge=EDGE)) as cloud:
+        cloud.check(EDGE)
+        with pytest.raises(CloudUnavailable, match="gone"):
+            ask(cloud, "one")
+        engine.described, engine.echoes = Described("another"), True
+        assert wording(ask(cloud, "one")) == " two"
+        assert cloud.habits.echoes
+
+
+def answered(
+    engine: TextDouble,
+    text: str,
+    *,
+    habits: Habits,
+    seed: int = 0,
+    threshold: float = 0.4,
+    span: int = 1,
+    ahead: int = 0,
+    tokenizer: ByteTokenizer | None = None,
+    prompt: Prompt = PROMPT,
+) -> Answer:
+    edge = ScriptedEdge(
+        completing(text, prompt=bytes(prompt.ids).decode()), tokenizer=tokenizer or EDGE
+    )
+    with closing(TextCloud(engine, edge=edge.tokenizer)) as cloud:
+        cloud.habits = habits
+        decoder = Decoder(
+            edge,
+            router=Random(seed),
+            policy=Policy(threshold=threshold, span=span, run_ahead=ahead),
+            cloud=cloud,
+            breaker=_Patient(),
+        )
+        return decoder.generate(prompt, max_tokens=len(text.encode()) + 1)
+
+
+TEXTS = st.lists(
+    st.sampled_from(
+        [
+            *("a", "so", "word", "Ends", "12", ".", ",", "(", " ", " ", " ", "  ", "\n", "\n\n"),
+            *("\t", "é", "日本", "🙂", "👍🏽", "\u3000", "\u00a0", "e\u0301", "x" * 40),
+        ]
+    ),
+    max_size=24,
+).map("".join)
+
+
+@given(
+    text=TEXTS,
+    echoes=st.booleans(),
+    strips=st.booleans(),
+    trims=st.booleans(),
+    seed=st.integers(0, 99),
+    threshold=st.sampled_from([0.0, 0.3, 0.7]),
+    span=st.integers(1, 3),
+    ahead=st.sampled_from([0, 6]),
+)
+@example("so it is.", False, True, True, 0, 0.0, 1, 0)
+@settings(deadline=None, max_examples=100)
+def test_no_blank_is_lost_or_doubled_wherever_an_answer_is_cut(
+    text: str,
+    echoes: bool,
+    strips: bool,
+    trims: bool,
+    seed: int,
+    threshold: float,
+    span: int,
+    ahead: int,
+) -> None:
+    """The edge would write the same text, so that whatever the cloud's words make of it shows."""
+    assume(text[:1].strip())
+    assume(len(text) < REPEATED or text.count(text[:REPEATED]) == 1)
+    engine = TextDouble(writing(text), echoes=echoes, strips=strips, trims=trims)
+    answer = answered(
+        engine,
+        text,
+        habits=Habits(echoes=echoes, strips=strips, trims=trims or strips),
+        seed=seed,
+        threshold=threshold,
+        span=span,
+        ahead=ahead,
+    )
+    assert answer.text == text
+    assert all(text.startswith(asked) for asked in engine.asked)
+
+
+def test_what_is_stripped_gets_the_blank_of_the_edges_own_piece() -> None:
+    text = "so it is, and so (it was) said."
+    engine = TextDouble(writing(text), strips=True)
+    answer = answered(engine, text, habits=Habits(strips=True, trims=True), threshold=0.0)
+    assert answer.text == text
+    assert answer.usage.cloud_tokens > 0
+
+
+class Continuing(TextDouble):
+    """Can go on inside of a block of reasoning."""
+
+    reasons = True
+
+
+class Thinking(ByteTokenizer):
+    """Has control tokens for a block of reasoning: 254 begins one, 255 ends it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.special = {**self.special, 254: "[THINK]", 255: "[/THINK]"}
+
+    def piece(self, token: int) -> bytes:
+        return b"" if token in (254, 255) else super().piece(token)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("kind", [TextDouble, Continuing])
+def test_a_block_of_reasoning_is_the_edges_unless_the_cloud_can_go_on_in_one(
+    kind: type[TextDouble], begun: bool
+) -> None:
+    """`begun`: by the prompt, as some templates do."""
+    ids = [*ASKED.encode(), *([254] if begun else [])]
+    wanted = [*([] if begun else [254]), *b"so it is", 255, *b"\n\nIt is blue.", EOS]
+    start = len(ids)
+
+    def script(known: Sequence[int]) -> Floats:
+        written = list(known[start:])
+        logits = np.zeros(SIZE, np.float32)
+        logits[wanted[len(written)] if wanted[: len(written)] == written else EOS] = 20.0
+        return logits
+
+    thought, words = writing("<think>\nso it is</think>\n\nIt"), writing("It is blue.")
+    engine = kind(lambda answer: (thought if "<think>" in answer else words)(answer))
+    with closing(TextCloud(engine, edge=Thinking())) as cloud:
+        decoder = Decoder(
+            ScriptedEdge(script, tokenizer=Thinking()),
+            router=Random(),
+            policy=Policy(threshold=0.0),
+            cloud=cloud,
+        )
+        answer = decoder.generate(Prompt(tuple(ids), PROMPT.messages), max_tokens=40)
+    assert [one.id for one in answer.tokens] == wanted
+    reasons = {one.index + start: one.reason for one in answer.tokens}
+    end = start + wanted.index(255)
+    signs = [*([] if begun else [start]), end, end + 1, end + 2]
+    assert {reasons[at] for at in signs} == {"reasoning"}
+    inside = [reasons[at] for at in range(start + (not begun), end)]
+    asked = {"mid_word", "critical", "span", "rejected"}
+    assert set(inside) == (asked if engine.reasons else {"reasoning"})
+    assert "critical" in list(reasons.values())[end + 3 - start :]
+    thoughts = ["<think>\n", "<think>\nso"] if engine.reasons else []
+    assert [asked for asked in engine.asked if "<think>" in asked][:2] == thoughts
+    assert "It is" in engine.asked
+
+
+def test_what_is_a_block_of_reasoning() -> None:
+    reasoning = Reasoning(Thinking())
+    ids = [*b"Q:", 254, *b"so", 255, *b"It"]
+    assert reasoning.parted(ids[:2], 2) == ("none", [])
+    assert reasoning.parted(ids[:5], 2) == ("open", ids[2:5])
+    # A template may begin it.
+    assert reasoning.parted(ids[:5], 3) == ("open", [*b"so"])
+    assert reasoning.parted(ids, 2) == ("over", [*b"It"])
+    # Nor is it one that an answer is about.
+    about = [*b"Q:", *b"say <think>"]
+    assert reasoning.parted(about, 2) == ("none", about[2:])
+
+
+def test_a_prompt_that_is_no_messages_goes_as_its_text() -> None:
+    engine = TextDouble(writing(f"{ASKED}so it is."))
+    with closing(TextCloud(engine, edge=EDGE)) as cloud:
+        assert wording(ask(cloud, "so", prompt=Prompt(PROMPT.ids))) == " it"
+        assert engine.told == [()]
