@@ -76,6 +76,11 @@ class Bridge(CloudModel):
     def identity(self) -> str:
         return f"{self.cloud.identity()} at {'words' if self._words else 'seams'}"
 
+    def requests(self, n: int) -> tuple[int, int]:
+        further = FURTHER * (n - 1)
+        step = min(WORD + further, AT_ONCE) if self.cloud.local is None else STEP
+        return -(-(LONGEST + further) // step), step
+
     def open(self, prompt: Prompt) -> "BridgeSession":
         return BridgeSession(self, prompt)
 
@@ -280,6 +285,7 @@ class _Consult:
             # Each request is one that an engine computes, and bills.
             cached=reduce(metered, [one.cached for one in self._parts]),
             computed=reduce(metered, [one.computed for one in self._parts]),
+            prompt=reduce(metered, [one.prompt for one in self._parts]),
             engine_seconds=_sum([one.engine_seconds for one in self._parts]),
             written=sum(len(one.ids) for one in self._parts),
         )

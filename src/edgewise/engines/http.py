@@ -126,12 +126,12 @@ class HttpEngine(Engine):
             raise CloudProtocolError(f"{self.url!r} sent a reply of more than {_MAX_REPLY} bytes.")
         if response.status == 200:
             return
-        if problem := not_now(self.url, response.status, request_id):
-            raise problem
-        raise CloudRejected(
+        problem = not_now(self.url, response.status, request_id) or CloudRejected(
             f"{self.url!r} declined the request (HTTP {response.status}: {_excerpt(body)!r})",
             request_id=_bounded(request_id),
         )
+        problem.declined = True
+        raise problem
 
     def _client(self) -> aiohttp.ClientSession:
         if self._http is None:

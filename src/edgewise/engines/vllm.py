@@ -223,6 +223,7 @@ def _verdict(
         stopped=stopped,
         cached=cached,
         computed=uncached(usage.prompt_tokens if usage else None, cached),
+        prompt=usage.prompt_tokens if usage else None,
     )
 
 
