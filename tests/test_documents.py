@@ -4,13 +4,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from edgewise.addresses import bundled
 from edgewise.cloud.sent_files import MAX_COUNTS
 from edgewise.cloud.sent_record import KEPT_ANSWERS, KEPT_CONVERSATIONS
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.gateway.server import DRAIN_SECONDS
+from edgewise.loop.billing import KEPT_CONVERSATIONS as BILLED_CONVERSATIONS
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
+from edgewise.loop.price import Price
 from edgewise.server.decoding import LOCAL_HEADER
 from edgewise.server.local_messages import KEPT
 
@@ -67,6 +71,16 @@ def test_what_the_privacy_page_names_is_there() -> None:
     assert f"({KEPT_CONVERSATIONS} conversations" in text
     assert f"last {KEPT:,} conversations" in text
     assert LOCAL_HEADER in text
+
+
+def test_what_the_costs_page_names_is_there() -> None:
+    text = (ROOT / "docs" / "costs.md").read_text()
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / "docs" / target).exists(), target
+    assert f"last {BILLED_CONVERSATIONS}\nconversations" in text
+    assert "spent.db" in text
+    (block,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    assert msgspec.toml.decode(block, type=Price).cached_from == 64
 
 
 def test_every_defence_names_a_test_that_is_there() -> None:

@@ -86,9 +86,13 @@ class StaleStepError(EdgewiseError):
 
 
 class CloudError(EdgewiseError):
-    """The cloud model did not answer a consult; `reason` is what a `Token` reports."""
+    """The cloud model did not answer a consult; `reason` is what a `Token` reports.
+
+    `declined`: what was asked said no by itself, so it wrote nothing and bills nothing.
+    """
 
     reason: ClassVar[Fault] = "unavailable"
+    declined: bool = False
 
 
 class CloudUnavailable(CloudError):

@@ -22,6 +22,7 @@ Reason = Literal[
     "budget",  # above the threshold, but the cloud share is spent for now
     "cap",  # above the threshold, but the answer's cap is spent
     "circuit_open",  # above the threshold, but consults are paused after failures
+    "cost",  # above the threshold, but another would cost more than the cloud alone, or a limit
 ]
 """Why a token was written by whom, where no consult failed."""
 
@@ -136,6 +137,25 @@ class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
     new_characters: int = 0
 
 
+class AnswerCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What consults cost by a price list, and what the cloud alone would have.
+
+    `paid` is for `input_tokens` of prompts at the full price, `cached_tokens` at that of cached
+    ones and `output_tokens`, by the provider's own meter, those of consults in vain among them.
+    `saved` is `alone` less `paid`: negative where it was lost. `estimated` where the provider left
+    something of it out.
+    """
+
+    paid: float
+    alone: float
+    saved: float
+    currency: str
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    estimated: bool
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of one answer.
 
@@ -146,7 +166,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     the cloud had cached and computed are those of answered consults, by its engine's own meter;
     None where there were consults and it has none. `cloud_completion_tokens` is what it wrote in
     these, dropped or not, in tokens of its own vocabulary. `sent` is what had left when the answer
-    ended.
+    ended, `cost` what that came to where a price is known.
     """
 
     prompt_tokens: int
@@ -162,6 +182,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cloud_prompt_computed: int | None
     cloud_completion_tokens: int = 0
     sent: SentCounts = SentCounts()
+    cost: AnswerCost | None = None
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):

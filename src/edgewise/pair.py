@@ -21,6 +21,7 @@ from edgewise.loop.generation import Generation
 from edgewise.loop.policy import Budget, Policy
 from edgewise.parts import (
     cloud_address,
+    make_billing,
     make_policy,
     open_cloud,
     open_edge,
@@ -79,6 +80,7 @@ class Pair:
         self.settings = _chosen(parts, settings)
         require_text("The system message", self.settings.system or "")
         sampling_of(self.settings)
+        self.billing = make_billing(self.settings)
         self.record = _record(self.settings, sent_file)
         with ExitStack() as opened:
             if isinstance(edge, str | Path):
@@ -108,6 +110,7 @@ class Pair:
                 policy=policy,
                 cloud=self.cloud,
                 record=self.record,
+                billing=self.billing,
             )
             self._opened = opened.pop_all()
         self._account = Account()

@@ -1,8 +1,10 @@
 """From settings to the parts of a pair."""
 
 import logging
+import math
 from collections.abc import Generator
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -14,7 +16,11 @@ from edgewise.cloud.key import cloud_key
 from edgewise.edge.base import EdgeModel, EdgeOptions, Tokenizer
 from edgewise.edge.named import EDGES
 from edgewise.errors import ModelError, RouterMismatch, UsageError
+from edgewise.loop.billing import Billing
+from edgewise.loop.cost import Limits
 from edgewise.loop.policy import Policy
+from edgewise.loop.price import price_of
+from edgewise.loop.spent import SpentFile, spent_place
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard, read_card
@@ -26,7 +32,7 @@ from edgewise.routers.named import (
     router_of,
 )
 from edgewise.sampling import Sampling
-from edgewise.settings import Settings
+from edgewise.settings import Settings, spelled
 
 _log = logging.getLogger(__name__)
 
@@ -236,6 +242,43 @@ def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
         run_ahead=settings.run_ahead,
         push=settings.push,
     )
+
+
+def make_billing(settings: Settings) -> Billing | None:
+    """What answers cost and may cost at the settings' price; None without one.
+
+    Raises `UsageError`, for limits without a price as well.
+    """
+    if settings.price is None:
+        for name in ("max_cost", "max_cost_day", "allow_dearer"):
+            given = getattr(settings, name)
+            if given is not None and given is not False:
+                raise UsageError(
+                    f"{spelled(name)} needs to know what the cloud's tokens cost",
+                    hint="give their price",
+                    setting="price",
+                )
+        return None
+    day, place = _most(settings, "max_cost_day"), spent_place()
+    if day is not None and place is None:
+        raise UsageError(
+            "There is no home folder to keep the day's costs in",
+            hint="set HOME or XDG_STATE_HOME",
+            setting="max_cost_day",
+        )
+    limits = Limits(not settings.allow_dearer, _most(settings, "max_cost"), day)
+    return Billing(
+        price_of(settings.price), limits=limits, spent=SpentFile(place) if place else None
+    )
+
+
+def _most(settings: Settings, name: str) -> Decimal | None:
+    given: float | None = getattr(settings, name)
+    if given is None:
+        return None
+    if not 0 <= given < math.inf:
+        raise UsageError(f"{spelled(name)} must be 0 or more, not {given}.", setting=name)
+    return Decimal(str(given))
 
 
 def _load(settings: Settings, engine: str, address: str, keep_prefixes: bool) -> EdgeModel:

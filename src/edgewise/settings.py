@@ -154,6 +154,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sent_counts: Annotated[
         bool, Meta(description="Keep counts, never text, of what leaves, for edgewise sent.")
     ] = True
+    price: Annotated[
+        str | None,
+        Meta(
+            description="What the cloud's tokens cost: IN,CACHED,OUT, money per million, or a TOML "
+            "file with input, cached and output."
+        ),
+    ] = None
+    max_cost: Annotated[
+        float | None, Meta(description="Most that an answer's consults may cost.")
+    ] = None
+    max_cost_day: Annotated[
+        float | None,
+        Meta(description="Most that all consults of a day (UTC) may cost, of every process."),
+    ] = None
+    allow_dearer: Annotated[
+        bool,
+        Meta(description="Consult on where that makes an answer dearer than the cloud alone."),
+    ] = False
     slots: Annotated[int | None, Meta(description="Answers written at once; default 4.")] = None
     api_key: Annotated[
         str | None, Meta(description="Key that clients need; better in EDGEWISE_API_KEY.")

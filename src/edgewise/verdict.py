@@ -15,6 +15,9 @@ MOST_IDS = 1 << 31
 MOST_CANDIDATES = 20
 """More for a token than anybody asks for."""
 
+ADDED = 64
+"""More prompt tokens than an engine adds to the ids it was sent, such as an opening one."""
+
 MOST_SECONDS = 3600.0
 """More than any consult takes of an engine's time."""
 
@@ -30,14 +33,14 @@ class Sent:
     """What has travelled for a consult or a push: token ids, and bytes of the messages' bodies.
 
     A session adds to it in whichever thread sends; nothing travels to a model in this process.
-    `request_id` is what logs on the way call the consult, once the session has named it;
-    `under_way` is a push that nobody waits for.
+    `requests` of its messages were about tokens. `request_id` is what logs on the way call the
+    consult, once the session has named it; `under_way` is a push that nobody waits for.
     """
 
-    __slots__ = ("bytes", "ids", "request_id", "under_way")
+    __slots__ = ("bytes", "ids", "request_id", "requests", "under_way")
 
     def __init__(self) -> None:
-        self.ids = self.bytes = 0
+        self.ids = self.bytes = self.requests = 0
         self.request_id: str | None = None
         self.under_way: Future[None] | None = None
 
@@ -49,6 +52,7 @@ class Sent:
         """
         self.ids += ids
         self.bytes += len(message)
+        self.requests += tells
 
     def concerns(self, ids: Sequence[int]) -> None:
         """The whole sequence that is asked about, where the cloud has a vocabulary of its own."""
@@ -66,8 +70,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the cloud wrote. Ends early, with `stopped`, where the cloud ended the answer.
 
     `logprobs` (nats) go with `ids`; `top` holds the candidates for each. `cached` and `computed`
-    are prompt tokens by the engine's own meter, None where it has none. `written` is how many
-    tokens the cloud wrote for it in a vocabulary of its own, None where they are `ids`.
+    are prompt tokens by the engine's own meter, None where it has none; `prompt` are all that it
+    bills, cached or not. `written` is how many tokens the cloud wrote for it in a vocabulary of its
+    own, None where they are `ids`.
     """
 
     ids: tuple[int, ...]
@@ -78,6 +83,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     computed: int | None = None
     engine_seconds: float | None = None
     written: int | None = None
+    prompt: int | None = None
 
     @property
     def billed(self) -> int:
@@ -124,6 +130,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
                 raise CloudProtocolError(
                     f"The cloud counts prompt tokens that are not among the {prompt} it was sent."
                 )
+        if self.prompt is not None and not _is_count(self.prompt, prompt + ADDED):
+            raise CloudProtocolError(
+                f"The cloud bills more prompt tokens than the {prompt} it was sent."
+            )
+        if self.prompt is not None and (self.cached or 0) > self.prompt:
+            raise CloudProtocolError("The cloud counts more cached prompt tokens than it bills.")
         if self.written is not None and not _is_count(self.written, MOST_IDS):
             raise CloudProtocolError("The cloud counts tokens that it cannot have written.")
         seconds = self.engine_seconds

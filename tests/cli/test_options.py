@@ -25,12 +25,14 @@ ONE_VOCABULARY = {"edge", "edge_engine", "cloud"} | CONNECTING
 MODELS = ONE_VOCABULARY | {"cloud_tokenizer"}
 SAMPLING = {"max_tokens", "temperature", "top_k", "top_p", "min_p", "seed"}
 MACHINE = {"ctx", "threads", "gpu_layers", "swa_full"}
+COSTS = {"price", "max_cost", "max_cost_day", "allow_dearer"}
 ANSWERING = (
     MODELS
     | {"router", "cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "deadline"}
     | {"on_cloud_error", "push"}
     | SAMPLING
     | MACHINE
+    | COSTS
     | {"sent_counts"}
 )
 FLAGS: dict[str, set[str]] = {
@@ -72,13 +74,14 @@ OWN = {
 GREEDY_TASK = {"max_cloud_tokens", "span", "max_tokens", "temperature", "system"}
 REFUSED: dict[str, set[str]] = {
     "serve": {"system"},  # clients send their own
-    "eval": GREEDY_TASK | {"threshold", "push"},
-    "train": GREEDY_TASK | {"deadline", "cloud_tokenizer"},
+    "eval": GREEDY_TASK | COSTS | {"threshold", "push"},
+    "train": GREEDY_TASK | COSTS | {"deadline", "cloud_tokenizer"},
     "demo": GREEDY_TASK
     # Always the bundled pair, which has no sliding windows.
     | {"threshold", "edge", "edge_engine", "cloud", "router", "swa_full"},
     "bench edge": {"temperature"},
     "bench link": GREEDY_TASK
+    | COSTS
     | {"threshold", "deadline", "on_cloud_error", "cloud_tokenizer", "push"},
     "bench paper": {
         "cloud_engine",
@@ -88,6 +91,7 @@ REFUSED: dict[str, set[str]] = {
         "span",
         "run_ahead",
     }
+    | COSTS
     | {"deadline", "on_cloud_error", "temperature"},
 }
 """What a command cannot honour; everything else it honours, or it cannot matter to it."""
@@ -150,6 +154,10 @@ VALUES: dict[str, object] = {
     "gpu_layers": 0,
     "swa_full": False,
     "sent_counts": False,
+    "price": "1,0.1,4",
+    "max_cost": 0.5,
+    "max_cost_day": 2.0,
+    "allow_dearer": True,
     "slots": 2,
     "api_key": "sk-2",
 }
@@ -206,7 +214,10 @@ def test_what_a_command_cannot_honour_it_refuses(
 ) -> None:
     arguments, sentence = ENDS_EARLY[command]
     for name in NAMES:
-        (tmp_path / "edgewise.toml").write_text(toml({name: VALUES[name]}))
+        # A limit of costs means nothing without a price.
+        priced = name in COSTS and name not in REFUSED.get(command, set())
+        values = {name: VALUES[name]} | ({"price": VALUES["price"]} if priced else {})
+        (tmp_path / "edgewise.toml").write_text(toml(values))
         result = edgewise(*command.split(), *arguments)
         shown = name.replace("_", "-")
         if name in REFUSED.get(command, set()):

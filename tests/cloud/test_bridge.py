@@ -9,10 +9,11 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge import AT_ONCE, LONGEST, Bridge, bridged
+from edgewise.cloud.bridge import Bridge, bridged
 from edgewise.cloud.connect import connect
 from edgewise.cloud.local import LocalCloud
 from edgewise.cloud.seam import bytes_of
+from edgewise.cloud.transport import AT_ONCE, LONGEST
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.tokenizer import open_tokenizer
 from edgewise.errors import (

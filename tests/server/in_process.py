@@ -7,6 +7,7 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from edgewise.cloud.base import CloudModel
+from edgewise.loop.billing import Billing
 from edgewise.routers.constant import Constant
 from edgewise.server.answering import Answering
 from edgewise.server.app import make_app
@@ -26,6 +27,7 @@ def app(
     context: int = 4096,
     api_key: str | None = None,
     edge: ScriptedEdge | None = None,
+    billing: Billing | None = None,
     **settings: Any,
 ) -> Iterator[TestClient]:
     """A client of a server whose edge model writes `TEXT` after "sky: "."""
@@ -33,6 +35,7 @@ def app(
         edge or ScriptedEdge(replying(TEXT, prompt="sky: "), context=context),
         cloud,
         score=score,
+        billing=billing,
         **settings,
     )
     made = make_app(answering, api_key=api_key)
@@ -47,6 +50,7 @@ def answering_of(
     *,
     score: float = 1.0,
     queue: int = 1,
+    billing: Billing | None = None,
     **settings: Any,
 ) -> Answering:
     """One answer at a time over scripted models."""
@@ -58,4 +62,5 @@ def answering_of(
         cloud=cloud,
         slots=1,
         queue=queue,
+        billing=billing,
     )

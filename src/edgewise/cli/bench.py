@@ -16,7 +16,16 @@ from edgewise.bench.pace import HALF_BILLION, UNPACED, Pace, measured
 from edgewise.bench.paper_method import Comparison, compare
 from edgewise.bench.speed import measure
 from edgewise.cli import options, render
-from edgewise.cli.options import CONNECTING, DRAWS, ONE_VOCABULARY, POLICY, RECORD, SERVING, takes
+from edgewise.cli.options import (
+    CONNECTING,
+    COSTS,
+    DRAWS,
+    ONE_VOCABULARY,
+    POLICY,
+    RECORD,
+    SERVING,
+    takes,
+)
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.hosts import hosts_of, require_allowed
 from edgewise.cloud.key import cloud_key
@@ -48,7 +57,7 @@ EngineTime = Annotated[
     unaffected=[
         *("cloud", *CONNECTING, "cloud_tokenizer", "cloud_key"),
         *(*POLICY, "on_cloud_error", "push"),
-        *("max_tokens", *DRAWS, "system", "ctx", *SERVING, *RECORD),
+        *("max_tokens", *DRAWS, "system", "ctx", *COSTS, *SERVING, *RECORD),
     ],
 )
 def edge(

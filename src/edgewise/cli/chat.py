@@ -15,6 +15,7 @@ from rich.table import Table
 
 from edgewise.cli import render
 from edgewise.cli.options import (
+    COSTS,
     MACHINE,
     MODELS,
     RECORD,
@@ -45,7 +46,7 @@ _SHOWN = 3
 
 
 @takes(
-    *(*MODELS, *ROUTING, *SAMPLING, "system", *MACHINE, *RECORD),
+    *(*MODELS, *ROUTING, *SAMPLING, "system", *MACHINE, *COSTS, *RECORD),
     reads=["cloud_key"],
     unaffected=SERVING,
 )
@@ -131,11 +132,19 @@ class Conversation:
         text = "".join(event.text for event in [*tokens, *ends])
         if text or ends:
             self.turns.append(Turn(question, text, tokens, bool(ends), local))
-        if not ends:
+        if ends:
+            render.note(render.counted(ends[0].usage, ends[0].timing, calls=False) + self._cost())
+        else:
             render.out.print()
-            render.note("interrupted; what was said is kept")
-            return
-        render.note(render.counted(ends[0].usage, ends[0].timing, calls=False))
+            render.note(f"interrupted; what was said is kept{self._cost()}")
+
+    def _cost(self) -> str:
+        """What the conversation cost so far, where that is more than its one answer."""
+        billing = self._pair.billing
+        found = billing.conversations()[0] if billing else None
+        if found is None or found.answers < 2:
+            return ""
+        return f"; the conversation: {render.costed(found.cost)}"
 
     def _share(self, text: str) -> None:
         try:

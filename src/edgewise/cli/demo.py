@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from rich.progress import Progress
 
 from edgewise.cli import options, render
-from edgewise.cli.options import CONNECTING, DRAWS, RECORD, SERVING, takes
+from edgewise.cli.options import CONNECTING, COSTS, DRAWS, RECORD, SERVING, takes
 from edgewise.errors import UsageError
 from edgewise.evaluation.plan import Contender, Evaluation
 from edgewise.evaluation.report import Accuracy, Intervals, Row, Summary, rows, summary
@@ -29,7 +29,7 @@ from edgewise.settings import Settings
     reads=["cloud_share", "deadline", "ctx", "threads", "gpu_layers"],
     unaffected=[
         *("cloud_key", *CONNECTING, "cloud_tokenizer"),
-        *(*DRAWS, "run_ahead", "on_cloud_error", "push", *SERVING, *RECORD),
+        *(*DRAWS, "run_ahead", "on_cloud_error", "push", *COSTS, *SERVING, *RECORD),
     ],
 )
 def demo(

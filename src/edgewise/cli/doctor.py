@@ -11,7 +11,7 @@ import typer
 
 from edgewise import parts
 from edgewise.cli import options, render
-from edgewise.cli.options import MODELS, RECORD, SAMPLING, takes
+from edgewise.cli.options import COSTS, MODELS, RECORD, SAMPLING, takes
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.text import TextCloud
 from edgewise.edge.base import EdgeModel
@@ -43,7 +43,7 @@ class Check(msgspec.Struct, frozen=True):
     reads=["cloud_key", "deadline", "ctx", "slots"],
     unaffected=[
         *("cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "on_cloud_error"),
-        *(*SAMPLING, "system", "api_key", "push", *RECORD),
+        *(*SAMPLING, "system", "api_key", "push", *COSTS, *RECORD),
     ],
 )
 def doctor(context: typer.Context, chosen: Settings, json: options.Json = False) -> None:

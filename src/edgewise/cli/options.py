@@ -48,6 +48,7 @@ DRAWS: Names = ("top_k", "top_p", "min_p", "seed")
 SAMPLING: Names = ("max_tokens", "temperature", *DRAWS)
 MACHINE: Names = ("ctx", "threads", "gpu_layers", "swa_full")
 SERVING: Names = ("slots", "api_key")
+COSTS: Names = ("price", "max_cost", "max_cost_day", "allow_dearer")
 RECORD: Names = ("sent_counts",)
 """Of answers to users; benchmarks and tasks keep no record."""
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from edgewise.evaluation import report
 from edgewise.evaluation.report import Figures, Row
 from edgewise.evaluation.statistics import Interval
-from edgewise.events import Consult, Event, Finished, Timing, Token, Usage
+from edgewise.events import AnswerCost, Consult, Event, Finished, Timing, Token, Usage
 from edgewise.loop.decoder import Answer, collect
 from edgewise.routers.card import RouterCard
 
@@ -102,10 +102,25 @@ def counted(usage: Usage, timing: Timing, *, calls: bool = True) -> str:
         )
         if usage.cloud_completion_tokens > usage.cloud_tokens + usage.wasted_tokens:
             consults += f"{usage.cloud_completion_tokens} of the cloud's own tokens written, "
+    cost = f", {costed(usage.cost)}" if usage.cost else ""
     return (
         f"{total} tokens, {usage.cloud_tokens} by the cloud{wasted} ({usage.cloud_share:.1%}), "
-        f"{consults}{total / timing.total:.1f} tokens/s"
+        f"{consults}{total / timing.total:.1f} tokens/s{cost}"
     )
+
+
+def costed(cost: AnswerCost) -> str:
+    """What was paid, and saved or lost against the cloud alone."""
+    kept = "lost" if cost.saved < 0 else "saved"
+    part = f" ({abs(cost.saved) / cost.alone:.0%})" if cost.alone else ""
+    about = "about " if cost.estimated else ""
+    money = f"paid {about}{_money(cost.paid)}, {kept} {about}{_money(abs(cost.saved))}"
+    return f"{money} {printable(cost.currency)}".rstrip() + part
+
+
+def _money(amount: float) -> str:
+    """To the sixth decimal where it is small, as prices of tokens are."""
+    return f"{amount:.2f}" if amount >= 100 else f"{amount:.6f}".rstrip("0").rstrip(".")
 
 
 def metered(count: float | None, form: str = "") -> str:

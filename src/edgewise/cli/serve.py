@@ -10,6 +10,7 @@ import typer
 from edgewise.cli import render
 from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PerPeer, PrivateKeyFile
 from edgewise.cli.options import (
+    COSTS,
     MACHINE,
     MODELS,
     RECORD,
@@ -36,7 +37,10 @@ OPEN_FILES = 64
 """Left for the cloud's connections."""
 
 
-@takes(*MODELS, *ROUTING, *SAMPLING, *MACHINE, *SERVING, *RECORD, reads=["cloud_key"])
+@takes(
+    *(*MODELS, *ROUTING, *SAMPLING, *MACHINE, *COSTS, *SERVING, *RECORD),
+    reads=["cloud_key"],
+)
 def serve(
     chosen: Settings,
     queue: Annotated[int, typer.Option(min=0, help="Answers that may wait; more get a 429.")] = 32,
@@ -90,6 +94,7 @@ def _answering(pair: Pair, chosen: Settings, *, slots: int, queue: int) -> "Answ
         settings=chosen,
         cloud=pair.cloud,
         record=pair.record,
+        billing=pair.billing,
         slots=slots,
         queue=queue,
     )

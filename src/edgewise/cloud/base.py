@@ -97,6 +97,10 @@ class CloudModel(Protocol):
         """Where alone it may be asked, and for words instead of tokens; None: at every token."""
         return None
 
+    def requests(self, n: int) -> tuple[int, int]:
+        """Requests that a consult for `n` may take, and tokens asked for in each."""
+        return 1, n
+
     def identity(self) -> str:
         """Tells this model from any other as far as is known here, once it was checked."""
         return self.name

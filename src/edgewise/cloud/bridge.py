@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from edgewise.cloud.base import CloudModel, CloudSession, then
 from edgewise.cloud.bridging import BridgeSession
 from edgewise.cloud.seam import Seams, bytes_of
-from edgewise.cloud.transport import Part
+from edgewise.cloud.transport import Part, portion
 from edgewise.cloud.view import Plain, Preceding, View
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import fingerprint
@@ -15,21 +15,6 @@ from edgewise.errors import CloudRejected, UsageError, VocabularyMismatch
 from edgewise.prompts import Prompt, prompt_ids
 from edgewise.sampling import Sampling
 from edgewise.verdict import Sent, Verdict
-
-WORD = 8
-"""Tokens that a cloud elsewhere is asked for at once, for a word: enough for 19 of 20."""
-
-STEP = 2
-"""The same in this process, where asking again costs no round trip."""
-
-LONGEST = 32
-"""Tokens after which a word counts as none."""
-
-FURTHER = 4
-"""Tokens more for each further word."""
-
-AT_ONCE = 256
-"""Most tokens that it is asked for at once, however many words are wanted."""
 
 
 class Bridge(CloudModel):
@@ -72,6 +57,9 @@ class Bridge(CloudModel):
 
     def identity(self) -> str:
         return f"{self.cloud.identity()} at {'words' if self._words else 'seams'}"
+
+    def requests(self, n: int) -> tuple[int, int]:
+        return portion(n, local=self.cloud.local is not None).requests
 
     def open(self, prompt: Prompt) -> BridgeSession:
         transport = ByIds(self.cloud, self.own)
@@ -170,9 +158,7 @@ class GoingByIds:
     ) -> None:
         """`known` is what the cloud is sent."""
         self._session, self._known, self._own = session, known, own
-        further = FURTHER * (words - 1)
-        self._step = STEP if local else min(WORD + further, AT_ONCE)
-        self._most = LONGEST + further
+        self._step, self._most = portion(words, local=local)
         self._written: list[int] = []
 
     @property
@@ -199,5 +185,6 @@ class GoingByIds:
             tokens=len(verdict.ids),
             cached=verdict.cached,
             computed=verdict.computed,
+            prompt=verdict.prompt,
             engine_seconds=verdict.engine_seconds,
         )

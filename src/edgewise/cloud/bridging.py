@@ -205,6 +205,7 @@ class _Consult:
             # Each request is one that an engine computes, and bills.
             cached=reduce(metered, [part.cached for part in self._parts]),
             computed=reduce(metered, [part.computed for part in self._parts]),
+            prompt=reduce(metered, [part.prompt for part in self._parts]),
             engine_seconds=_sum([part.engine_seconds for part in self._parts]),
             written=written,
         )

@@ -282,11 +282,13 @@ class GatewayLink:
 
     def _refusal(self, frame: Failed) -> CloudError:
         later = f"it asks for {frame.retry_after} ms of patience" if frame.retry_after else None
-        return _ERRORS.get(frame.reason, CloudProtocolError)(
+        error = _ERRORS.get(frame.reason, CloudProtocolError)(
             f"{self._gateway.name!r}: {_plain(frame.message)}",
             hint=later,
             request_id=_plain(frame.request_id) if frame.request_id else None,
         )
+        error.declined = isinstance(error, CloudRefused | CloudRejected)
+        return error
 
     async def _hang_up(self) -> None:
         socket, self._socket = self._socket, None

@@ -179,6 +179,7 @@ class LocalSession:
             stopped=written[-1] in self._eos_ids,
             cached=cached,
             computed=len(ids) - cached,
+            prompt=len(ids),
             engine_seconds=time.monotonic() - started,
         )
 

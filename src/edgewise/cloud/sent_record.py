@@ -72,6 +72,11 @@ class SentRecord:
             self._answers.append(made)
         return made
 
+    def conversation(self, prompt: Prompt) -> str:
+        """The name of the conversation that an answer to `prompt` belongs to."""
+        with self.lock:
+            return self._conversation(prompt).name
+
     def forget(self) -> None:
         """What begins alike is another conversation from now on."""
         with self.lock:
@@ -112,6 +117,11 @@ class SentAnswer:
         # Told in the thread that sends, worked out in another.
         self._unread: deque[tuple[SentMessage, Sequence[_Told]]] = deque()
         self._closed = False
+
+    @property
+    def conversation(self) -> str:
+        """The name of its conversation."""
+        return self._conversation.name
 
     def consult(self, ids: Sequence[int]) -> "RecordedSent":
         """For a consult after `ids`."""

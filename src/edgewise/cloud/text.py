@@ -11,12 +11,11 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel, then
-from edgewise.cloud.bridge import AT_ONCE, FURTHER, LONGEST, WORD
 from edgewise.cloud.bridging import THINK, BridgeSession
 from edgewise.cloud.io_thread import IoThread
 from edgewise.cloud.probe import Habits, Reuse, habits, reuse, unechoed
 from edgewise.cloud.seam import BLANKS, Seams, added, held_back
-from edgewise.cloud.transport import Part
+from edgewise.cloud.transport import Part, portion
 from edgewise.cloud.view import Plain, Preceding, View
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import fingerprint
@@ -59,6 +58,9 @@ class TextCloud(CloudModel):
     @property
     def seams(self) -> Seams:
         return Seams(self.edge, strips=self.habits.strips, reasons=self.engine.reasons)
+
+    def requests(self, n: int) -> tuple[int, int]:
+        return portion(n).requests
 
     def identity(self) -> str:
         model = self._served.model if self._served else None
@@ -189,10 +191,8 @@ class _Going:
     """Implements `Going`: a request has the text of those before it."""
 
     def __init__(self, session: _Session, answer: str, words: int) -> None:
-        further = FURTHER * (words - 1)
         self._session, self._answer = session, answer
-        self._step = min(WORD + further, AT_ONCE)
-        self._most = LONGEST + further
+        self._step, self._most = portion(words)
         self._came, self._asked = "", 0
 
     @property
@@ -239,4 +239,5 @@ class _Going:
             tokens=self._step if gone.written is None else gone.written,
             cached=gone.cached,
             computed=uncached(gone.prompt, gone.cached),
+            prompt=gone.prompt,
         )

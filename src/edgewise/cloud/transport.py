@@ -1,7 +1,7 @@
 """How a bridge reaches its cloud: it hands over text, and gets bytes of text back."""
 
 from concurrent.futures import Future
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -9,13 +9,46 @@ from edgewise.cloud.view import Preceding
 from edgewise.sampling import Sampling
 from edgewise.verdict import Sent
 
+WORD = 8
+"""Tokens that a cloud elsewhere is asked for at once, for a word: enough for 19 of 20."""
+
+STEP = 2
+"""The same in this process, where asking again costs no round trip."""
+
+LONGEST = 32
+"""Tokens after which a word counts as none."""
+
+FURTHER = 4
+"""Tokens more for each further word."""
+
+AT_ONCE = 256
+"""Most tokens that it is asked for at once, however many words are wanted."""
+
+
+class Portion(NamedTuple):
+    """Tokens that a request of a consult asks for, and after how `many` no more are asked."""
+
+    step: int
+    many: int
+
+    @property
+    def requests(self) -> tuple[int, int]:
+        """How many there may be, and tokens of each."""
+        return -(-self.many // self.step), self.step
+
+
+def portion(words: int, *, local: bool = False) -> Portion:
+    """What is asked of a cloud for so many words; one in this process is asked little at once."""
+    further = FURTHER * (words - 1)
+    return Portion(STEP if local else min(WORD + further, AT_ONCE), LONGEST + further)
+
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """What one request of a consult brought: `data` behind what came before it.
 
     It may end inside of a character. `ended` where the cloud ended the answer there. `tokens` it
     wrote in its own vocabulary; `cached` and `computed` are prompt tokens by the engine's own
-    meter. None is what it does not tell.
+    meter, `prompt` all of them as it bills them. None is what it does not tell.
     """
 
     data: bytes
@@ -23,6 +56,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None = None
     cached: int | None = None
     computed: int | None = None
+    prompt: int | None = None
     engine_seconds: float | None = None
 
 

@@ -65,6 +65,7 @@ class CerebrasEngine(HostedEngine):
             stopped=stopped,
             cached=usage.cached,
             computed=usage.computed,
+            prompt=usage.prompt_tokens,
             engine_seconds=reply.time_info.total_time if reply.time_info else None,
         )
 

@@ -129,4 +129,5 @@ class FireworksEngine(HostedEngine):
             stopped=stopped,
             cached=usage.cached,
             computed=usage.computed,
+            prompt=usage.prompt_tokens,
         )

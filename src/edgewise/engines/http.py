@@ -114,9 +114,10 @@ class Endpoint:
         if response.status == 200:
             return
         later = seconds_told(response.headers.get(HEADER))
-        if problem := not_now(self.url, response.status, request_id, later):
-            raise problem
-        raise self.declined(response.status, body, _bounded(request_id))
+        problem = not_now(self.url, response.status, request_id, later)
+        problem = problem or self.declined(response.status, body, _bounded(request_id))
+        problem.declined = True
+        raise problem
 
     def declined(self, status: int, body: bytes, request_id: str | None) -> CloudRejected:
         """What is raised for a reply that is about the request itself."""

@@ -13,7 +13,7 @@ from edgewise.engines.http import HttpEngine, decoded
 from edgewise.engines.llama_slots import SlotTable
 from edgewise.errors import CloudProtocolError, CloudRejected
 from edgewise.sampling import Sampling
-from edgewise.verdict import Verdict
+from edgewise.verdict import Verdict, metered
 
 # Without it the reply echoes the prompt.
 _FIELDS = ["tokens", "completion_probabilities", "timings", "stop_type", "id_slot"]
@@ -221,5 +221,6 @@ def _verdict(reply: _Completion) -> Verdict:
         stopped=reply.stop_type == "eos",
         cached=timings.cache_n,
         computed=timings.prompt_n,
+        prompt=metered(timings.cache_n, timings.prompt_n),
         engine_seconds=(timings.prompt_ms + timings.predicted_ms) / 1000,
     )

@@ -118,6 +118,7 @@ def _verdict(reply: _Generated) -> Verdict:
         stopped=stopped,
         cached=meta.cached_tokens,
         computed=uncached(meta.prompt_tokens, meta.cached_tokens),
+        prompt=meta.prompt_tokens,
         engine_seconds=meta.e2e_latency,
     )
 

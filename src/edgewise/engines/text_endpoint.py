@@ -30,7 +30,6 @@ _NO_MODEL = re.compile(
 class Declined(CloudRejected):
     """A request was declined with an HTTP `status`; `said` is the API's own reason."""
 
-    status: int = 0
     said: str = ""
 
     @property

@@ -214,6 +214,7 @@ def _verdict(
         stopped=stopped,
         cached=meter.cached,
         computed=meter.computed,
+        prompt=meter.prompt_tokens,
     )
 
 

@@ -11,6 +11,7 @@ from edgewise.cloud.seam import Seams
 from edgewise.cloud.sent_record import RecordedSent, SentAnswer
 from edgewise.errors import CloudError, CloudTimeout
 from edgewise.loop.breaker import Breaker
+from edgewise.loop.cost import CostMeter
 from edgewise.loop.latency import Latency
 from edgewise.loop.policy import Policy
 from edgewise.loop.state import State
@@ -58,16 +59,18 @@ class Consults:
         start: int,
         breaker: Breaker,
         latency: Latency,
+        meter: CostMeter | None = None,
     ) -> None:
         """`session` and `sent`, the record of what it sends, are closed with the consults.
 
         It answers in a vocabulary of `size` ids. With `seams` it is asked there, for words, and it
-        alone knows what it was sent for them; the answer has its first id at `start`.
+        alone knows what it was sent for them; the answer has its first id at `start`. What consults
+        cost is told to `meter`, where that is known.
         """
         self._size, self._seams, self._start = size, seams, start
         self._session, self.sent = session, sent
         self._policy, self._sampling = policy, sampling
-        self._breaker, self._latency = breaker, latency
+        self._breaker, self._latency, self._meter = breaker, latency, meter
         # Where only the cloud will do, a pause would hide that it is gone.
         self._insists = policy.on_cloud_error == "raise"
         self._first = True
@@ -76,11 +79,15 @@ class Consults:
         self.waited = 0.0
 
     def push(self, ids: Sequence[int], state: State) -> None:
-        """Tell a session that sends ahead of consults of the answer so far."""
-        if self._policy.push == "auto" and self._policy.may_ask(state.budget):
+        """Tell a session that sends ahead of consults of the answer so far.
+
+        Not where tokens have a price: what is read ahead is billed, and no meter tells of it.
+        """
+        ahead = self._policy.push == "auto" and self._meter is None
+        if ahead and self._policy.may_ask(state.budget):
             self._session.push(ids, self.sent.push(ids))
 
-    def ask(self, ids: Sequence[int], n: int) -> Flight | Literal["circuit_open"]:
+    def ask(self, ids: Sequence[int], n: int) -> Flight | Literal["circuit_open", "cost"]:
         """The consult for the token after `ids`: sent now, or on the way since a guess."""
         breaker = self._breaker
         flight = self._flights.get(len(ids))
@@ -89,6 +96,8 @@ class Consults:
             flight = None
         sent_ahead = flight is not None
         if flight is None:
+            if self._meter is not None and not self._meter.admits(ids, n):
+                return "cost"
             if not self._insists and not breaker.allow():
                 return "circuit_open"
             flight = self._send(ids, n)
@@ -105,7 +114,13 @@ class Consults:
         return "circuit_open"
 
     def ask_ahead(self, ids: Sequence[int], n: int, state: State) -> bool:
-        """Send a consult from a guess; False where that may not be."""
+        """Send a consult from a guess; False where that may not be.
+
+        As under a cap, none is where costs are limited: what a guess in vain cost would decide on
+        the answer's own consults, and with it the link's timing.
+        """
+        if self._meter is not None and self._meter.limits.any:
+            return False
         allowed = len(self._flights) < FLIGHTS and not self._breaker.is_open
         if not allowed or not self._policy.may_ask_ahead(state.budget, n, self.wasted):
             return False
@@ -180,6 +195,8 @@ class Consults:
             future.set_exception(error)
         flight = Flight(len(ids), n, begun, deadline, self._first, sent, future)
         self._flights[flight.position] = flight
+        if self._meter is not None:
+            self._meter.sent(ids, n, sent, future, lambda found: self._is_one(found, flight))
         # When it lands, not when the loop next looks.
         future.add_done_callback(lambda _: self._landed(flight))
         return flight

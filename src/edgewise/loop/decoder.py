@@ -10,6 +10,7 @@ from edgewise.cloud.sent_record import SentRecord
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.events import Event, Finished, FinishReason, Timing, Token, Usage
+from edgewise.loop.billing import Billing
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.generation import Generation, Parts
 from edgewise.loop.latency import Latency
@@ -43,8 +44,9 @@ class Decoder:
         breaker: Breaker | None = None,
         latency: Latency | None = None,
         record: SentRecord | None = None,
+        billing: Billing | None = None,
     ) -> None:
-        """What answers send is told to `record`."""
+        """What answers send is told to `record`, what they cost to `billing`, which limits it."""
         self.edge = edge
         self.cloud = cloud
         self.router = router
@@ -52,6 +54,7 @@ class Decoder:
         self.breaker = breaker or Breaker()
         self.latency = latency or Latency()
         self.record = record or SentRecord()
+        self.billing = billing
 
     def stream(
         self,
@@ -94,8 +97,17 @@ class Decoder:
             context=self.edge.context,
             seams=None if self.cloud is None else self.cloud.seams,
         )
+        parts = Parts(
+            self.edge,
+            self.cloud,
+            self.router,
+            self.breaker,
+            self.latency,
+            self.record,
+            self.billing,
+        )
         return Generation(
-            Parts(self.edge, self.cloud, self.router, self.breaker, self.latency, self.record),
+            parts,
             given,
             rules,
             sampling=sampling or Sampling(),

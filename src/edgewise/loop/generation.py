@@ -33,6 +33,7 @@ from edgewise.events import (
     share_of,
 )
 from edgewise.loop.ahead import Read, Reader, RunAhead
+from edgewise.loop.billing import Billing
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.consults import Consults, Flight
 from edgewise.loop.latency import Latency
@@ -45,8 +46,8 @@ from edgewise.verdict import Verdict
 
 
 class Parts(NamedTuple):
-    """What answers share: the models, the router, what is known of the cloud's link and was sent
-    over it."""
+    """What answers share: the models, the router, what is known of the cloud's link, was sent over
+    it and billed."""
 
     edge: EdgeModel
     cloud: CloudModel | None
@@ -54,6 +55,7 @@ class Parts(NamedTuple):
     breaker: Breaker
     latency: Latency
     record: SentRecord
+    billing: Billing | None = None
 
 
 class _Awaited(NamedTuple):
@@ -85,6 +87,15 @@ class Generation(Iterator[Event]):
         self._finished = False
         self._pending, self._candidates = pending, candidates
         self._clock = _Clock()
+        self._bill = None
+        if parts.billing is not None:
+            self._bill = parts.billing.answer(
+                prompt.ids,
+                rules.tokenizer,
+                parts.cloud,
+                cloud_alone=rules.policy.cloud_share == 1,
+                whole=not rules.stop and rules.prompt + rules.max_tokens <= rules.context,
+            )
         with ExitStack() as stack:
             needs = parts.router.needs | (Needs.NOTHING if sampling.greedy else Needs.LOGITS)
             edge = parts.edge.session(needs, top=parts.router.top)
@@ -107,6 +118,7 @@ class Generation(Iterator[Event]):
                     start=rules.prompt,
                     breaker=parts.breaker,
                     latency=parts.latency,
+                    meter=self._bill.meter if self._bill else None,
                 )
                 stack.callback(self._consults.close)
                 # While the edge reads the prompt the cloud can, too.
@@ -116,6 +128,7 @@ class Generation(Iterator[Event]):
                 self._ids, edge, reader, self._consults, rules=rules, latency=parts.latency
             )
             self._closing = stack.pop_all()
+        self._record, self._prompt = parts.record, prompt
         self._closed = False
 
     @property
@@ -144,7 +157,11 @@ class Generation(Iterator[Event]):
         """Give back the sessions; no further events come."""
         if not self._closed:
             self._closed = True
-            self._closing.close()
+            try:
+                self._closing.close()
+            finally:
+                # Once the consults are cancelled.
+                self._close_bill()
 
     def __next__(self) -> Event:
         while not self._events:
@@ -305,7 +322,14 @@ class Generation(Iterator[Event]):
             cloud_prompt_computed=counts.computed,
             cloud_completion_tokens=counts.billed,
             sent=consults.sent.counts() if consults else SentCounts(),
+            cost=self._bill.cost(self._ids) if self._bill else None,
         )
+
+    def _close_bill(self) -> None:
+        if self._bill is not None:
+            sent = self._consults.sent if self._consults else None
+            name = sent.conversation if sent else self._record.conversation(self._prompt)
+            self._bill.close(self._ids, name)
 
 
 class _Clock:

@@ -13,6 +13,7 @@ from edgewise.edge.base import EdgeModel
 from edgewise.edge.fitting import longest_piece, overflow, require_fitting, require_short
 from edgewise.events import Event, Pending, Rewound
 from edgewise.loop.account import Account
+from edgewise.loop.billing import Billing
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.latency import Latency
@@ -67,17 +68,19 @@ class Answering:
         slots: int,
         queue: int,
         record: SentRecord | None = None,
+        billing: Billing | None = None,
     ) -> None:
         """`slots` answers at a time, which `edge` must have sessions for; `queue` more may wait.
 
-        What they send is told to `record`.
+        What they send is told to `record`, what they cost to `billing`.
         """
         self.edge, self.router, self.card = edge, router, card
         self.settings, self.cloud = settings, cloud
         self.breaker, self.latency = Breaker(), Latency()
         self.record = record or SentRecord()
+        self.billing = billing
         self.local = LocalMessages()
-        self.metrics = Metrics()
+        self.metrics = Metrics(billing)
         self.admission = Admission(slots, queue)
         self._accounts: dict[float, Account] = {}
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="answer")
@@ -159,6 +162,7 @@ class Answering:
             breaker=self.breaker,
             latency=self.latency,
             record=self.record,
+            billing=self.billing,
         )
         account = self._account(asked.policy.cloud_share)
         taken = left = account.take()

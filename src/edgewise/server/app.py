@@ -22,7 +22,14 @@ from edgewise.server.answering import Answering
 from edgewise.server.errors import install
 from edgewise.server.guards import BodyLimit, Counted, Headers, key_check
 from edgewise.server.models import model_ids, policy_for
-from edgewise.server.schemas import ErrorReply, ModelEntry, ModelList, SentEntry, SentList
+from edgewise.server.schemas import ErrorReply, ModelEntry, ModelList
+from edgewise.server.usage_schemas import (
+    CostUsage,
+    SavingsEntry,
+    SavingsReply,
+    SentEntry,
+    SentList,
+)
 
 _DOCS = "/docs-assets"
 _REFUSALS: dict[int | str, dict[str, Any]] = {
@@ -66,6 +73,7 @@ def make_app(
     v1.include_router(completions.routes(answering))
     v1.include_router(_models(answering))
     v1.include_router(_sent(answering))
+    v1.include_router(_savings(answering))
     app.include_router(v1)
     app.include_router(_about(answering, guarded))
     app.add_middleware(Counted, counter=answering.metrics.requests)
@@ -117,6 +125,30 @@ def _sent(answering: Answering) -> APIRouter:
                 )
                 for first, counts in reversed(by_answer(answering.record.messages()))
             ]
+        )
+
+    return router
+
+
+def _savings(answering: Answering) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/savings")
+    def savings() -> SavingsReply:  # pyright: ignore[reportUnusedFunction]
+        """What answers cost since the server began, against the cloud alone."""
+        billing = answering.billing
+        if billing is None:
+            return SavingsReply(answers=0, total=None, conversations=[])
+        found = billing.savings()
+        return SavingsReply(
+            answers=found.answers,
+            total=CostUsage(**asdict(found.cost)),
+            conversations=[
+                SavingsEntry(
+                    conversation=str(one.conversation), answers=one.answers, **asdict(one.cost)
+                )
+                for one in billing.conversations()
+            ],
         )
 
     return router

@@ -1,8 +1,14 @@
 """What the server counts, in Prometheus's form."""
 
+from collections.abc import Iterator
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from edgewise.events import Consult, Event, Finished, Token
+from edgewise.loop.billing import Billing
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
@@ -10,8 +16,11 @@ _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 class Metrics:
     """In a registry of its own, so that several servers fit in one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, billing: Billing | None = None) -> None:
+        """With `billing` what answers cost is among it."""
         self.registry = CollectorRegistry()
+        if billing is not None:
+            self.registry.register(_Costs(billing))
         self.requests = Counter(
             "edgewise_requests", "Requests.", ["path", "status"], registry=self.registry
         )
@@ -41,3 +50,20 @@ class Metrics:
 
     def _histogram(self, name: str, help: str) -> Histogram:
         return Histogram(f"edgewise_{name}", help, buckets=_SECONDS, registry=self.registry)
+
+
+class _Costs(Collector):
+    """In money of the price list, looked up when it is asked for: answers cut short count too."""
+
+    def __init__(self, billing: Billing) -> None:
+        self._billing = billing
+
+    def collect(self) -> Iterator[Metric]:
+        cost = self._billing.savings().cost
+        for name, help, value in (
+            ("paid", "What consults cost.", cost.paid),
+            ("alone", "What the cloud alone would have cost.", cost.alone),
+        ):
+            yield CounterMetricFamily(f"edgewise_cost_{name}", help, value=value)
+        # Negative where it was lost.
+        yield GaugeMetricFamily("edgewise_cost_saved", "The difference.", value=cost.saved)

@@ -33,6 +33,7 @@ def usage(found: Usage) -> dict[str, Any]:
             "cloud_prompt_computed": found.cloud_prompt_computed,
             "cloud_completion_tokens": found.cloud_completion_tokens,
             "sent": msgspec.structs.asdict(found.sent),
+            "cost": None if found.cost is None else msgspec.structs.asdict(found.cost),
         },
     }
 

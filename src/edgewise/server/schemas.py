@@ -17,6 +17,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from edgewise.server.usage_schemas import UsageReply
+
 MAX_MESSAGES = 1024
 MAX_PARTS = 4096
 """Most parts of all messages together."""
@@ -206,56 +208,6 @@ class ErrorReply(BaseModel):
     error: ErrorBody
 
 
-class SentUsage(BaseModel):
-    """What an answer sent to `host`, null where it sent nothing: the bodies of its messages.
-
-    `new_tokens` and `new_characters` of the conversation were not known to the host before.
-    """
-
-    host: str | None
-    consults: int
-    pushes: int
-    bytes: int
-    tokens: int
-    new_tokens: int
-    new_characters: int
-
-
-class CloudUsage(BaseModel):
-    """What of an answer the cloud wrote, and what that took.
-
-    Its prompt tokens are by its engine's own meter, null where it has none; its completion tokens
-    are those of its own vocabulary.
-    """
-
-    cloud_tokens: int
-    edge_tokens: int
-    wasted_tokens: int
-    cloud_share: float
-    cloud_calls: int
-    failed_calls: int
-    cloud_prompt_cached: int | None
-    cloud_prompt_computed: int | None
-    cloud_completion_tokens: int
-    sent: SentUsage
-
-
-class PromptDetails(BaseModel):
-    """`cached_tokens` of the prompt were in the edge model's KV cache already."""
-
-    cached_tokens: int
-
-
-class UsageReply(BaseModel):
-    """Token counts of an answer."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptDetails
-    edgewise: CloudUsage
-
-
 class TopLogprob(BaseModel):
     """A candidate; `bytes` where `token` alone is not whole characters."""
 
@@ -361,21 +313,6 @@ class Completion(BaseModel):
     choices: list[CompletionChoice]
     usage: UsageReply
     edgewise: Provenance | None = None
-
-
-class SentEntry(SentUsage):
-    """An answer's part of the record; `at` is when it began to send, in seconds since 1970."""
-
-    at: float
-    conversation: str
-    answer: str
-
-
-class SentList(BaseModel):
-    """The last answers that sent something, the newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[SentEntry]
 
 
 class ModelEntry(BaseModel):

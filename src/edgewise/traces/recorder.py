@@ -106,6 +106,7 @@ class Recorder:
             breaker=decoder.breaker,
             latency=decoder.latency,
             record=decoder.record,
+            billing=decoder.billing,
         )
 
     def events(self, events: Iterator[Event]) -> Iterator[Event]:

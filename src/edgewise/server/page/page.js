@@ -141,6 +141,7 @@ class Answer {
     if (usage) {
       this.set("share", `${(100 * usage.edgewise.cloud_share).toFixed(1)}%`);
       this.set("calls", String(usage.edgewise.cloud_calls));
+      if (usage.edgewise.cost) this.tellCost(usage.edgewise.cost);
     }
     if (timing) {
       this.set("first", `${(1000 * timing.ttft).toFixed(0)} ms`);
@@ -149,6 +150,14 @@ class Answer {
     this.article.scrollIntoView({ block: "nearest" });
     const tokens = this.timeline.childElementCount;
     this.timeline.setAttribute("aria-label", `Timeline of ${tokens} tokens, ${this.cloud} by the cloud`);
+  }
+
+  // Against what the cloud alone would have cost.
+  tellCost(cost) {
+    const money = (amount) => `${cost.estimated ? "about " : ""}${amount.toLocaleString("en", { maximumSignificantDigits: 3 })} ${cost.currency}`;
+    this.set("paid", money(cost.paid));
+    this.set("saved", money(cost.saved));
+    for (const hidden of this.article.querySelectorAll(".cost")) hidden.hidden = false;
   }
 
   set(counter, text) {
@@ -177,13 +186,15 @@ class Answer {
   }
 }
 
+const COST = ": another consult would make the answer dearer than the cloud alone, or a limit is spent";
+
 function describe(token) {
   const panel = find("details");
   panel.hidden = !token;
   if (!token) return;
   const score = token.score === null ? "" : `, score ${token.score.toFixed(3)}`;
   const wait = token.wait >= 0.001 ? `, waited ${(1000 * token.wait).toFixed(0)} ms` : "";
-  const fault = FAULTS[token.reason] ? `: the cloud ${FAULTS[token.reason]}` : "";
+  const fault = FAULTS[token.reason] ? `: the cloud ${FAULTS[token.reason]}` : token.reason === "cost" ? COST : "";
   panel.replaceChildren(
     element("p", "", `“${token.text}” by the ${token.source}`),
     element("p", "", `${token.reason.replaceAll("_", " ")}${fault}${score}${wait}`),

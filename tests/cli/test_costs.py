@@ -1,0 +1,125 @@
+"""A price on the command line: shown, limited, and refused where it can mean nothing."""
+
+import json
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from edgewise.addresses import bundled
+from tests.cli.conftest import Edgewise
+from tests.llama_server_process import llama_server
+
+QUESTION = "Tell me about copper."
+PRICE = ("--price", "2,0.5,8")
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "edgewise" / "spent.db"
+
+
+def test_a_run_says_what_it_paid(edgewise: Edgewise, tmp_path: Path) -> None:
+    (tmp_path / "prices.toml").write_text('input = 2\ncached = 0.5\noutput = 8\ncurrency = "EUR"\n')
+    asked = ("run", QUESTION, "--cloud-share", "0.3", "--price", "prices.toml")
+    shown = edgewise(*asked)
+    assert shown.code == 0, shown.err
+    assert re.search(r"paid 0\.0000\d+, saved 0\.0000\d+ EUR \(\d+%\)", shown.err)
+    usage = json.loads(edgewise(*asked, "--json").out)["usage"]
+    cost = usage["cost"]
+    assert cost["input_tokens"] == usage["cloud_prompt_computed"]
+    assert cost["cached_tokens"] == usage["cloud_prompt_cached"]
+    assert cost["output_tokens"] == usage["cloud_completion_tokens"]
+    assert cost["saved"] >= 0
+
+
+def test_without_a_price_nothing_is_said_or_kept(edgewise: Edgewise, state: Path) -> None:
+    done = edgewise("run", QUESTION, "--max-tokens", "4")
+    assert "paid" not in done.err
+    assert not state.exists()
+
+
+def test_a_limit_for_an_answer(edgewise: Edgewise) -> None:
+    asked = ("run", QUESTION, "--cloud-share", "1", *PRICE, "--json")
+    free = json.loads(edgewise(*asked).out)["usage"]["cost"]["paid"]
+    assert free > 0
+    held = json.loads(edgewise(*asked, "--max-cost", str(free / 2)).out)
+    assert held["usage"]["cost"]["paid"] <= free / 2
+    assert "cost" in {token["reason"] for token in held["tokens"]}
+    none = json.loads(edgewise(*asked, "--max-cost", "0").out)["usage"]
+    assert (none["cloud_calls"], none["cost"]["paid"]) == (0, 0)
+
+
+def test_a_limit_for_a_day_holds_over_runs(edgewise: Edgewise, state: Path) -> None:
+    with llama_server(bundled("cloud")) as engine:
+        asked = ("run", QUESTION, "--cloud", engine, "--threshold", "0", "--max-tokens", "6")
+        asked = (*asked, *PRICE, "--allow-dearer", "--deadline", "30", "--json")
+        first = json.loads(edgewise(*asked).out)["usage"]["cost"]["paid"]
+        most = round(1.5 * first, 9)
+        paid = [first]
+        for _ in range(2):
+            done = json.loads(edgewise(*asked, "--max-cost-day", str(most)).out)
+            paid.append(done["usage"]["cost"]["paid"])
+    assert "cost" in {token["reason"] for token in done["tokens"]}
+    assert paid[1] > 0
+    assert sum(paid) <= most
+    with sqlite3.connect(state) as kept:
+        ((amount,),) = kept.execute("SELECT amount FROM spent").fetchall()
+    assert float(amount) == pytest.approx(sum(paid))
+
+
+def test_a_broken_file_ends_it_at_once(edgewise: Edgewise, state: Path) -> None:
+    state.parent.mkdir(parents=True)
+    state.write_bytes(b"no database at all" * 50)
+    done = edgewise("run", QUESTION, *PRICE, "--max-cost-day", "1")
+    assert (done.code, done.out) == (2, "")
+    assert "spent today cannot be kept" in done.err
+    assert "(--max-cost-day)" in done.err
+    # Without a limit for the day it is said, and the answer stands.
+    assert edgewise("run", QUESTION, *PRICE, "--max-tokens", "4").code == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--max-cost", "1"), "max-cost needs to know what the cloud's tokens cost"),
+        (("--max-cost", "0"), "max-cost needs to know what the cloud's tokens cost"),
+        (("--max-cost-day", "1"), "max-cost-day needs to know"),
+        (("--allow-dearer",), "allow-dearer needs to know"),
+        ((*PRICE, "--max-cost", "-1"), "max-cost must be 0 or more"),
+        ((*PRICE, "--max-cost", "nan"), "max-cost must be 0 or more"),
+        ((*PRICE, "--max-cost-day", "inf"), "max-cost-day must be 0 or more"),
+        (("--price", "1,2"), "does not have three numbers"),
+        (("--price", "prices.toml"), "neither three numbers nor a file"),
+        (("--price", "1,x,2"), "neither three numbers nor a file"),
+    ],
+)
+def test_what_can_mean_nothing(edgewise: Edgewise, flags: tuple[str, ...], said: str) -> None:
+    done = edgewise("run", QUESTION, *flags, "--edge", "no.gguf")
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_chat_sums_up_its_conversation(edgewise: Edgewise) -> None:
+    lines = f"{QUESTION}\nAnd iron?\n/new\n{QUESTION}\n"
+    done = edgewise("chat", "--cloud-share", "0.3", *PRICE, stdin=lines.encode())
+    assert done.code == 0, done.err
+    assert done.err.count("paid ") == 4
+    assert done.err.count("the conversation: paid") == 1
+
+
+def test_why_names_the_reason(edgewise: Edgewise) -> None:
+    lines = f"{QUESTION}\n/why\n"
+    asked = ("chat", "--threshold", "0", "--price", "1,1,1", "--max-tokens", "8")
+    done = edgewise(*asked, stdin=lines.encode())
+    assert done.code == 0, done.err
+    assert re.search(r"edge +cost", done.out)
+
+
+def test_no_cloud_and_a_price_is_what_it_would_have_been(edgewise: Edgewise) -> None:
+    done = edgewise("run", QUESTION, "--cloud", "none", *PRICE, "--max-tokens", "4")
+    assert done.code == 0, done.err
+    assert re.search(r"paid about 0, saved about 0\.0000\d+ \(100%\)", done.err)

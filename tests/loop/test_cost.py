@@ -1,0 +1,404 @@
+"""A bill is what the provider's meter says, to the token, and the dearest where it says nothing."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import pytest
+from msgspec.structs import replace
+
+from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.cloud.bridge import Bridge
+from edgewise.cloud.engine import LlamaServer, Vllm
+from edgewise.errors import (
+    CloudError,
+    CloudProtocolError,
+    CloudRejected,
+    CloudTimeout,
+    CloudUnavailable,
+)
+from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise.events import AnswerCost, Consult
+from edgewise.loop.billing import Billing
+from edgewise.loop.cost import CloudTokens, CostMeter, Limits
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
+from edgewise.loop.price import Bill, price_of
+from edgewise.pair import Pair
+from edgewise.prompts import Prompt
+from edgewise.routers.constant import Constant, Random
+from edgewise.sampling import Sampling
+from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, replying
+from edgewise.testing.scripted_engine import ScriptedEngine, Twisted
+from edgewise.verdict import Sent, Verdict
+
+PRICE = price_of("2,0.5,8")
+FREE = Limits(alone=False)
+IDS = list(b"Q: sky? A:")
+
+
+class Raw(NamedTuple):
+    """A consult as the engine's own meter counted it, before anybody summed anything."""
+
+    cached: int | None
+    computed: int | None
+    written: int
+
+
+class Recording(CloudModel):
+    """A cloud whose verdicts are noted; everything else is the cloud's."""
+
+    def __init__(self, cloud: CloudModel) -> None:
+        self.cloud, self.name = cloud, cloud.name
+        self._asked: list[Future[Verdict]] = []
+
+    def open(self, prompt: Prompt) -> "CloudSession":
+        session = self.cloud.open(prompt)
+        ask = session.ask
+
+        def noted(*given: Any) -> "Future[Verdict]":
+            self._asked.append(ask(*given))
+            return self._asked[-1]
+
+        session.ask = noted  # type: ignore[method-assign]
+        return session
+
+    def check(self, tokenizer: Any) -> str:
+        return self.cloud.check(tokenizer)
+
+    def close(self) -> None:
+        self.cloud.close()
+
+    def taken(self) -> list[Raw]:
+        """What came since the last time."""
+        found = [future.result() for future in self._asked]
+        self._asked.clear()
+        return [Raw(one.cached, one.computed, len(one.ids)) for one in found]
+
+
+def test_50_recorded_conversations_are_billed_to_the_token() -> None:
+    """Of the bundled pair, with the meter of the engine that runs the cloud model."""
+    billing = Billing(PRICE, limits=FREE)
+    with Pair(cloud_share=0.3, threads=1, deadline=30.0) as pair:
+        _, model = pair.both()
+        cloud = Recording(model)
+        decoder = Decoder(
+            pair.edge,
+            router=pair.router,
+            policy=Policy(threshold=0.02, deadline=30.0),
+            cloud=cloud,
+            billing=billing,
+        )
+        totals = [0, 0, 0]
+        for question in pocketqa().questions[:50]:
+            prompt = pair.prompt(question.prompt)
+            answer = decoder.generate(prompt, max_tokens=16)
+            cost, raw, size = answer.usage.cost, cloud.taken(), len(prompt.ids)
+            assert cost is not None
+            counts = [
+                sum(one.computed or 0 for one in raw),
+                sum(one.cached or 0 for one in raw),
+                sum(one.written for one in raw),
+            ]
+            assert counts == [cost.input_tokens, cost.cached_tokens, cost.output_tokens]
+            paid = 2 * counts[0] + 0.5 * counts[1] + 8 * counts[2]
+            found = min(size, raw[0].cached or 0) if raw else 0
+            alone = 2 * (size - found) + 0.5 * found + 8 * len(answer.tokens)
+            assert 1e6 * cost.paid == pytest.approx(paid)
+            assert 1e6 * cost.alone == pytest.approx(alone)
+            assert 1e6 * cost.saved == pytest.approx(alone - paid)
+            assert not cost.estimated
+            totals = [a + b for a, b in zip(totals, counts, strict=True)]
+        every = billing.savings()
+    assert every.answers == 50
+    assert totals[2] > 50
+    assert totals == [every.cost.input_tokens, every.cost.cached_tokens, every.cost.output_tokens]
+
+
+class ByHand(NamedTuple):
+    """What a provider's meter said of the consults of an answer, and what that comes to."""
+
+    prompt: int
+    written: int
+    consults: list[tuple[int, int | None, int | None, int]]
+    """Position, the prompt that was billed, cached, written."""
+    bill: tuple[int, int, int]
+    paid: str
+    alone: str
+
+
+BY_HAND = [
+    # One consult, nothing cached: 100 x 2 + 1 x 8 = 208; alone 100 x 2 + 10 x 8 = 280.
+    ByHand(100, 10, [(100, 100, 0, 1)], (100, 0, 1), "0.000208", "0.00028"),
+    # The second finds 100 of 105: 105 x 2 + 100 x 0.5 + 2 x 8 = 276; alone as before.
+    ByHand(100, 10, [(100, 100, 0, 1), (105, 105, 100, 1)], (105, 100, 2), "0.000276", "0.00028"),
+    # The first finds 64 of an earlier turn's, so the cloud alone would have too:
+    # 136 x 2 + 64 x 0.5 + 4 x 8 = 336; alone 136 x 2 + 64 x 0.5 + 50 x 8 = 704.
+    ByHand(200, 50, [(200, 200, 64, 4)], (136, 64, 4), "0.000336", "0.000704"),
+    # The meter tells computed tokens only by way of the whole: 30 x 2 + 20 x 0.5 + 8 = 78;
+    # alone 20 x 2 + 20 x 0.5 + 3 x 8 = 74.
+    ByHand(40, 3, [(41, 50, 20, 1)], (30, 20, 1), "0.000078", "0.000074"),
+    # No meter at all: 2 x (10 + 12) + 2 x 8 = 60, estimated; alone 10 x 2 + 5 x 8 = 60.
+    ByHand(10, 5, [(10, None, None, 1), (12, None, None, 1)], (22, 0, 2), "0.00006", "0.00006"),
+    # A cache that lost everything in between: (1000 + 1010 + 20) x 2 + 1000 x 0.5 + 3 x 8 = 4584;
+    # alone 1000 x 2 + 100 x 8 = 2800.
+    ByHand(
+        1000,
+        100,
+        [(1000, 1000, 0, 1), (1020, 1020, 1000, 1), (1010, 1010, 0, 1)],
+        (2030, 1000, 3),
+        "0.004584",
+        "0.0028",
+    ),
+]
+
+
+class NoPurse:
+    """A day without a limit."""
+
+    def book(self, cost: Decimal) -> bool:
+        return True
+
+
+def metering(prompt: int, limits: Limits = FREE) -> CostMeter:
+    cloud = ScriptedCloud(noise())
+    tokens = CloudTokens([1] * prompt, ByteTokenizer(), cloud)
+    return CostMeter(PRICE, limits, tokens, cloud.requests, NoPurse(), whole=True)
+
+
+def answered(verdict: Verdict) -> "Future[Verdict]":
+    future: Future[Verdict] = Future()
+    future.set_result(verdict)
+    return future
+
+
+def wrote(n: int, **meter: int | None) -> Verdict:
+    return Verdict(ids=(97,) * n, logprobs=(None,) * n, **meter)  # type: ignore[arg-type]
+
+
+def reached() -> Sent:
+    sent = Sent()
+    sent.add(1, b"{}")
+    return sent
+
+
+def always(verdict: Verdict) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("one", BY_HAND)
+def test_worked_out_by_hand(one: ByHand) -> None:
+    meter = metering(one.prompt)
+    for position, prompt, cached, n in one.consults:
+        verdict = wrote(n, prompt=prompt, cached=cached)
+        meter.sent([1] * position, n, reached(), answered(verdict), always)
+    found = meter.reckoning([1] * (one.prompt + one.written))
+    estimated = one.consults[0][1] is None
+    assert found.bill == Bill(
+        input=one.bill[0], cached=one.bill[1], output=one.bill[2], estimated=estimated
+    )
+    assert PRICE.of(found.bill) == Decimal(one.paid)
+    assert found.alone == Decimal(one.alone)
+
+
+def unanswered(error: CloudError | None = None, *, declined: bool = False) -> "Future[Verdict]":
+    future: Future[Verdict] = Future()
+    if error is not None:
+        error.declined = declined
+        future.set_exception(error)
+    return future
+
+
+def cancelled() -> "Future[Verdict]":
+    future: Future[Verdict] = Future()
+    future.cancel()
+    return future
+
+
+NEVER_LEFT, LEFT = Sent, reached
+
+
+@pytest.mark.parametrize(
+    ("future", "sent", "costs"),
+    [
+        (unanswered(CloudUnavailable("no connection")), NEVER_LEFT, False),
+        (unanswered(CloudUnavailable("cut")), LEFT, True),
+        (unanswered(CloudUnavailable("HTTP 429"), declined=True), LEFT, False),
+        (unanswered(CloudRejected("HTTP 400"), declined=True), LEFT, False),
+        (unanswered(CloudRejected("no whole word")), LEFT, True),
+        (unanswered(CloudTimeout("late")), LEFT, True),
+        (unanswered(CloudProtocolError("HTML")), LEFT, True),
+        (unanswered(), NEVER_LEFT, True),  # it flies, and may still leave
+        (unanswered(), LEFT, True),
+        (cancelled(), LEFT, True),
+        (cancelled(), NEVER_LEFT, False),
+    ],
+)
+def test_what_brought_nothing(
+    future: "Future[Verdict]", sent: Callable[[], Sent], costs: bool
+) -> None:
+    meter = metering(100)
+    meter.sent([1] * 110, 3, sent(), future, always)
+    found = meter.reckoning([1] * 110).bill
+    assert found == (Bill(input=110, output=3, estimated=True) if costs else Bill())
+
+
+def test_a_verdict_that_is_none_is_billed_at_the_dearest() -> None:
+    meter = metering(100)
+    verdict = wrote(1, prompt=1, cached=0)
+    meter.sent([1] * 110, 2, reached(), answered(verdict), lambda found: False)
+    assert meter.reckoning([1] * 110).bill == Bill(input=110, output=2, estimated=True)
+
+
+def test_one_that_flew_is_billed_as_it_lands() -> None:
+    meter, future = metering(100), Future[Verdict]()
+    meter.sent([1] * 100, 1, reached(), future, always)
+    assert meter.reckoning([1] * 100).bill.estimated
+    future.set_result(wrote(1, prompt=100, cached=64))
+    assert meter.reckoning([1] * 100).bill == Bill(input=36, cached=64, output=1)
+
+
+def test_a_cached_price_that_is_the_full_one_needs_no_meter() -> None:
+    cloud = ScriptedCloud(noise())
+    tokens = CloudTokens([1] * 9, ByteTokenizer(), cloud)
+    price = price_of("2,2,8")
+    meter = CostMeter(price, FREE, tokens, cloud.requests, NoPurse(), whole=True)
+    meter.sent([1] * 9, 1, reached(), answered(wrote(1, prompt=9)), always)
+    assert meter.reckoning([1] * 9).bill == Bill(input=9, output=1)
+
+
+def test_a_word_may_take_several_requests() -> None:
+    """A cloud of another vocabulary, text alone: counts by what its meter says of prompts."""
+
+    class Words(ScriptedCloud):
+        seams: Any = object()
+
+        def requests(self, n: int) -> tuple[int, int]:
+            return 4, 8
+
+    cloud = Words(noise())
+    tokens = CloudTokens([1] * 100, ByteTokenizer(), cloud)
+    meter = CostMeter(
+        PRICE, Limits(False, Decimal("0.000999")), tokens, cloud.requests, NoPurse(), whole=True
+    )
+    # 4 x 100 + 8 x (1 + 2 + 3) prompt tokens and 32 written: 1,152 millionths.
+    assert not meter.admits([1] * 100, 1)
+    sent = reached()
+    sent.add(1, b"{}")
+    verdict = wrote(2, prompt=308, cached=150, written=16)
+    meter.sent([1] * 100, 1, sent, answered(verdict), always)
+    found = meter.reckoning([1] * 110)
+    # 154 tokens a prompt; the second request found what the first one sent.
+    assert found.bill == Bill(input=158, cached=150, output=16, estimated=True)
+    assert found.alone == PRICE.of(Bill(input=154, output=15))
+
+
+def test_a_bridge_sums_what_each_request_is_billed() -> None:
+    own = ByteTokenizer(end="<other>")
+    prompt = "Q: sky? A:"
+
+    class Told(ScriptedCloud):
+        def open(self, prompt: Prompt) -> Any:
+            session = super().open(prompt)
+            ask = session.ask
+
+            def told(ids: Sequence[int], n: int, *more: Any) -> "Future[Verdict]":
+                verdict = ask(ids, n, *more).result()
+                return answered(replace(verdict, prompt=len(ids), cached=4))
+
+            session.ask = told  # type: ignore[method-assign]
+            return session
+
+    cloud = Told(replying("incomprehensibly blue", prompt=prompt), tokenizer=own)
+    bridge = Bridge(cloud, own=own, edge=ByteTokenizer())
+    session = bridge.open(Prompt(tuple(prompt.encode())))
+    verdict = session.ask(list(prompt.encode()), 1, Sampling(), 5.0).result()
+    assert len(cloud.asks) > 1
+    assert verdict.prompt == sum(len(ids) for ids, _ in cloud.asks)
+    assert verdict.cached == 4 * len(cloud.asks)
+    requests, asked = bridge.requests(1)
+    assert len(cloud.asks) <= requests
+    assert {n for _, n in cloud.asks} == {asked}
+
+
+@pytest.fixture(params=["llama-server", "vllm"])
+def engine(request: pytest.FixtureRequest) -> Iterator[tuple[ScriptedEngine, CloudModel]]:
+    found = ScriptedEngine(dialect=request.param)
+    cloud = {"llama-server": LlamaServer, "vllm": Vllm}[request.param](found.url)
+    cloud.check(ByteTokenizer())
+    yield found, cloud
+    cloud.close()
+    found.close()
+
+
+def cost_over(cloud: CloudModel, **policy: Any) -> tuple[AnswerCost, list[Consult]]:
+    decoder = Decoder(
+        ScriptedEdge(replying("blue sky today", prompt=bytes(IDS).decode())),
+        router=Random(3),
+        policy=Policy(deadline=30.0, **policy),
+        cloud=cloud,
+        billing=Billing(PRICE, limits=FREE),
+    )
+    with decoder.stream(IDS) as events:
+        told = list(events)
+    cost = told[-1].usage.cost  # type: ignore[union-attr]
+    assert cost is not None
+    return cost, [event for event in told if isinstance(event, Consult)]
+
+
+def test_an_engine_over_http(engine: tuple[ScriptedEngine, CloudModel]) -> None:
+    cost, consults = cost_over(engine[1], threshold=0.5)
+    assert len(consults) > 2
+    places = [len(IDS) + one.index for one in consults]
+    assert cost.input_tokens + cost.cached_tokens == sum(places)
+    assert cost.cached_tokens == sum(one.cached or 0 for one in consults)
+    assert cost.output_tokens == sum(one.answered for one in consults)
+
+
+@pytest.mark.parametrize("misdeed", ["busy", "declined", "error", "reset", "garbage"])
+def test_faults_over_http(engine: tuple[ScriptedEngine, CloudModel], misdeed: Any) -> None:
+    """An answer of the engine's own that says no costs nothing, and what is unknown does."""
+    served, cloud = engine
+    served.fault = lambda number: misdeed
+    cost, consults = cost_over(cloud, max_cloud_tokens=1, threshold=0.0)
+    assert consults[0].outcome != "answered"
+    assert cost.estimated == (misdeed in ("reset", "garbage"))
+    assert (cost.paid > 0) == (misdeed in ("reset", "garbage"))
+
+
+@pytest.mark.parametrize("meter", [{"cached": -1}, {"cached": 1 << 40}, {"cached": "many"}])
+def test_meters_that_lie(engine: tuple[ScriptedEngine, CloudModel], meter: dict[str, Any]) -> None:
+    served, cloud = engine
+    served.fault = lambda number: Twisted(lambda writing: replace(writing, **meter))
+    cost, consults = cost_over(cloud, threshold=0.0, max_cloud_tokens=1)
+    assert {one.outcome for one in consults} == {"protocol"}
+    assert cost.estimated
+    assert cost.output_tokens == len(consults)
+
+
+@pytest.mark.parametrize("prompt", [-1, 1 << 40, 100 + 65, True, 1.5, "9", float("nan")])
+def test_prompts_that_no_engine_bills(prompt: Any) -> None:
+    with pytest.raises(CloudProtocolError):
+        wrote(1, prompt=prompt).check(asked=1, prompt=100)
+
+
+def test_more_cached_than_billed() -> None:
+    with pytest.raises(CloudProtocolError, match="more cached prompt tokens"):
+        wrote(1, prompt=10, cached=11).check(asked=1, prompt=100)
+    wrote(1, prompt=101, cached=101).check(asked=1, prompt=101)
+
+
+def test_without_a_cloud_all_is_saved_and_estimated() -> None:
+    edge = ScriptedEdge(replying("blue", prompt=bytes(IDS).decode()))
+    decoder = Decoder(edge, router=Constant(1.0), policy=Policy(), billing=Billing(PRICE))
+    cost = decoder.generate(IDS).usage.cost
+    assert cost is not None
+    assert cost.paid == 0
+    assert cost.estimated
+    assert 1e6 * cost.saved == pytest.approx(2 * len(IDS) + 8 * 5)
+
+
+def test_without_a_price_there_is_no_cost() -> None:
+    decoder = Decoder(ScriptedEdge(noise()), router=Constant(1.0), policy=Policy())
+    assert decoder.generate(IDS, max_tokens=3).usage.cost is None
