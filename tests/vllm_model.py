@@ -43,6 +43,7 @@ def main(source: Path, out: Path) -> None:
     bpe.add_special_tokens([AddedToken(token, special=True) for token in control])
     bpe.save(str(out / "tokenizer.json"))
     described = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokens[eos]}
+    described["chat_template"] = fields["tokenizer.chat_template"].contents()
     (out / "tokenizer_config.json").write_text(json.dumps(described))
     model.config.eos_token_id = eos
     model.generation_config.eos_token_id = eos

@@ -74,33 +74,18 @@ def cloud_address(settings: Settings) -> str:
 def open_cloud(
     settings: Settings, edge: EdgeModel, *, keep_prefixes: bool = False
 ) -> CloudModel | None:
-    """Open the cloud model and prove its vocabulary; with "none" nothing is opened at all.
+    """Open the cloud model and prove it; with "none" nothing is opened at all.
 
     One of another vocabulary is behind a bridge. `keep_prefixes` is for a model in this process.
     """
-    # What is wrong with it shows before anything is asked.
-    own = own_tokenizer(settings)
-    cloud = connect(settings, keep_prefixes=keep_prefixes)
-    if cloud is not None:
-        try:
-            cloud = bridged(cloud, edge.tokenizer, own)
-            cloud.check(edge.tokenizer)
-        except BaseException:
-            cloud.close()
-            raise
-    return cloud
+    reached = proven_cloud(settings, edge, keep_prefixes=keep_prefixes)
+    return reached[0] if reached is not None else None
 
 
-def own_tokenizer(settings: Settings) -> Tokenizer | None:
-    """That of a cloud at a URL, where it is named; nothing is connected for it."""
-    from edgewise.edge.tokenizer import open_tokenizer
-
-    named = settings.cloud_tokenizer
-    return open_tokenizer(named) if named and is_url(cloud_address(settings)) else None
-
-
-def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | None:
-    """The cloud model, not yet checked. Raises `UsageError` for an engine of no known name.
+def proven_cloud(
+    settings: Settings, edge: EdgeModel, *, keep_prefixes: bool = False
+) -> tuple[CloudModel, str] | None:
+    """As `open_cloud`, and how it was proven. Raises `UsageError` for an engine of no known name.
 
     Nor is there one to name where the cloud is no URL, and a URL must be at an allowed host.
     """
@@ -112,22 +97,44 @@ def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | 
     address = cloud_address(settings)
     if is_url(address):
         require_allowed(address, hosts)
-        from edgewise.cloud.connect import connect as connect_to
+        from edgewise.cloud.reach import reach
 
-        return connect_to(
+        return reach(
             address,
+            edge.tokenizer,
             key=cloud_key(settings),
             engine=settings.cloud_engine,
             model=settings.cloud_model,
+            # What is wrong with it shows before anything is asked.
+            own=_own_tokenizer(settings),
         )
     _require_no_wish(settings, address)
     if address == "none":
         return None
+    cloud = _here(settings, address, keep_prefixes)
+    try:
+        reached = bridged(cloud, edge.tokenizer)
+        return reached, reached.check(edge.tokenizer)
+    except BaseException:
+        cloud.close()
+        raise
+
+
+def _here(settings: Settings, address: str, keep_prefixes: bool) -> CloudModel:
+    """The cloud model in this process."""
     from edgewise.cloud.local import LocalCloud
 
     own = replace(settings, swa_full=True)  # it is the edge's
     with _named_by("cloud"):
         return LocalCloud(_load(own, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
+
+
+def _own_tokenizer(settings: Settings) -> Tokenizer | None:
+    """That of a cloud at a URL, where it is named; nothing is connected for it."""
+    from edgewise.edge.tokenizer import open_tokenizer
+
+    named = settings.cloud_tokenizer
+    return open_tokenizer(named) if named else None
 
 
 def _require_no_wish(settings: Settings, address: str) -> None:

@@ -296,7 +296,7 @@ def test_a_pair_with_an_engine_of_another_vocabulary(
     engine: str, other_path: Path, spm_path: Path
 ) -> None:
     with pytest.raises(VocabularyMismatch, match="name its own tokenizer") as refused:
-        Pair(other_path, cloud=engine, threads=1)
+        Pair(other_path, cloud=engine, threads=1, cloud_engine="llama-server")
     assert refused.value.setting == "cloud_tokenizer"
     with pytest.raises(VocabularyMismatch, match="as its tokenizer does"):
         Pair(other_path, cloud=engine, threads=1, cloud_tokenizer=str(spm_path))

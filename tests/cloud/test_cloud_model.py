@@ -17,7 +17,7 @@ from edgewise.pair import Pair
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings, load
-from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
 from edgewise.testing.scripted_engine import ScriptedEngine
 from tests.cloud.dialects import Reply, Route, said, serving, sglang_routes, vllm_routes
 from tests.gateway.running import gateway
@@ -177,14 +177,14 @@ def test_a_variable_that_holds_no_key(value: str | None, monkeypatch: pytest.Mon
         monkeypatch.setenv("PROVIDER_KEY", value)
     chosen = Settings(cloud="http://127.0.0.1:9", cloud_key_env="PROVIDER_KEY")
     with pytest.raises(UsageError, match=r"^The variable 'PROVIDER_KEY', .* is (not set|empty); "):
-        parts.connect(chosen)
+        parts.proven_cloud(chosen, ScriptedEdge(noise()))
 
 
 @pytest.mark.parametrize("name", ["sk-secret-1", "", "a" * 200, "A=B", "KEY\0", "\ud800"])
 def test_what_is_no_variables_name_is_not_repeated(name: str) -> None:
     chosen = Settings(cloud="http://127.0.0.1:9", cloud_key_env=name)
     with pytest.raises(UsageError, match="is no variable's name; give a name") as refused:
-        parts.connect(chosen)
+        parts.proven_cloud(chosen, ScriptedEdge(noise()))
     assert not name or name not in str(refused.value)
 
 
@@ -193,7 +193,7 @@ def test_what_can_be_no_key_is_a_sentence(key: str) -> None:
     for engine in ("vllm", "gateway"):
         chosen = Settings(cloud="http://127.0.0.1:9", cloud_engine=engine, cloud_key=key)
         with pytest.raises(UsageError, match="The cloud's key has blanks, line breaks or"):
-            parts.connect(chosen)
+            parts.proven_cloud(chosen, ScriptedEdge(noise()))
 
 
 @pytest.mark.parametrize("setting", ["cloud_model", "cloud_key_env"])
@@ -201,7 +201,7 @@ def test_what_can_be_no_key_is_a_sentence(key: str) -> None:
 def test_nothing_is_wished_of_a_cloud_at_no_url(setting: str, cloud: str) -> None:
     wished: dict[str, Any] = {setting: "large"}
     with pytest.raises(UsageError, match="is for a cloud at a URL, and the cloud") as refused:
-        parts.connect(Settings(cloud=cloud, **wished))
+        parts.proven_cloud(Settings(cloud=cloud, **wished), ScriptedEdge(noise()))
     assert refused.value.setting == setting
 
 

@@ -11,7 +11,8 @@ import pytest
 from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import EngineCloud
 from edgewise.cloud.gateway import GatewayCloud
-from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable, UsageError
+from edgewise.engines.detect import UnknownEngine
+from edgewise.errors import CloudUnavailable, UsageError
 from edgewise.testing.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
 
@@ -77,11 +78,11 @@ def test_an_override_asks_nobody(served: str) -> None:
 @pytest.mark.parametrize(
     ("models", "error", "problem"),
     [
-        (None, CloudProtocolError, "no engine that Edgewise knows"),
-        ({"hello": 1}, CloudProtocolError, "no engine that Edgewise knows"),
+        (None, UnknownEngine, "no engine that Edgewise knows"),
+        ({"hello": 1}, UnknownEngine, "no engine that Edgewise knows"),
         ({"data": []}, CloudUnavailable, "serves no model"),
-        ({"data": [{"id": "gpt", "owned_by": "someone"}]}, CloudRejected, "text only"),
-        ({"data": [{"id": "gpt"}]}, CloudRejected, "name it"),
+        ({"data": [{"id": "gpt", "owned_by": "someone"}]}, UnknownEngine, "which is none of"),
+        ({"data": [{"id": "gpt"}]}, UnknownEngine, "name it"),
     ],
 )
 def test_anything_else_is_refused(

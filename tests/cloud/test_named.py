@@ -24,7 +24,7 @@ from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings
-from edgewise.testing.scripted_edge import ScriptedEdge, replying
+from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
 from edgewise.verdict import Sent, Verdict
 
 Add = Callable[..., None]
@@ -128,10 +128,11 @@ def test_the_built_in_ones_are_there(name: str, kind: type[CloudModel], dialect:
 def test_an_unknown_name_is_one_sentence_wherever_the_cloud_is(cloud: str) -> None:
     """Never ignored: not with a file for a cloud, not without any."""
     with pytest.raises(UsageError) as refused:
-        parts.connect(Settings(cloud=cloud, cloud_engine="vlm"))
+        parts.proven_cloud(Settings(cloud=cloud, cloud_engine="vlm"), ScriptedEdge(noise()))
     assert str(refused.value) == (
         "There is no cloud engine 'vlm'; known are auto, cerebras, fireworks, gateway, "
-        "llama-server, sglang, vllm."
+        "llama-server, sglang, vllm, llama-server-text, ollama, deepseek, vllm-text, sglang-text, "
+        "mistral, qwen, moonshot, lm-studio, chat, completions."
     )
     assert refused.value.setting == "cloud_engine"
 

@@ -13,14 +13,14 @@ from edgewise import parts
 from edgewise.cli import options, render
 from edgewise.cli.options import COSTS, MODELS, RECORD, SAMPLING, takes
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge import bridged
+from edgewise.cloud.text import TextCloud
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.llamacpp import default_threads
 from edgewise.engines.base import Abilities
 from edgewise.errors import EdgewiseError
 from edgewise.loop.policy import LONGEST_DEADLINE
-from edgewise.prompts import Prompt
+from edgewise.prompts import Message, prompt_of
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings
 
@@ -108,30 +108,23 @@ class _Doctor:
         if parts.cloud_address(self._chosen) == "none":
             yield Check("cloud model", "ok", "none: no connection is opened")
             return
-        opened: list[CloudModel] = []
-        yield self._guarded("cloud model", lambda: self._connect(opened))
-        links: list[CloudModel] = []
-        for cloud in opened:
-            yield self._guarded("vocabulary", lambda cloud=cloud: self._link(cloud, model, links))
-        for cloud in links:
+        opened: list[tuple[CloudModel, str]] = []
+        yield self._guarded("cloud model", lambda: self._reach(model, opened))
+        for cloud, proof in opened:
+            kind = "one, proven" if cloud.seams is None else "two, bridged by text between words"
+            yield Check("vocabulary", "ok", f"{kind}: {proof}")
             if cloud.abilities is not None:
                 yield _abilities(cloud.abilities)
             yield self._guarded("consult", lambda cloud=cloud: _consult(cloud, model, self._chosen))
+            if isinstance(cloud, TextCloud):
+                yield self._guarded("prompt cache", lambda cloud=cloud: _reuse(cloud))
 
-    def _link(self, cloud: CloudModel, model: EdgeModel, links: list[CloudModel]) -> Check:
-        """Even where the vocabulary is not proven there is a link, to be tried."""
-        links.append(cloud)
-        links[0] = bridged(cloud, model.tokenizer, parts.own_tokenizer(self._chosen))
-        proof = links[0].check(model.tokenizer)
-        kind = "one, proven" if links[0].seams is None else "two, bridged by text between words"
-        return Check("vocabulary", "ok", f"{kind}: {proof}")
-
-    def _connect(self, opened: list[CloudModel]) -> Check:
-        cloud = parts.connect(self._chosen)
-        assert cloud is not None
-        self._stack.callback(cloud.close)
-        opened.append(cloud)
-        return Check("cloud model", "ok", cloud.name)
+    def _reach(self, model: EdgeModel, opened: list[tuple[CloudModel, str]]) -> Check:
+        reached = parts.proven_cloud(self._chosen, model)
+        assert reached is not None
+        self._stack.callback(reached[0].close)
+        opened.append(reached)
+        return Check("cloud model", "ok", reached[0].name)
 
 
 def _engine() -> Check:
@@ -212,16 +205,38 @@ def _abilities(able: Abilities) -> Check:
     return Check("cloud engine", "ok", "; ".join(found))
 
 
+def _reuse(cloud: TextCloud) -> Check:
+    """What of a prompt that was just sent is computed, and billed, again."""
+    found = cloud.reuse()
+    if found is None:
+        return Check(
+            "prompt cache",
+            "warn",
+            "the API does not tell what it had: each consult may be billed as a whole prompt",
+            "let consults be few and longer (--span 4), or choose a provider that tells",
+        )
+    told = f"of {found.prompt} prompt tokens sent again {found.computed} were computed"
+    if 2 * found.computed <= found.prompt:
+        return Check("prompt cache", "ok", told)
+    return Check(
+        "prompt cache",
+        "warn",
+        f"{told}: prompts of this length miss its cache, so each consult costs a whole prompt",
+        "let consults be few and longer (--span 4), or choose a model or provider that caches it",
+    )
+
+
 def _consult(cloud: CloudModel, model: EdgeModel, chosen: Settings) -> Check:
     ids = model.tokenizer.encode(_SAMPLE)
     deadline = LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline
-    session = cloud.open(Prompt(tuple(ids)))
+    asked = prompt_of(model.tokenizer, [Message("user", _SAMPLE)])
+    session = cloud.open(asked)
     try:
         seconds: list[float] = []
         for more in range(4):
             begun = time.monotonic()
             # As in an answer: each time there is something new to read.
-            session.ask([*ids, *ids[:more]], 1, Sampling(), deadline).result()
+            session.ask([*asked.ids, *ids[:more]], 1, Sampling(), deadline).result()
             seconds.append(time.monotonic() - begun)
     finally:
         session.close()
@@ -229,7 +244,7 @@ def _consult(cloud: CloudModel, model: EdgeModel, chosen: Settings) -> Check:
     return Check(
         "consult",
         "ok",
-        f"{1000 * seconds[0]:.1f} ms at first, {len(ids)} tokens to read; "
+        f"{1000 * seconds[0]:.1f} ms at first, {len(asked.ids)} tokens to read; "
         f"{1000 * warm:.1f} ms warm, one more to read (best of {len(seconds) - 1})",
     )
 
@@ -243,7 +258,7 @@ def _leaves(chosen: Settings) -> Check:
     return Check(
         "what leaves the device",
         "warn",
-        f"each consult sends the prompt and the answer so far, as token ids, to {address}; to a "
-        "gateway they go as they come, unless --push never",
+        f"each consult sends the prompt and the answer so far, as token ids or text, to {address}; "
+        "to a gateway they go as they come, unless --push never",
         "use --cloud none to keep everything here; edgewise sent shows what left",
     )

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from edgewise.cloud.base import CloudModel
+from edgewise.engines.text_dialects import TEXT_DIALECTS
 from edgewise.errors import UsageError
 from edgewise.registry import Registry
 
@@ -37,10 +38,10 @@ CLOUDS: Registry[CloudFactory] = Registry(
 
 
 def check_name(engine: str) -> None:
-    """Raises `UsageError` for what is neither "auto" nor a name of `CLOUDS`."""
-    if engine != AUTO and engine not in CLOUDS:
+    """Raises `UsageError` for what is neither "auto" nor a name of `CLOUDS` or `TEXT_DIALECTS`."""
+    if engine != AUTO and engine not in CLOUDS and engine not in TEXT_DIALECTS:
         raise UsageError(
             f"There is no cloud engine {engine!r}",
-            hint=f"known are {', '.join([AUTO, *CLOUDS.names()])}",
+            hint=f"known are {', '.join([AUTO, *CLOUDS.names(), *TEXT_DIALECTS])}",
             setting="cloud_engine",
         )

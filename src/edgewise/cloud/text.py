@@ -19,7 +19,7 @@ from edgewise.cloud.transport import Part, portion
 from edgewise.cloud.view import Plain, Preceding, View
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import fingerprint
-from edgewise.engines.base import PROBE_SECONDS, Client, Described, side_by_side, uncached
+from edgewise.engines.base import Client, Described, side_by_side, uncached
 from edgewise.engines.text import GoneOn, TextEngine
 from edgewise.errors import CloudRejected, CloudUnavailable, VocabularyMismatch
 from edgewise.prompts import Message, Prompt
@@ -30,8 +30,8 @@ from edgewise.wire.protocol import request_id
 LOOK_SECONDS = 60.0
 """What is served is looked at again beside a consult when the last look is older."""
 
-MEASURE_SECONDS = 60.0
-"""How long it may take to see what of a long prompt is computed again."""
+PROBE_SECONDS = 60.0
+"""How long it may take to see how an API goes on, or what of a long prompt it computes again."""
 
 THOUGHT = "</think>"
 """How a cloud ends a block of reasoning."""
@@ -84,7 +84,7 @@ class TextCloud(CloudModel):
 
         Raises a `CloudError`.
         """
-        return self.submit(reuse(self.engine), MEASURE_SECONDS).result()
+        return self.submit(reuse(self.engine), PROBE_SECONDS).result()
 
     def submit(self, work: Coroutine[Any, Any, _T], deadline: float) -> "Future[_T]":
         """Run `work` on the I/O thread, at most `deadline` seconds."""

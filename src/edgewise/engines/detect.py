@@ -20,6 +20,11 @@ OWNERS = {
 }
 """From what a server says of its models, in lower case, to its name."""
 
+
+class UnknownEngine(CloudRejected):
+    """What answers at an address is no engine that takes ids, as far as it says."""
+
+
 _KNOWN = "llama-server, vLLM, SGLang, Fireworks, Cerebras or a gateway"
 _LONGEST = 100
 
@@ -40,7 +45,7 @@ async def found_at(url: str, *, key: str | None = None, model: str | None = None
     except Redirected:
         raise
     except (CloudProtocolError, CloudRejected) as error:
-        raise CloudProtocolError(
+        raise UnknownEngine(
             f"What answers at {url!r} is no engine that Edgewise knows ({_KNOWN})",
             hint="check the address, or name the engine",
             setting="cloud_engine",
@@ -48,9 +53,8 @@ async def found_at(url: str, *, key: str | None = None, model: str | None = None
     finally:
         await asked.close()
     if owner not in OWNERS:
-        raise CloudRejected(
-            f"{url!r} serves a model of {owner[:_LONGEST]!r}, which is none of {_KNOWN}, and APIs "
-            "that take text only cannot serve consults",
+        raise UnknownEngine(
+            f"{url!r} serves a model of {owner[:_LONGEST]!r}, which is none of {_KNOWN}",
             hint="if it is one of these all the same, name it",
             setting="cloud_engine",
         )

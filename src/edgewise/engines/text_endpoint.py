@@ -186,6 +186,7 @@ class PromptText(TextEndpoint):
 
         A block of reasoning that the template opens is closed, unless the answer begins with one.
         """
+        turns(self.url, messages)
         thinks = answer.lstrip().startswith(THINK)
         text = self._rendered.get(messages, thinks)
         if text is None:

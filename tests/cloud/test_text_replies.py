@@ -1,0 +1,635 @@
+"""APIs that take text and do not behave: each fault is a `CloudError` with a sentence."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgewise.engines.base import Client
+from edgewise.engines.text import GoneOn, TextEngine
+from edgewise.engines.text_dialects import TEXT_DIALECTS, CompletionsText, LlamaServerText
+from edgewise.errors import (
+    CloudError,
+    CloudProtocolError,
+    CloudRefused,
+    CloudRejected,
+    CloudUnavailable,
+)
+from edgewise.prompts import Message
+from edgewise.sampling import Sampling
+from edgewise.testing.scripted_edge import ByteTokenizer
+from edgewise.testing.scripted_engine import Edited, Wire
+from edgewise.testing.scripted_text import (
+    BUSY,
+    FILTERED,
+    HTML,
+    NO_USAGE,
+    PREFILL,
+    STREAM,
+    TOOL_CALL,
+    Retold,
+    ScriptedText,
+    TextMisdeed,
+)
+from edgewise.testing.text_wishes import TEMPLATE
+from edgewise.verdict import Sent
+from tests.outside_bytes import json_like
+
+MESSAGES = [Message("user", "Count in words from one to ten.")]
+BEGUN = "one two three"
+CHATS = [name for name in TEXT_DIALECTS if name not in ("llama-server-text", "completions")]
+OPENAI = [name for name in CHATS if name != "ollama"]
+FAMILIES = ["llama-server-text", "ollama", "deepseek", "completions"]
+"""One of each form of reply."""
+THINKERS = [name for name in TEXT_DIALECTS if name != "completions"]
+
+_T = TypeVar("_T")
+
+
+def opened(dialect: str, url: str, **options: Any) -> TextEngine:
+    if dialect != "completions":
+        return TEXT_DIALECTS[dialect](url, **options)
+    tokenizer = ByteTokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return CompletionsText(url, tokenizer=tokenizer, **options)
+
+
+def using(engine: TextEngine, work: Callable[[TextEngine], Awaitable[_T]]) -> _T:
+    """The outcome of `work`, in a loop of its own."""
+
+    async def done() -> _T:
+        try:
+            return await work(engine)
+        finally:
+            await engine.close()
+
+    return asyncio.run(done())
+
+
+def gone_on(
+    engine: TextEngine,
+    answer: str = BEGUN,
+    n: int = 2,
+    *,
+    messages: list[Message] = MESSAGES,
+    sampling: Sampling | None = None,
+) -> GoneOn:
+    return using(
+        engine, lambda one: one.go_on(messages, answer, n, sampling or Sampling(), Client())
+    )
+
+
+@contextmanager
+def serving(dialect: str, **options: Any) -> Iterator[ScriptedText]:
+    server = ScriptedText(dialect, **options)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def answered(
+    dialect: str, fault: TextMisdeed, answer: str = BEGUN, sampling: Sampling | None = None
+) -> GoneOn:
+    """What becomes of a consult at a server with that fault."""
+    with serving(dialect, fault=lambda number: fault) as server:
+        return gone_on(opened(dialect, server.url), answer, sampling=sampling)
+
+
+# Habits: the caller is told what came, and finds out by itself.
+
+
+@pytest.mark.parametrize("dialect", TEXT_DIALECTS)
+def test_habits_come_as_they_are(dialect: str) -> None:
+    with serving(dialect) as server:
+        came: dict[str, str] = {}
+        for habit in ("exact", "echo", "strip", "restart"):
+            server.habit = habit  # type: ignore[assignment]
+            came[habit] = gone_on(opened(dialect, server.url)).text
+    assert came["exact"] == " four five"
+    assert came["echo"] == "one two three four five"
+    assert came["strip"] == "four five"
+    assert came["restart"].startswith("one two")
+
+
+@pytest.mark.parametrize("dialect", TEXT_DIALECTS)
+def test_a_refusal_keeps_the_apis_own_words(dialect: str) -> None:
+    with serving(dialect, habit="refuse") as server, pytest.raises(CloudRejected, match=PREFILL):
+        gone_on(opened(dialect, server.url))
+
+
+# What is sent.
+
+
+def asked_of(server: ScriptedText) -> dict[str, Any]:
+    """The last consult's body."""
+    found: dict[str, Any] = json.loads(server.requests[-1][1])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("dialect", "fields", "last"),
+    [
+        ("vllm-text", {"continue_final_message": True, "add_generation_prompt": False}, {}),
+        ("sglang-text", {"continue_final_message": True}, {}),
+        ("deepseek", {"thinking": {"type": "disabled"}}, {"prefix": True}),
+        ("mistral", {}, {"prefix": True}),
+        ("qwen", {"enable_thinking": False}, {"partial": True}),
+        ("moonshot", {"thinking": {"type": "disabled"}}, {"partial": True}),
+        ("chat", {}, {}),
+        ("lm-studio", {}, {}),
+    ],
+)
+def test_each_chat_api_is_told_in_its_own_words(
+    dialect: str, fields: Mapping[str, object], last: Mapping[str, object]
+) -> None:
+    with serving(dialect) as server:
+        gone_on(opened(dialect, server.url))
+        asked = asked_of(server)
+        assert asked["messages"][-1] == {"role": "assistant", "content": BEGUN, **last}
+        assert fields.items() <= asked.items()
+        gone_on(opened(dialect, server.url), "")
+        anew = asked_of(server)
+        assert anew["messages"][-1]["role"] == "user"
+        assert not {"continue_final_message", "add_generation_prompt"} & anew.keys()
+
+
+@pytest.mark.parametrize("dialect", TEXT_DIALECTS)
+def test_a_drawn_answer_is_asked_for_in_words_that_it_knows(dialect: str) -> None:
+    with serving(dialect) as server:
+        sampling = Sampling(temperature=0.7, top_p=0.9, seed=3)
+        gone_on(opened(dialect, server.url), sampling=sampling)
+        asked = asked_of(server)
+    drawn = asked.get("options", asked)
+    assert drawn["temperature"] == 0.7
+    assert drawn["top_p"] == 0.9
+
+
+@pytest.mark.parametrize("dialect", ["deepseek", "mistral", "moonshot", "chat"])
+def test_a_filter_that_an_api_has_no_word_for_is_refused(dialect: str) -> None:
+    with serving(dialect) as server, pytest.raises(CloudRejected, match="top-k") as found:
+        gone_on(opened(dialect, server.url), sampling=Sampling(temperature=1.0, top_k=5))
+    assert found.value.setting == "top_k"
+    assert not server.requests or "completions" not in server.requests[-1][0]
+
+
+@pytest.mark.parametrize("dialect", THINKERS)
+def test_thinking_is_switched_off(dialect: str) -> None:
+    with serving(dialect) as server:
+        server.thinks = True
+        assert gone_on(opened(dialect, server.url)).text == " four five"
+
+
+@pytest.mark.parametrize("dialect", OPENAI)
+def test_a_field_that_an_api_declines_is_left_out_from_then_on(dialect: str) -> None:
+    with serving(dialect) as server:
+        optional = {"reasoning_effort", "thinking", "enable_thinking", "chat_template_kwargs"}
+        server.declines = frozenset(optional)
+        engine = opened(dialect, server.url)
+
+        async def twice(one: TextEngine) -> GoneOn:
+            await one.go_on(MESSAGES, BEGUN, 2, Sampling())
+            return await one.go_on(MESSAGES, BEGUN, 2, Sampling())
+
+        if dialect in ("qwen", "moonshot"):
+            # They go on with nothing while they think.
+            with pytest.raises(CloudRejected, match="thinking is enabled"):
+                using(engine, twice)
+        else:
+            assert using(engine, twice).text == " four five"
+            consults = [path for path, _ in server.requests]
+            assert len(consults) == 3
+
+
+def test_a_temperature_of_its_own_is_left_to_it_for_greedy_answers_alone() -> None:
+    with serving("moonshot") as server:
+        server.only = 1.0
+        assert gone_on(opened("moonshot", server.url)).text == " four five"
+        with pytest.raises(CloudRejected, match="only 1 is allowed"):
+            gone_on(opened("moonshot", server.url), sampling=Sampling(temperature=0.5))
+
+
+def test_deepseeks_address_may_name_its_beta() -> None:
+    with serving("deepseek") as server:
+        assert gone_on(opened("deepseek", f"{server.url}/beta")).text == " four five"
+
+
+@pytest.mark.parametrize("dialect", CHATS)
+def test_a_conversation_that_ends_with_an_answer_is_refused(dialect: str) -> None:
+    messages = [*MESSAGES, Message("assistant", "one")]
+    with serving(dialect) as server, pytest.raises(CloudRejected, match="ends with an answer"):
+        gone_on(opened(dialect, server.url), messages=messages)
+    assert not server.asked
+
+
+@pytest.mark.parametrize("dialect", TEXT_DIALECTS)
+def test_no_messages_are_refused(dialect: str) -> None:
+    with serving(dialect) as server, pytest.raises(CloudRejected):
+        gone_on(opened(dialect, server.url), messages=[])
+    assert not server.asked
+
+
+# Where the prompt is text.
+
+
+def test_a_block_of_thoughts_that_the_template_opens_is_closed() -> None:
+    with serving("llama-server-text") as server:
+        server.thinks = True
+        gone_on(LlamaServerText(server.url))
+        assert asked_of(server)["prompt"].endswith("<think>\n\n</think>\n\n" + BEGUN)
+        # The reply to this one is of no interest.
+        gone_on(LlamaServerText(server.url), "<think>\nI count")
+        assert asked_of(server)["prompt"].endswith("<|assistant|><think>\nI count")
+
+
+def test_a_template_is_asked_for_once_a_conversation() -> None:
+    with serving("llama-server-text") as server:
+
+        async def thrice(engine: TextEngine) -> None:
+            for answer in ("", "one", "one two"):
+                await engine.go_on(MESSAGES, answer, 1, Sampling())
+            await engine.describe()
+            await engine.go_on(MESSAGES, "", 1, Sampling())
+
+        using(LlamaServerText(server.url), thrice)
+        paths = [path for path, _ in server.requests]
+    assert paths.count("/apply-template") == 2
+
+
+def test_completions_need_a_template() -> None:
+    with serving("completions") as server, pytest.raises(CloudRejected) as found:
+        gone_on(CompletionsText(server.url))
+    assert found.value.setting == "cloud_tokenizer"
+    assert not server.requests
+
+
+@pytest.mark.parametrize("where", ["message", "answer"])
+def test_completions_take_no_control_token_in_a_message(where: str) -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.chat_template = TEMPLATE
+    held = next(iter(tokenizer.special.values()))
+    messages = [Message("user", f"a {held} b")] if where == "message" else MESSAGES
+    answer = held if where == "answer" else BEGUN
+    with serving("completions") as server, pytest.raises(CloudRejected) as found:
+        gone_on(CompletionsText(server.url, tokenizer=tokenizer), answer, messages=messages)
+    assert repr(held) in str(found.value)
+    assert not server.requests
+
+
+def test_a_template_that_cannot_be_rendered_is_a_failed_consult() -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.chat_template = "{{ raise_exception('no system messages') }}"
+    with serving("completions") as server, pytest.raises(CloudRejected, match="no system messages"):
+        gone_on(CompletionsText(server.url, tokenizer=tokenizer))
+
+
+# Keys, models and addresses.
+
+
+@pytest.mark.parametrize("dialect", TEXT_DIALECTS)
+def test_a_wrong_key_is_refused(dialect: str) -> None:
+    with serving(dialect) as server:
+        server.key = "right"
+        engine = opened(dialect, server.url, key="wrong", model="scripted")
+        with pytest.raises(CloudRefused, match="EDGEWISE_CLOUD_KEY"):
+            using(engine, lambda one: one.describe())
+        assert gone_on(opened(dialect, server.url, key="right")).text == " four five"
+
+
+@pytest.mark.parametrize("dialect", [*CHATS, "completions"])
+def test_a_wrong_model_is_refused_with_those_there_are(dialect: str) -> None:
+    with serving(dialect) as server:
+        server.models = ["large", "small"]
+
+        async def asked(engine: TextEngine) -> None:
+            await engine.describe()
+            await engine.go_on(MESSAGES, BEGUN, 1, Sampling())
+
+        with pytest.raises(CloudRejected, match=r"'larg'.*'large', 'small'") as found:
+            using(opened(dialect, server.url, model="larg"), asked)
+        assert found.value.setting == "cloud_model"
+        using(opened(dialect, server.url, model="large"), asked)
+
+
+@pytest.mark.parametrize("dialect", [*CHATS, "completions"])
+def test_one_of_many_models_has_to_be_named(dialect: str) -> None:
+    with serving(dialect) as server:
+        server.models = [f"m{number}" for number in range(20)]
+        with pytest.raises(CloudRejected, match=r"20 models.*'m7' and 12 more") as found:
+            gone_on(opened(dialect, server.url))
+    assert found.value.setting == "cloud_model"
+
+
+def test_no_model_at_all() -> None:
+    with serving("chat") as server:
+        server.models = []
+        with pytest.raises(CloudUnavailable, match="serves no model"):
+            gone_on(opened("chat", server.url))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "other"), [("vllm-text", "sglang-text"), ("llama-server-text", "vllm-text")]
+)
+def test_an_engine_that_is_another_is_no_dialect_of_this_one(dialect: str, other: str) -> None:
+    with serving(other) as server, pytest.raises(CloudProtocolError, match="not ") as found:
+        using(opened(dialect, server.url), lambda one: one.describe())
+    assert found.value.setting == "cloud_engine"
+
+
+@pytest.mark.parametrize("dialect", TEXT_DIALECTS)
+def test_a_path_where_nothing_is(dialect: str) -> None:
+    with serving(dialect) as server:
+        engine = opened(dialect, f"{server.url}/elsewhere", model="scripted")
+        with pytest.raises(CloudRejected, match=r"HTTP 404.*check the address"):
+            gone_on(engine)
+
+
+def test_paths_without_v1_are_found() -> None:
+    """As Gemini's `/v1beta/openai` has them."""
+    with serving("chat", base="/v1beta/openai") as server:
+        # The script has its own `/v1` behind the base.
+        assert gone_on(opened("chat", server.url)).text == " four five"
+        assert gone_on(opened("chat", f"{server.url}/v1")).text == " four five"
+
+
+def test_nobody_there() -> None:
+    with serving("chat") as server:
+        url = server.url
+    with pytest.raises(CloudUnavailable, match="cannot be reached"):
+        gone_on(opened("chat", url, model="m"))
+
+
+# What comes back.
+
+
+@pytest.mark.parametrize("dialect", FAMILIES)
+@pytest.mark.parametrize(
+    ("fault", "kind", "said"),
+    [
+        (FILTERED, CloudRejected, "content filter"),
+        (TOOL_CALL, CloudRejected, "tool call"),
+        (HTML, CloudProtocolError, "web page"),
+        (STREAM, CloudProtocolError, "stream"),
+        (BUSY, CloudUnavailable, "429"),
+        (Edited(lambda _: b"", status=500), CloudUnavailable, "500"),
+        (Edited(lambda _: b"", status=402), CloudRejected, "balance"),
+        (Edited(lambda _: b""), CloudProtocolError, "reply is not"),
+        (Edited(lambda _: b"[]"), CloudProtocolError, "reply is not"),
+        (Edited(lambda _: b"null"), CloudProtocolError, "reply is not"),
+        (Edited(lambda data: data[: len(data) // 2]), CloudProtocolError, "reply is not"),
+        (Edited(lambda data: data.replace(b" four", b"\\u0000")), CloudProtocolError, "0000"),
+        (Edited(lambda data: data.replace(b" four", b"\\ud800")), CloudProtocolError, "reply is"),
+        (Edited(lambda data: data.replace(b" four", b"\xff")), CloudProtocolError, "reply is not"),
+        (Edited(lambda data: data.replace(b" four", b"x" * 9000)), CloudProtocolError, "bytes for"),
+        (Edited(lambda data: data.replace(b" four", b"<think>")), CloudRejected, "thinks"),
+        (Edited(lambda data: b" " * (5 << 20)), CloudProtocolError, "more than"),
+        (Wire([b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n{"]), CloudUnavailable, "reached"),
+        ("reset", CloudUnavailable, "cannot be reached"),
+    ],
+)
+def test_what_is_no_reply_is_a_fault(
+    dialect: str, fault: TextMisdeed, kind: type[CloudError], said: str
+) -> None:
+    with pytest.raises(kind, match=said):
+        answered(dialect, fault)
+
+
+@pytest.mark.parametrize("dialect", TEXT_DIALECTS)
+def test_without_usage_nothing_is_told(dialect: str) -> None:
+    gone = answered(dialect, NO_USAGE)
+    assert gone.text == " four five"
+    assert (gone.prompt, gone.cached, gone.written) == (None, None, None)
+
+
+def counting(**counts: object) -> Retold:
+    return Retold(lambda reply: {**reply, "usage": {**reply["usage"], **counts}})
+
+
+@pytest.mark.parametrize("dialect", ["deepseek", "completions"])
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"prompt_tokens": -1},
+        {"prompt_tokens": 10**30},
+        {"prompt_tokens": "12"},
+        {"prompt_tokens": 12.5},
+        {"prompt_tokens": True},
+        {"completion_tokens": -4},
+        {"completion_tokens": 1 << 40},
+        {"prompt_tokens_details": {"cached_tokens": 1000}},
+        {"prompt_tokens_details": {"cached_tokens": -1}},
+        {"prompt_tokens_details": 7},
+    ],
+)
+def test_absurd_usage_is_a_fault(dialect: str, counts: Mapping[str, object]) -> None:
+    with pytest.raises(CloudProtocolError):
+        answered(dialect, counting(**counts))
+
+
+@pytest.mark.parametrize("dialect", ["llama-server-text", "ollama"])
+def test_other_meters_are_checked_too(dialect: str) -> None:
+    path = {"llama-server-text": "timings", "ollama": None}[dialect]
+
+    def less(reply: Any) -> object:
+        if path is None:
+            return {**reply, "eval_count": -1}
+        return {**reply, path: {**reply[path], "predicted_n": -1}}
+
+    with pytest.raises(CloudProtocolError):
+        answered(dialect, Retold(less))
+
+
+@pytest.mark.parametrize(
+    ("told", "cached"),
+    [
+        ({"prompt_tokens_details": {"cached_tokens": 3}}, 3),
+        ({"prompt_tokens_details": None, "prompt_cache_hit_tokens": 2}, 2),
+        ({"prompt_tokens_details": None, "cached_tokens": 1}, 1),
+        ({"prompt_tokens_details": {"cached_tokens": None}}, None),
+    ],
+)
+def test_who_was_cached_is_told_in_any_word(told: Mapping[str, object], cached: object) -> None:
+    assert answered("chat", counting(**told)).cached == cached
+
+
+def edited(**fields: object) -> Retold:
+    """The first choice with other fields."""
+    return Retold(lambda reply: {**reply, "choices": [{**reply["choices"][0], **fields}]})
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (edited(finish_reason=None), CloudProtocolError),
+        (edited(finish_reason="bored"), CloudProtocolError),
+        (edited(finish_reason=7), CloudProtocolError),
+        (edited(finish_reason="refusal"), CloudRejected),
+        (edited(finish_reason="function_call"), CloudRejected),
+        (edited(finish_reason="insufficient_system_resource"), CloudUnavailable),
+        (edited(message=None, text=None), CloudProtocolError),
+        (edited(message={"content": 5}), CloudProtocolError),
+        (edited(message={"content": None, "refusal": "I will not."}), CloudRejected),
+        (edited(message={"content": "", "reasoning_content": "Hm."}), CloudRejected),
+        (edited(message={"content": None, "reasoning": "Hm."}), CloudRejected),
+        (edited(message={"content": [{"type": "thinking"}]}), CloudRejected),
+        (edited(message={"content": "x", "tool_calls": [{}]}), CloudRejected),
+        (Retold(lambda reply: {**reply, "choices": reply["choices"] * 2}), CloudProtocolError),
+        (Retold(lambda reply: {**reply, "choices": []}), CloudProtocolError),
+        (Retold(lambda reply: {"object": "chat.completion"}), CloudProtocolError),
+        (Retold(lambda reply: {"error": {"message": "No capacity", "code": 502}}), CloudRejected),
+    ],
+)
+def test_a_choice_that_is_none_is_a_fault(fault: Retold, kind: type[CloudError]) -> None:
+    with pytest.raises(kind):
+        answered("chat", fault)
+
+
+@pytest.mark.parametrize("reason", ["stop", "eos", "end_turn"])
+def test_what_ends_an_answer(reason: str) -> None:
+    assert answered("chat", edited(finish_reason=reason)).ended
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (b'{"error": {"message": "too long"}}', "too long"),
+        (b'{"error": "model is loading"}', "model is loading"),
+        (b'{"object": "error", "message": "bad field"}', "bad field"),
+        (b'{"detail": [{"loc": ["body", "x"], "msg": "Extra inputs"}]}', "Extra inputs"),
+        (b'[{"error": {"message": "a list, as Gemini sends it"}}]', "a list, as Gemini"),
+        (b"\x1b[31mred \xff", r"\\x1b\[31mred"),
+    ],
+)
+def test_the_apis_words_are_told_whatever_form_they_have(said: bytes, told: str) -> None:
+    with pytest.raises(CloudRejected, match=told):
+        answered("chat", Edited(lambda _: said, status=400))
+
+
+def test_a_reply_cut_at_any_byte_is_a_fault() -> None:
+    body = b'{"choices":[{"message":{"content":" f"},"finish_reason":"stop"}]}'
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    whole = head % len(body) + body
+    cuts = [*range(0, len(whole), 7), len(whole) - 1]
+    with serving("chat", fault=lambda number: Wire([whole[: cuts[number // 2]]])) as server:
+
+        async def each(engine: TextEngine) -> None:
+            for _ in cuts:
+                with pytest.raises(CloudError):
+                    await engine.go_on(MESSAGES, BEGUN, 1, Sampling())
+
+        using(opened("chat", server.url), each)
+
+
+def test_a_request_that_is_given_up_leaves_the_engine_usable() -> None:
+    faults: dict[int, TextMisdeed] = {0: "hang"}
+    with serving("chat", fault=faults.get) as server:
+
+        async def late(engine: TextEngine) -> GoneOn:
+            given_up = asyncio.create_task(engine.go_on(MESSAGES, BEGUN, 2, Sampling()))
+            while not server.asked:
+                await asyncio.sleep(0.01)
+            given_up.cancel()
+            await asyncio.wait([given_up])
+            return await engine.go_on(MESSAGES, BEGUN, 2, Sampling())
+
+        assert using(opened("chat", server.url), late).text == " four five"
+
+
+# What travels.
+
+
+@pytest.mark.parametrize("dialect", TEXT_DIALECTS)
+def test_what_travels_is_counted_to_the_byte(dialect: str) -> None:
+    sent = Sent()
+    with serving(dialect) as server:
+        server.declines = frozenset({"reasoning_effort"})
+
+        async def some(engine: TextEngine) -> None:
+            for answer in ("", "one", "one two"):
+                await engine.go_on(MESSAGES, answer, 2, Sampling(), Client(sent=sent))
+
+        using(opened(dialect, server.url), some)
+        assert sent.bytes == sum(len(body) for _, body in server.requests)
+    assert sent.ids == 0
+
+
+@pytest.mark.parametrize("dialect", TEXT_DIALECTS)
+def test_messages_and_answer_arrive_as_they_are(dialect: str) -> None:
+    begun = "one two\n\n  “三” é\u200d🙂"
+    messages = [Message("system", "Be «brief»."), Message("user", "Was?\n\n1 < 2 & 3")]
+    with serving(dialect) as server:
+        gone_on(opened(dialect, server.url), begun, messages=messages)
+        wish = server.asked[-1]
+    assert wish.messages == messages
+    assert wish.answer == begun
+    assert wish.n == 2
+
+
+# Bytes that nobody expects.
+
+VALID: Mapping[str, object] = {
+    "ollama": {
+        "message": {"role": "assistant", "content": " four", "thinking": ""},
+        "done": True,
+        "done_reason": "stop",
+        "prompt_eval_count": 7,
+        "eval_count": 2,
+    },
+    "llama-server-text": {
+        "content": " four",
+        "stop_type": "limit",
+        "timings": {"cache_n": 3, "prompt_n": 4, "predicted_n": 2},
+        "prompt": "<|assistant|>",
+    },
+    "completions": {
+        "choices": [{"text": " four", "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 2},
+    },
+    "deepseek": {
+        "choices": [{"message": {"content": " four"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 2, "prompt_cache_hit_tokens": 3},
+    },
+}
+
+
+def answering(dialect: str, reply: bytes) -> TextEngine:
+    """An engine of this dialect whose every reply this is."""
+
+    async def said(*_: object, **__: object) -> bytes:
+        return reply
+
+    url = "http://127.0.0.1:9"
+    # Without a template nothing is rendered.
+    plain = CompletionsText(url, model="m", tokenizer=ByteTokenizer())
+    engine: Any = plain if dialect == "completions" else opened(dialect, url, model="m")
+    engine.post = engine.get = said
+    return engine  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("dialect", VALID)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_any_reply_is_a_text_within_bounds_or_a_fault(dialect: str, data: st.DataObject) -> None:
+    engine = answering(dialect, data.draw(json_like(VALID[dialect])))
+    try:
+        gone = asyncio.run(engine.go_on(MESSAGES, BEGUN, 2, Sampling()))
+    except CloudError:
+        return
+    assert len(gone.text.encode()) < 1_000
+    assert "\0" not in gone.text
+    for count in (gone.prompt, gone.cached, gone.written):
+        assert count is None or 0 <= count < 1 << 25
+
+
+@pytest.mark.parametrize("dialect", VALID)
+def test_a_valid_reply_is_read_whole(dialect: str) -> None:
+    """So that what is changed in them is looked at."""
+    engine = answering(dialect, json.dumps(VALID[dialect]).encode())
+    gone = asyncio.run(engine.go_on(MESSAGES, BEGUN, 2, Sampling()))
+    assert gone.text == " four"
+    assert (gone.prompt, gone.written) == (7, 2)
