@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, resolve
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge import bridged
+from edgewise.cloud.view import Plain, Viewing
 from edgewise.edge.base import EdgeModel, EdgeOptions, Tokenizer
 from edgewise.edge.named import EDGES
 from edgewise.errors import ModelError, RouterMismatch, UsageError
@@ -70,17 +71,31 @@ def open_cloud(
 
     One of another vocabulary is behind a bridge. `keep_prefixes` is for a model in this process.
     """
-    # What is wrong with it shows before anything is asked.
-    own = own_tokenizer(settings)
+    # What is wrong with them shows before anything is asked.
+    shown, own = viewing(settings), own_tokenizer(settings)
     cloud = connect(settings, keep_prefixes=keep_prefixes)
     if cloud is not None:
         try:
-            cloud = bridged(cloud, edge.tokenizer, own)
+            cloud = bridged(cloud, edge.tokenizer, own, shown)
             cloud.check(edge.tokenizer)
         except BaseException:
             cloud.close()
             raise
     return cloud
+
+
+def viewing(settings: Settings) -> Viewing | None:
+    """What the cloud gets to see; None for everything. Raises `UsageError`."""
+    from edgewise.cloud.recent import Recent, amount_of
+    from edgewise.cloud.redaction.rules import redaction_of
+    from edgewise.cloud.redaction.view import Redacted
+
+    rules = redaction_of(settings.redact, settings.redact_words)
+    view = Redacted(rules) if rules.active else Plain()
+    if settings.cloud_context is None:
+        return (lambda _: view) if rules.active else None
+    most = amount_of(settings.cloud_context)
+    return lambda tokenizer: Recent(view, most, tokenizer)
 
 
 def own_tokenizer(settings: Settings) -> Tokenizer | None:

@@ -22,10 +22,12 @@ HELP = {
 }
 ONE_VOCABULARY = {"edge", "edge_engine", "cloud", "cloud_engine", "cloud_hosts"}
 MODELS = ONE_VOCABULARY | {"cloud_tokenizer"}
+VIEW = {"cloud_context", "redact", "redact_words"}
 SAMPLING = {"max_tokens", "temperature", "top_k", "top_p", "min_p", "seed"}
 MACHINE = {"ctx", "threads", "gpu_layers", "swa_full"}
 ANSWERING = (
     MODELS
+    | VIEW
     | {"router", "cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "deadline"}
     | {"on_cloud_error", "push"}
     | SAMPLING
@@ -37,8 +39,8 @@ FLAGS: dict[str, set[str]] = {
     "chat": ANSWERING | {"system"},
     "serve": ANSWERING | {"slots", "api_key"},
     "sent": set(),
-    "doctor": MODELS | {"router", "threads", "gpu_layers", "swa_full"},
-    "eval": MODELS | MACHINE | {"deadline"},
+    "doctor": MODELS | VIEW | {"router", "threads", "gpu_layers", "swa_full"},
+    "eval": MODELS | VIEW | MACHINE | {"deadline"},
     "train": ONE_VOCABULARY | MACHINE | {"seed"},
     "demo": set(),
     "router show": set(),
@@ -71,12 +73,13 @@ GREEDY_TASK = {"max_cloud_tokens", "span", "max_tokens", "temperature", "system"
 REFUSED: dict[str, set[str]] = {
     "serve": {"system"},  # clients send their own
     "eval": GREEDY_TASK | {"threshold", "push"},
-    "train": GREEDY_TASK | {"deadline", "cloud_tokenizer"},
+    "train": GREEDY_TASK | VIEW | {"deadline", "cloud_tokenizer"},
     "demo": GREEDY_TASK
     # Always the bundled pair, which has no sliding windows.
     | {"threshold", "edge", "edge_engine", "cloud", "router", "swa_full"},
     "bench edge": {"temperature"},
     "bench link": GREEDY_TASK
+    | VIEW
     | {"threshold", "deadline", "on_cloud_error", "cloud_tokenizer", "push"},
     "bench paper": {
         "cloud_engine",
@@ -86,7 +89,8 @@ REFUSED: dict[str, set[str]] = {
         "span",
         "run_ahead",
     }
-    | {"deadline", "on_cloud_error", "temperature"},
+    | {"deadline", "on_cloud_error", "temperature"}
+    | VIEW,
 }
 """What a command cannot honour; everything else it honours, or it cannot matter to it."""
 
@@ -122,6 +126,9 @@ VALUES: dict[str, object] = {
     "cloud_engine": "vllm",
     "cloud_tokenizer": "other.gguf",
     "cloud_hosts": "127.0.0.1, host.example:8080",
+    "cloud_context": "6",
+    "redact": "email,secret=local",
+    "redact_words": "Anna Smith",
     "push": "never",
     "router": "entropy",
     "cloud_share": 0.1,

@@ -16,7 +16,7 @@ from edgewise.bench.pace import HALF_BILLION, UNPACED, Pace, measured
 from edgewise.bench.paper_method import Comparison, compare
 from edgewise.bench.speed import measure
 from edgewise.cli import options, render
-from edgewise.cli.options import DRAWS, ONE_VOCABULARY, POLICY, RECORD, SERVING, takes
+from edgewise.cli.options import DRAWS, ONE_VOCABULARY, POLICY, RECORD, SERVING, VIEW, takes
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.hosts import hosts_of, require_allowed
 from edgewise.cloud.named import AUTO
@@ -45,7 +45,7 @@ EngineTime = Annotated[
 @takes(
     *("edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"),
     unaffected=[
-        *("cloud", "cloud_engine", "cloud_hosts", "cloud_tokenizer", "cloud_key"),
+        *("cloud", "cloud_engine", "cloud_hosts", "cloud_tokenizer", "cloud_key", *VIEW),
         *(*POLICY, "on_cloud_error", "push"),
         *("max_tokens", *DRAWS, "system", "ctx", *SERVING, *RECORD),
     ],

@@ -21,6 +21,7 @@ from edgewise.cli.options import (
     ROUTING,
     SAMPLING,
     SERVING,
+    VIEW,
     SentFile,
     takes,
     told,
@@ -45,7 +46,7 @@ _SHOWN = 3
 
 
 @takes(
-    *(*MODELS, *ROUTING, *SAMPLING, "system", *MACHINE, *RECORD),
+    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, "system", *MACHINE, *RECORD),
     reads=["cloud_key"],
     unaffected=SERVING,
 )

@@ -11,7 +11,7 @@ import typer
 
 from edgewise import parts
 from edgewise.cli import options, render
-from edgewise.cli.options import MODELS, RECORD, SAMPLING, takes
+from edgewise.cli.options import MODELS, RECORD, SAMPLING, VIEW, takes
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge import bridged
 from edgewise.edge.base import EdgeModel
@@ -39,7 +39,7 @@ class Check(msgspec.Struct, frozen=True):
 
 # It writes no answer but one consult's.
 @takes(
-    *(*MODELS, "router", "threads", "gpu_layers", "swa_full"),
+    *(*MODELS, *VIEW, "router", "threads", "gpu_layers", "swa_full"),
     reads=["cloud_key", "deadline", "ctx", "slots"],
     unaffected=[
         *("cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "on_cloud_error"),
@@ -121,9 +121,14 @@ class _Doctor:
     def _link(self, cloud: CloudModel, model: EdgeModel, links: list[CloudModel]) -> Check:
         """Even where the vocabulary is not proven there is a link, to be tried."""
         links.append(cloud)
-        links[0] = bridged(cloud, model.tokenizer, parts.own_tokenizer(self._chosen))
+        links[0] = bridged(
+            cloud,
+            model.tokenizer,
+            parts.own_tokenizer(self._chosen),
+            parts.viewing(self._chosen),
+        )
         proof = links[0].check(model.tokenizer)
-        kind = "one, proven" if links[0].seams is None else "two, bridged by text between words"
+        kind = "one, proven" if links[0].seams is None else "bridged by text between words"
         return Check("vocabulary", "ok", f"{kind}: {proof}")
 
     def _connect(self, opened: list[CloudModel]) -> Check:

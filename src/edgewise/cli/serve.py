@@ -16,6 +16,7 @@ from edgewise.cli.options import (
     ROUTING,
     SAMPLING,
     SERVING,
+    VIEW,
     SentFile,
     takes,
 )
@@ -36,7 +37,7 @@ OPEN_FILES = 64
 """Left for the cloud's connections."""
 
 
-@takes(*MODELS, *ROUTING, *SAMPLING, *MACHINE, *SERVING, *RECORD, reads=["cloud_key"])
+@takes(*MODELS, *VIEW, *ROUTING, *SAMPLING, *MACHINE, *SERVING, *RECORD, reads=["cloud_key"])
 def serve(
     chosen: Settings,
     queue: Annotated[int, typer.Option(min=0, help="Answers that may wait; more get a 429.")] = 32,
