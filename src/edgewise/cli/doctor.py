@@ -11,7 +11,7 @@ import typer
 
 from edgewise import parts
 from edgewise.cli import options, render
-from edgewise.cli.options import COSTS, MODELS, RECORD, SAMPLING, takes
+from edgewise.cli.options import COSTS, MODELS, RECORD, SAMPLING, VIEW, takes
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.text import TextCloud
 from edgewise.edge.base import EdgeModel
@@ -39,7 +39,7 @@ class Check(msgspec.Struct, frozen=True):
 
 # It writes no answer but one consult's.
 @takes(
-    *(*MODELS, "router", "threads", "gpu_layers", "swa_full"),
+    *(*MODELS, *VIEW, "router", "threads", "gpu_layers", "swa_full"),
     reads=["cloud_key", "deadline", "ctx", "slots"],
     unaffected=[
         *("cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "on_cloud_error"),

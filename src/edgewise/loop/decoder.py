@@ -84,7 +84,10 @@ class Decoder:
         if any(not text for text in stop):
             raise UsageError("A stop string is empty; leave it out.")
         # The one place that decides it: no session is opened, so nothing can be sent.
-        policy = self.policy.edge_alone() if given.stays else self.policy
+        stays = given.stays or (
+            self.policy.asks and self.cloud is not None and self.cloud.stays(given)
+        )
+        policy = self.policy.edge_alone() if stays else self.policy
         if self.edge.abilities.rewinds == "no":
             # A guess that does not stand would cost reading everything again.
             policy = replace(policy, run_ahead=0)
