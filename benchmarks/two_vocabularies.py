@@ -167,6 +167,12 @@ class _Checked(CloudModel):
     def open(self, prompt: Prompt) -> "_CheckedSession":
         return _CheckedSession(self, self._cloud.open(prompt), len(prompt.ids))
 
+    def check(self, tokenizer: Tokenizer) -> str:
+        return self._cloud.check(tokenizer)
+
+    def close(self) -> None:
+        self._cloud.close()
+
 
 class _CheckedSession:
     def __init__(self, cloud: _Checked, session: CloudSession, start: int) -> None:

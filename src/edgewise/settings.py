@@ -66,7 +66,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str,
         Meta(
             description="What answers at the cloud's URL: llama-server, vllm, sglang, fireworks, "
-            "cerebras, gateway, or one that a package adds; auto finds out."
+            "cerebras, gateway, a dialect of APIs that take text (such as chat), or what a package "
+            "adds; auto finds out."
         ),
     ] = "auto"
     cloud_tokenizer: Annotated[

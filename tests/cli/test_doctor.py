@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
@@ -14,6 +15,7 @@ from edgewise.edge.base import Tokenizer
 from edgewise.edge.onnx import import_genai
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
+from edgewise.testing.scripted_text import ScriptedText
 from edgewise.verdict import Sent, Verdict
 from tests.cli.conftest import Edgewise
 from tests.hybrid_models import HybridPaths
@@ -131,3 +133,19 @@ def test_the_smaller_cache_of_windows_is_had_or_refused(
         "keep the full one (--swa-full).\n",
     )
     assert edgewise(*asked, "--edge", str(bpe_path), "--swa-full").code == 0
+
+
+@pytest.mark.parametrize(("cached", "status"), [(True, "ok"), (False, "warn")])
+def test_how_an_api_that_takes_text_goes_on(edgewise: Edgewise, cached: bool, status: str) -> None:
+    with closing(ScriptedText("mistral", habit="echo")) as server:
+        server.cached = cached
+        done = edgewise("doctor", "--cloud", server.url, "--json")
+    checks = {check["name"]: check for check in json.loads(done.out)["checks"]}
+    assert checks["vocabulary"]["detail"] == (
+        "two, bridged by text between words: text by Mistral: exact, behind what it repeats, "
+        "keeps blanks"
+    )
+    assert checks["consult"]["status"] == "ok"
+    assert checks["prompt cache"]["status"] == status
+    told = "of 1" if cached else "does not tell what it had"
+    assert told in checks["prompt cache"]["detail"]

@@ -31,7 +31,7 @@ class SentMessage(msgspec.Struct, kw_only=True):
 
     `at` is when it began, in seconds since 1970; `number` counts those of an answer. `tokens` ids
     travelled, again each time they did. `new_tokens` of the conversation, `new_characters` of
-    text, were not known to the host before.
+    text, were not known to the host before. Where text travels there are no ids.
     """
 
     at: Annotated[float, Meta(ge=0, lt=1e11)]

@@ -3,7 +3,7 @@
 import os
 import subprocess
 from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.testing.scripted_text import ScriptedText, numbers
 from edgewise.testing.text_wishes import TEMPLATE
+from tests import llama_cpp_server_process
 from tests.background import Background
 from tests.llama_server_process import llama_server
 from tests.vllm_process import vllm
@@ -112,15 +113,19 @@ def servers(request: pytest.FixtureRequest) -> Iterator[Any]:
         running: dict[str, str] = {}
 
         def started(name: str) -> str:
-            if name not in running and name == "llama-server":
-                running[name] = stack.enter_context(llama_server(bundled("cloud")))
-            elif name not in running:
-                model = request.getfixturevalue("vllm_model")
-                server = vllm(Path(os.environ["VLLM_PYTHON"]), model)
-                running[name] = stack.enter_context(server)
+            if name not in running:
+                running[name] = stack.enter_context(_server(name, request))
             return running[name]
 
         yield started
+
+
+def _server(name: str, request: pytest.FixtureRequest) -> AbstractContextManager[str]:
+    if name == "llama-server":
+        return llama_server(bundled("cloud"))
+    if name == "llama_cpp.server":
+        return llama_cpp_server_process.llama_cpp_server(bundled("cloud"))
+    return vllm(Path(os.environ["VLLM_PYTHON"]), request.getfixturevalue("vllm_model"))
 
 
 def templated() -> ByteTokenizer:
@@ -149,11 +154,10 @@ def api(
         made.do(engine.close())
         server.close()
         return
-    dialect = (LLAMA_SERVER | VLLM)[name]
-    url = servers("llama-server" if name in LLAMA_SERVER else "vLLM")
-    engine = opened(dialect, url, own.tokenizer)
+    url = servers(name.rpartition(" at ")[2])
+    engine = opened((LLAMA_SERVER | VLLM)[name], url, own.tokenizer)
     messages = [Message("user", pocketqa().questions[0].prompt)]
-    by_ids = LlamaServerEngine(url) if name in LLAMA_SERVER else VllmEngine(url)
+    by_ids = VllmEngine(url) if name in VLLM else LlamaServerEngine(url)
     written = background.do(answered(by_ids, own.tokenizer, messages))
     echoes = name == "chat at llama-server"
     made = Api(name, engine, background, messages, written, echoes=echoes)
@@ -241,3 +245,28 @@ def test_a_prompt_beyond_the_context_is_rejected(api: Api) -> None:
     long = [Message("user", api.messages[0].content * 30)]
     with pytest.raises(CloudRejected, match="context"):
         api.do(api.engine.go_on(long, "", 1, GREEDY))
+
+
+@pytest.mark.skipif(not llama_cpp_server_process.HERE, reason="needs llama-cpp-python[server]")
+def test_a_second_real_server_begins_anew_by_chat_and_goes_on_by_completions(
+    background: Background, servers: Any, own: LlamaModel
+) -> None:
+    """llama_cpp.server takes a last message for an answer that was given.
+
+    Its greedy words are not those by ids: what was said is penalised there.
+    """
+    messages = [Message("user", pocketqa().questions[0].prompt)]
+    by_chat = opened("chat", servers("llama_cpp.server"), own.tokenizer)
+    by_prompt = opened("completions", servers("llama_cpp.server"), own.tokenizer)
+    whole = background.do(by_chat.go_on(messages, "", LONGEST, GREEDY))
+    begun = seams(whole.text)[1]
+    anew = background.do(by_chat.go_on(messages, begun, 8, GREEDY)).text
+    assert anew.startswith(begun)
+    assert whole.text.startswith(anew)
+    begun = seams(whole.text)[-1]
+    rest = background.do(by_prompt.go_on(messages, begun, LONGEST, GREEDY))
+    assert begun + rest.text == whole.text
+    assert whole.ended
+    assert rest.ended
+    for engine in (by_chat, by_prompt):
+        background.do(engine.close())

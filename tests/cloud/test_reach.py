@@ -1,0 +1,251 @@
+"""Which way a cloud at a URL is reached, and what is said where none leads there."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import pytest
+
+from edgewise.addresses import bundled
+from edgewise.cloud.bridge import Bridge
+from edgewise.cloud.engine import EngineCloud
+from edgewise.cloud.reach import reach
+from edgewise.cloud.text import TextCloud
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.engines.text_dialects import TEXT_DIALECTS
+from edgewise.errors import (
+    CloudProtocolError,
+    CloudRefused,
+    CloudRejected,
+    CloudUnavailable,
+    UsageError,
+    VocabularyMismatch,
+)
+from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.policy import Policy
+from edgewise.prompts import Message, Prompt
+from edgewise.routers.constant import Random
+from edgewise.sampling import Sampling
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, completing
+from edgewise.testing.scripted_engine import ScriptedEngine, Wire
+from edgewise.testing.scripted_text import (
+    BUSY,
+    FILTERED,
+    HTML,
+    NO_USAGE,
+    STREAM,
+    TOOL_CALL,
+    Habit,
+    ScriptedText,
+    TextMisdeed,
+)
+from tests.llama_server_process import llama_server
+
+EDGE = ByteTokenizer()
+ASKED = "Count. "
+PROMPT = Prompt(tuple(ASKED.encode()), (Message("user", "Count."),))
+COUNTED = "one two three four five six seven eight nine ten"
+
+HOSTED = [name for name in TEXT_DIALECTS if name not in ("completions", "llama-server-text")]
+
+
+@contextmanager
+def scripted(
+    dialect: str = "chat", habit: Habit = "exact", *, key: str | None = None
+) -> Iterator[ScriptedText]:
+    server = ScriptedText(dialect, habit=habit)
+    server.key = key
+    with closing(server):
+        yield server
+
+
+def answered(cloud: TextCloud, *, seed: int = 0) -> Answer:
+    """The edge counts as well, so that whatever the cloud's words make of it shows."""
+    decoder = Decoder(
+        ScriptedEdge(completing(COUNTED, prompt=ASKED)),
+        router=Random(seed),
+        policy=Policy(threshold=0.5, deadline=5.0),
+        cloud=cloud,
+    )
+    return decoder.generate(PROMPT, max_tokens=60)
+
+
+@pytest.mark.parametrize("name", HOSTED)
+def test_a_dialect_that_is_named_is_the_one_that_is_asked(name: str) -> None:
+    with scripted(name) as server:
+        cloud, proof = reach(server.url, EDGE, engine=name)
+        with closing(cloud):
+            assert isinstance(cloud, TextCloud)
+            assert "exact, keeps blanks" in proof
+            asked = len(server.asked)
+            assert asked == 3
+            answer = answered(cloud)
+            assert answer.text == COUNTED
+            assert answer.usage.cloud_tokens > 0
+            assert answer.usage.failed_calls == 0
+            assert answer.usage.cloud_completion_tokens > 0
+            assert answer.usage.sent.tokens == 0
+            assert answer.usage.sent.new_characters >= len("Count.")
+            assert answer.usage.cloud_prompt_cached is not None or name == "ollama"
+
+
+@pytest.mark.parametrize("habit", ["exact", "echo", "strip"])
+@pytest.mark.parametrize("dialect", ["chat", "mistral", "deepseek", "qwen", "moonshot", "ollama"])
+def test_an_unknown_api_is_asked_by_text_as_it_likes(
+    dialect: str, habit: Habit, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "edgewise")
+    with scripted(dialect, habit) as server:
+        cloud, _ = reach(server.url, EDGE)
+        with closing(cloud):
+            assert isinstance(cloud, TextCloud)
+            assert cloud.habits.echoes == (habit == "echo")
+            assert cloud.habits.strips == (habit == "strip")
+            for seed in range(3):
+                answer = answered(cloud, seed=seed)
+                assert answer.text == COUNTED
+                assert answer.usage.cloud_tokens > 0
+    (told,) = [one.message for one in caplog.records if "is asked by text, as" in one.message]
+    assert server.url in told
+
+
+@pytest.mark.parametrize("habit", ["restart", "refuse"])
+def test_one_that_goes_on_in_no_dialect_is_one_sentence(habit: Habit) -> None:
+    with scripted("chat", habit) as server:
+        with pytest.raises(CloudRejected, match="goes on with no answer") as refused:
+            reach(server.url, EDGE)
+        why = "begins an answer anew" if habit == "restart" else "does not take the beginning"
+        assert why in refused.value.message
+        assert "chat" in refused.value.message
+        assert "an engine by ids" in (refused.value.hint or "")
+        assert refused.value.setting == "cloud_tokenizer"
+        assert "\n" not in str(refused.value)
+        with pytest.raises(CloudRejected, match=why):
+            reach(server.url, EDGE, engine="chat")
+
+
+def test_a_mistake_of_the_users_is_told_at_once() -> None:
+    with scripted("chat", key="right") as server:
+        with pytest.raises(CloudRefused, match="refused the key"):
+            reach(server.url, EDGE, key="wrong")
+        assert server.requests == []
+        with pytest.raises(CloudRejected, match="serves no model 'mine'") as refused:
+            reach(server.url, EDGE, key="right", model="mine")
+        assert refused.value.setting == "cloud_model"
+        server.models = ["one", "two"]
+        with pytest.raises(CloudRejected, match="serves 2 models; name one: 'one', 'two'"):
+            reach(server.url, EDGE, key="right")
+        cloud, _ = reach(server.url, EDGE, key="right", model="two")
+        cloud.close()
+    with pytest.raises(CloudUnavailable):
+        reach("http://127.0.0.1:9", EDGE)
+
+
+def test_a_tokenizer_is_used_or_refused() -> None:
+    own = ByteTokenizer("<other>")
+    with scripted("completions") as server:
+        with pytest.raises(UsageError, match="renders the cloud's chat template here") as refused:
+            reach(server.url, EDGE, engine="completions")
+        assert refused.value.setting == "cloud_tokenizer"
+    with scripted("chat") as server:
+        with pytest.raises(UsageError, match="no tokenizer is needed"):
+            reach(server.url, EDGE, engine="chat", own=own)
+        assert server.requests == []
+        with pytest.raises(CloudRejected, match=r"goes on with no answer .*\(completions: "):
+            reach(server.url, EDGE, own=own)
+
+
+def test_an_engine_by_ids_stays_one() -> None:
+    with closing(ScriptedEngine()) as engine:
+        cloud, proof = reach(engine.url, EDGE)
+        with closing(cloud):
+            assert isinstance(cloud, EngineCloud)
+            assert "same ids" in proof
+        engine.mark = 1
+        with pytest.raises(VocabularyMismatch, match="name the engine 'llama-server-text'"):
+            reach(engine.url, EDGE, engine="llama-server")
+        with pytest.raises(VocabularyMismatch, match="as its tokenizer does"):
+            reach(engine.url, EDGE, own=ByteTokenizer("<other>"))
+
+
+def test_a_real_engine_of_another_vocabulary_is_asked_by_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "edgewise")
+    with ExitStack() as stack:
+        url = stack.enter_context(llama_server(bundled("other")))
+        edge = stack.enter_context(LlamaModel(bundled("edge"), threads=1)).tokenizer
+        cloud, _ = reach(url, edge)
+        stack.enter_context(closing(cloud))
+        assert isinstance(cloud, TextCloud)
+        assert cloud.engine.dialect == "llama-server"
+        (told,) = [one.message for one in caplog.records if "by text" in one.message]
+        assert "vocabularies differ" in told
+        found = cloud.reuse()
+        assert found is not None
+        assert found.computed < found.prompt / 2
+        own = stack.enter_context(LlamaModel(bundled("other"), threads=1)).tokenizer
+        by_ids, _ = reach(url, edge, own=own)
+        stack.enter_context(closing(by_ids))
+        assert isinstance(by_ids, Bridge)
+        with pytest.raises(VocabularyMismatch, match="llama-server-text"):
+            reach(url, edge, engine="llama-server")
+
+
+@pytest.mark.parametrize("dialect", ["chat", "ollama", "llama-server-text"])
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (FILTERED, "rejected"),
+        (TOOL_CALL, "rejected"),
+        (HTML, "protocol"),
+        (STREAM, "protocol"),
+        (BUSY, "unavailable"),
+        ("reset", "unavailable"),
+        ("hang", "timeout"),
+        (NO_USAGE, "critical"),
+    ],
+)
+def test_what_goes_wrong_in_flight_is_a_reason_and_the_answer_goes_on(
+    dialect: str, fault: TextMisdeed, reason: str
+) -> None:
+    if dialect == "llama-server-text" and fault in (FILTERED, TOOL_CALL):
+        pytest.skip("it has none")
+    with scripted(dialect) as server:
+        cloud, _ = reach(server.url, EDGE, engine=dialect)
+        with closing(cloud):
+            server.fault = lambda number: fault
+            decoder = Decoder(
+                ScriptedEdge(completing(COUNTED, prompt=ASKED)),
+                router=Random(),
+                policy=Policy(threshold=0.5, deadline=0.3),
+                cloud=cloud,
+            )
+            answer = decoder.generate(PROMPT, max_tokens=60)
+    assert answer.text == COUNTED
+    assert reason in {one.reason for one in answer.tokens}
+    assert (answer.usage.failed_calls > 0) == (reason != "critical")
+
+
+def test_a_reply_cut_at_every_byte_is_never_half_a_word() -> None:
+    """The link ends inside of the body, which was announced whole."""
+    said: list[bytes] = []
+    with scripted("chat") as server:
+        cloud, _ = reach(server.url, EDGE, engine="chat")
+        with closing(cloud):
+            body = b'{"choices":[{"message":{"content":" two three"},"finish_reason":"length"}]}'
+            head = (
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            )
+            whole = head % len(body) + body
+            for end in range(len(whole) + 1):
+                server.fault = lambda number, end=end: Wire([whole[:end]])
+                with closing(cloud.open(PROMPT)) as session:
+                    asked = session.ask([*PROMPT.ids, *b"one"], 1, Sampling(), 5)
+                    error = asked.exception(10)
+                if error is None:
+                    said.append(bytes(asked.result().ids))
+                    assert end == len(whole)
+                else:
+                    assert isinstance(error, CloudUnavailable | CloudProtocolError)
+    assert said == [b" two"]
