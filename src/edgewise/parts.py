@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, resolve
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge import bridged
+from edgewise.cloud.found_tokenizer import linked
 from edgewise.cloud.key import cloud_key
 from edgewise.edge.base import EdgeModel, EdgeOptions, Tokenizer
 from edgewise.edge.named import EDGES
@@ -83,8 +83,7 @@ def open_cloud(
     cloud = connect(settings, keep_prefixes=keep_prefixes)
     if cloud is not None:
         try:
-            cloud = bridged(cloud, edge.tokenizer, own)
-            cloud.check(edge.tokenizer)
+            cloud, _ = linked(cloud, edge.tokenizer, own)
         except BaseException:
             cloud.close()
             raise

@@ -13,7 +13,7 @@ from edgewise import parts
 from edgewise.cli import options, render
 from edgewise.cli.options import COSTS, MODELS, RECORD, SAMPLING, takes
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge import bridged
+from edgewise.cloud.found_tokenizer import linked
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.llamacpp import default_threads
@@ -121,8 +121,7 @@ class _Doctor:
     def _link(self, cloud: CloudModel, model: EdgeModel, links: list[CloudModel]) -> Check:
         """Even where the vocabulary is not proven there is a link, to be tried."""
         links.append(cloud)
-        links[0] = bridged(cloud, model.tokenizer, parts.own_tokenizer(self._chosen))
-        proof = links[0].check(model.tokenizer)
+        links[0], proof = linked(cloud, model.tokenizer, parts.own_tokenizer(self._chosen))
         kind = "one, proven" if links[0].seams is None else "two, bridged by text between words"
         return Check("vocabulary", "ok", f"{kind}: {proof}")
 
