@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge import bridged
 from edgewise.cloud.connect import connect
+from edgewise.cloud.found_tokenizer import linked
 from edgewise.cloud.named import AUTO
 from edgewise.cloud.text import TextCloud
 from edgewise.cloud.view import Viewing
@@ -94,7 +94,11 @@ class _Way:
     def by_ids(self, name: str) -> tuple[CloudModel, str]:
         """By an engine of that name, behind a bridge where its tokenizer is here and another."""
         cloud = connect(self._url, key=self._key, engine=name, model=self._model)
-        return self._proven(bridged(cloud, self._edge, self._own, self._viewing), cloud)
+        try:
+            return linked(cloud, self._edge, self._own, self._viewing)
+        except BaseException:
+            cloud.close()
+            raise
 
     def by_text(self, name: str) -> tuple[CloudModel, str]:
         """In that dialect."""
@@ -118,7 +122,11 @@ class _Way:
         # Nothing here counts as the cloud does; the edge's tokens are of about its size.
         view = self._viewing(self._edge) if self._viewing else None
         cloud = TextCloud(made, edge=self._edge, view=view)
-        return self._proven(cloud, cloud)
+        try:
+            return cloud, cloud.check(self._edge)
+        except BaseException:
+            cloud.close()
+            raise
 
     def by_any_text(self, unknown: EdgewiseError) -> tuple[CloudModel, str]:
         """In the first dialect that goes on; raises a `CloudRejected` that names those tried."""
@@ -141,13 +149,6 @@ class _Way:
         return (
             alone if self._own is not None else [one for one in TEXT_DIALECTS if one not in alone]
         )
-
-    def _proven(self, cloud: CloudModel, opened: CloudModel) -> tuple[CloudModel, str]:
-        try:
-            return cloud, cloud.check(self._edge)
-        except BaseException:
-            opened.close()
-            raise
 
 
 def _with_text(error: VocabularyMismatch, engine: str) -> VocabularyMismatch:
