@@ -442,3 +442,49 @@ def test_a_pair_takes_a_price_and_sums_up() -> None:
     assert found.cost.paid == pytest.approx(sum(cost.paid for cost in costs if cost))
     with pytest.raises(UsageError, match="max-cost needs to know"):
         Pair(edge, cloud=cloud, max_cost=1.0)
+
+
+@pytest.mark.parametrize("billing", [None, Billing(PRICE), Billing(PRICE, limits=FREE)])
+def test_with_a_price_nothing_is_read_ahead_of_its_bill(billing: Billing | None) -> None:
+    """A push is billed like a prompt, and no meter tells of it."""
+    pushed: list[int] = []
+
+    class Pushed(ScriptedCloud):
+        def open(self, prompt: Prompt) -> Any:
+            session = super().open(prompt)
+            session.push = lambda ids, sent=None: pushed.append(len(ids)) or 0  # type: ignore[method-assign]
+            return session
+
+    script = replying("blue", prompt=bytes(IDS).decode())
+    decoder = Decoder(
+        ScriptedEdge(script),
+        router=Constant(0.0),
+        policy=Policy(),
+        cloud=Pushed(script),
+        billing=billing,
+    )
+    decoder.generate(IDS)
+    assert bool(pushed) == (billing is None)
+
+
+def test_guesses_send_no_consults_where_costs_are_limited() -> None:
+    """So an answer depends on what the provider has cached, and not on the link."""
+    text = "blue sky over the hills"
+    script = replying(text, prompt=bytes(IDS).decode())
+    asks: dict[str, int] = {}
+    for name, limits in (("limited", Limits(alone=False, answer=Decimal(1))), ("free", FREE)):
+        cloud = ScriptedCloud(script, delay=0.02)
+        decoder = Decoder(
+            ScriptedEdge(script),
+            router=Constant(1.0),
+            policy=Policy(span=1, run_ahead=8, deadline=30.0),
+            cloud=cloud,
+            billing=Billing(PRICE, limits=limits),
+        )
+        flying: list[int] = []
+        with decoder.stream(IDS, pending=True) as events:
+            for event in events:
+                if isinstance(event, Token):
+                    flying.append(len(cloud.asks) - event.index - 1)
+        asks[name] = max(flying)
+    assert asks["limited"] == 0 < asks["free"]
