@@ -43,9 +43,9 @@ FRAMES = (
 
 
 def digits(draw: Draw, form: str) -> str:
-    """`#` is a digit, `N` one from 2 to 9."""
+    """`#` is a digit, `%` one from 2 to 9."""
     return "".join(
-        str(draw.randrange(10)) if c == "#" else str(draw.randrange(2, 10)) if c == "N" else c
+        str(draw.randrange(10)) if c == "#" else str(draw.randrange(2, 10)) if c == "%" else c
         for c in form
     )
 
@@ -57,18 +57,20 @@ def email(draw: Draw) -> str:
 
 
 PHONES = (
-    *("+1 415 555 N###", "(212) 555-N###", "415-555-N###", "+1-202-555-N###", "312.555.N###"),
+    *("+1 415 555 %###", "(212) 555-%###", "415-555-%###", "+1-202-555-%###", "312.555.%###"),
     *("020 7946 0###", "+44 20 7946 0###", "07911 12####", "+44 7911 12####"),
-    *("030 9018N###", "+49 30 9018N###", "0171 23#####", "+49 171 23#####", "0049 89 23#####"),
+    *("030 9018%###", "+49 30 9018%###", "0171 23#####", "+49 171 23#####", "0049 89 23#####"),
     *("01 42 68 ## ##", "+33 1 42 68 ## ##", "06 12 ## ## ##", "+34 612 ### ###", "612 ### ###"),
     *("+39 06 698 #####", "020 624 ####", "+31 20 624 ####", "044 668 ## ##", "+41 44 668 ## ##"),
     *("+48 22 ### ## ##", "+91 98### #####", "098### #####", "+61 2 9### ####", "03-3### ####"),
     *("+55 11 9#### ####", "+81 3 3### ####", "+86 138 #### ####", "+46 8 123 ### ##"),
 )
+OTHER_PHONES = ("08-123 4## ##", "32 12 ## ##", "010-%###-####", "+82 10-%###-####", "55 %### ####")
+"""Three of countries whose national numbers are not known."""
 
 ACCOUNTS: Mapping[str, str] = {
     "DE": "370400440532######",
-    "FR": "2004101005050001######",
+    "FR": "20041010050500#########",
     "ES": "21000418450200######",
     "GB": "NWBK6016133192####",
     "NL": "ABNA041716####",
@@ -157,11 +159,21 @@ def own(draw: Draw) -> str:
     return draw.choice([word, word.upper(), word.lower()])
 
 
+def any_secret(draw: Draw) -> str:
+    """One in eight is a password or a number in hexadecimal, which have no form of their own."""
+    others = (f"{draw.choice(NAMES)}{draw.randrange(100)}!", _key(draw, 32, "0123456789abcdef"))
+    return draw.choice(others) if draw.random() < 1 / 8 else secret(draw)
+
+
 def phone(draw: Draw) -> str:
     return digits(draw, draw.choice(PHONES))
 
 
-MAKERS: Mapping[str, Callable[[Draw], str]] = {
+def any_phone(draw: Draw) -> str:
+    return digits(draw, draw.choice([*PHONES, *OTHER_PHONES]))
+
+
+KNOWN: Mapping[str, Callable[[Draw], str]] = {
     "email": email,
     "phone": phone,
     "iban": iban,
@@ -170,6 +182,10 @@ MAKERS: Mapping[str, Callable[[Draw], str]] = {
     "secret": secret,
     WORDS: own,
 }
+"""Values in forms that their class is told by."""
+
+MAKERS = {**KNOWN, "phone": any_phone, "secret": any_secret}
+"""And in others."""
 
 LIKE: Mapping[str, Sequence[Callable[[Draw], str]]] = {
     "email": (
@@ -180,16 +196,16 @@ LIKE: Mapping[str, Sequence[Callable[[Draw], str]]] = {
         lambda d: f"package@{d.randrange(9)}.{d.randrange(20)}.{d.randrange(9)}",
     ),
     "phone": (
-        lambda d: digits(d, "20##-0N-1#"),
-        lambda d: digits(d, "1#.0N.20##"),
+        lambda d: digits(d, "20##-0%-1#"),
+        lambda d: digits(d, "1#.0%.20##"),
         lambda d: digits(d, "order ########"),
         lambda d: digits(d, "No. 47##-####-##"),
         lambda d: digits(d, "ISBN 978-3-16-148###-#"),
-        lambda d: digits(d, "N.########"),
+        lambda d: digits(d, "%.########"),
         lambda d: digits(d, "1#:##:## 1#:##:##"),
-        lambda d: digits(d, "N ### ### EUR"),
+        lambda d: digits(d, "% ### ### EUR"),
         lambda d: digits(d, "52.####, 13.####"),
-        lambda d: digits(d, "1N####### ms"),
+        lambda d: digits(d, "1%####### ms"),
     ),
     "iban": (
         lambda d: digits(d, "DE00 3704 0044 0532 0###") + " 00",
@@ -200,14 +216,14 @@ LIKE: Mapping[str, Sequence[Callable[[Draw], str]]] = {
     "card": (
         lambda d: digits(d, "order 1### #### #### ####"),
         lambda d: digits(d, "tracking 9############## "),
-        lambda d: digits(d, "EAN N############"),
+        lambda d: digits(d, "EAN %############"),
         lambda d: digits(d, "id 4###############"),
         lambda d: digits(d, "17########### ms"),
     ),
     "ip": (
-        lambda d: digits(d, "version N.1.#.#"),
+        lambda d: digits(d, "version %.1.#.#"),
         lambda d: digits(d, "v1#.0.#.#"),
-        lambda d: digits(d, "chapter N.#.#"),
+        lambda d: digits(d, "chapter %.#.#"),
         lambda d: digits(d, "1#:##:##"),
         lambda d: ":".join(f"{d.randrange(256):02x}" for _ in range(6)),
         lambda d: f"std::{d.choice(NAMES)}",

@@ -33,6 +33,9 @@ _DATE = re.compile(r"\d{4}[-./ ]\d{1,2}[-./ ]\d{1,2}\b|\d{1,2}[-./ ]\d{1,2}[-./ 
 _ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){2,3}|\d+\.\d+")
 """An IP address or a part of one, or a fraction."""
 _BREAKS = re.compile(r"[ ()./\u00a0\u2010-\u2013-]")
+_FEWEST = 9
+"""Digits of a number that begins with no zero and is not said to be one."""
+
 _NUMBER_OF = 40
 """Characters before a number that may say what it is."""
 
@@ -100,7 +103,11 @@ class Iban:
     def _is_one(self, written: str) -> bool:
         turned = written[4:] + written[:4]
         # Cheaper than the forms of all countries.
-        plain = turned.isascii() and int("".join(str(int(one, 36)) for one in turned)) % 97 == 1
+        plain = (
+            turned.isascii()
+            and "02" <= written[2:4] <= "98"
+            and int("".join(str(int(one, 36)) for one in turned)) % 97 == 1
+        )
         return plain and bool(self._iban.is_valid(written, check_country=False))
 
 
@@ -134,10 +141,16 @@ class Phone:
             return False
         if bare.startswith("00"):
             return self._is_valid("+" + bare[2:].lstrip(" "), None)
-        divided = len(_BREAKS.findall(written)) >= 1 or bare.startswith("0")
-        if not divided and not _CALLED.search(before):
+        if bare.startswith("0") or _CALLED.search(before):
+            return any(self._is_valid(written, region) for region in REGIONS)
+        return any(self._is_divided(written, region) for region in REGIONS)
+
+    def _is_divided(self, written: str, region: str) -> bool:
+        """Whether it is, and divided as numbers there are, which a number of something is not."""
+        if sum(map(str.isdigit, written)) < _FEWEST or not _BREAKS.search(written):
             return False
-        return any(self._is_valid(written, region) for region in REGIONS)
+        strict = self._phones.Leniency.STRICT_GROUPING
+        return any(True for _ in self._phones.PhoneNumberMatcher(written, region, strict))
 
     def _is_valid(self, written: str, region: str | None) -> bool:
         try:

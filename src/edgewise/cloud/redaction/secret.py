@@ -38,7 +38,7 @@ _IN_URL = re.compile(r"://[^\s/@:]{1,128}+:([^\s/@]{1,256}+)@")
 _NAMED = re.compile(
     r"[AaCcMmPpSsTt](?i:(?<=p)(?:asswor[dt]|asswd|asswort|assphrase|wd)|(?<=s)ecret|(?<=t)oken|"
     r"(?<=a)(?:pi|ccess)[ _-]?key|(?<=c)ontrase[n\xf1]a|(?<=m)ot de passe)[\"']?"
-    r"(?i: (?:is|ist|es|est|was)\b)?[ :=]{1,3}[\"'`]?([^\s\"'`<>,;]{6,256})"
+    r"(?i: (?:is|ist|es|est|was)\b)?[ :=]{1,3}[\"'`]?(?=([^\s\"'`<>,;]{6,256}))"
 )
 _DENSE = re.compile(r"(?<![\w+/=-])[A-Za-z0-9+/_-]{20,512}+={0,2}(?![\w+/=-])")
 _DIGEST = re.compile(r"(?:sha\d{1,3}|md5|blake\w{2,3})[-:= ]\Z", re.IGNORECASE)
@@ -115,7 +115,7 @@ def _is_dense(run: str) -> bool:
     bits = -sum(n / len(plain) * math.log2(n / len(plain)) for n in counts.values())
     # Names and paths are words with signs between; their digits stand together at an end.
     turns = sum(_kind(a) != _kind(b) for a, b in itertools.pairwise(plain))
-    return bits >= BITS and turns >= len(plain) / 3
+    return bits >= BITS and turns >= len(plain) / 2.5
 
 
 def _kind(char: str) -> int:

@@ -98,8 +98,11 @@ class RedactedSight:
     def _require_closed(self, text: str, places: Sequence[Span], known: Placeholders) -> None:
         """Raises `Withheld` where the end may be half a private word that is not shown as one."""
         tail = max(0, len(text) - TAIL)
-        covered = places[-1].end if places else 0
-        if covered >= len(text.rstrip()):
+        if places and places[-1].end >= len(text.rstrip()):
+            word = text[places[-1].start : places[-1].end]
+            if word not in known.names and _begins(_plain(word), _words(known)):
+                # It would have one placeholder now and another when it is whole.
+                raise Withheld("The answer's end may be half a private word.", open=True)
             return
         opens = tail + self._finder.open_from(text[tail:])
         if opens < len(text) or self._begins_known(text, tail, places, known):
@@ -109,15 +112,10 @@ class RedactedSight:
         self, text: str, tail: int, places: Sequence[Span], known: Placeholders
     ) -> bool:
         """Whether the end is how a known word begins, however it is divided and capitalised."""
-        words = sorted(filter(None, map(_plain, known.names)))
+        words = _words(known)
         starts = [at for at in range(tail, len(text)) if _starts(text, at)]
         starts = [at for at in starts if not any(one.start < at < one.end for one in places)]
-        for at in starts:
-            begun = _plain(text[at:])
-            found = bisect_left(words, begun) if begun else len(words)
-            if found < len(words) and words[found].startswith(begun):
-                return True
-        return False
+        return any(_begins(_plain(text[at:]), words) for at in starts)
 
 
 class RedactedAnswer:
@@ -128,6 +126,17 @@ class RedactedAnswer:
 
     def meant(self, reply: str, *, ended: bool) -> Meant:
         return self._known.meant(reply, ended=ended)
+
+
+def _words(known: Placeholders) -> list[str]:
+    """Those of a conversation, as `_plain` has them, in order."""
+    return sorted(filter(None, map(_plain, known.names)))
+
+
+def _begins(begun: str, words: Sequence[str]) -> bool:
+    """Whether one of the `words`, in order, begins so."""
+    found = bisect_left(words, begun) if begun else len(words)
+    return found < len(words) and words[found].startswith(begun)
 
 
 def _plain(text: str) -> str:
