@@ -14,6 +14,7 @@
         +-- CloudRefused         the key was refused
         +-- CloudRejected        the engine understood the request and declined it
         |   +-- OtherVocabulary  the cloud model was replaced by one with other ids
+        |   +-- NothingUsable    it answered well, but with nothing for this place
         |   +-- Withheld         nothing was sent: it may not leave the device
         +-- CloudProtocolError   the reply was not what the engine promises
 
@@ -129,6 +130,10 @@ class CloudRejected(CloudError):
 
 class OtherVocabulary(CloudRejected):
     """The cloud model, proven once, was replaced by one whose ids mean other bytes."""
+
+
+class NothingUsable(CloudRejected):
+    """The cloud answered well, and nothing of it can be taken at this place: no whole word, say."""
 
 
 class Withheld(CloudRejected):

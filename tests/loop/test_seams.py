@@ -337,3 +337,19 @@ def test_real_models_of_two_vocabularies(bpe_path: Path, turned: bool, words: bo
     assert bool(waiting.usage.cloud_tokens) == bool(waiting.usage.cloud_completion_tokens)
     # Random weights seldom come to a whole word.
     assert waiting.usage.cloud_tokens or not turned
+
+
+def test_where_the_cloud_writes_no_word_the_edge_goes_on() -> None:
+    """Nothing failed: the answer does not end where failures end it, nor are consults paused."""
+    always = np.eye(OWN.size, dtype=np.float32)[ord("x")]
+    cloud = Bridge(ScriptedCloud(lambda ids: always, tokenizer=OWN), own=OWN, edge=EDGE)
+    decoder = Decoder(
+        ScriptedEdge(speaking(noise(5))),
+        router=Constant(1.0),
+        policy=Policy(threshold=0.5, on_cloud_error="raise"),
+        cloud=cloud,
+    )
+    answer = decoder.generate(IDS, max_tokens=40)
+    assert len(answer.tokens) == 40
+    assert {token.reason for token in answer.tokens} <= {"rejected", "mid_word"}
+    assert sum(token.reason == "rejected" for token in answer.tokens) > 4

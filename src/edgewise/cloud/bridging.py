@@ -15,7 +15,7 @@ from edgewise.cloud.seam import bytes_of, characters, held_back, kept, spelled, 
 from edgewise.cloud.transport import Going, Part, Transport, TransportSession
 from edgewise.cloud.view import Preceding, Sight, Told, View
 from edgewise.edge.base import Tokenizer
-from edgewise.errors import CloudError, CloudRejected, EdgewiseError, Withheld
+from edgewise.errors import CloudError, CloudRejected, EdgewiseError, NothingUsable, Withheld
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.verdict import Sent, Verdict, metered
@@ -204,14 +204,14 @@ class _Consult:
         whole = ended and len(text.encode()) == len(data) and meant.left is None
         found = kept(meant.text.encode(), asked.held, asked.words, ended=whole, whole=meant.whole)
         if not found.complete and meant.left == "unknown":
-            raise CloudRejected("The cloud wrote a placeholder that stands for nothing here.")
+            raise NothingUsable("The cloud wrote a placeholder that stands for nothing here.")
         if not found.complete and not ended and not self._going.exhausted:
             return None
         ids = tuple(spelled(asked.edge, asked.answer, found.text))
         written = reduce(metered, [part.tokens for part in self._parts])
         if not ids and not found.ends:
             many = "" if written is None else f" in {written} tokens"
-            raise CloudRejected(f"The cloud wrote no whole word{many}.")
+            raise NothingUsable(f"The cloud wrote no whole word{many}.")
         verdict = Verdict(
             ids=ids,
             logprobs=(None,) * len(ids),

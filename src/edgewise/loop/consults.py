@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from edgewise.cloud.base import CloudSession
 from edgewise.cloud.seam import Seams
 from edgewise.cloud.sent_record import RecordedSent, SentAnswer
-from edgewise.errors import CloudError, CloudTimeout, Withheld
+from edgewise.errors import CloudError, CloudTimeout, NothingUsable, Withheld
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.cost import CostMeter
 from edgewise.loop.latency import Latency
@@ -156,6 +156,9 @@ class Consults:
             verdict = self._result(flight)
             if self._seams is not None:
                 verdict = self._seams.joined(verdict, ids, self._start, token)
+        except NothingUsable:
+            self._breaker.succeeded()
+            raise
         except CloudError as error:
             self._breaker.failed(silent=isinstance(error, CloudTimeout))
             raise
@@ -241,10 +244,12 @@ class Consults:
 
     def _probed(self, flight: Flight) -> None:
         future = flight.future
-        if future.cancelled() or future.exception() or not self._is_one(future.result(), flight):
-            self._breaker.failed()
-        else:
+        error = None if future.cancelled() else future.exception()
+        answered = not future.cancelled() and not error and self._is_one(future.result(), flight)
+        if answered or isinstance(error, NothingUsable):
             self._breaker.succeeded()
+        else:
+            self._breaker.failed()
 
     def _result(self, flight: Flight) -> Verdict:
         left = max(0.0, flight.begun + flight.deadline - time.monotonic())

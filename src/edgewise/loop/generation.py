@@ -17,7 +17,7 @@ from edgewise.cloud.base import CloudModel
 from edgewise.cloud.sent_files import SentMessage
 from edgewise.cloud.sent_record import SentRecord
 from edgewise.edge.base import EdgeModel, Needs
-from edgewise.errors import CloudError, Fault
+from edgewise.errors import CloudError, Fault, NothingUsable
 from edgewise.events import (
     Consult,
     Event,
@@ -226,7 +226,8 @@ class Generation(Iterator[Event]):
             verdict = self._consults.verdict(flight, self._ids, read.proposed, read.token)
         except CloudError as error:
             self._events.append(_over(state.index, flight, error, about(flight.sent)))
-            if self._rules.policy.on_cloud_error == "raise":
+            insists = self._rules.policy.on_cloud_error == "raise"
+            if insists and not isinstance(error, NothingUsable):
                 raise
             self._write_edge(state.failed(error, flight.ask, self._rules), read, error.reason)
         else:
