@@ -5,9 +5,9 @@ says what it sent. So a rewind needs no call, and the device's ids are the truth
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -20,6 +20,9 @@ from edgewise.sampling import Sampling
 from edgewise.verdict import Sent, Verdict
 
 _log = logging.getLogger(__name__)
+
+_A = TypeVar("_A")
+_B = TypeVar("_B")
 
 
 class CloudSession(Protocol):
@@ -127,6 +130,25 @@ def failed(error: CloudError) -> "Future[Any]":
     ended: Future[Any] = Future()
     ended.set_exception(error)
     return ended
+
+
+def then(asked: "Future[_A]", read: Callable[[_A], _B]) -> "Future[_B]":
+    """What `read` makes of an outcome, in the thread that brings it; cancelling it cancels both."""
+    made: Future[_B] = Future()
+
+    def told(done: "Future[_A]") -> None:
+        if done.cancelled():
+            made.cancel()
+        elif made.set_running_or_notify_cancel():
+            try:
+                made.set_result(read(done.result()))
+            except Exception as error:
+                # Raised in this thread it would reach nobody.
+                made.set_exception(error)
+
+    made.add_done_callback(lambda _: asked.cancel() if made.cancelled() else None)
+    asked.add_done_callback(told)
+    return made
 
 
 def log_failure(done: "Future[None]") -> None:

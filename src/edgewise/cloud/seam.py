@@ -78,7 +78,7 @@ def kept(reply: bytes, held: str, words: int, *, ended: bool) -> Kept:
     `ended` where the cloud ended the answer there. The last word is whole where another begins
     behind it. Never a part of a character, nor U+FFFD, which stands for one.
     """
-    text = _characters(reply)
+    text = characters(reply)
     ended = ended and len(text.encode()) == len(reply)
     text = text.removeprefix(held) if text.startswith(held) else text.lstrip(BLANKS)
     ends = [at for at in range(1, len(text)) if _breaks(text, at)]
@@ -130,6 +130,15 @@ def bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
     return b"".join(map(tokenizer.piece, ids))
 
 
+def characters(data: bytes) -> str:
+    """The whole characters at the beginning."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        text = data[: error.start].decode()
+    return text.partition("\ufffd")[0]
+
+
 def written_text(data: bytes) -> str | None:
     """What an answer's bytes are shown as; None where the last character is not complete."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -161,9 +170,9 @@ class Seams:
             return False
         piece = self._edge.piece(token)
         if cloud is None:
-            return opens_word(written, _characters(piece) or _like(piece))
+            return opens_word(written, characters(piece) or _like(piece))
         sent, _ = held_back(written)
-        return divides(cloud, written + _characters(piece), len(sent))
+        return divides(cloud, written + characters(piece), len(sent))
 
 
 def _breaks(text: str, at: int) -> bool:
@@ -192,15 +201,6 @@ def _is_unspaced(char: str) -> bool:
     if unicodedata.category(char) == "So":
         return code not in _LETTERS_OF_FLAGS
     return any(first <= code <= last for first, last in _UNSPACED)
-
-
-def _characters(data: bytes) -> str:
-    """The whole characters at the beginning."""
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        text = data[: error.start].decode()
-    return text.partition("\ufffd")[0]
 
 
 def _like(piece: bytes) -> str:

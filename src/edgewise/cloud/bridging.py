@@ -1,0 +1,208 @@
+"""A bridge's sessions: what the edge wrote goes out as text, the cloud's words come in as ids.
+
+Whatever the cloud speaks, a `Transport` carries the text there and back.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import reduce
+
+from edgewise.cloud.base import failed, with_end
+from edgewise.cloud.seam import bytes_of, characters, held_back, kept, spelled, written_text
+from edgewise.cloud.transport import Going, Part, Transport, TransportSession
+from edgewise.cloud.view import Preceding, Sight, View
+from edgewise.edge.base import Tokenizer
+from edgewise.errors import CloudError, CloudRejected, EdgewiseError
+from edgewise.prompts import Prompt
+from edgewise.sampling import Sampling
+from edgewise.verdict import Sent, Verdict, metered
+
+PUSHED = 16
+"""New ids of the edge's that are sent ahead together."""
+
+_log = logging.getLogger(__name__)
+
+
+class BridgeSession:
+    """Implements `CloudSession`: the same conversation, as the cloud reads it."""
+
+    def __init__(
+        self, transport: Transport, view: View, prompt: Prompt, *, edge: Tokenizer, name: str
+    ) -> None:
+        """`edge` is the edge's tokenizer, `name` the cloud's."""
+        self._transport, self._view, self._prompt = transport, view, prompt
+        self._edge, self._name = edge, name
+        self._sight: Sight | None = None
+        self._session: TransportSession | None = None
+        self._pushed = 0
+
+    def ask(
+        self,
+        ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        deadline: float,
+        sent: Sent | None = None,
+    ) -> Future[Verdict]:
+        """Ask for `n` words behind `ids`, which must not end inside of a character."""
+        answer = list(ids[len(self._prompt.ids) :])
+        end = time.monotonic() + deadline
+        try:
+            sight, session = self._opened()
+            text, held = held_back(sight.answer(self._written(answer)))
+            if not text and session.puts_blanks:
+                held = " "
+            going = session.begin(text, n)
+        except EdgewiseError as error:
+            return failed(_of_cloud(error))
+        asked = _Asked(answer, held, n, edge=self._edge, name=self._name)
+        return _Consult(going, sight, asked).ask(sampling, end, sent)
+
+    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+        if self._pushed and abs(len(ids) - self._pushed) < PUSHED:
+            return 0
+        self._pushed = len(ids)
+        try:
+            sight, session = self._opened()
+            # The last word may still become another's beginning.
+            whole = self._written(ids[len(self._prompt.ids) :]).rpartition(" ")[0]
+            return session.push(sight.answer(whole), sent)
+        except EdgewiseError as error:
+            # Between characters, or at a consult that fails with it, more will be said.
+            _log.debug("nothing is sent ahead: %s", error)
+            return 0
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+
+    def _written(self, answer: Sequence[int]) -> str:
+        """The text of an answer. Raises `CloudRejected` where it ends inside of a character."""
+        text = written_text(bytes_of(self._edge, answer))
+        if text is None:
+            raise CloudRejected("A consult may not stand inside of a character.")
+        return text
+
+    def _opened(self) -> tuple[Sight, TransportSession]:
+        """What the cloud sees, and the session about it. Raises a `CloudError`."""
+        if self._sight is None or self._session is None:
+            self._sight = self._view.of(self._preceding())
+            self._session = self._transport.open(self._sight.shown)
+        return self._sight, self._session
+
+    def _preceding(self) -> Preceding:
+        """The prompt's messages, else the text that its ids spell."""
+        if self._prompt.messages is not None:
+            return Preceding(self._prompt.messages)
+        return Preceding(None, bytes_of(self._edge, self._prompt.ids).decode("utf-8", "replace"))
+
+
+class _Asked:
+    """What a consult is for: `words` behind an `answer` in ids of the `edge`'s.
+
+    The blanks `held` of the answer are not sent; `name` is the cloud's.
+    """
+
+    def __init__(
+        self, answer: list[int], held: str, words: int, *, edge: Tokenizer, name: str
+    ) -> None:
+        self.answer, self.held, self.words = answer, held, words
+        self.edge, self.name = edge, name
+
+
+class _Consult:
+    """Asks until enough words are whole; lives in whichever thread brings the cloud's tokens."""
+
+    def __init__(self, going: Going, sight: Sight, asked: _Asked) -> None:
+        self._going, self._sight, self._asked = going, sight, asked
+        self._parts: list[Part] = []
+        self._future: Future[Verdict] = Future()
+        self._flying: Future[Part] | None = None
+
+    def ask(self, sampling: Sampling, end: float, sent: Sent | None) -> Future[Verdict]:
+        """`end` by the monotonic clock."""
+        self._sampling, self._end, self._sent = sampling, end, sent
+        self._future.add_done_callback(self._given_up)
+        self._ask_more()
+        return self._future
+
+    def _ask_more(self) -> None:
+        left = max(0.001, self._end - time.monotonic())
+        asked = self._going.more(self._sampling, left, self._sent)
+        self._flying = asked
+        asked.add_done_callback(self._told)
+        self._given_up(self._future)
+
+    def _given_up(self, future: Future[Verdict]) -> None:
+        if future.cancelled() and self._flying is not None:
+            self._flying.cancel()
+
+    def _told(self, done: Future[Part]) -> None:
+        if done.cancelled():
+            self._future.cancel()
+        elif not self._future.cancelled():
+            try:
+                self._parts.append(done.result())
+                verdict = self._read(self._parts[-1].ended)
+                if verdict is None:
+                    self._ask_more()
+                else:
+                    self._end_with(verdict)
+            except EdgewiseError as error:
+                self._end_with(_of_cloud(error))
+            except Exception as error:
+                # Raised in this thread it would reach nobody.
+                self._end_with(error)
+
+    def _end_with(self, outcome: Verdict | Exception) -> None:
+        if self._future.set_running_or_notify_cancel():
+            if isinstance(outcome, Verdict):
+                self._future.set_result(outcome)
+            else:
+                self._future.set_exception(outcome)
+
+    def _read(self, ended: bool) -> Verdict | None:
+        """The verdict, or None where more of it is needed; raises `CloudError`."""
+        asked = self._asked
+        data = b"".join(part.data for part in self._parts)
+        text = characters(data)
+        # A character that is cut off is no end.
+        reply = self._sight.reply(text, ended=ended)
+        if reply is None and not ended and not self._going.exhausted:
+            return None
+        whole = ended and len(text.encode()) == len(data)
+        found = kept((reply or "").encode(), asked.held, asked.words, ended=whole)
+        if not found.complete and not ended and not self._going.exhausted:
+            return None
+        ids = tuple(spelled(asked.edge, asked.answer, found.text))
+        written = reduce(metered, [part.tokens for part in self._parts])
+        if not ids and not found.ends:
+            many = "" if written is None else f" in {written} tokens"
+            raise CloudRejected(f"The cloud wrote no whole word{many}.")
+        verdict = Verdict(
+            ids=ids,
+            logprobs=(None,) * len(ids),
+            stopped=found.ends,
+            # Each request is one that an engine computes, and bills.
+            cached=reduce(metered, [part.cached for part in self._parts]),
+            computed=reduce(metered, [part.computed for part in self._parts]),
+            prompt=reduce(metered, [part.prompt for part in self._parts]),
+            engine_seconds=_sum([part.engine_seconds for part in self._parts]),
+            written=written,
+        )
+        ends = asked.edge.eos_ids or frozenset([0])
+        return with_end(verdict, len(ids) + 1, ends, asked.name)
+
+
+def _of_cloud(error: EdgewiseError) -> CloudError:
+    """As what a consult may fail with."""
+    if isinstance(error, CloudError):
+        return error
+    return CloudError(f"The bridge to the cloud model failed: {error}")
+
+
+def _sum(seconds: Sequence[float | None]) -> float | None:
+    known = [one for one in seconds if one is not None]
+    return sum(known) if len(known) == len(seconds) else None
