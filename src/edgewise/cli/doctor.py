@@ -14,6 +14,7 @@ from edgewise.cli import options, render
 from edgewise.cli.options import MODELS, RECORD, SAMPLING, VIEW, takes
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge import bridged
+from edgewise.cloud.recent import amount_of
 from edgewise.cloud.redaction.rules import redaction_of
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.binding import llama_cpp
@@ -246,7 +247,9 @@ def _leaves(chosen: Settings) -> Check:
         return Check("what leaves the device", "ok", "nothing")
     if "://" not in address or address.startswith("hf://"):
         return Check("what leaves the device", "ok", "nothing: the cloud model runs here")
-    shown = [f"of the conversation its last {chosen.cloud_context}"] if chosen.cloud_context else []
+    shown: list[str] = []
+    if chosen.cloud_context is not None:
+        shown.append(f"of the conversation the last {amount_of(chosen.cloud_context)}")
     if rules := str(redaction_of(chosen.redact, chosen.redact_words)):
         shown.append(f"redaction: {rules}, which misses some")
     return Check(
