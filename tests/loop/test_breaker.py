@@ -31,6 +31,15 @@ def test_one_probe_goes_when_the_pause_is_over() -> None:
     assert not breaker.is_open
 
 
+def test_a_probe_that_was_not_made_leaves_room_for_one() -> None:
+    now = [0.0]
+    breaker = broken(now)
+    now[0] = FIRST_PAUSE
+    assert breaker.allow()
+    breaker.forgone()
+    assert [breaker.allow() for _ in range(2)] == [True, False]
+
+
 def test_pauses_double_up_to_a_bound() -> None:
     now = [0.0]
     breaker = broken(now)

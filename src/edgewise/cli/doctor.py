@@ -13,6 +13,7 @@ from edgewise import parts
 from edgewise.cli import options, render
 from edgewise.cli.options import COSTS, MODELS, RECORD, SAMPLING, VIEW, takes
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.recent import amount_of
 from edgewise.cloud.redaction.rules import redaction_of
 from edgewise.cloud.text import TextCloud
 from edgewise.edge.base import EdgeModel
@@ -256,7 +257,9 @@ def _leaves(chosen: Settings) -> Check:
         return Check("what leaves the device", "ok", "nothing")
     if "://" not in address or address.startswith("hf://"):
         return Check("what leaves the device", "ok", "nothing: the cloud model runs here")
-    shown = [f"of the conversation its last {chosen.cloud_context}"] if chosen.cloud_context else []
+    shown: list[str] = []
+    if chosen.cloud_context is not None:
+        shown.append(f"of the conversation the last {amount_of(chosen.cloud_context)}")
     if rules := str(redaction_of(chosen.redact, chosen.redact_words)):
         shown.append(f"redaction: {rules}, which misses some")
     return Check(
