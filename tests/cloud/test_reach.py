@@ -5,13 +5,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 
 import pytest
+from msgspec.structs import replace
 
 from edgewise.addresses import bundled
 from edgewise.cloud.bridge import Bridge
 from edgewise.cloud.engine import EngineCloud
+from edgewise.cloud.probe import Habits
 from edgewise.cloud.reach import reach
 from edgewise.cloud.text import TextCloud
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.tokenizer import open_tokenizer
 from edgewise.engines.text_dialects import TEXT_DIALECTS
 from edgewise.errors import (
     CloudProtocolError,
@@ -39,6 +42,7 @@ from edgewise.testing.scripted_text import (
     ScriptedText,
     TextMisdeed,
 )
+from tests.llama_cpp_server_process import HERE, llama_cpp_server
 from tests.llama_server_process import llama_server
 
 EDGE = ByteTokenizer()
@@ -117,7 +121,7 @@ def test_one_that_goes_on_in_no_dialect_is_one_sentence(habit: Habit) -> None:
         why = "begins an answer anew" if habit == "restart" else "does not take the beginning"
         assert why in refused.value.message
         assert "chat" in refused.value.message
-        assert "an engine by ids" in (refused.value.hint or "")
+        assert "name the cloud's tokenizer" in (refused.value.hint or "")
         assert refused.value.setting == "cloud_tokenizer"
         assert "\n" not in str(refused.value)
         with pytest.raises(CloudRejected, match=why):
@@ -190,6 +194,25 @@ def test_a_real_engine_of_another_vocabulary_is_asked_by_text(
         assert isinstance(by_ids, Bridge)
         with pytest.raises(VocabularyMismatch, match="llama-server-text"):
             reach(url, edge, engine="llama-server")
+
+
+def test_what_real_servers_do_shows_with_a_model_that_cannot_count() -> None:
+    """llama-server's chat repeats what it is sent; that of llama-cpp-python begins anew."""
+    own = open_tokenizer(str(bundled("other")))
+    with ExitStack() as stack:
+        edge = stack.enter_context(LlamaModel(bundled("edge"), threads=1)).tokenizer
+        url = stack.enter_context(llama_server(bundled("other")))
+        for name, habits in (("chat", Habits(echoes=True, meter=True)), ("completions", Habits())):
+            cloud, _ = reach(url, edge, engine=name, own=own if name == "completions" else None)
+            stack.enter_context(closing(cloud))
+            assert isinstance(cloud, TextCloud)
+            assert replace(cloud.habits, meter=habits.meter) == habits
+        if not HERE:
+            pytest.skip("needs llama-cpp-python[server]")
+        url = stack.enter_context(llama_cpp_server(bundled("other")))
+        with pytest.raises(CloudRejected, match="begins an answer anew"):
+            reach(url, edge, engine="chat")
+        stack.enter_context(closing(reach(url, edge, engine="completions", own=own)[0]))
 
 
 @pytest.mark.parametrize("dialect", ["chat", "ollama", "llama-server-text"])

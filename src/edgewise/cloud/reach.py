@@ -171,7 +171,7 @@ def _none_goes_on(url: str, tried: dict[str, EdgewiseError]) -> CloudRejected:
     return CloudRejected(
         f"{url!r} goes on with no answer that was begun, in none of the dialects that Edgewise "
         f"knows ({listed})",
-        hint="choose another model or provider, or an engine by ids (llama-server, vLLM, SGLang, "
-        "Fireworks, Cerebras) with the cloud's tokenizer",
+        hint="choose another model or provider, or name the cloud's tokenizer: it is asked by "
+        "completions then, and llama-server, vLLM, SGLang, Fireworks and Cerebras by ids",
         setting="cloud_tokenizer",
     )
