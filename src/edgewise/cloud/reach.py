@@ -47,9 +47,9 @@ def reach(
     """The cloud model at `url`, proven for an `edge`, and how it was.
 
     `engine` is a name of `CLOUDS` or of `TEXT_DIALECTS`. With "auto" an engine by ids says itself
-    what it is; where its vocabulary is another, and `own` names none, it is asked by text. What
-    else is there is asked by text, in each dialect until one goes on with an answer. Raises a
-    `CloudError`, `VocabularyMismatch` or another `UsageError`.
+    what it is; where its vocabulary is another, and neither `own` nor what it says itself leads to
+    its tokenizer, it is asked by text. What else is there is asked by text, in each dialect until
+    one goes on with an answer. Raises a `CloudError`, `VocabularyMismatch` or another `UsageError`.
     """
     way = _Way(url, edge, key, model, own, viewing)
     if engine in TEXT_DIALECTS:
