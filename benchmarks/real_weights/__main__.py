@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("--label", choices=LABELS, default="value")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--train", type=int, help="questions to train on, default all")
+    parser.add_argument("--walks", type=int, help="of these, those that are walked; default all")
     parser.add_argument("--calibration", type=int, default=100, help="of each task, for thresholds")
     parser.add_argument("--questions", type=int, default=300, help="test questions of each task")
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES)
@@ -103,7 +104,14 @@ def main() -> None:
     plan = Plan(
         *(given.work, tuple(given.tasks), tuple(dict.fromkeys(["entropy", *given.rivals]))),
         *(tuple(given.left_out), given.label, given.seeds),
-        *(given.train, given.calibration, given.questions, tuple(given.shares), given.cores),
+        *(
+            given.train,
+            given.walks,
+            given.calibration,
+            given.questions,
+            tuple(given.shares),
+            given.cores,
+        ),
     )
     plan.work.mkdir(parents=True, exist_ok=True)
     if not plan.edge_file.exists():

@@ -53,6 +53,7 @@ class Plan(NamedTuple):
     label: str
     seeds: int
     train: int | None
+    walks: int | None
     calibration: int
     questions: int
     shares: tuple[float, ...]
@@ -86,7 +87,7 @@ def texts(plan: Plan) -> Task:
     asked = tasks("train", plan.tasks).first(plan.train)
     if plan.label == "value":
         return asked
-    begun = walked(asked)
+    begun = walked(asked.first(plan.walks))
     if plan.label == "walk":
         return begun
     return replace(asked, questions=(*asked.questions, *begun.questions))
@@ -112,7 +113,7 @@ def trainings(plan: Plan, edge: LlamaModel, cloud: LocalCloud) -> list[Training]
 
 def part_of_walks(plan: Plan, part: int, parts: int) -> Path:
     """Every `parts`-th question's walk, in a file of its own."""
-    every = tasks("train", plan.tasks).first(plan.train)
+    every = tasks("train", plan.tasks).first(plan.train).first(plan.walks)
     path = plan.work / f"walks-{part}-of-{parts}.jsonl"
     with opened(plan, threads=1) as (edge, cloud):
         assert cloud.local is not None

@@ -14,6 +14,7 @@
         +-- CloudRefused         the key was refused
         +-- CloudRejected        the engine understood the request and declined it
         |   +-- OtherVocabulary  the cloud model was replaced by one with other ids
+        |   +-- Withheld         nothing was sent: it may not leave the device
         +-- CloudProtocolError   the reply was not what the engine promises
 
 Each says what is wrong and, as a hint, what to do, in words that hold wherever it is read. Which
@@ -128,6 +129,18 @@ class CloudRejected(CloudError):
 
 class OtherVocabulary(CloudRejected):
     """The cloud model, proven once, was replaced by one whose ids mean other bytes."""
+
+
+class Withheld(CloudRejected):
+    """Nothing was sent, since what would have been may not leave the device.
+
+    With `open` it is the answer's end, which may yet become a word that is shown otherwise: a
+    little later it may be sent.
+    """
+
+    def __init__(self, message: str, *, open: bool = False) -> None:
+        super().__init__(message)
+        self.open = open
 
 
 class CloudProtocolError(CloudError):

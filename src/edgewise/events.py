@@ -16,8 +16,9 @@ Reason = Literal[
     "below_threshold",  # the router saw no need
     "critical",  # the router asked, the cloud answered
     "span",  # a further token of the same consult
-    "mid_word",  # the router asked, but a cloud of another vocabulary is asked between words
+    "mid_word",  # the router asked, but a bridge's cloud is asked between words
     "reasoning",  # the router asked, but the cloud cannot go on inside of a block of reasoning
+    "withheld",  # the router asked, but what would be sent may not leave the device
     "no_cloud",  # above the threshold, but there is no cloud model
     "budget",  # above the threshold, but the cloud share is spent for now
     "cap",  # above the threshold, but the answer's cap is spent

@@ -71,10 +71,18 @@ def short(name: str) -> str:
     return name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
 
 
-def fetched(address: HubAddress, name: str, *, online: bool = True, kind: str = "model") -> Path:
+def fetched(
+    address: HubAddress,
+    name: str,
+    *,
+    online: bool = True,
+    kind: str = "model",
+    largest: int = _LARGEST_FILE,
+) -> Path:
     """A repository's file, downloaded if need be. Raises `AddressError`, and what the client does.
 
-    The client names its files after what the hub says in headers, so these are looked at before.
+    One of more than `largest` bytes is not. The client names its files after what the hub says in
+    headers, so these are looked at before.
     """
     import huggingface_hub as hub
 
@@ -82,6 +90,8 @@ def fetched(address: HubAddress, name: str, *, online: bool = True, kind: str = 
         url = hub.hf_hub_url(address.repo, name, repo_type=kind, revision=address.revision)
         told = hub.get_hf_file_metadata(url, timeout=LISTING_SECONDS)
         hashes = (told.etag or "", told.commit_hash or "")
+        if largest < _LARGEST_FILE and not 0 <= (told.size or 0) <= largest:
+            raise AddressError(f"{name!r} of {named(address)!r} has more than {largest} bytes")
         if not all(map(_HASH.fullmatch, hashes)) or (told.size or 0) > _LARGEST_FILE:
             raise AddressError(
                 f"What the hub says of {named(address)!r} is not a hub's",

@@ -27,6 +27,7 @@ from edgewise.parts import (
     open_edge,
     open_router,
     sampling_of,
+    viewing,
 )
 from edgewise.prompts import Message, Prompt, Prompted, prepare, prompt_from, require_text
 from edgewise.routers.base import Router
@@ -102,7 +103,7 @@ class Pair:
                 if self.cloud is not None:
                     opened.callback(self.cloud.close)
             else:
-                self.cloud = bridged(cloud, self.edge.tokenizer)
+                self.cloud = bridged(cloud, self.edge.tokenizer, viewing=viewing(self.settings))
                 self.cloud.check(self.edge.tokenizer)
             self.decoder = Decoder(
                 self.edge,

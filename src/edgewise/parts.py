@@ -13,6 +13,7 @@ from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_fol
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge import bridged
 from edgewise.cloud.key import cloud_key
+from edgewise.cloud.view import Plain, Viewing
 from edgewise.edge.base import EdgeModel, EdgeOptions, Tokenizer
 from edgewise.edge.named import EDGES
 from edgewise.errors import ModelError, RouterMismatch, UsageError
@@ -93,6 +94,8 @@ def proven_cloud(
     from edgewise.cloud.named import check_name
 
     check_name(settings.cloud_engine)
+    # What is wrong with it shows wherever the cloud is.
+    shown = viewing(settings)
     hosts = hosts_of(settings.cloud_hosts)
     address = cloud_address(settings)
     if is_url(address):
@@ -107,17 +110,32 @@ def proven_cloud(
             model=settings.cloud_model,
             # What is wrong with it shows before anything is asked.
             own=_own_tokenizer(settings),
+            viewing=shown,
         )
     _require_no_wish(settings, address)
     if address == "none":
         return None
     cloud = _here(settings, address, keep_prefixes)
     try:
-        reached = bridged(cloud, edge.tokenizer)
+        reached = bridged(cloud, edge.tokenizer, viewing=shown)
         return reached, reached.check(edge.tokenizer)
     except BaseException:
         cloud.close()
         raise
+
+
+def viewing(settings: Settings) -> Viewing | None:
+    """What the cloud gets to see; None for everything. Raises `UsageError`."""
+    from edgewise.cloud.recent import Recent, amount_of
+    from edgewise.cloud.redaction.rules import redaction_of
+    from edgewise.cloud.redaction.view import Redacted
+
+    rules = redaction_of(settings.redact, settings.redact_words)
+    view = Redacted(rules) if rules.active else Plain()
+    if settings.cloud_context is None:
+        return (lambda _: view) if rules.active else None
+    most = amount_of(settings.cloud_context)
+    return lambda tokenizer: Recent(view, most, tokenizer)
 
 
 def _here(settings: Settings, address: str, keep_prefixes: bool) -> CloudModel:

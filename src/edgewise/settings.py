@@ -84,6 +84,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "commas; another is refused before any connection."
         ),
     ] = None
+    cloud_context: Annotated[
+        str | None,
+        Meta(
+            description="Show the cloud the last messages of a conversation alone, such as 6, or "
+            "the last tokens, such as 2000tokens, and always the system message."
+        ),
+    ] = None
+    redact: Annotated[
+        str | None,
+        Meta(
+            description="Private words that the cloud gets placeholders for: on, or some of email, "
+            "phone, iban, card, ip, secret and what a package adds, each alone or as =mask, "
+            "=local (nothing is sent any more) or =allow, separated by commas; off."
+        ),
+    ] = None
+    redact_words: Annotated[
+        str | None,
+        Meta(
+            description="Words of your own to redact, separated by commas, or @FILE with one a "
+            "line."
+        ),
+    ] = None
     push: Annotated[
         Literal["auto", "never"],
         Meta(

@@ -23,11 +23,13 @@ HELP = {
 CONNECTING = {"cloud_engine", "cloud_hosts", "cloud_model", "cloud_key_env"}
 ONE_VOCABULARY = {"edge", "edge_engine", "cloud"} | CONNECTING
 MODELS = ONE_VOCABULARY | {"cloud_tokenizer"}
+VIEW = {"cloud_context", "redact", "redact_words"}
 SAMPLING = {"max_tokens", "temperature", "top_k", "top_p", "min_p", "seed"}
 MACHINE = {"ctx", "threads", "gpu_layers", "swa_full"}
 COSTS = {"price", "max_cost", "max_cost_day", "allow_dearer"}
 ANSWERING = (
     MODELS
+    | VIEW
     | {"router", "cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "deadline"}
     | {"on_cloud_error", "push"}
     | SAMPLING
@@ -40,8 +42,8 @@ FLAGS: dict[str, set[str]] = {
     "chat": ANSWERING | {"system"},
     "serve": ANSWERING | {"slots", "api_key"},
     "sent": set(),
-    "doctor": MODELS | {"router", "threads", "gpu_layers", "swa_full"},
-    "eval": MODELS | MACHINE | {"deadline"},
+    "doctor": MODELS | VIEW | {"router", "threads", "gpu_layers", "swa_full"},
+    "eval": MODELS | VIEW | MACHINE | {"deadline"},
     "train": ONE_VOCABULARY | MACHINE | {"seed"},
     "demo": set(),
     "router show": set(),
@@ -75,13 +77,14 @@ GREEDY_TASK = {"max_cloud_tokens", "span", "max_tokens", "temperature", "system"
 REFUSED: dict[str, set[str]] = {
     "serve": {"system"},  # clients send their own
     "eval": GREEDY_TASK | COSTS | {"threshold", "push"},
-    "train": GREEDY_TASK | COSTS | {"deadline", "cloud_tokenizer"},
+    "train": GREEDY_TASK | COSTS | VIEW | {"deadline", "cloud_tokenizer"},
     "demo": GREEDY_TASK
     # Always the bundled pair, which has no sliding windows.
     | {"threshold", "edge", "edge_engine", "cloud", "router", "swa_full"},
     "bench edge": {"temperature"},
     "bench link": GREEDY_TASK
     | COSTS
+    | VIEW
     | {"threshold", "deadline", "on_cloud_error", "cloud_tokenizer", "push"},
     "bench paper": {
         "cloud_engine",
@@ -92,6 +95,7 @@ REFUSED: dict[str, set[str]] = {
         "run_ahead",
     }
     | COSTS
+    | VIEW
     | {"deadline", "on_cloud_error", "temperature"},
 }
 """What a command cannot honour; everything else it honours, or it cannot matter to it."""
@@ -133,6 +137,9 @@ VALUES: dict[str, object] = {
     "cloud_engine": "vllm",
     "cloud_tokenizer": "other.gguf",
     "cloud_hosts": "127.0.0.1, host.example:8080",
+    "cloud_context": "6",
+    "redact": "email,secret=local",
+    "redact_words": "Anna Smith",
     "push": "never",
     "router": "entropy",
     "cloud_share": 0.1,

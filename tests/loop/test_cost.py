@@ -17,9 +17,10 @@ from edgewise.errors import (
     CloudRejected,
     CloudTimeout,
     CloudUnavailable,
+    UsageError,
 )
 from edgewise.evaluation.tasks.pocketqa import pocketqa
-from edgewise.events import AnswerCost, Consult
+from edgewise.events import AnswerCost, Consult, Token
 from edgewise.loop.billing import Billing
 from edgewise.loop.cost import CloudTokens, CostMeter, Limits
 from edgewise.loop.decoder import Decoder
@@ -30,6 +31,7 @@ from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant, Random
 from edgewise.sampling import Sampling
 from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, replying
+from edgewise.testing.billed_cloud import BilledCloud, PrefixCache
 from edgewise.testing.scripted_engine import ScriptedEngine, Twisted
 from edgewise.verdict import Sent, Verdict
 
@@ -402,3 +404,87 @@ def test_without_a_cloud_all_is_saved_and_estimated() -> None:
 def test_without_a_price_there_is_no_cost() -> None:
     decoder = Decoder(ScriptedEdge(noise()), router=Constant(1.0), policy=Policy())
     assert decoder.generate(IDS, max_tokens=3).usage.cost is None
+
+
+def test_what_costs_hold_back_does_not_wind_the_threshold_down() -> None:
+    """Else the first consult that may go again would go for any token at all."""
+    text = "all of it but the first token is held back"
+    edge = ScriptedEdge(replying(text, prompt=bytes(IDS).decode()))
+    decoder = Decoder(
+        edge,
+        router=Constant(0.9),
+        policy=Policy(cloud_share=0.2),
+        cloud=BilledCloud(edge.script, None),
+        billing=Billing(price_of("1,1,1")),
+    )
+    with decoder.stream(IDS) as events:
+        tokens = [event for event in events if isinstance(event, Token)]
+        shift = events.budget.shift
+    assert [token.source for token in tokens] == ["cloud", *["edge"] * len(text)]
+    assert {token.reason for token in tokens[1:]} == {"cost"}
+    # One token by the cloud: half of what it is more than its share.
+    assert shift == pytest.approx(0.4)
+
+
+def test_a_pair_takes_a_price_and_sums_up() -> None:
+    edge = ScriptedEdge(replying("blue sky", prompt=bytes(IDS).decode()))
+    cloud = BilledCloud(edge.script, PrefixCache(4, 4))
+    with Pair(
+        edge, cloud=cloud, router=Constant(0.9), threshold=0.5, price="2,0.5,8", allow_dearer=True
+    ) as pair:
+        costs = [pair.ask(IDS).usage.cost for _ in range(2)]
+        assert pair.billing is not None
+        found = pair.billing.savings()
+    assert found.answers == 2
+    assert found.cost.output_tokens == sum(bill.output for bill in cloud.bills) == 18
+    assert found.cost.input_tokens == sum(bill.input for bill in cloud.bills)
+    assert found.cost.cached_tokens == sum(bill.cached for bill in cloud.bills) > 0
+    assert found.cost.paid == pytest.approx(sum(cost.paid for cost in costs if cost))
+    with pytest.raises(UsageError, match="max-cost needs to know"):
+        Pair(edge, cloud=cloud, max_cost=1.0)
+
+
+@pytest.mark.parametrize("billing", [None, Billing(PRICE), Billing(PRICE, limits=FREE)])
+def test_with_a_price_nothing_is_read_ahead_of_its_bill(billing: Billing | None) -> None:
+    """A push is billed like a prompt, and no meter tells of it."""
+    pushed: list[int] = []
+
+    class Pushed(ScriptedCloud):
+        def open(self, prompt: Prompt) -> Any:
+            session = super().open(prompt)
+            session.push = lambda ids, sent=None: pushed.append(len(ids)) or 0  # type: ignore[method-assign]
+            return session
+
+    script = replying("blue", prompt=bytes(IDS).decode())
+    decoder = Decoder(
+        ScriptedEdge(script),
+        router=Constant(0.0),
+        policy=Policy(),
+        cloud=Pushed(script),
+        billing=billing,
+    )
+    decoder.generate(IDS)
+    assert bool(pushed) == (billing is None)
+
+
+def test_guesses_send_no_consults_where_costs_are_limited() -> None:
+    """So an answer depends on what the provider has cached, and not on the link."""
+    text = "blue sky over the hills"
+    script = replying(text, prompt=bytes(IDS).decode())
+    asks: dict[str, int] = {}
+    for name, limits in (("limited", Limits(alone=False, answer=Decimal(1))), ("free", FREE)):
+        cloud = ScriptedCloud(script, delay=0.02)
+        decoder = Decoder(
+            ScriptedEdge(script),
+            router=Constant(1.0),
+            policy=Policy(span=1, run_ahead=8, deadline=30.0),
+            cloud=cloud,
+            billing=Billing(PRICE, limits=limits),
+        )
+        flying: list[int] = []
+        with decoder.stream(IDS, pending=True) as events:
+            for event in events:
+                if isinstance(event, Token):
+                    flying.append(len(cloud.asks) - event.index - 1)
+        asks[name] = max(flying)
+    assert asks["limited"] == 0 < asks["free"]

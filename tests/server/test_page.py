@@ -243,3 +243,23 @@ def test_a_cloud_that_is_cut_off_is_named(page: Page, linked: tuple[str, Link]) 
         expect(page.locator(".token.cloud")).to_have_count(0)
     finally:
         link.restore()
+
+
+def test_what_an_answer_cost(browser: Browser, page: Page) -> None:
+    """Shown where the server was told a price, and nowhere else."""
+    ask(page, QUESTION)
+    expect(page.locator("[data-counter=calls]")).to_have_text(re.compile(r"\d"))
+    expect(page.locator("[data-counter=paid]")).to_be_hidden()
+    with serving("--price", "2000,2000,2000", "--router", "constant:1") as url:
+        priced = browser.new_page()
+        priced.goto(url)
+        expect(priced.locator("#status")).to_contain_text("with")
+        ask(priced, QUESTION)
+        for counter in ("paid", "saved"):
+            expect(priced.locator(f"[data-counter={counter}]")).to_have_text(re.compile(r"0\.\d"))
+        tokens = priced.locator(".token")
+        reasons = tokens.evaluate_all("nodes => nodes.map((node) => node.about.reason)")
+        assert reasons[0] == "critical"
+        tokens.nth(reasons.index("cost")).hover()
+        expect(priced.locator("#details")).to_contain_text("dearer than the cloud alone")
+        priced.close()

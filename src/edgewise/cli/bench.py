@@ -24,6 +24,7 @@ from edgewise.cli.options import (
     POLICY,
     RECORD,
     SERVING,
+    VIEW,
     takes,
 )
 from edgewise.cloud.base import CloudModel
@@ -55,7 +56,7 @@ EngineTime = Annotated[
 @takes(
     *("edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"),
     unaffected=[
-        *("cloud", *CONNECTING, "cloud_tokenizer", "cloud_key"),
+        *("cloud", *CONNECTING, "cloud_tokenizer", "cloud_key", *VIEW),
         *(*POLICY, "on_cloud_error", "push"),
         *("max_tokens", *DRAWS, "system", "ctx", *COSTS, *SERVING, *RECORD),
     ],

@@ -22,6 +22,7 @@ from edgewise.cli.options import (
     ROUTING,
     SAMPLING,
     SERVING,
+    VIEW,
     SentFile,
     takes,
     told,
@@ -46,7 +47,7 @@ _SHOWN = 3
 
 
 @takes(
-    *(*MODELS, *ROUTING, *SAMPLING, "system", *MACHINE, *COSTS, *RECORD),
+    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, "system", *MACHINE, *COSTS, *RECORD),
     reads=["cloud_key"],
     unaffected=SERVING,
 )

@@ -11,8 +11,9 @@ import typer
 
 from edgewise import parts
 from edgewise.cli import options, render
-from edgewise.cli.options import COSTS, MODELS, RECORD, SAMPLING, takes
+from edgewise.cli.options import COSTS, MODELS, RECORD, SAMPLING, VIEW, takes
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.redaction.rules import redaction_of
 from edgewise.cloud.text import TextCloud
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.binding import llama_cpp
@@ -39,7 +40,7 @@ class Check(msgspec.Struct, frozen=True):
 
 # It writes no answer but one consult's.
 @takes(
-    *(*MODELS, "router", "threads", "gpu_layers", "swa_full"),
+    *(*MODELS, *VIEW, "router", "threads", "gpu_layers", "swa_full"),
     reads=["cloud_key", "deadline", "ctx", "slots"],
     unaffected=[
         *("cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "on_cloud_error"),
@@ -87,7 +88,7 @@ class _Doctor:
             yield _rewinds(model)
             yield self._guarded("router", lambda model=model: _router(self._chosen, model))
             yield from self._cloud(model)
-        yield _leaves(self._chosen)
+        yield self._guarded("what leaves the device", lambda: _leaves(self._chosen))
 
     def _guarded(self, name: str, check: Callable[[], Check]) -> Check:
         try:
@@ -255,10 +256,13 @@ def _leaves(chosen: Settings) -> Check:
         return Check("what leaves the device", "ok", "nothing")
     if "://" not in address or address.startswith("hf://"):
         return Check("what leaves the device", "ok", "nothing: the cloud model runs here")
+    shown = [f"of the conversation its last {chosen.cloud_context}"] if chosen.cloud_context else []
+    if rules := str(redaction_of(chosen.redact, chosen.redact_words)):
+        shown.append(f"redaction: {rules}, which misses some")
     return Check(
         "what leaves the device",
         "warn",
         f"each consult sends the prompt and the answer so far, as token ids or text, to {address}; "
-        "to a gateway they go as they come, unless --push never",
+        f"to a gateway they go as they come, unless --push never{'; '.join(['', *shown])}",
         "use --cloud none to keep everything here; edgewise sent shows what left",
     )

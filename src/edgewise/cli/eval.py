@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from edgewise import pair, parts
 from edgewise.cli import options, render
-from edgewise.cli.options import DRAWS, MACHINE, MODELS, RECORD, SERVING, takes
+from edgewise.cli.options import DRAWS, MACHINE, MODELS, RECORD, SERVING, VIEW, takes
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.evaluation.cautions import cautions
@@ -30,7 +30,7 @@ _NAMED = 3
 
 # Answers are greedy, so there are no draws; running ahead changes none; a cloud that fails ends it.
 @takes(
-    *(*MODELS, "deadline", *MACHINE),
+    *(*MODELS, *VIEW, "deadline", *MACHINE),
     reads=["cloud_key", "router", "cloud_share"],
     unaffected=[*DRAWS, "run_ahead", "on_cloud_error", *SERVING, *RECORD],
 )

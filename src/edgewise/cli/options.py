@@ -41,6 +41,8 @@ Command = Callable[..., None]
 CONNECTING: Names = ("cloud_engine", "cloud_hosts", "cloud_model", "cloud_key_env")
 ONE_VOCABULARY: Names = ("edge", "edge_engine", "cloud", *CONNECTING)
 MODELS: Names = (*ONE_VOCABULARY, "cloud_tokenizer")
+VIEW: Names = ("cloud_context", "redact", "redact_words")
+"""What the cloud gets to see, behind a bridge."""
 POLICY: Names = ("cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "deadline")
 ROUTING: Names = ("router", *POLICY, "on_cloud_error", "push")
 DRAWS: Names = ("top_k", "top_p", "min_p", "seed")

@@ -9,7 +9,17 @@ import msgspec
 import typer
 
 from edgewise.cli import options, render
-from edgewise.cli.options import COSTS, MACHINE, MODELS, RECORD, ROUTING, SAMPLING, SERVING, takes
+from edgewise.cli.options import (
+    COSTS,
+    MACHINE,
+    MODELS,
+    RECORD,
+    ROUTING,
+    SAMPLING,
+    SERVING,
+    VIEW,
+    takes,
+)
 from edgewise.edge.fitting import require_fitting
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import collect
@@ -20,7 +30,7 @@ from edgewise.traces.recorder import Recorder
 
 
 @takes(
-    *(*MODELS, *ROUTING, *SAMPLING, "system", *MACHINE, *COSTS, *RECORD),
+    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, "system", *MACHINE, *COSTS, *RECORD),
     reads=["cloud_key"],
     unaffected=SERVING,
 )

@@ -17,6 +17,7 @@ from edgewise.cli.options import (
     ROUTING,
     SAMPLING,
     SERVING,
+    VIEW,
     SentFile,
     takes,
 )
@@ -38,7 +39,7 @@ OPEN_FILES = 64
 
 
 @takes(
-    *(*MODELS, *ROUTING, *SAMPLING, *MACHINE, *COSTS, *SERVING, *RECORD),
+    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, *MACHINE, *COSTS, *SERVING, *RECORD),
     reads=["cloud_key"],
 )
 def serve(

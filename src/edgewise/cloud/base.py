@@ -39,7 +39,8 @@ class CloudSession(Protocol):
         """Ask for `n` tokens after `ids`, prompt and answer so far; `sent` is told what travels.
 
         The future fails with a `CloudError`, `CloudTimeout` after `deadline` seconds. Whatever way
-        the consult ends, `sent` counts every message of it that was handed to a connection.
+        the consult ends, `sent` counts every message of it that was handed to a connection. Raises
+        `Withheld` where nothing of it may be sent.
         """
         ...
 
@@ -96,6 +97,10 @@ class CloudModel(Protocol):
     def seams(self) -> Seams | None:
         """Where alone it may be asked, and for words instead of tokens; None: at every token."""
         return None
+
+    def stays(self, prompt: Prompt) -> bool:
+        """Whether what is in a prompt makes its conversation local, as a mark would."""
+        return False
 
     def requests(self, n: int) -> tuple[int, int]:
         """Requests that a consult for `n` may take, and tokens asked for in each."""

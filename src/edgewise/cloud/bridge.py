@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from edgewise.cloud.base import CloudModel, CloudSession, then
-from edgewise.cloud.bridging import BridgeSession
+from edgewise.cloud.bridging import BridgeSession, preceding
 from edgewise.cloud.seam import Seams, bytes_of
 from edgewise.cloud.transport import Part, portion
-from edgewise.cloud.view import Plain, Preceding, View
+from edgewise.cloud.view import Plain, Preceding, View, Viewing
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.engines.base import Abilities
@@ -56,7 +56,11 @@ class Bridge(CloudModel):
         return self.cloud.abilities
 
     def identity(self) -> str:
-        return f"{self.cloud.identity()} at {'words' if self._words else 'seams'}"
+        seen = f", {self._view.name}" if self._view.name else ""
+        return f"{self.cloud.identity()} at {'words' if self._words else 'seams'}{seen}"
+
+    def stays(self, prompt: Prompt) -> bool:
+        return self._view.stays(preceding(self.edge, prompt))
 
     def requests(self, n: int) -> tuple[int, int]:
         return portion(n, local=self.cloud.local is not None).requests
@@ -86,13 +90,29 @@ class Bridge(CloudModel):
         self.cloud.close()
 
 
-def bridged(cloud: CloudModel, edge: Tokenizer, own: Tokenizer | None = None) -> CloudModel:
+def bridged(
+    cloud: CloudModel,
+    edge: Tokenizer,
+    own: Tokenizer | None = None,
+    viewing: Viewing | None = None,
+) -> CloudModel:
     """`cloud` itself where its vocabulary is the `edge`'s or not known here, else behind a bridge.
 
-    `own` is the cloud's tokenizer; that of a model in this process is in its file.
+    `own` is the cloud's tokenizer; that of a model in this process is in its file. Where the cloud
+    is to see less than everything there is always a bridge: what is not known to be another
+    vocabulary is taken for the edge's, which `check` proves. Raises `UsageError` for a bridge,
+    which has a view already.
     """
     if own is None and cloud.local is not None:
         own = cloud.local.tokenizer
+    if viewing is not None:
+        if cloud.seams is not None:
+            raise UsageError(
+                "This cloud model decides itself what it shows",
+                hint="leave redact, redact-words and cloud-context out, or give its bridge a view",
+            )
+        own = own or edge
+        return Bridge(cloud, own=own, edge=edge, view=viewing(own))
     if own is None or fingerprint(own) == fingerprint(edge):
         return cloud
     return Bridge(cloud, own=own, edge=edge)

@@ -13,9 +13,9 @@ from edgewise.cloud.base import failed, with_end
 from edgewise.cloud.reasoning import Reasoning
 from edgewise.cloud.seam import bytes_of, characters, held_back, kept, spelled, written_text
 from edgewise.cloud.transport import Going, Part, Transport, TransportSession
-from edgewise.cloud.view import Preceding, Sight, View
+from edgewise.cloud.view import Preceding, Sight, Told, View
 from edgewise.edge.base import Tokenizer
-from edgewise.errors import CloudError, CloudRejected, EdgewiseError
+from edgewise.errors import CloudError, CloudRejected, EdgewiseError, Withheld
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.verdict import Sent, Verdict, metered
@@ -41,6 +41,7 @@ class BridgeSession:
         self._reasoning = Reasoning(edge)
         self._sight: Sight | None = None
         self._session: TransportSession | None = None
+        self._withheld: Withheld | None = None
         self._pushed = 0
 
     def ask(
@@ -51,20 +52,25 @@ class BridgeSession:
         deadline: float,
         sent: Sent | None = None,
     ) -> Future[Verdict]:
-        """Ask for `n` words behind `ids`, which must not end inside of a character."""
+        """Ask for `n` words behind `ids`, which must not end inside of a character.
+
+        Raises `Withheld` where nothing may be sent.
+        """
         answer = list(ids[len(self._prompt.ids) :])
         end = time.monotonic() + deadline
         try:
             sight, session = self._opened()
-            shown = sight.answer(self._shown(ids, session))
-            text, held = held_back(shown, lines=session.holds_lines)
+            told = sight.answer(self._shown(ids, session))
+            text, held = held_back(told.text, lines=session.holds_lines)
             if not text and session.puts_blanks:
                 held = " "
             going = session.begin(text, n)
+        except Withheld:
+            raise
         except EdgewiseError as error:
             return failed(_of_cloud(error))
         asked = _Asked(answer, held, n, edge=self._edge, name=self._name)
-        return _Consult(going, sight, asked).ask(sampling, end, sent)
+        return _Consult(going, told, asked).ask(sampling, end, sent)
 
     def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         if self._pushed and abs(len(ids) - self._pushed) < PUSHED:
@@ -74,7 +80,7 @@ class BridgeSession:
             sight, session = self._opened()
             # The last word may still become another's beginning.
             whole = self._shown(ids, session).rpartition(" ")[0]
-            return session.push(sight.answer(whole), sent)
+            return session.push(sight.answer(whole).text, sent)
         except EdgewiseError as error:
             # Between characters, or at a consult that fails with it, more will be said.
             _log.debug("nothing is sent ahead: %s", error)
@@ -104,16 +110,24 @@ class BridgeSession:
 
     def _opened(self) -> tuple[Sight, TransportSession]:
         """What the cloud sees, and the session about it. Raises a `CloudError`."""
+        if self._withheld is not None:
+            raise self._withheld
         if self._sight is None or self._session is None:
-            self._sight = self._view.of(self._preceding())
+            try:
+                self._sight = self._view.of(preceding(self._edge, self._prompt))
+            except Withheld as error:
+                _log.info("nothing is sent for this answer: %s", error)
+                self._withheld = error
+                raise
             self._session = self._transport.open(self._sight.shown)
         return self._sight, self._session
 
-    def _preceding(self) -> Preceding:
-        """The prompt's messages, else the text that its ids spell."""
-        if self._prompt.messages is not None:
-            return Preceding(self._prompt.messages)
-        return Preceding(None, bytes_of(self._edge, self._prompt.ids).decode("utf-8", "replace"))
+
+def preceding(edge: Tokenizer, prompt: Prompt) -> Preceding:
+    """The prompt's messages, else the text that its ids spell."""
+    if prompt.messages is not None:
+        return Preceding(prompt.messages)
+    return Preceding(None, bytes_of(edge, prompt.ids).decode("utf-8", "replace"))
 
 
 class _Asked:
@@ -132,8 +146,8 @@ class _Asked:
 class _Consult:
     """Asks until enough words are whole; lives in whichever thread brings the cloud's tokens."""
 
-    def __init__(self, going: Going, sight: Sight, asked: _Asked) -> None:
-        self._going, self._sight, self._asked = going, sight, asked
+    def __init__(self, going: Going, told: Told, asked: _Asked) -> None:
+        self._going, self._told, self._asked = going, told, asked
         self._parts: list[Part] = []
         self._future: Future[Verdict] = Future()
         self._flying: Future[Part] | None = None
@@ -149,14 +163,14 @@ class _Consult:
         left = max(0.001, self._end - time.monotonic())
         asked = self._going.more(self._sampling, left, self._sent)
         self._flying = asked
-        asked.add_done_callback(self._told)
+        asked.add_done_callback(self._landed)
         self._given_up(self._future)
 
     def _given_up(self, future: Future[Verdict]) -> None:
         if future.cancelled() and self._flying is not None:
             self._flying.cancel()
 
-    def _told(self, done: Future[Part]) -> None:
+    def _landed(self, done: Future[Part]) -> None:
         if done.cancelled():
             self._future.cancel()
         elif not self._future.cancelled():
@@ -185,12 +199,12 @@ class _Consult:
         asked = self._asked
         data = b"".join(part.data for part in self._parts)
         text = characters(data)
+        meant = self._told.meant(text, ended=ended)
         # A character that is cut off is no end.
-        reply = self._sight.reply(text, ended=ended)
-        if reply is None and not ended and not self._going.exhausted:
-            return None
-        whole = ended and len(text.encode()) == len(data)
-        found = kept((reply or "").encode(), asked.held, asked.words, ended=whole)
+        whole = ended and len(text.encode()) == len(data) and meant.left is None
+        found = kept(meant.text.encode(), asked.held, asked.words, ended=whole, whole=meant.whole)
+        if not found.complete and meant.left == "unknown":
+            raise CloudRejected("The cloud wrote a placeholder that stands for nothing here.")
         if not found.complete and not ended and not self._going.exhausted:
             return None
         ids = tuple(spelled(asked.edge, asked.answer, found.text))

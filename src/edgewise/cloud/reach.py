@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge import bridged
 from edgewise.cloud.connect import connect
+from edgewise.cloud.found_tokenizer import linked
 from edgewise.cloud.named import AUTO
 from edgewise.cloud.text import TextCloud
+from edgewise.cloud.view import Viewing
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.detect import GATEWAY, UnknownEngine, found_at
 from edgewise.engines.http import Redirected
@@ -41,6 +42,7 @@ def reach(
     engine: str = AUTO,
     model: str | None = None,
     own: Tokenizer | None = None,
+    viewing: Viewing | None = None,
 ) -> tuple[CloudModel, str]:
     """The cloud model at `url`, proven for an `edge`, and how it was.
 
@@ -49,7 +51,7 @@ def reach(
     else is there is asked by text, in each dialect until one goes on with an answer. Raises a
     `CloudError`, `VocabularyMismatch` or another `UsageError`.
     """
-    way = _Way(url, edge, key, model, own)
+    way = _Way(url, edge, key, model, own, viewing)
     if engine in TEXT_DIALECTS:
         return way.by_text(engine)
     if engine != AUTO:
@@ -78,15 +80,25 @@ class _Way:
     """What is known of a cloud before it is reached."""
 
     def __init__(
-        self, url: str, edge: Tokenizer, key: str | None, model: str | None, own: Tokenizer | None
+        self,
+        url: str,
+        edge: Tokenizer,
+        key: str | None,
+        model: str | None,
+        own: Tokenizer | None,
+        viewing: Viewing | None,
     ) -> None:
-        self._url, self._edge = url, edge
+        self._url, self._edge, self._viewing = url, edge, viewing
         self._key, self._model, self._own = key, model, own
 
     def by_ids(self, name: str) -> tuple[CloudModel, str]:
         """By an engine of that name, behind a bridge where its tokenizer is here and another."""
         cloud = connect(self._url, key=self._key, engine=name, model=self._model)
-        return self._proven(bridged(cloud, self._edge, self._own), cloud)
+        try:
+            return linked(cloud, self._edge, self._own, self._viewing)
+        except BaseException:
+            cloud.close()
+            raise
 
     def by_text(self, name: str) -> tuple[CloudModel, str]:
         """In that dialect."""
@@ -106,8 +118,15 @@ class _Way:
                 hint="leave the tokenizer out",
                 setting="cloud_tokenizer",
             )
-        cloud = TextCloud(make(self._url, key=self._key, **more), edge=self._edge)
-        return self._proven(cloud, cloud)
+        made = make(self._url, key=self._key, **more)
+        # Nothing here counts as the cloud does; the edge's tokens are of about its size.
+        view = self._viewing(self._edge) if self._viewing else None
+        cloud = TextCloud(made, edge=self._edge, view=view)
+        try:
+            return cloud, cloud.check(self._edge)
+        except BaseException:
+            cloud.close()
+            raise
 
     def by_any_text(self, unknown: EdgewiseError) -> tuple[CloudModel, str]:
         """In the first dialect that goes on; raises a `CloudRejected` that names those tried."""
@@ -130,13 +149,6 @@ class _Way:
         return (
             alone if self._own is not None else [one for one in TEXT_DIALECTS if one not in alone]
         )
-
-    def _proven(self, cloud: CloudModel, opened: CloudModel) -> tuple[CloudModel, str]:
-        try:
-            return cloud, cloud.check(self._edge)
-        except BaseException:
-            opened.close()
-            raise
 
 
 def _with_text(error: VocabularyMismatch, engine: str) -> VocabularyMismatch:

@@ -82,16 +82,21 @@ def added(sent: str, reply: str) -> str:
     raise CloudProtocolError("The cloud model began the answer anew instead of going on.")
 
 
-def kept(reply: bytes, held: str, words: int, *, ended: bool) -> Kept:
+def kept(
+    reply: bytes, held: str, words: int, *, ended: bool, whole: Sequence[tuple[int, int]] = ()
+) -> Kept:
     """At most so many whole words of a reply, without blanks that the answer has already.
 
     `ended` where the cloud ended the answer there. The last word is whole where another begins
-    behind it. Never a part of a character, nor U+FFFD, which stands for one.
+    behind it. Never a part of a character, nor U+FFFD, which stands for one. No word ends inside
+    of what is `whole`: places from and to, in characters.
     """
-    text = characters(reply)
-    ended = ended and len(text.encode()) == len(reply)
-    text = text.removeprefix(held) if text.startswith(held) else text.lstrip(BLANKS + held)
-    ends = [at for at in range(1, len(text)) if _breaks(text, at)]
+    read = characters(reply)
+    ended = ended and len(read.encode()) == len(reply)
+    text = read.removeprefix(held) if read.startswith(held) else read.lstrip(BLANKS + held)
+    gone = len(read) - len(text)
+    inside = {at - gone for start, end in whole for at in range(start + 1, end)}
+    ends = [at for at in range(1, len(text)) if at not in inside and _breaks(text, at)]
     if len(ends) >= words and not (ended and text[ends[words - 1] :].isspace()):
         return Kept(text[: ends[words - 1]], complete=True, ends=False)
     if ended:
@@ -251,7 +256,7 @@ def _breaks(text: str, at: int) -> bool:
     if before.isspace() or after.isspace():
         # Blanks belong to the word behind them.
         return not before.isspace()
-    return _is_unspaced(after) or _is_unspaced(before) or _kind(before) != _kind(after)
+    return is_unspaced(after) or is_unspaced(before) or _kind(before) != _kind(after)
 
 
 def _kind(char: str) -> str:
@@ -259,7 +264,7 @@ def _kind(char: str) -> str:
     return category if category in "LN" else ""
 
 
-def _is_unspaced(char: str) -> bool:
+def is_unspaced(char: str) -> bool:
     """Whether a character is a word: in scripts without spaces, and pictures."""
     code = ord(char)
     if unicodedata.category(char) == "So":

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel, then
-from edgewise.cloud.bridging import THINK, BridgeSession
+from edgewise.cloud.bridging import THINK, BridgeSession, preceding
 from edgewise.cloud.io_thread import IoThread
 from edgewise.cloud.probe import Habits, Reuse, habits, reuse, unechoed
 from edgewise.cloud.seam import BLANKS, Seams, added, held_back
@@ -64,7 +64,11 @@ class TextCloud(CloudModel):
 
     def identity(self) -> str:
         model = self._served.model if self._served else None
-        return f"{self.name} {self.engine.dialect} {model or ''} as text, {self.habits.told}"
+        seen = f", {self._view.name}" if self._view.name else ""
+        return f"{self.name} {self.engine.dialect} {model or ''} as text, {self.habits.told}{seen}"
+
+    def stays(self, prompt: Prompt) -> bool:
+        return self._view.stays(preceding(self.edge, prompt))
 
     def open(self, prompt: Prompt) -> BridgeSession:
         return BridgeSession(_ByText(self), self._view, prompt, edge=self.edge, name=self.name)

@@ -155,6 +155,13 @@ class Engine(ABC):
         """Whether prefix caches can be kept apart."""
         return False
 
+    async def tokenizer_named(self) -> str | None:
+        """Where its tokenizer may lie, as it says itself: see `tokenizer_address`.
+
+        None where it says nothing that can be used; raises a `CloudError`.
+        """
+        return None
+
     async def advice(self) -> str | None:
         """What is to be changed where several tenants share the engine; None where nothing is.
 

@@ -13,6 +13,7 @@ import msgspec
 
 from edgewise.engines.base import NOBODY, REQUEST_ID, Client, Described, Engine
 from edgewise.engines.retry_after import HEADER, seconds_told
+from edgewise.engines.tokenizer_address import tokenizer_address
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -188,6 +189,15 @@ class HttpEngine(Endpoint, Engine):
                 raise
             return Described()
 
+    async def tokenizer_named(self) -> str | None:
+        served = await served_model(self)
+        said = [served.parent] if served.parent else [served.root, served.id]
+        return tokenizer_address(await self.loaded_from() + said, self.url)
+
+    async def loaded_from(self) -> list[str | None]:
+        """Where the engine has its model or tokenizer from, beside what `/v1/models` says."""
+        return []
+
     async def ready(self) -> None:
         await self.get(self.health)
 
@@ -322,14 +332,15 @@ class _Meta(msgspec.Struct, frozen=True):
 
 
 class Served(msgspec.Struct, frozen=True):
-    """An entry of `/v1/models`, which all engines have; `owned_by` names the engine.
+    """An entry of `/v1/models`: `owned_by` names the engine, `meta` is llama-server's.
 
-    `meta` is llama-server's; `parent` the model that an adapter is for.
+    `parent` is the model that an adapter is for, `root` what was loaded.
     """
 
     id: str
     owned_by: str = ""
     parent: str | None = None
+    root: str | None = None
     meta: _Meta | None = None
 
 
@@ -379,10 +390,9 @@ def named(models: Sequence[Served], model: str | None) -> Served | None:
 def shown(names: Sequence[str], like: str) -> str:
     """Some of many names, those that are `like` one first."""
     close = difflib.get_close_matches(like, names[:_MOST_COMPARED], _MOST_SHOWN, cutoff=0.5)
-    shown = list(dict.fromkeys([*close, *names]))[:_MOST_SHOWN]
-    more = len(names) - len(shown)
-    told = ", ".join(repr(name[:_LONGEST_NAME]) for name in shown)
-    return f"{told} and {more} more" if more > 0 else told
+    some = list(dict.fromkeys([*close, *names]))[:_MOST_SHOWN]
+    told = ", ".join(repr(name[:_LONGEST_NAME]) for name in some)
+    return told if len(some) == len(names) else f"{told} and {len(names) - len(some)} more"
 
 
 def described(served: Served) -> Described:

@@ -54,6 +54,10 @@ class _Props(msgspec.Struct):
     total_slots: Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 
 
+class _Loaded(msgspec.Struct):
+    model_path: str | None = None
+
+
 class _Placed(msgspec.Struct):
     id_slot: int = -1
 
@@ -134,6 +138,13 @@ class LlamaServerEngine(HttpEngine):
     async def tokenize(self, text: str) -> list[int] | None:
         body = {"content": text, "add_special": False, "parse_special": False}
         return await self.tokens({**body, **self._named()})
+
+    async def loaded_from(self) -> list[str | None]:
+        try:
+            told = decoded(await self.get(self._props()), _Loaded, self.dialect)
+        except (CloudProtocolError, CloudRejected):
+            return []
+        return [told.model_path]
 
     async def _completion(self, body: Mapping[str, Any], client: Client) -> bytes:
         """The reply to `body`, for which nothing of another tenant's is reused."""

@@ -19,7 +19,7 @@ from edgewise.engines.base import (
 )
 from edgewise.engines.completions import has_ended
 from edgewise.engines.http import HttpEngine, decoded, described, served_model
-from edgewise.errors import CloudError, CloudRejected
+from edgewise.errors import CloudError, CloudProtocolError, CloudRejected
 from edgewise.sampling import Sampling
 from edgewise.verdict import Verdict
 
@@ -42,6 +42,11 @@ class _Meta(msgspec.Struct):
 class _Generated(msgspec.Struct):
     output_ids: list[int]
     meta_info: _Meta
+
+
+class _Info(msgspec.Struct):
+    model_path: str | None = None
+    tokenizer_path: str | None = None
 
 
 class SglangEngine(HttpEngine):
@@ -82,6 +87,13 @@ class SglangEngine(HttpEngine):
                 setting="cloud_model",
             )
         return described(served)
+
+    async def loaded_from(self) -> list[str | None]:
+        try:
+            told = decoded(await self.get("/get_model_info"), _Info, self.dialect)
+        except (CloudProtocolError, CloudRejected):
+            return []
+        return [told.tokenizer_path, told.model_path]
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
         """As `Engine.has_salt`; who takes a number for a salt does not know what it is."""

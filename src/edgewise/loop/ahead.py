@@ -144,7 +144,9 @@ class RunAhead:
         if not decision.ask or self._consults is None:
             return tip, decision.reason
         self._edge.mark(self._edge.position)
-        self._consults.ask_ahead([*self._ids, *self.guesses], decision.ask, tip)
+        held = self._consults.ask_ahead([*self._ids, *self.guesses], decision.ask, tip)
+        if held is not None:
+            return tip, held
         return tip.expecting(decision.ask, self._rules), decision.reason
 
     def _guess(self, state: State, read: Read, *, waits: bool = False) -> None:

@@ -46,6 +46,11 @@ class Breaker:
             self._until = None
             self._probing = False
 
+    def forgone(self) -> None:
+        """A consult that was allowed was not made after all."""
+        with self._lock:
+            self._probing = False
+
     def failed(self, *, silent: bool = False) -> None:
         """A consult was not answered; `silent` where the answer waited for it in vain.
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from edgewise.cloud.base import CloudSession
 from edgewise.cloud.seam import Seams
 from edgewise.cloud.sent_record import RecordedSent, SentAnswer
-from edgewise.errors import CloudError, CloudTimeout
+from edgewise.errors import CloudError, CloudTimeout, Withheld
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.cost import CostMeter
 from edgewise.loop.latency import Latency
@@ -20,6 +20,9 @@ from edgewise.verdict import MOST_IDS, Verdict
 
 FLIGHTS = 4
 """Consults in flight at once."""
+
+Held = Literal["mid_word", "withheld"]
+"""Why nothing was sent, though a consult may be made: for now, or for good."""
 
 _GRACE = 0.25
 """Seconds past the deadline before a backend that breaks its promise is given up."""
@@ -87,7 +90,7 @@ class Consults:
         if ahead and self._policy.may_ask(state.budget):
             self._session.push(ids, self.sent.push(ids))
 
-    def ask(self, ids: Sequence[int], n: int) -> Flight | Literal["circuit_open", "cost"]:
+    def ask(self, ids: Sequence[int], n: int) -> Flight | Held | Literal["circuit_open", "cost"]:
         """The consult for the token after `ids`: sent now, or on the way since a guess."""
         breaker = self._breaker
         flight = self._flights.get(len(ids))
@@ -100,7 +103,11 @@ class Consults:
                 return "cost"
             if not self._insists and not breaker.allow():
                 return "circuit_open"
-            flight = self._send(ids, n)
+            try:
+                flight = self._send(ids, n)
+            except Withheld as error:
+                breaker.forgone()
+                return _held(error)
             if breaker.is_open and not self._insists:
                 probe = flight
                 flight.future.add_done_callback(lambda _: self._probed(probe))
@@ -113,19 +120,21 @@ class Consults:
             self._forget(flight)
         return "circuit_open"
 
-    def ask_ahead(self, ids: Sequence[int], n: int, state: State) -> bool:
-        """Send a consult from a guess; False where that may not be.
+    def ask_ahead(self, ids: Sequence[int], n: int, state: State) -> Held | None:
+        """Send a consult from a guess, if it may fly; why not, where nothing may be sent there.
 
         As under a cap, none is where costs are limited: what a guess in vain cost would decide on
         the answer's own consults, and with it the link's timing.
         """
         if self._meter is not None and self._meter.limits.any:
-            return False
+            return None
         allowed = len(self._flights) < FLIGHTS and not self._breaker.is_open
-        if not allowed or not self._policy.may_ask_ahead(state.budget, n, self.wasted):
-            return False
-        self._send(ids, n)
-        return True
+        if allowed and self._policy.may_ask_ahead(state.budget, n, self.wasted):
+            try:
+                self._send(ids, n)
+            except Withheld as error:
+                return _held(error)
+        return None
 
     def lands(self, flight: Flight) -> bool:
         """Whether a consult is over, or is so before a step ahead would pay."""
@@ -190,6 +199,8 @@ class Consults:
         deadline = self._policy.deadline_now(self._latency, first=self._first)
         try:
             future = self._session.ask(ids, n, self._sampling, deadline, sent)
+        except Withheld:
+            raise
         except CloudError as error:
             future = Future[Verdict]()
             future.set_exception(error)
@@ -245,3 +256,7 @@ class Consults:
             raise CloudTimeout(f"No answer within {flight.deadline:.3g} s.") from error
         self._check(verdict, flight)
         return verdict
+
+
+def _held(error: Withheld) -> Held:
+    return "mid_word" if error.open else "withheld"

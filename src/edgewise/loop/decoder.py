@@ -83,13 +83,8 @@ class Decoder:
             raise UsageError(f"max-tokens must be 1 or more, not {max_tokens}.")
         if any(not text for text in stop):
             raise UsageError("A stop string is empty; leave it out.")
-        # The one place that decides it: no session is opened, so nothing can be sent.
-        policy = self.policy.edge_alone() if given.stays else self.policy
-        if self.edge.abilities.rewinds == "no":
-            # A guess that does not stand would cost reading everything again.
-            policy = replace(policy, run_ahead=0)
         rules = Rules(
-            policy=policy,
+            policy=self._policy_for(given),
             tokenizer=self.edge.tokenizer,
             stop=tuple(stop),
             max_tokens=max_tokens,
@@ -115,6 +110,17 @@ class Decoder:
             pending=pending,
             candidates=candidates,
         )
+
+    def _policy_for(self, prompt: Prompt) -> Policy:
+        # The one place that decides it: no session is opened, so nothing can be sent.
+        stays = prompt.stays or (
+            self.policy.asks and self.cloud is not None and self.cloud.stays(prompt)
+        )
+        policy = self.policy.edge_alone() if stays else self.policy
+        if self.edge.abilities.rewinds == "no":
+            # A guess that does not stand would cost reading everything again.
+            policy = replace(policy, run_ahead=0)
+        return policy
 
     def generate(
         self,

@@ -242,7 +242,9 @@ class Generation(Iterator[Event]):
 
     def _write_edge(self, state: State, read: Read, reason: Reason | Fault) -> None:
         known = read.candidates if self._candidates else ()
-        after, text = state.write(read.token, "edge", self._rules, waits=reason == "mid_word")
+        after, text = state.write(
+            read.token, "edge", self._rules, waits=reason == "mid_word", held=reason == "cost"
+        )
         token = self._token(after, read.token, text, "edge", reason, read.logprob, read.score)
         self._append(after, replace(token, edge=known) if known else token)
 

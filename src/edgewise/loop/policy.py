@@ -175,11 +175,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             budget, credit=budget.credit - tokens, charged=budget.charged + tokens
         )
 
-    def written(self, budget: Budget, *, by_cloud: bool) -> Budget:
-        """The budget after one more output token."""
+    def written(self, budget: Budget, *, by_cloud: bool, steers: bool = True) -> Budget:
+        """The budget after one more output token; unless it `steers` the threshold stays."""
         if self.cloud_share is None:
             return budget
-        shift = budget.shift + _GAIN * (float(by_cloud) - self.cloud_share)
+        step = _GAIN * (float(by_cloud) - self.cloud_share) if steers else 0.0
+        shift = budget.shift + step
         return msgspec.structs.replace(
             budget,
             credit=min(budget.credit + self.cloud_share, MAX_CREDIT),

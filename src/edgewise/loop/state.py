@@ -63,7 +63,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     `characters` and `stops` hold text back; `queue` is what is left of a verdict, `owed` how many
     tokens (or words) a verdict that is only expected will still bring; `end` is set where the
     answer is over. `waits`: a consult was wanted in the word so far; `divided`: a verdict's words
-    end here.
+    end here. `held`: the last one that was wanted would have cost too much, so until one goes the
+    controller, whose share cannot be reached, lowers no threshold.
     """
 
     budget: Budget
@@ -74,6 +75,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     owed: int = 0
     waits: bool = False
     divided: bool = False
+    held: bool = False
     counts: Counts = Counts()
     end: FinishReason | None = None
 
@@ -146,11 +148,19 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def write(
-        self, token: int, by: Source, rules: Rules, *, ends: bool = False, waits: bool = False
+        self,
+        token: int,
+        by: Source,
+        rules: Rules,
+        *,
+        ends: bool = False,
+        waits: bool = False,
+        held: bool = False,
     ) -> tuple["State", str]:
         """After one more token, and what text can be shown for it.
 
-        `ends`: it ends the answer; `waits`: a consult was wanted in its place, and still is.
+        `ends`: it ends the answer; `waits`: a consult was wanted in its place, and still is;
+        `held`: one would have cost too much.
         """
         ended = ends or token in rules.tokenizer.eos_ids
         piece = b"" if ended else rules.tokenizer.piece(token)
@@ -163,18 +173,20 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         elif index == rules.max_tokens or rules.prompt + index > rules.context:
             end = "length"
         by_cloud = by == "cloud"
+        held = (held or self.held) and not by_cloud
         budget, owed = self.budget, max(0, self.owed - 1)
         if rules.seams is not None:
             budget, owed = rules.policy.charge(budget, min(1, self.owed)), self.owed
         after = State(
             index=index,
-            budget=rules.policy.written(budget, by_cloud=by_cloud),
+            budget=rules.policy.written(budget, by_cloud=by_cloud, steers=not held),
             characters=Characters() if matched else characters,
             stops=stops,
             queue=self.queue[1:],
             owed=owed,
             waits=waits,
             divided=rules.seams is not None and len(self.queue) == 1,
+            held=held,
             counts=replace(
                 counts, edge=counts.edge + (not by_cloud), cloud=counts.cloud + by_cloud
             ),

@@ -1,9 +1,13 @@
 """From a request's fields to what is asked of the decoder."""
 
 import secrets
+from collections.abc import Callable
+from functools import partial
 
 from fastapi import Request
+from msgspec.structs import replace
 
+from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.server.answering import Answering, DecodeRequest, Unread
 from edgewise.server.errors import ApiError
@@ -33,9 +37,10 @@ def decode_request(
 ) -> DecodeRequest:
     """With the server's own settings where a request says nothing; with a `local` prompt by the
     edge alone. Raises `ApiError`."""
-    if local and body.model == CLOUD:
-        message = f"This conversation is local, so {CLOUD!r} cannot answer; ask for edgewise."
-        raise ApiError(400, message, param="model")
+    if body.model == CLOUD:
+        if local:
+            raise _local()
+        prompt = replace(prompt, read=partial(_sent, answering, prompt.read))
     if body.stream_options and not body.stream:
         raise ApiError(400, "stream_options needs stream true.", param="stream_options")
     if body.edgewise.pending and not body.stream:
@@ -67,3 +72,16 @@ def _seed(given: int | None, own: int | None) -> int:
     """OpenAI's seeds may be negative; without any, every answer is another draw."""
     chosen = own if given is None else given
     return secrets.randbelow(1 << 63) if chosen is None else chosen % (1 << 63)
+
+
+def _sent(answering: Answering, read: Callable[[], Prompt]) -> Prompt:
+    """What is read. Raises `ApiError` for a prompt that its own words keep here."""
+    prompt = read()
+    if answering.cloud is not None and answering.cloud.stays(prompt):
+        raise _local()
+    return prompt
+
+
+def _local() -> ApiError:
+    message = f"This conversation is local, so {CLOUD!r} cannot answer; ask for edgewise."
+    return ApiError(400, message, param="model")

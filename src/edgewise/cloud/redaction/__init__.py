@@ -1,0 +1,1 @@
+"""Redaction: private words leave as placeholders, and come back as what they stand for."""

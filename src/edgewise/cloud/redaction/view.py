@@ -1,0 +1,149 @@
+"""The view of a conversation in which private words are placeholders."""
+
+import threading
+import time
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from edgewise.cloud.redaction.base import TAIL, Span
+from edgewise.cloud.redaction.finder import MOST_FOUND, SECONDS, Finder, Local
+from edgewise.cloud.redaction.placeholders import Forms, Placeholders
+from edgewise.cloud.redaction.rules import Redaction
+from edgewise.cloud.seam import is_unspaced
+from edgewise.cloud.view import Meant, Preceding
+from edgewise.errors import Withheld
+
+_KEPT = 8
+"""Conversations whose private words are not looked for again."""
+
+
+class Redacted:
+    """Implements `View`."""
+
+    def __init__(self, rules: Redaction) -> None:
+        """Raises `UsageError` for a class that cannot be looked for here."""
+        self._finder = Finder(rules)
+        self._forms = Forms(self._finder.labels)
+        self._sights: OrderedDict[Preceding, RedactedSight | Local] = OrderedDict()
+        self._lock = threading.Lock()
+        self.name = f"redacted: {rules}"
+
+    def stays(self, before: Preceding) -> bool:
+        try:
+            return isinstance(self._seen(before), Local)
+        except Withheld:
+            # Who asks is told: there is a reason of its own for each token.
+            return False
+
+    def of(self, before: Preceding) -> "RedactedSight":
+        seen = self._seen(before)
+        if isinstance(seen, Local):
+            raise seen
+        return seen
+
+    def _seen(self, before: Preceding) -> "RedactedSight | Local":
+        with self._lock:
+            seen = self._sights.pop(before, None)
+        if seen is None:
+            try:
+                seen = RedactedSight(before, self._finder, self._forms)
+            except Local as error:
+                seen = error
+        with self._lock:
+            self._sights[before] = seen
+            while len(self._sights) > _KEPT:
+                self._sights.popitem(last=False)
+        return seen
+
+
+class RedactedSight:
+    """Implements `Sight`; any thread may ask."""
+
+    def __init__(self, before: Preceding, finder: Finder, forms: Forms) -> None:
+        """Raises `Withheld`."""
+        self._finder, self._known = finder, Placeholders(forms)
+        end = time.monotonic() + SECONDS
+        if before.messages is None:
+            self.shown = Preceding(None, self._redacted(self._known, before.text, end))
+        else:
+            self.shown = Preceding(
+                tuple(
+                    replace(one, content=self._redacted(self._known, one.content, end))
+                    for one in before.messages
+                )
+            )
+
+    def answer(self, written: str) -> "RedactedAnswer":
+        """Raises `Withheld`, for now only where the end may become a private word."""
+        known = self._known.copy()
+        places = self._places(known, written, time.monotonic() + SECONDS)
+        self._require_closed(written, places, known)
+        return RedactedAnswer(known.replaced(written, places), known)
+
+    def _redacted(self, known: Placeholders, text: str, end: float) -> str:
+        return known.replaced(text, self._places(known, text, end))
+
+    def _places(self, known: Placeholders, text: str, end: float) -> list[Span]:
+        found = self._finder.find(text, end)
+        if len(known.names) + len({text[one.start : one.end] for one in found}) > MOST_FOUND:
+            raise Withheld(f"It holds more than {MOST_FOUND} private words, so nothing is sent.")
+        places = known.places(text, found)
+        if time.monotonic() > end:
+            raise Withheld(f"Its private words were not found in {SECONDS:g} s.")
+        return places
+
+    def _require_closed(self, text: str, places: Sequence[Span], known: Placeholders) -> None:
+        """Raises `Withheld` where the end may be half a private word that is not shown as one."""
+        tail = max(0, len(text) - TAIL)
+        if places and places[-1].end >= len(text.rstrip()):
+            word = text[places[-1].start : places[-1].end]
+            if word not in known.names and _begins(_plain(word), _words(known)):
+                # It would have one placeholder now and another when it is whole.
+                raise Withheld("The answer's end may be half a private word.", open=True)
+            return
+        opens = tail + self._finder.open_from(text[tail:])
+        if opens < len(text) or self._begins_known(text, tail, places, known):
+            raise Withheld("The answer's end may be half a private word.", open=True)
+
+    def _begins_known(
+        self, text: str, tail: int, places: Sequence[Span], known: Placeholders
+    ) -> bool:
+        """Whether the end is how a known word begins, however it is divided and capitalised."""
+        words = _words(known)
+        starts = [at for at in range(tail, len(text)) if _starts(text, at)]
+        starts = [at for at in starts if not any(one.start < at < one.end for one in places)]
+        return any(_begins(_plain(text[at:]), words) for at in starts)
+
+
+class RedactedAnswer:
+    """Implements `Told`."""
+
+    def __init__(self, text: str, known: Placeholders) -> None:
+        self.text, self._known = text, known
+
+    def meant(self, reply: str, *, ended: bool) -> Meant:
+        return self._known.meant(reply, ended=ended)
+
+
+def _words(known: Placeholders) -> list[str]:
+    """Those of a conversation, as `_plain` has them, in order."""
+    return sorted(filter(None, map(_plain, known.names)))
+
+
+def _begins(begun: str, words: Sequence[str]) -> bool:
+    """Whether one of the `words`, in order, begins so."""
+    found = bisect_left(words, begun) if begun else len(words)
+    return found < len(words) and words[found].startswith(begun)
+
+
+def _plain(text: str) -> str:
+    """Letters and digits alone, in small letters."""
+    return "".join(filter(str.isalnum, text)).lower()
+
+
+def _starts(text: str, at: int) -> bool:
+    """Whether a word may begin there."""
+    return at == 0 or not text[at - 1].isalnum() or is_unspaced(text[at])

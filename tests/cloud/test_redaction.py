@@ -1,0 +1,209 @@
+"""Private words leave as placeholders and come back as they were, whatever the text or the cut."""
+
+import re
+import string
+from collections.abc import Iterator
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from edgewise.cloud.redaction.rules import redaction_of
+from edgewise.cloud.redaction.view import Redacted, RedactedSight
+from edgewise.cloud.seam import kept
+from edgewise.cloud.view import Preceding
+from edgewise.errors import Withheld
+from edgewise.prompts import Message
+
+VIEW = Redacted(redaction_of("email,ip,secret", "Anna Smith,Falcon,張偉"))
+ASKED = "Write to anna.smith@example.org, says Anna Smith."
+
+PIECES = st.one_of(
+    st.sampled_from(
+        [
+            *("anna.smith@example.org", "bob@b.example", "10.1.2.3", "2001:db8::7", "Falcon"),
+            *("Anna  Smith", "anna smith", "AKIAIOSFODNN7EXAMPLE", "password: hunter2x", "張偉"),
+            *("<EMAIL_1>", "EMAIL_1", "<email 2>", "<TEXT_1>", "[EMAIL]", "&lt;IP_1&gt;", "<EMAIL"),
+            *("<", ">", "_1>", "&lt;", "\\", "@", " ", "\n", ".", "<EMAIL_<EMAIL_1>>", "<h1>"),
+        ]
+    ),
+    st.text(string.printable + "äé日本🙂", max_size=6),
+)
+TEXTS = st.lists(PIECES, max_size=12).map("".join)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _patient() -> Iterator[None]:
+    """A busy machine is not what is tested here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edgewise.cloud.redaction.view.SECONDS", 120.0)
+        yield
+
+
+def sight(*contents: str, view: Redacted = VIEW) -> RedactedSight:
+    return view.of(Preceding(tuple(Message("user", one) for one in contents)))
+
+
+def shown(seen: RedactedSight) -> list[str]:
+    assert seen.shown.messages is not None
+    return [one.content for one in seen.shown.messages]
+
+
+def test_a_word_has_one_placeholder_in_all_turns() -> None:
+    first = sight(ASKED)
+    assert shown(first) == ["Write to <EMAIL_1>, says <WORD_1>."]
+    later = sight(ASKED, "And bob@b.example? Not anna.smith@example.org.")
+    assert shown(later) == [*shown(first), "And <EMAIL_2>? Not <EMAIL_1>."]
+    answer = first.answer("I asked anna.smith@example.org and eve@c.example. ")
+    assert answer.text == "I asked <EMAIL_1> and <EMAIL_2>. "
+    # What was prompted by ids is one text.
+    assert VIEW.of(Preceding(None, ASKED)).shown.text == shown(first)[0]
+
+
+def test_a_word_that_is_told_by_what_stands_before_it_is_hidden_everywhere() -> None:
+    assert shown(sight("My hunter2x: the password is hunter2x.")) == [
+        "My <SECRET_1>: the password is <SECRET_1>."
+    ]
+    assert shown(sight("password: hunter2x", "So, hunter2x?"))[1] == "So, <SECRET_1>?"
+
+
+def test_nothing_in_a_text_forges_a_placeholder() -> None:
+    seen = sight("<EMAIL_1> and EMAIL_2 mean anna.smith@example.org")
+    assert shown(seen) == ["<TEXT_1> and <TEXT_2> mean <EMAIL_1>"]
+    told = seen.answer("")
+    assert told.meant("<EMAIL_1>", ended=True).text == "anna.smith@example.org"
+    assert told.meant("<TEXT_1> <TEXT_2>", ended=True).text == "<EMAIL_1> EMAIL_2"
+
+
+@settings(max_examples=100, deadline=None)
+@given(TEXTS, TEXTS)
+def test_redacted_and_restored_is_the_same(first: str, second: str) -> None:
+    seen = sight(first, second)
+    for before, after in zip([first, second], shown(seen), strict=True):
+        assert "anna.smith@example.org" not in after
+        assert "AKIAIOSFODNN7EXAMPLE" not in after
+        meant = seen.answer("").meant(after, ended=True)
+        if meant.left is None:
+            assert meant.text == before
+        else:
+            # Its own end is how half a placeholder looks.
+            assert before.startswith(meant.text)
+
+
+@settings(max_examples=100, deadline=None)
+@given(TEXTS, st.integers(0, 400), st.booleans())
+def test_wherever_a_reply_is_cut_no_placeholder_is_seen(text: str, at: int, ended: bool) -> None:
+    seen = sight(text)
+    whole = shown(seen)[0]
+    meant = seen.answer("").meant(whole[:at], ended=ended)
+    # What is cut off may end with what is no placeholder yet.
+    rest = re.sub(r"(<|&lt;)\w{0,2}$", "", meant.text) if ended else meant.text
+    assert text.startswith(rest)
+    for start, end in meant.whole:
+        assert meant.text[start:end] == meant.text[start:end].strip() != ""
+
+
+WORDS = st.lists(
+    st.sampled_from(
+        [
+            "so",
+            "it",
+            "is,",
+            "<EMAIL_1>",
+            "anna.smith@example.org",
+            "10.1.2.3",
+            "Falcon",
+            "Anna",
+            "張偉。",
+            "(",
+        ]
+    )
+).map(" ".join)
+
+
+@settings(max_examples=100, deadline=None)
+@given(WORDS, WORDS, WORDS)
+def test_of_a_longer_answer_the_view_begins_alike(asked: str, begun: str, more: str) -> None:
+    try:
+        seen = sight(f"{asked} {begun} {more}")
+        one, two = seen.answer(f"{begun} ").text, seen.answer(f"{begun} {more} so").text
+    except Withheld:
+        return
+    assert two.startswith(one)
+
+
+def test_where_what_follows_makes_another_word_the_view_changes() -> None:
+    """As documented: the cloud's cache misses, and a word that the messages lack was seen."""
+    seen = sight("so?")
+    assert seen.answer("my hunter2x").text == "my hunter2x"
+    assert seen.answer("my hunter2x, a password: hunter2x").text.count("hunter2x") == 0
+
+
+def test_what_comes_too_close_to_a_placeholder_is_dropped() -> None:
+    told = sight(ASKED).answer("")
+    for whole in ("<EMAIL_1>", "<email_1>", "< EMAIL 1 >", "<EMAIL-01>", "&lt;EMAIL\\_1&gt;"):
+        assert told.meant(f" {whole},", ended=False) == (
+            " anna.smith@example.org,",
+            ((1, 23),),
+            None,
+        )
+    for broken in ("<EMAIL_2>", "EMAIL_1", "[EMAIL_1]", "<EMAIL>", "[REDACTED]", "<EMAIL_1 "):
+        meant = told.meant(f" to {broken} x", ended=False)
+        assert meant.text.strip("< [") == "to"
+        assert meant.left == "unknown"
+    for word in ("<", "<EM", "<EMAIL_1", "&lt;EMAIL_", "EMAIL_"):
+        assert told.meant(f" to {word}", ended=False) == (" to ", (), "open")
+    # What others write is nobody's placeholder.
+    for text in (" an e-mail", " a < b", " <h1>", " list[int] ", " ip_address"):
+        assert told.meant(text, ended=True).text == text
+
+
+def test_a_private_word_is_one_word() -> None:
+    told = sight(ASKED).answer("")
+    meant = told.meant(" <EMAIL_1> or so", ended=False)
+    found = kept(meant.text.encode(), " ", 1, ended=False, whole=meant.whole)
+    assert found.text == "anna.smith@example.org"
+    found = kept(meant.text.encode(), " ", 2, ended=False, whole=meant.whole)
+    assert found.text == "anna.smith@example.org or"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        *(
+            "Write to a",
+            "Write to anna",
+            "to anna.smith@example.or",
+            "Write to Anna.Smith@exa",
+            "call ANNA ",
+            "says Anna",
+        ),
+        *("as bob@", "see ghp_ab", "see sk-proj-", "at 192.168.", "at 2001:db8:"),
+    ],
+)
+def test_half_a_private_word_is_not_sent(end: str) -> None:
+    with pytest.raises(Withheld, match="half a private word") as held:
+        sight(ASKED).answer(end)
+    assert held.value.open
+
+
+@pytest.mark.parametrize("end", ["", "Write to ", "call Anna Smith", "as bob@b.exa", "so it is"])
+def test_what_is_whole_is_sent(end: str) -> None:
+    assert sight(ASKED).answer(end).text.isprintable()
+
+
+def test_a_local_class_keeps_all_here() -> None:
+    view = Redacted(redaction_of("email=local,ip", None))
+    assert not view.stays(Preceding(None, "at 10.1.2.3"))
+    assert view.stays(Preceding(None, ASKED))
+    with pytest.raises(Withheld, match="class email"):
+        view.of(Preceding(None, ASKED))
+    with pytest.raises(Withheld, match="class email") as held:
+        view.of(Preceding(None, "at 10.1.2.3")).answer("mail bob@b.example now")
+    assert not held.value.open
+
+
+def test_more_private_words_than_can_be_kept_track_of_are_not_sent() -> None:
+    many = " ".join(f"a{number}@b.example" for number in range(10_001))
+    with pytest.raises(Withheld, match="more than 10000"):
+        sight(many)

@@ -1,0 +1,317 @@
+"""What a bridge's cloud gets to see: the last messages, placeholders, or nothing at all."""
+
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from benchmarks.redaction import KNOWN, OWN, framed
+from edgewise import settings as settings_module
+from edgewise.cloud.bridge import Bridge, bridged
+from edgewise.cloud.engine import LlamaServer
+from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.recent import amount_of
+from edgewise.cloud.sent_record import SentRecord
+from edgewise.errors import CloudRejected, UsageError, Withheld
+from edgewise.events import Consult, Event, Token
+from edgewise.loop.decoder import Decoder, collect
+from edgewise.loop.policy import Policy
+from edgewise.pair import Pair
+from edgewise.parts import viewing
+from edgewise.prompts import Message, Prompt, prompt_of
+from edgewise.routers.base import Router
+from edgewise.routers.constant import Constant, Random
+from edgewise.routers.uncertainty import MaxProb
+from edgewise.sampling import Sampling
+from edgewise.settings import Settings, load
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import (
+    ByteTokenizer,
+    Script,
+    ScriptedEdge,
+    completing,
+    replying,
+)
+from edgewise.testing.scripted_engine import ScriptedEngine
+from edgewise.verdict import Verdict
+from tests.cloud.recording import Recorder, ids_of, recording
+from tests.gateway.running import gateway
+
+EDGE, OWN_IDS = ByteTokenizer(), ByteTokenizer("<other>")
+ASKED = "Write to anna@b.example: "
+TOLD = "Write to <EMAIL_1>: "
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is not what is tested here."""
+    monkeypatch.setattr("edgewise.cloud.redaction.view.SECONDS", 120.0)
+
+
+def bridge(script: Script, **shown: str) -> tuple[Bridge, ScriptedCloud]:
+    cloud = ScriptedCloud(script, tokenizer=OWN_IDS)
+    model = bridged(cloud, EDGE, OWN_IDS, viewing(Settings(**shown)))  # type: ignore[arg-type]
+    assert isinstance(model, Bridge)
+    return model, cloud
+
+
+def ask(model: Bridge, answer: str, n: int = 1, asked: str | Prompt = ASKED) -> Verdict:
+    prompt = asked if isinstance(asked, Prompt) else Prompt(tuple(asked.encode()))
+    with closing(model.open(prompt)) as session:
+        return session.ask([*prompt.ids, *answer.encode()], n, Sampling(), 20).result(20)
+
+
+def conversation(*contents: str) -> Prompt:
+    roles = ("user", "assistant")
+    told = [Message(roles[at % 2], one) for at, one in enumerate(contents)]  # type: ignore[arg-type]
+    return prompt_of(EDGE, [Message("system", "Be brief."), *told])
+
+
+def seen(cloud: ScriptedCloud) -> list[str]:
+    return [bytes(ids).decode() for ids, _ in cloud.asks]
+
+
+def test_the_cloud_reads_and_writes_placeholders() -> None:
+    model, cloud = bridge(replying("mail to <EMAIL_1>, now", prompt=TOLD), redact="email")
+    assert bytes(ask(model, "mail to").ids).decode() == " anna@b.example"
+    assert bytes(ask(model, "mail to anna@b.example").ids).decode() == ","
+    assert all(one.startswith(TOLD) for one in seen(cloud))
+    assert not any("anna" in one for one in seen(cloud))
+    # Asked for more until the placeholder is whole, which is one word.
+    assert len(cloud.asks) > 2
+
+
+def test_what_stands_for_nothing_is_dropped() -> None:
+    for reply in ("mail to <EMAIL_7> now", "mail to [EMAIL] now", "mail to EMAIL_1 now"):
+        model, _ = bridge(replying(reply, prompt=TOLD), redact="email")
+        with pytest.raises(CloudRejected, match="stands for nothing"):
+            ask(model, "mail to")
+    # What is whole before it is kept.
+    model, _ = bridge(replying("so mail to <EMAIL_7> now", prompt=TOLD), redact="email")
+    assert bytes(ask(model, "so", 2).ids).decode() == " mail to"
+
+
+def test_the_last_messages() -> None:
+    prompt = conversation("one", "two", "three", "four", "five")
+    for given, shown in {
+        "1": "Be brief.\n\nfive",
+        # It begins with a message of the user's.
+        "2": "Be brief.\n\nfive",
+        "3messages": "Be brief.\n\nthree\n\nfour\n\nfive",
+        "9": "Be brief.\n\none\n\ntwo\n\nthree\n\nfour\n\nfive",
+        # A token is a byte here; the system message counts.
+        "13tokens": "Be brief.\n\nfive",
+        "22 tokens": "Be brief.\n\nthree\n\nfour\n\nfive",
+    }.items():
+        model, cloud = bridge(replying("", prompt=""), cloud_context=given)
+        ask(model, "so", asked=prompt)
+        assert seen(cloud)[0] == f"{shown}so"
+
+
+def test_a_message_that_is_too_long_is_not_cut() -> None:
+    model, cloud = bridge(replying("", prompt=""), cloud_context="12tokens")
+    for prompt in (conversation("one", "two", "three"), Prompt(tuple(b"x" * 13))):
+        with pytest.raises(Withheld, match="not within the last 12 tokens"):
+            ask(model, "", asked=prompt)
+    assert cloud.opened == 0
+    ask(model, "", asked=Prompt(tuple(b"x" * 12)))
+
+
+def test_placeholders_do_not_change_as_the_window_moves() -> None:
+    model, cloud = bridge(replying("", prompt=""), cloud_context="1", redact="email")
+    ask(model, "", asked=conversation("a@b.example", "so", "c@d.example or a@b.example"))
+    assert seen(cloud) == ["Be brief.\n\n<EMAIL_2> or <EMAIL_1>"]
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "six", "6 words", "", "1e3"])
+def test_what_is_no_amount_is_refused(given: str) -> None:
+    with pytest.raises(UsageError, match="is no amount"):
+        amount_of(given)
+
+
+def answered(
+    model: Bridge,
+    answer: str,
+    asked: str = ASKED,
+    *,
+    router: Router | None = None,
+    unsure: Sequence[int] = (),
+    run_ahead: int = 0,
+    on_cloud_error: Literal["edge", "raise"] = "edge",
+) -> list[Event]:
+    """The events of an answer whose every token the router wants of the cloud, unless told."""
+    decoder = Decoder(
+        ScriptedEdge(replying(answer, prompt=asked, unsure=unsure)),
+        router=router or Constant(1.0),
+        policy=Policy(threshold=0.5, run_ahead=run_ahead, on_cloud_error=on_cloud_error),
+        cloud=model,
+    )
+    with decoder.stream(Prompt(tuple(asked.encode())), max_tokens=60) as events:
+        return list(events)
+
+
+def reasons(events: list[Event]) -> list[str]:
+    return [one.reason for one in events if isinstance(one, Token)]
+
+
+@pytest.mark.parametrize("ahead", [0, 8])
+def test_half_a_private_word_waits(ahead: int) -> None:
+    said = "it: anna@b.example ok"
+    model, cloud = bridge(replying("it: <EMAIL_1> ok", prompt=TOLD), redact="email")
+    unsure = said.index("nna")
+    events = answered(model, said, router=MaxProb(), unsure=[unsure], run_ahead=ahead)
+    assert "".join(one.text for one in events if isinstance(one, Token)) == said
+    waited = [one.index for one in events if isinstance(one, Token) and one.reason == "mid_word"]
+    # Asked where the word is whole, not before.
+    assert waited == list(range(unsure, waited[-1] + 1))
+    assert said[: waited[-1] + 1].endswith("anna@b.example")
+    assert reasons(events)[waited[-1] + 1] == "critical"
+    assert not any("anna" in one for one in seen(cloud))
+
+
+@pytest.mark.parametrize("ahead", [0, 8])
+def test_a_local_class_opens_no_session(ahead: int) -> None:
+    model, cloud = bridge(replying("", prompt=""), redact="email=local")
+    events = answered(model, "so it is.", run_ahead=ahead, on_cloud_error="raise")
+    assert cloud.opened == 0
+    assert set(reasons(events)) == {"below_threshold"}
+    # In the answer: from there on.
+    model, cloud = bridge(completing("so x@y.example it is", prompt="Q: "), redact="email=local")
+    said = "so x@y.example it is"
+    events = answered(model, said, "Q: ", run_ahead=ahead, on_cloud_error="raise")
+    assert reasons(events)[-4:] == ["withheld"] * 4
+    assert not any("x@y.example" in one for one in seen(cloud))
+    assert not any(one.outcome != "answered" for one in events if isinstance(one, Consult))
+
+
+def test_a_detector_that_fails_leaves_the_answer_to_the_edge(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(self: object, text: str) -> Iterator[None]:
+        raise RuntimeError("no model")
+
+    monkeypatch.setattr("edgewise.cloud.redaction.network.Email.find", fails)
+    model, cloud = bridge(replying("", prompt=""), redact="email")
+    with caplog.at_level(logging.WARNING):
+        events = answered(model, "so it is.", on_cloud_error="raise")
+    text = "".join(one.text for one in events if isinstance(one, Token))
+    assert text == "so it is."
+    assert set(reasons(events)) == {"withheld"}
+    assert cloud.opened == 0
+    assert len(caplog.messages) == 1
+
+
+PLANTED = 500
+
+
+def planted(draw: random.Random) -> list[tuple[str, str]]:
+    """Values of the exact classes and of words, each in a sentence."""
+    kinds = [one for one in KNOWN if one not in ("phone", "iban", "card") or has_extra()]
+    turns = [kinds[at % len(kinds)] for at in range(PLANTED)]
+    values = [(kind, KNOWN[kind](draw)) for kind in turns]
+    return [(value, framed(value, kind, draw)[0]) for kind, value in values]
+
+
+def has_extra() -> bool:
+    try:
+        import phonenumbers
+        import stdnum
+    except ImportError:
+        return False
+    return bool(phonenumbers and stdnum)
+
+
+@pytest.mark.parametrize("far", ["llama-server", "gateway"])
+def test_no_planted_private_word_crosses_the_socket(far: str) -> None:
+    """Neither in messages, nor in the answer that repeats them, nor in what is sent ahead."""
+    draw = random.Random(17)
+    values = planted(draw)
+    classes = "on" if has_extra() else "email,ip,secret"
+    with ExitStack() as stack:
+        engine = stack.enter_context(closing(ScriptedEngine()))
+        target = engine.url
+        if far == "gateway":
+            target = stack.enter_context(gateway([engine.url])).url
+        recorder = stack.enter_context(recording(target))
+        cloud = (GatewayCloud if far == "gateway" else LlamaServer)(recorder.url)
+        stack.callback(cloud.close)
+        shown = viewing(Settings(redact=classes, redact_words=",".join(OWN)))
+        model = bridged(cloud, EDGE, viewing=shown)
+        model.check(EDGE)
+        consults = 0
+        for at in range(0, PLANTED, 25):
+            some = values[at : at + 25]
+            messages = [Message("user", "\n".join(line for _, line in some))]
+            answer = " ".join(f"then {value} again" for value, _ in draw.sample(some, 4))
+            consults += _answered(model, messages, answer, seed=at)
+        assert consults > 30
+        crossed = _text(recorder)
+    assert len(crossed) > 10_000
+    assert "<SECRET_1>" in crossed
+    leaked = {value for value, _ in values if value in crossed or value.lower() in crossed.lower()}
+    assert leaked == set()
+
+
+def _answered(model: Bridge, messages: list[Message], answer: str, *, seed: int) -> int:
+    edge = ScriptedEdge(replying(answer, prompt=messages[0].content))
+    decoder = Decoder(
+        edge,
+        router=Random(seed),
+        policy=Policy(threshold=0.98, run_ahead=4, deadline=5.0),
+        cloud=model,
+        record=SentRecord(),
+    )
+    with decoder.stream(prompt_of(EDGE, messages), max_tokens=len(answer.encode())) as events:
+        return collect(events).usage.cloud_calls
+
+
+def _text(recorder: Recorder) -> str:
+    """All that crossed: bodies as they are, and what their ids spell."""
+    told = list[bytes]()
+    for message in recorder.messages:
+        told += [message, bytes(one for one in ids_of(message) if one < 256)]
+    return b"\n".join(told).decode("utf-8", "replace")
+
+
+def test_settings_reach_the_bridge() -> None:
+    cloud = ScriptedCloud(replying("so", prompt=""))
+    with Pair(ScriptedEdge(replying("so", prompt="")), cloud=cloud, redact="email") as pair:
+        assert isinstance(pair.cloud, Bridge)
+        assert "redacted: email" in pair.cloud.identity()
+        own = pair.cloud
+        with pytest.raises(UsageError, match="decides itself what it shows"):
+            Pair(ScriptedEdge(replying("so", prompt="")), cloud=own, cloud_context="6")
+    with Pair(ScriptedEdge(replying("so", prompt="")), cloud="none", redact="email") as pair:
+        assert pair.cloud is None
+    with pytest.raises(UsageError, match="no class 'emial'"):
+        Pair(ScriptedEdge(replying("so", prompt="")), cloud="none", redact="emial")
+
+
+@pytest.mark.parametrize(
+    ("file", "environment"),
+    [
+        ('redact = "off"', {"EDGEWISE_REDACT": "secret=local"}),
+        ('redact = "secret=allow"', {"EDGEWISE_REDACT": "secret=local"}),
+        ('cloud-context = "99"', {"EDGEWISE_CLOUD_CONTEXT": "1"}),
+        ('redact-words = "x y"', {"EDGEWISE_REDACT_WORDS": "Anna Smith"}),
+    ],
+)
+def test_a_folders_file_weakens_nothing(
+    tmp_path: Path, file: str, environment: dict[str, str]
+) -> None:
+    (tmp_path / settings_module.FILE).write_text(file)
+    found = load({}, environment=environment, folder=tmp_path)
+    (name, value) = next(iter(environment.items()))
+    assert getattr(found, name.removeprefix("EDGEWISE_").lower()) == value
+
+
+@pytest.mark.parametrize("file", ['redact = "off"', 'redact = "words=allow"'])
+def test_nor_does_it_let_the_users_words_leave(tmp_path: Path, file: str) -> None:
+    (tmp_path / settings_module.FILE).write_text(file)
+    found = load({"redact_words": "Anna Smith"}, environment={}, folder=tmp_path)
+    with pytest.raises(UsageError, match="lets leave"):
+        viewing(found)
