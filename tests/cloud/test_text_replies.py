@@ -349,12 +349,20 @@ def test_a_path_where_nothing_is(dialect: str) -> None:
             gone_on(engine)
 
 
-def test_paths_without_v1_are_found() -> None:
+@pytest.mark.parametrize("dialect", ["chat", "completions"])
+@pytest.mark.parametrize("listed", [False, True])
+def test_paths_without_v1_are_found(dialect: str, listed: bool) -> None:
     """As Gemini's `/v1beta/openai` has them."""
-    with serving("chat", base="/v1beta/openai") as server:
-        # The script has its own `/v1` behind the base.
-        assert gone_on(opened("chat", server.url)).text == " four five"
-        assert gone_on(opened("chat", f"{server.url}/v1")).text == " four five"
+    with serving(dialect, base="/v1beta/openai", bare=True) as server:
+        model = None if listed else "scripted"
+        assert gone_on(opened(dialect, server.url, model=model)).text == " four five"
+        assert gone_on(opened(dialect, f"{server.url}/", model=model)).text == " four five"
+
+
+def test_a_base_path_with_v1_is_taken_as_it_is() -> None:
+    with serving("chat", base="/openai") as server:
+        for ending in ("", "/v1", "/v1/"):
+            assert gone_on(opened("chat", server.url + ending)).text == " four five"
 
 
 def test_nobody_there() -> None:

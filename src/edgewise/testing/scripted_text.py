@@ -119,8 +119,12 @@ class ScriptedText:
         seconds: float = 0.0,
         port: int = 0,
         base: str = "",
+        bare: bool = False,
     ) -> None:
-        """`seconds` a consult takes; port 0 is any free one; `base` is where its paths begin."""
+        """`seconds` a consult takes; port 0 is any free one.
+
+        `base` is where its paths begin; where it is `bare` they have no `/v1`.
+        """
         self.script, self.habit, self.fault, self.seconds = script, habit, fault, seconds
         self.models = ["scripted"]
         self.key: str | None = None
@@ -129,7 +133,7 @@ class ScriptedText:
         self.cached, self.thinks = True, False
         self.asked: list[Wish] = []
         self.requests: list[tuple[str, bytes]] = []
-        self._form, self._base = FORMS[dialect], base
+        self._form, self._base, self._bare = FORMS[dialect], base, bare
         self._before: list[list[str]] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -154,8 +158,8 @@ class ScriptedText:
 
     async def _start(self, port: int) -> int:
         app = web.Application(client_max_size=_MAX_BODY)
-        app.router.add_get(self._base + self._form.models, self._listed)
-        app.router.add_post(self._base + self._form.path, self._complete)
+        app.router.add_get(self._at(self._form.models), self._listed)
+        app.router.add_post(self._at(self._form.path), self._complete)
         if self._form is FORMS["llama-server-text"]:
             app.router.add_post(f"{self._base}/apply-template", self._templated)
         self._runner = web.AppRunner(
@@ -164,6 +168,9 @@ class ScriptedText:
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", port).start()
         return int(self._runner.addresses[0][1])
+
+    def _at(self, path: str) -> str:
+        return self._base + (path.removeprefix("/v1") if self._bare else path)
 
     async def _listed(self, request: web.Request) -> web.StreamResponse:
         if not self._knows(request):
