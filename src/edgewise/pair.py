@@ -251,7 +251,10 @@ _NEVER = "constant:0"
 _DEFAULTS = Settings()
 _OF_LOADING = ("edge_engine", "ctx", "threads", "gpu_layers", "slots")
 _OF_THE_EDGE = ("swa_full",)
-_OF_CONNECTING = ("cloud_key", "cloud_engine", "cloud_hosts", "cloud_tokenizer")
+_OF_CONNECTING = (
+    *("cloud_key", "cloud_key_env", "cloud_model", "cloud_engine", "cloud_hosts"),
+    "cloud_tokenizer",
+)
 
 
 def _chosen(parts: Mapping[str, object], settings: Mapping[str, object]) -> Settings:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, resolve
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge import bridged
+from edgewise.cloud.key import cloud_key
 from edgewise.cloud.view import Plain, Viewing
 from edgewise.edge.base import EdgeModel, EdgeOptions, Tokenizer
 from edgewise.edge.named import EDGES
@@ -32,6 +33,7 @@ _log = logging.getLogger(__name__)
 
 FALLBACK_ROUTER, DEFAULT_SHARE = "entropy", 0.05
 _GGUF = "llamacpp"
+_DEFAULTS = Settings()
 
 
 def open_edge(settings: Settings, *, keep_prefixes: bool = False) -> EdgeModel:
@@ -112,7 +114,7 @@ def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | 
     Nor is there one to name where the cloud is no URL, and a URL must be at an allowed host.
     """
     from edgewise.cloud.hosts import hosts_of, require_allowed
-    from edgewise.cloud.named import AUTO, check_name
+    from edgewise.cloud.named import check_name
 
     check_name(settings.cloud_engine)
     hosts = hosts_of(settings.cloud_hosts)
@@ -121,21 +123,13 @@ def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | 
         require_allowed(address, hosts)
         from edgewise.cloud.connect import connect as connect_to
 
-        return connect_to(address, key=settings.cloud_key, engine=settings.cloud_engine)
-    if settings.cloud_engine != AUTO:
-        raise UsageError(
-            f"The cloud engine {settings.cloud_engine!r} would answer at a URL, and the cloud "
-            f"{address!r} is none",
-            hint="leave the engine out",
-            setting="cloud_engine",
+        return connect_to(
+            address,
+            key=cloud_key(settings),
+            engine=settings.cloud_engine,
+            model=settings.cloud_model,
         )
-    if settings.cloud_tokenizer is not None:
-        which = "is none" if address == "none" else "has it in its file"
-        raise UsageError(
-            f"The cloud's tokenizer is for a cloud at a URL, and the cloud {address!r} {which}",
-            hint="leave the tokenizer out",
-            setting="cloud_tokenizer",
-        )
+    _require_no_wish(settings, address)
     if address == "none":
         return None
     from edgewise.cloud.local import LocalCloud
@@ -143,6 +137,29 @@ def connect(settings: Settings, *, keep_prefixes: bool = False) -> CloudModel | 
     own = replace(settings, swa_full=True)  # it is the edge's
     with _named_by("cloud"):
         return LocalCloud(_load(own, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
+
+
+def _require_no_wish(settings: Settings, address: str) -> None:
+    """Nothing may be wished of a URL where the cloud `address` is none."""
+    if settings.cloud_engine != _DEFAULTS.cloud_engine:
+        raise UsageError(
+            f"The cloud engine {settings.cloud_engine!r} would answer at a URL, and the cloud "
+            f"{address!r} is none",
+            hint="leave the engine out",
+            setting="cloud_engine",
+        )
+    in_file = "is none" if address == "none" else "has it in its file"
+    for setting, what, which in (
+        ("cloud_tokenizer", "tokenizer", in_file),
+        ("cloud_model", "model", "is none"),
+        ("cloud_key_env", "key", "is none"),
+    ):
+        if getattr(settings, setting) is not None:
+            raise UsageError(
+                f"The cloud's {what} is for a cloud at a URL, and the cloud {address!r} {which}",
+                hint=f"leave the {what} out",
+                setting=setting,
+            )
 
 
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:

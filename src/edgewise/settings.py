@@ -17,6 +17,9 @@ PREFIX = "EDGEWISE_"
 MAX_FILE = 64 << 10
 """Largest `edgewise.toml`, bytes."""
 
+_EITHER = (("threshold", "cloud_share"), ("cloud_key", "cloud_key_env"))
+"""Settings of which a source gives one."""
+
 _FLAGS, _ENVIRONMENT = "the flags", "the environment"
 
 # Upper bounds keep numbers that its C structs would cut short away from llama.cpp.
@@ -44,6 +47,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
     cloud_key: Annotated[
         str | None, Meta(description="Key for the cloud's URL; it travels as a bearer token.")
+    ] = None
+    cloud_key_env: Annotated[
+        str | None,
+        Meta(
+            description="Environment variable that holds the key instead, so that those of several "
+            "providers can lie side by side; no edgewise.toml may name it."
+        ),
+    ] = None
+    cloud_model: Annotated[
+        str | None,
+        Meta(
+            description="Which of the models that the cloud's URL serves; default: the first that "
+            "it lists."
+        ),
     ] = None
     cloud_engine: Annotated[
         str,
@@ -191,10 +208,10 @@ def load(
 ) -> Settings:
     """Merge the three sources; flags that are None were not given. Raises `UsageError`.
 
-    A source that names one half of an either-or pair (threshold and cloud share) drops the other
-    half of the sources below it. What of the result is in `refused` and no default is more than
-    `reader`, a command, can honour. `vet` sees what came from the file, which whoever made the
-    folder wrote.
+    A source that names one half of an either-or pair (threshold and cloud share, a key and the
+    variable that holds it) drops the other half of the sources below it. What of the result is in
+    `refused` and no default is more than `reader`, a command, can honour. `vet` sees what came
+    from the file, which whoever made the folder wrote.
     """
     merged: dict[str, object] = {}
     places: dict[str, str] = {}
@@ -205,10 +222,9 @@ def load(
     ]
     for source, where in sources:
         _checked(source, where)
-        if "threshold" in source:
-            merged.pop("cloud_share", None)
-        if "cloud_share" in source:
-            merged.pop("threshold", None)
+        for one, other in (*_EITHER, *(pair[::-1] for pair in _EITHER)):
+            if one in source:
+                merged.pop(other, None)
         merged.update(source)
         places |= dict.fromkeys(source, where)
     found = _checked(merged, "the settings")
@@ -304,4 +320,8 @@ def _checked(values: Mapping[str, object], where: str) -> Settings:
         ) from error
     if found.threshold is not None and found.cloud_share is not None:
         raise UsageError(f"Give a threshold or a cloud share, not both (in {where}).")
+    if found.cloud_key is not None and found.cloud_key_env is not None:
+        raise UsageError(
+            f"Give the cloud's key or the variable that holds it, not both (in {where})."
+        )
     return found

@@ -16,6 +16,7 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.routers.card import read_card
+from edgewise.testing.scripted_engine import ScriptedEngine
 from tests import models
 from tests.cli.conftest import Edgewise, Result, Run
 from tests.hub import Hub, Repository, serving
@@ -100,6 +101,8 @@ def test_a_text_that_fills_no_context_is_refused_early(
         (["--cloud", NOWHERE, "--cloud-tokenizer", "none.gguf"], "There is no file 'none.gguf'"),
         (["--cloud", NOWHERE, "--cloud-tokenizer", "."], "There is no tokenizer.json in '.'"),
         (["--cloud", NOWHERE, "--cloud-tokenizer", "broken.txt"], "is not a GGUF file"),
+        (["--cloud", NOWHERE, "--cloud-key-env", "NO_SUCH"], "'NO_SUCH', which should hold the"),
+        (["--cloud", "none", "--cloud-model", "large"], "and the cloud 'none' is none; leave the"),
         (["--edge", "bpe.gguf", "--router", "made-for-another"], "made for an edge model"),
         (["--router", "coin"], "There is no router 'coin'"),
         (["--router", "."], "no config.json"),
@@ -232,6 +235,25 @@ def test_a_folders_file_says_where_text_goes(edgewise: Edgewise, tmp_path: Path)
     told = "edgewise.toml names the cloud: http://127.0.0.1:9\n"
     assert told in edgewise("run", "Hello").err
     assert told not in edgewise("run", "Hello", "--cloud", "none").err
+
+
+def test_a_folders_file_sends_no_secret_of_the_environment(
+    edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever made the folder may be anybody: neither variable nor host for one is theirs."""
+    file = tmp_path / "edgewise.toml"
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-1")
+    engine = ScriptedEngine()
+    file.write_text(f"cloud = '{engine.url}'\ncloud-key-env = 'AWS_SECRET_ACCESS_KEY'\n")
+    refused = edgewise("run", "Hello")
+    assert_one_sentence(refused, "a file in the working folder may not; name the variable with ")
+    file.write_text(f"cloud = '{engine.url}'\n")
+    wished = ("--cloud-key-env", "AWS_SECRET_ACCESS_KEY")
+    assert_one_sentence(edgewise("run", "Hello", *wished), "name the cloud with --cloud or ")
+    monkeypatch.setenv("EDGEWISE_CLOUD_KEY_ENV", "AWS_SECRET_ACCESS_KEY")
+    assert_one_sentence(edgewise("run", "Hello"), "name the cloud with --cloud or ")
+    assert (engine.looks, engine.strays.total()) == (0, 0)
+    engine.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs another user")

@@ -20,7 +20,8 @@ from tests.cli.conftest import Edgewise
 HELP = {
     field.name: field.type.__metadata__[0].description for field in msgspec.structs.fields(Settings)
 }
-ONE_VOCABULARY = {"edge", "edge_engine", "cloud", "cloud_engine", "cloud_hosts"}
+CONNECTING = {"cloud_engine", "cloud_hosts", "cloud_model", "cloud_key_env"}
+ONE_VOCABULARY = {"edge", "edge_engine", "cloud"} | CONNECTING
 MODELS = ONE_VOCABULARY | {"cloud_tokenizer"}
 VIEW = {"cloud_context", "redact", "redact_words"}
 SAMPLING = {"max_tokens", "temperature", "top_k", "top_p", "min_p", "seed"}
@@ -46,14 +47,15 @@ FLAGS: dict[str, set[str]] = {
     "router show": set(),
     "router check": {"edge", "edge_engine", "threads"},
     "router push": set(),
-    "gateway": set(),
+    "gateway": {"cloud_model", "cloud_key_env"},
     "gateway keys add": set(),
     "gateway keys list": set(),
     "gateway keys rotate": set(),
     "gateway keys revoke": set(),
     "bench edge": {"edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"},
     "bench link": ONE_VOCABULARY | {"router", "run_ahead", "ctx", "threads"},
-    "bench paper": {"edge", "edge_engine", "cloud", "cloud_hosts", "threads", "gpu_layers"},
+    "bench paper": {"edge", "edge_engine", "cloud", "threads", "gpu_layers"}
+    | (CONNECTING - {"cloud_engine"}),
     "trace show": set(),
 }
 """The options of each command that stand for settings in the usual form."""
@@ -94,6 +96,9 @@ REFUSED: dict[str, set[str]] = {
 }
 """What a command cannot honour; everything else it honours, or it cannot matter to it."""
 
+NO_SETTINGS = {"sent", "router show", "router push", "trace show"}
+"""Commands that read no file of settings."""
+
 ENDS_EARLY: dict[str, tuple[tuple[str, ...], str]] = {
     "run": (("Hello", "--edge", "no.gguf"), "no file 'no.gguf'"),
     "chat": (("--edge", "no.gguf"), "no file 'no.gguf'"),
@@ -123,6 +128,8 @@ VALUES: dict[str, object] = {
     "edge_engine": "llamacpp",
     "cloud": "none",
     "cloud_key": "sk-1",
+    "cloud_key_env": "PROVIDER_KEY",
+    "cloud_model": "large",
     "cloud_engine": "vllm",
     "cloud_tokenizer": "other.gguf",
     "cloud_hosts": "127.0.0.1, host.example:8080",
@@ -215,6 +222,9 @@ def test_what_a_command_cannot_honour_it_refuses(
                 f"edgewise: edgewise {command} cannot honour {shown} in edgewise.toml; "
                 "take it out there.\n"
             )
+        elif name == "cloud_key_env" and command not in NO_SETTINGS:
+            assert result.code == 2
+            assert result.err.startswith("edgewise: cloud-key-env in edgewise.toml would send ")
         else:
             assert "cannot honour" not in result.err, name
             assert sentence in result.err + result.out, name

@@ -18,7 +18,7 @@ from edgewise.cloud.engine import EngineCloud
 from edgewise.edge.base import EdgeModel, Needs, Step
 from edgewise.engines.base import Engine
 from edgewise.engines.detect import GATEWAY, found_at
-from edgewise.engines.named import ENGINES
+from edgewise.engines.named import ENGINES, model_for
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import LONGEST_DEADLINE, Policy
@@ -113,6 +113,7 @@ def compare(
     url: str,
     *,
     key: str | None = None,
+    model: str | None = None,
     share: float,
     round_trip: float,
     engine_seconds: float,
@@ -124,9 +125,10 @@ def compare(
     """Both methods and the edge alone, in turn, on `context` random ids; `tokens` each.
 
     A consult falls on every 1 / `share`-th token, with both methods. `url` is an engine's,
-    plain HTTP; `engine_seconds` are added to each consult. Raises `UsageError` or `CloudError`.
+    plain HTTP, where `model` is one of those it serves; `engine_seconds` are added to each
+    consult. Raises `UsageError` or `CloudError`.
     """
-    name = asyncio.run(found_at(url, key=key))
+    name = asyncio.run(found_at(url, key=key, model=model))
     if name == GATEWAY:
         raise UsageError(
             f"{url!r} is a gateway, and the paper's method asks an engine", hint="name that"
@@ -137,7 +139,8 @@ def compare(
     link = Link(*http_target(url), Quality(round_trip=round_trip + engine_seconds))
 
     def connect() -> Engine:
-        return ENGINES.load(name)(link.url, key=key)
+        make = ENGINES.load(name)
+        return make(link.url, key=key, **model_for(make, name, model))
 
     cloud = EngineCloud(connect())
     try:

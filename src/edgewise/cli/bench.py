@@ -16,9 +16,19 @@ from edgewise.bench.pace import HALF_BILLION, UNPACED, Pace, measured
 from edgewise.bench.paper_method import Comparison, compare
 from edgewise.bench.speed import measure
 from edgewise.cli import options, render
-from edgewise.cli.options import DRAWS, ONE_VOCABULARY, POLICY, RECORD, SERVING, VIEW, takes
+from edgewise.cli.options import (
+    CONNECTING,
+    DRAWS,
+    ONE_VOCABULARY,
+    POLICY,
+    RECORD,
+    SERVING,
+    VIEW,
+    takes,
+)
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.hosts import hosts_of, require_allowed
+from edgewise.cloud.key import cloud_key
 from edgewise.cloud.named import AUTO
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
@@ -45,7 +55,7 @@ EngineTime = Annotated[
 @takes(
     *("edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"),
     unaffected=[
-        *("cloud", "cloud_engine", "cloud_hosts", "cloud_tokenizer", "cloud_key", *VIEW),
+        *("cloud", *CONNECTING, "cloud_tokenizer", *VIEW, "cloud_key"),
         *(*POLICY, "on_cloud_error", "push"),
         *("max_tokens", *DRAWS, "system", "ctx", *SERVING, *RECORD),
     ],
@@ -126,7 +136,8 @@ def link(
 # Both methods ask at a fixed rhythm and not at a score, for one token at a time.
 @app.command()
 @takes(
-    *("edge", "edge_engine", "cloud", "cloud_hosts", "threads", "gpu_layers"),
+    *("edge", "edge_engine", "cloud", "cloud_hosts", "cloud_model", "cloud_key_env"),
+    *("threads", "gpu_layers"),
     reads=["cloud_key", "cloud_share", "swa_full"],
     unaffected=[
         # To an engine nothing is pushed.
@@ -167,7 +178,8 @@ def paper(
         found = compare(
             pair.edge,
             url,
-            key=chosen.cloud_key,
+            key=cloud_key(chosen),
+            model=chosen.cloud_model,
             share=share,
             round_trip=round_trip / 1000,
             engine_seconds=engine_time / 1000,
@@ -181,7 +193,8 @@ def paper(
 
 
 def _without_cloud(chosen: Settings) -> Settings:
-    return replace(chosen, cloud="none", cloud_engine=AUTO, cloud_tokenizer=None)
+    of_urls = {"cloud_tokenizer": None, "cloud_model": None, "cloud_key_env": None}
+    return replace(chosen, cloud="none", cloud_engine=AUTO, **of_urls)
 
 
 def _require_link(shares: list[float], trips: list[float]) -> None:

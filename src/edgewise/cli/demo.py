@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from rich.progress import Progress
 
 from edgewise.cli import options, render
-from edgewise.cli.options import DRAWS, RECORD, SERVING, VIEW, takes
+from edgewise.cli.options import CONNECTING, DRAWS, RECORD, SERVING, VIEW, takes
 from edgewise.errors import UsageError
 from edgewise.evaluation.plan import Contender, Evaluation
 from edgewise.evaluation.report import Accuracy, Intervals, Row, Summary, rows, summary
@@ -28,7 +28,7 @@ from edgewise.settings import Settings
 @takes(
     reads=["cloud_share", "deadline", "ctx", "threads", "gpu_layers"],
     unaffected=[
-        *("cloud_key", "cloud_engine", "cloud_hosts", "cloud_tokenizer", *VIEW),
+        *("cloud_key", *CONNECTING, "cloud_tokenizer", *VIEW),
         *(*DRAWS, "run_ahead", "on_cloud_error", "push", *SERVING, *RECORD),
     ],
 )

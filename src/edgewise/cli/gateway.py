@@ -12,6 +12,7 @@ import typer
 from edgewise.cli.gateway_keys import keys_app
 from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PerPeer, PrivateKeyFile
 from edgewise.cli.options import everything_but, takes
+from edgewise.cloud.key import cloud_key
 from edgewise.errors import UsageError
 from edgewise.gateway.keys import Keys
 from edgewise.listening.logs import Level
@@ -42,7 +43,11 @@ LogLevel = Annotated[Level, typer.Option(help="What is logged: debug, info, warn
 
 # A device's settings are none of its: clients are named by keys, engines by addresses.
 @app.callback()
-@takes(reads=["cloud_key"], unaffected=everything_but("cloud_key"))
+@takes(
+    *("cloud_model", "cloud_key_env"),
+    reads=["cloud_key"],
+    unaffected=everything_but("cloud_model", "cloud_key_env", "cloud_key"),
+)
 def gateway(
     context: typer.Context,
     chosen: Settings,
@@ -93,7 +98,8 @@ def gateway(
     plan = _Plan(
         engines=engine,
         kind=engine_kind,
-        key=chosen.cloud_key,
+        key=cloud_key(chosen),
+        model=chosen.cloud_model,
         keys=keys,
         limits=limits,
         host=host,
@@ -119,6 +125,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     engines: list[str]
     kind: str
     key: str | None
+    model: str | None
     keys: Path | None
     limits: str | None
     host: str
@@ -165,7 +172,7 @@ async def _served(plan: _Plan, door: "Door", metrics: "Door | None", at: Mapping
     from edgewise.gateway.sessions import Sessions
 
     bounds, keys, used = plan.bounds, Keys(plan.keys), limits_at(plan.limits, plan.keys)
-    engines = await engines_at(plan.engines, key=plan.key, kind=plan.kind)
+    engines = await engines_at(plan.engines, key=plan.key, kind=plan.kind, model=plan.model)
     fleet = Fleet(engines, concurrency=bounds.concurrency, queue=bounds.queue)
     held = Sessions(most=bounds.sessions, most_ids=bounds.session_ids, idle=bounds.idle)
     gateway = Gateway(fleet, keys, held, used)

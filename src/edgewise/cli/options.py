@@ -38,7 +38,8 @@ Limit = Annotated[int | None, typer.Option(help="Only the first N questions.")]
 Names = tuple[str, ...]
 Command = Callable[..., None]
 
-ONE_VOCABULARY: Names = ("edge", "edge_engine", "cloud", "cloud_engine", "cloud_hosts")
+CONNECTING: Names = ("cloud_engine", "cloud_hosts", "cloud_model", "cloud_key_env")
+ONE_VOCABULARY: Names = ("edge", "edge_engine", "cloud", *CONNECTING)
 MODELS: Names = (*ONE_VOCABULARY, "cloud_tokenizer")
 VIEW: Names = ("cloud_context", "redact", "redact_words")
 """What the cloud gets to see, behind a bridge."""
@@ -127,13 +128,25 @@ def fix(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:
 
 
 def _vetted(chosen: Settings, of_file: Collection[str]) -> None:
-    """A folder's file neither runs code nor says unseen where prompts and key go."""
+    """A folder's file runs no code, sends nobody's secrets, says seen where prompts and key go."""
     if "router" in of_file and chosen.router and runs_code(chosen.router):
         raise UsageError(
             f"router in {settings.FILE} runs code, which a file in the working folder may not",
             hint="name it with --router or EDGEWISE_ROUTER",
         )
+    if "cloud_key_env" in of_file:
+        raise UsageError(
+            f"cloud-key-env in {settings.FILE} would send what the environment holds, which a file "
+            "in the working folder may not",
+            hint="name the variable with --cloud-key-env or EDGEWISE_CLOUD_KEY_ENV",
+        )
     if "cloud" in of_file and is_url(chosen.cloud or ""):
+        if chosen.cloud_key_env is not None:
+            raise UsageError(
+                f"{settings.FILE} names the cloud {chosen.cloud!r}, and no file in the working "
+                f"folder says where the key in {chosen.cloud_key_env!r} goes",
+                hint="name the cloud with --cloud or EDGEWISE_CLOUD",
+            )
         render.note(f"{settings.FILE} names the cloud: {chosen.cloud}")
 
 

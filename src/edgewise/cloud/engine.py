@@ -110,19 +110,19 @@ class EngineSession:
 class LlamaServer(EngineCloud):
     """Implements `CloudModel`. `https` is verified; the key travels as a bearer token."""
 
-    def __init__(self, url: str, *, key: str | None = None) -> None:
-        super().__init__(LlamaServerEngine(url, key=key))
+    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
+        super().__init__(LlamaServerEngine(url, key=key, model=model))
 
 
 class Vllm(EngineCloud):
     """Implements `CloudModel`, as `LlamaServer`."""
 
-    def __init__(self, url: str, *, key: str | None = None) -> None:
-        super().__init__(VllmEngine(url, key=key))
+    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
+        super().__init__(VllmEngine(url, key=key, model=model))
 
 
 class Sglang(EngineCloud):
     """Implements `CloudModel`, as `LlamaServer`."""
 
-    def __init__(self, url: str, *, key: str | None = None) -> None:
-        super().__init__(SglangEngine(url, key=key))
+    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
+        super().__init__(SglangEngine(url, key=key, model=model))

@@ -42,10 +42,13 @@ _T = TypeVar("_T")
 
 
 class GatewayCloud(CloudModel):
-    """Implements `CloudModel`. `https` is verified; the key travels as a bearer token."""
+    """Implements `CloudModel`. `https` is verified; the key travels as a bearer token.
 
-    def __init__(self, url: str, *, key: str | None = None) -> None:
-        self.name = checked_address(url)
+    A gateway serves one model; where a `model` is named it must be that.
+    """
+
+    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
+        self.name, self.model = checked_address(url), model
         self.tokenizer = ""
         self.links: set[GatewayLink] = set()
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -98,6 +101,15 @@ class GatewayCloud(CloudModel):
     def give(self, link: GatewayLink) -> None:
         """Keep a link for the next answer. In the I/O thread."""
         self._idle.append(link)
+
+    def require_model(self, served: str) -> None:
+        """Raises `CloudRejected` where another model was named than the one that is served."""
+        if self.model not in (None, served):
+            raise CloudRejected(
+                f"The gateway at {self.name!r} serves no model {self.model!r}",
+                hint=f"it serves {served!r}",
+                setting="cloud_model",
+            )
 
     async def socket(self) -> aiohttp.ClientWebSocketResponse:
         """A new connection; raises a `CloudError`."""

@@ -81,6 +81,10 @@ class Opener(Protocol):
         """A new connection; raises a `CloudError`."""
         ...
 
+    def require_model(self, served: str) -> None:
+        """Raises a `CloudError` unless `served` will do."""
+        ...
+
 
 class GatewayLink:
     """A gateway session over connections that come and go. Lives in the I/O thread's loop."""
@@ -175,6 +179,7 @@ class GatewayLink:
             raise self._refusal(frame)
         if not isinstance(frame, Opened):
             raise CloudProtocolError(f"{self._gateway.name!r} did not open the session.")
+        self._gateway.require_model(frame.model)
         return frame
 
     async def _ask_once(

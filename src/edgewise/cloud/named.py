@@ -13,10 +13,13 @@ AUTO = "auto"
 class CloudFactory(Protocol):
     """Makes the cloud model at `url`, where nothing is sent yet; `key` lets it in.
 
-    Raises `UsageError` for a `url` that is none of its own.
+    `model` is one of those served there; it is given only where one was named, so a factory may
+    lack it. Raises `UsageError` for a `url` that is none of its own.
     """
 
-    def __call__(self, url: str, *, key: str | None = None) -> CloudModel: ...
+    def __call__(
+        self, url: str, *, key: str | None = None, model: str | None = None
+    ) -> CloudModel: ...
 
 
 CLOUDS: Registry[CloudFactory] = Registry(

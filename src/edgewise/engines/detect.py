@@ -3,7 +3,7 @@
 import asyncio
 
 from edgewise.engines.base import PROBE_SECONDS
-from edgewise.engines.http import Redirected, served_model
+from edgewise.engines.http import Redirected, named, served_models
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout
 
@@ -18,12 +18,16 @@ OWNERS = {
 """From what a server says of its models to its name."""
 
 
-async def found_at(url: str, *, key: str | None = None) -> str:
-    """The name of the engine, or of the gateway; raises a `CloudError`."""
+async def found_at(url: str, *, key: str | None = None, model: str | None = None) -> str:
+    """The name of the engine, or of the gateway; raises a `CloudError`.
+
+    It is that of `model`, or of the first there where that is not served.
+    """
     asked = LlamaServerEngine(url, key=key)
     try:
         async with asyncio.timeout(PROBE_SECONDS):
-            owner = (await served_model(asked)).owned_by
+            models = await served_models(asked)
+            owner = (named(models, model) or models[0]).owned_by
     except TimeoutError as error:
         raise CloudTimeout(f"{url!r} did not answer within {PROBE_SECONDS:g} s.") from error
     except Redirected:

@@ -1,7 +1,8 @@
 """Engines behind HTTP: JSON both ways, and a `CloudError` for whatever goes wrong."""
 
+import difflib
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Annotated, ClassVar, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -24,6 +25,8 @@ MAX_REQUEST_ID = 64
 """Longest request id that is kept of an engine's, characters."""
 
 _MAX_REPLY = 4 << 20
+# Of the names of models in a sentence.
+_MOST_SHOWN, _MOST_COMPARED, _LONGEST_NAME = 8, 1_000, 100
 _IDLE_SECONDS = 4.0
 _T = TypeVar("_T")
 
@@ -32,44 +35,19 @@ class Redirected(CloudRejected):
     """The address leads to another, which may be anybody's: keys and prompts do not follow."""
 
 
-class HttpEngine(Engine):
-    """An engine's endpoint; connections are made when they are needed and kept for a while."""
+class Endpoint:
+    """An address that speaks JSON; connections are made when they are needed and kept for a while.
 
-    health: ClassVar[str] = "/health"
+    `connections` were made to it.
+    """
+
+    connections = 0
 
     def __init__(self, url: str, *, key: str | None = None) -> None:
         """Raises `UsageError` for what is no address. `https` is verified; the key is a bearer."""
-        super().__init__(checked_address(url))
+        self.url = checked_address(url)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http: aiohttp.ClientSession | None = None
-
-    async def tokenize(self, text: str) -> list[int] | None:
-        """As `Engine.tokenize`, in the form that vLLM and SGLang share."""
-        body = {"model": await self.model_name(), "prompt": text, "add_special_tokens": False}
-        try:
-            return await self.tokens(body)
-        except CloudRejected:
-            return None
-
-    async def tokens(self, body: object) -> list[int]:
-        """Ids by `/tokenize`; raises a `CloudError`."""
-        return decoded(await self.post("/tokenize", body), _Tokens, self.dialect).tokens
-
-    async def model_name(self) -> str | None:
-        """As `Engine.model_name`, asked anew by each probe; None where it does not tell."""
-        if self.described.model is None:
-            self.described = await self.describe()
-        return self.described.model
-
-    async def describe(self) -> Described:
-        """As `Engine.describe`; empty where it does not tell."""
-        try:
-            return described(await served_model(self))
-        except (CloudProtocolError, CloudRejected):
-            return Described()
-
-    async def ready(self) -> None:
-        await self.get(self.health)
 
     async def close(self) -> None:
         if self._http is not None:
@@ -128,9 +106,13 @@ class HttpEngine(Engine):
             return
         if problem := not_now(self.url, response.status, request_id):
             raise problem
-        raise CloudRejected(
-            f"{self.url!r} declined the request (HTTP {response.status}: {_excerpt(body)!r})",
-            request_id=_bounded(request_id),
+        raise self.declined(response.status, body, _bounded(request_id))
+
+    def declined(self, status: int, body: bytes, request_id: str | None) -> CloudRejected:
+        """What is raised for a reply that is about the request itself."""
+        return CloudRejected(
+            f"{self.url!r} declined the request (HTTP {status}: {_excerpt(body)!r})",
+            request_id=request_id,
         )
 
     def _client(self) -> aiohttp.ClientSession:
@@ -153,6 +135,48 @@ class HttpEngine(Engine):
         config = aiohttp.TraceConfig()
         config.on_connection_create_end.append(made)
         return config
+
+
+class HttpEngine(Endpoint, Engine):
+    """An engine's endpoint."""
+
+    health: ClassVar[str] = "/health"
+
+    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
+        """As `Endpoint`; `model` is one of those it serves."""
+        Endpoint.__init__(self, url, key=key)
+        Engine.__init__(self, self.url)
+        self.model = model
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        """As `Engine.tokenize`, in the form that vLLM and SGLang share."""
+        body = {"model": await self.model_name(), "prompt": text, "add_special_tokens": False}
+        try:
+            return await self.tokens(body)
+        except CloudRejected:
+            return None
+
+    async def tokens(self, body: object) -> list[int]:
+        """Ids by `/tokenize`; raises a `CloudError`."""
+        return decoded(await self.post("/tokenize", body), _Tokens, self.dialect).tokens
+
+    async def model_name(self) -> str | None:
+        """As `Engine.model_name`, asked anew by each probe; None where it does not tell."""
+        if self.described.model is None:
+            self.described = await self.describe()
+        return self.described.model
+
+    async def describe(self) -> Described:
+        """As `Engine.describe`; empty where it does not tell, unless a model was named."""
+        try:
+            return described(await served_model(self))
+        except (CloudProtocolError, CloudRejected):
+            if self.model is not None:
+                raise
+            return Described()
+
+    async def ready(self) -> None:
+        await self.get(self.health)
 
 
 class _Request(NamedTuple):
@@ -197,7 +221,7 @@ def _counted() -> aiohttp.TraceConfig:
 
 
 def checked_address(url: str) -> str:
-    """Without a trailing slash; raises `UsageError`."""
+    """Without a trailing slash, and without the `/v1` of an API; raises `UsageError`."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{url!r} is no http:// or https:// address of a cloud engine.")
@@ -206,7 +230,10 @@ def checked_address(url: str) -> str:
             "A cloud engine's address holds a key",
             hint="put the key into EDGEWISE_CLOUD_KEY instead",
         )
-    return url.rstrip("/")
+    path = parts.path.rstrip("/")
+    base = path.removesuffix("/v1").rstrip("/")
+    plain = url.rstrip("/")
+    return plain.removesuffix(path) + base if plain.endswith(path) else plain
 
 
 def not_now(url: str, status: int, request_id: str | None = None) -> CloudError | None:
@@ -277,11 +304,12 @@ class _Meta(msgspec.Struct, frozen=True):
 class Served(msgspec.Struct, frozen=True):
     """An entry of `/v1/models`, which all engines have; `owned_by` names the engine.
 
-    `meta` is llama-server's.
+    `meta` is llama-server's; `parent` the model that an adapter is for.
     """
 
     id: str
     owned_by: str = ""
+    parent: str | None = None
     meta: _Meta | None = None
 
 
@@ -293,14 +321,43 @@ class _Tokens(msgspec.Struct):
     tokens: list[int]
 
 
-async def served_model(engine: HttpEngine) -> Served:
-    """The first model that an engine serves; raises a `CloudError`."""
+async def served_models(engine: HttpEngine) -> list[Served]:
+    """What an engine serves, one model at least; raises a `CloudError`."""
     models = decoded(await engine.get("/v1/models"), _Models, engine.dialect).data
     if not models:
         raise CloudUnavailable(
             f"The engine at {engine.url!r} serves no model", hint="load one there"
         )
-    return models[0]
+    return models
+
+
+async def served_model(engine: HttpEngine) -> Served:
+    """The model that was named, else the first that an engine serves; raises a `CloudError`."""
+    models = await served_models(engine)
+    found = named(models, engine.model)
+    if found is None:
+        raise CloudRejected(
+            f"{engine.url!r} serves no model {engine.model!r}",
+            hint=f"it serves {_shown([one.id for one in models], str(engine.model))}",
+            setting="cloud_model",
+        )
+    return found
+
+
+def named(models: Sequence[Served], model: str | None) -> Served | None:
+    """The model of that name, the first for None; None where there is none."""
+    if model is None:
+        return models[0]
+    return next((one for one in models if one.id == model), None)
+
+
+def _shown(names: Sequence[str], like: str) -> str:
+    """Some of many names, those that are `like` one first."""
+    close = difflib.get_close_matches(like, names[:_MOST_COMPARED], _MOST_SHOWN, cutoff=0.5)
+    shown = list(dict.fromkeys([*close, *names]))[:_MOST_SHOWN]
+    more = len(names) - len(shown)
+    told = ", ".join(repr(name[:_LONGEST_NAME]) for name in shown)
+    return f"{told} and {more} more" if more > 0 else told
 
 
 def described(served: Served) -> Described:

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -83,8 +84,8 @@ class LlamaServerEngine(HttpEngine):
 
     dialect = "llama-server"
 
-    def __init__(self, url: str, *, key: str | None = None) -> None:
-        super().__init__(url, key=key)
+    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
+        super().__init__(url, key=key, model=model)
         self._slots: SlotTable | None = None
         self._habits: _Habits | None = None
         self._starts = 0
@@ -131,7 +132,8 @@ class LlamaServerEngine(HttpEngine):
         )
 
     async def tokenize(self, text: str) -> list[int] | None:
-        return await self.tokens({"content": text, "add_special": False, "parse_special": False})
+        body = {"content": text, "add_special": False, "parse_special": False}
+        return await self.tokens({**body, **self._named()})
 
     async def _completion(self, body: Mapping[str, Any], client: Client) -> bytes:
         """The reply to `body`, for which nothing of another tenant's is reused."""
@@ -151,7 +153,15 @@ class LlamaServerEngine(HttpEngine):
     async def _posted(
         self, body: Mapping[str, Any], client: Client, where: Mapping[str, Any]
     ) -> bytes:
-        return await self.post("/completion", {**body, **where}, client, ids=len(body["prompt"]))
+        whole = {**body, **where, **self._named()}
+        return await self.post("/completion", whole, client, ids=len(body["prompt"]))
+
+    def _named(self) -> dict[str, str]:
+        """Where a server has several models it goes by what is asked."""
+        return {} if self.model is None else {"model": self.model}
+
+    def _props(self) -> str:
+        return "/props" if self.model is None else f"/props?{urlencode({'model': self.model})}"
 
     def _forget_habits(self) -> None:
         self._starts += 1
@@ -169,7 +179,7 @@ class LlamaServerEngine(HttpEngine):
     async def _look(self) -> _Habits:
         """Prompts that nobody has asked before, once each to the last slot, then to any."""
         try:
-            total = decoded(await self.get("/props"), _Props, self.dialect).total_slots
+            total = decoded(await self.get(self._props()), _Props, self.dialect).total_slots
         except (CloudRejected, CloudProtocolError):
             return _Habits(None)
         # A server that was started anew holds less than the table says, never more.

@@ -9,6 +9,7 @@ from edgewise.engines.base import (
     NOBODY,
     TOP,
     Client,
+    Described,
     candidates,
     for_each,
     of_kept,
@@ -16,8 +17,8 @@ from edgewise.engines.base import (
     side_by_side,
     uncached,
 )
-from edgewise.engines.http import HttpEngine, decoded
-from edgewise.errors import CloudError
+from edgewise.engines.http import HttpEngine, decoded, described, served_model
+from edgewise.errors import CloudError, CloudRejected
 from edgewise.sampling import Sampling
 from edgewise.verdict import Verdict
 
@@ -67,6 +68,19 @@ class SglangEngine(HttpEngine):
         answered = await self.post("/generate", body, client, ids=len(ids))
         reply = decoded(answered, _Generated, self.dialect)
         return _verdict(reply)
+
+    async def describe(self) -> Described:
+        """As `Engine.describe`; its short form would answer as the model without an adapter."""
+        if self.model is None:
+            return await super().describe()
+        served = await served_model(self)
+        if base := served.parent:
+            raise CloudRejected(
+                f"{self.model!r} at {self.url!r} is an adapter of {base!r}",
+                hint=f"name {base!r}",
+                setting="cloud_model",
+            )
+        return described(served)
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
         """As `Engine.has_salt`; who takes a number for a salt does not know what it is."""

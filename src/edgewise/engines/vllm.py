@@ -91,8 +91,8 @@ class VllmEngine(HttpEngine):
 
     dialect = "vLLM"
 
-    def __init__(self, url: str, *, key: str | None = None) -> None:
-        super().__init__(url, key=key)
+    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
+        super().__init__(url, key=key, model=model)
         self._path: str | None = None
         self._finding = asyncio.Lock()
 
@@ -165,6 +165,8 @@ class VllmEngine(HttpEngine):
             "sampling_params": {**wanted, **sampling_fields(sampling, len(ids))},
             **self._of(client),
         }
+        if self.model is not None:
+            body["model"] = self.model
         answered = await self.post(GENERATE, body, client, ids=len(ids))
         reply = decoded(answered, _Generation, self.dialect)
         (choice,) = _one(reply.choices)

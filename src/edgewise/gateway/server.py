@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from edgewise.cloud.named import AUTO
 from edgewise.engines.base import Engine, side_by_side
 from edgewise.engines.detect import GATEWAY, found_at
-from edgewise.engines.named import ENGINES
+from edgewise.engines.named import ENGINES, model_for
 from edgewise.errors import UsageError
 from edgewise.gateway.app import Gateway
 from edgewise.listening.config import Door, ListenConfig
@@ -25,12 +25,17 @@ DRAIN_SECONDS = 20
 
 
 async def engines_at(
-    addresses: Sequence[str], *, key: str | None, kind: str = AUTO
+    addresses: Sequence[str], *, key: str | None, kind: str = AUTO, model: str | None = None
 ) -> list[Engine]:
     """The engines behind the addresses, or the bundled one; `kind` is a name of `ENGINES` or auto.
 
-    Raises a `CloudError`, or `UsageError` for another name, or one beside the bundled engine.
+    Where they serve several models, `model` names one. Raises a `CloudError`, or `UsageError` for
+    another name, or one beside the bundled engine.
     """
+    if model is not None and BUNDLED in addresses:
+        raise UsageError(
+            "The bundled engine serves one model", hint="leave it out", setting="cloud_model"
+        )
     if kind != AUTO:
         ENGINES.load(kind)
         if BUNDLED in addresses:
@@ -38,26 +43,27 @@ async def engines_at(
                 f"The bundled engine is no {kind}", hint="leave the kind out", setting="engine_kind"
             )
     async with side_by_side() as looks:
-        found = [looks.begin(_kind_at(address, key, kind)) for address in addresses]
+        found = [looks.begin(_kind_at(address, key, kind, model)) for address in addresses]
     kinds = [task.result() for task in found]
-    return [_engine(*one, key) for one in zip(addresses, kinds, strict=True)]
+    return [_engine(*one, key, model) for one in zip(addresses, kinds, strict=True)]
 
 
-async def _kind_at(address: str, key: str | None, kind: str) -> str:
+async def _kind_at(address: str, key: str | None, kind: str, model: str | None) -> str:
     if address == BUNDLED:
         return BUNDLED
-    name = await found_at(address, key=key) if kind == AUTO else kind
+    name = await found_at(address, key=key, model=model) if kind == AUTO else kind
     if name == GATEWAY:
         raise UsageError(f"{address!r} is a gateway itself", hint="name the engine behind it")
     return name
 
 
-def _engine(address: str, kind: str, key: str | None) -> Engine:
+def _engine(address: str, kind: str, key: str | None, model: str | None) -> Engine:
     if kind == BUNDLED:
         from edgewise.gateway.bundled import BundledEngine
 
         return BundledEngine()
-    return ENGINES.load(kind)(address, key=key)
+    make = ENGINES.load(kind)
+    return make(address, key=key, **model_for(make, kind, model))
 
 
 async def serve(

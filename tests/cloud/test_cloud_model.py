@@ -1,0 +1,214 @@
+"""`--cloud-model` and `--cloud-key-env`: which of many models is meant, and whose key travels."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgewise import parts
+from edgewise.cloud.connect import connect
+from edgewise.cloud.engine import EngineCloud
+from edgewise.cloud.gateway import GatewayCloud
+from edgewise.engines.http import checked_address
+from edgewise.errors import CloudRejected, UsageError
+from edgewise.gateway.server import engines_at
+from edgewise.pair import Pair
+from edgewise.prompts import Prompt
+from edgewise.sampling import Sampling
+from edgewise.settings import Settings, load
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from edgewise.testing.scripted_engine import ScriptedEngine
+from tests.cloud.dialects import Reply, Route, said, serving, sglang_routes, vllm_routes
+from tests.gateway.running import gateway
+
+NAMES = [f"owner/model-{number}" for number in range(300)]
+
+
+def listing(owner: str, names: list[str]) -> Reply:
+    return said({"data": [{"id": name, "owned_by": owner} for name in names]})
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("https://host.example/v1", "https://host.example"),
+        ("https://host.example/v1/", "https://host.example"),
+        ("https://host.example:8443//", "https://host.example:8443"),
+        ("https://host.example/inference/v1", "https://host.example/inference"),
+        ("https://host.example/inference/v1/", "https://host.example/inference"),
+        ("https://host.example/v1beta", "https://host.example/v1beta"),
+        ("https://host.example/api/myv1", "https://host.example/api/myv1"),
+        ("http://v1", "http://v1"),
+        ("http://v1/v1", "http://v1"),
+    ],
+)
+def test_a_version_at_the_end_of_an_address_is_taken_as_meant(given: str, meant: str) -> None:
+    assert checked_address(given) == meant
+    for engine in ("vllm", "gateway"):
+        cloud = connect(given, engine=engine)
+        assert cloud.name == meant
+        cloud.close()
+
+
+@pytest.mark.parametrize(
+    ("owner", "routes"), [("vllm", vllm_routes()), ("sglang", sglang_routes())]
+)
+def test_the_named_model_is_the_one_that_is_asked(owner: str, routes: dict[Route, Reply]) -> None:
+    with serving({**routes, ("GET", "/v1/models"): listing(owner, NAMES)}) as server:
+        cloud = connect(server.url + "/v1", model=NAMES[250])
+        cloud.check(ByteTokenizer())
+        cloud.open(Prompt((104, 105))).ask([104, 105], 1, Sampling(), 5.0).result()
+        cloud.close()
+        assert cloud.abilities is not None
+        assert cloud.abilities.model == NAMES[250]
+        asked = [body["model"] for _, body in server.asked if body and "model" in body]
+        assert set(asked) == {NAMES[250]}
+        for path in ("/tokenize", "/inference/v1/generate", "/v1/completions"):
+            assert all(body["model"] == NAMES[250] for body in server.bodies(path))
+
+
+def test_without_a_name_it_is_the_first() -> None:
+    routes = {**vllm_routes(), ("GET", "/v1/models"): listing("vllm", NAMES)}
+    with serving(routes) as server:
+        cloud = connect(server.url)
+        cloud.check(ByteTokenizer())
+        cloud.close()
+        assert {body["model"] for body in server.bodies("/tokenize")} == {NAMES[0]}
+
+
+@pytest.mark.parametrize("owner", ["vllm", "sglang", "llamacpp"])
+def test_a_name_that_is_not_served_is_one_sentence_with_some_that_are(owner: str) -> None:
+    long = "x" * 5_000
+    routes = {
+        **vllm_routes(),
+        **sglang_routes(),
+        ("GET", "/v1/models"): listing(owner, [long, *NAMES]),
+    }
+    with serving(routes) as server:
+        cloud = connect(server.url, model="owner/modle-12")
+        with pytest.raises(CloudRejected) as refused:
+            cloud.check(ByteTokenizer())
+        cloud.close()
+        assert server.bodies("/tokenize") == []
+    told = str(refused.value)
+    assert told.startswith(f"'{server.url}' serves no model 'owner/modle-12'; it serves 'owner/")
+    assert "'owner/model-12'" in told
+    assert told.endswith(" and 293 more.")
+    assert len(told) < 600
+    assert refused.value.setting == "cloud_model"
+
+
+def test_a_gateway_serves_what_it_serves() -> None:
+    engine = ScriptedEngine()
+    with gateway([engine.url]) as running:
+        right = connect(running.url, model="scripted")
+        assert isinstance(right, GatewayCloud)
+        right.check(ByteTokenizer())
+        right.close()
+        wrong = connect(running.url, model="other")
+        with pytest.raises(CloudRejected, match=r"serves no model 'other'; it serves 'scripted'\."):
+            wrong.check(ByteTokenizer())
+        wrong.close()
+    engine.close()
+
+
+async def _served_by_gateway(url: str, **named: Any) -> list[Any]:
+    engines = await engines_at([url], key=None, **named)
+    try:
+        return [await engine.model_name() for engine in engines]
+    finally:
+        for engine in engines:
+            await engine.close()
+
+
+def test_a_gateways_engine_is_asked_for_the_named_model() -> None:
+    routes = {**vllm_routes(), ("GET", "/v1/models"): listing("vllm", NAMES)}
+    with serving(routes) as server:
+        assert asyncio.run(_served_by_gateway(server.url, model=NAMES[7])) == [NAMES[7]]
+    with pytest.raises(UsageError, match="The bundled engine serves one model; leave it out"):
+        asyncio.run(_served_by_gateway("bundled", model="large"))
+
+
+def test_a_pair_takes_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVIDER_KEY", "sk-provider")
+    routes = {**vllm_routes(), ("GET", "/v1/models"): listing("vllm", NAMES)}
+    edge = ScriptedEdge(replying("blue", prompt="sky: "))
+    with serving(routes) as server:
+        wishes: dict[str, Any] = {"cloud_model": NAMES[3], "cloud_key_env": "PROVIDER_KEY"}
+        with Pair(edge, cloud=f"{server.url}/v1", router="constant:0", **wishes) as pair:
+            assert isinstance(pair.cloud, EngineCloud)
+            assert pair.cloud.engine.described.model == NAMES[3]
+        assert {one.get("Authorization") for one in server.headers} == {"Bearer sk-provider"}
+
+
+def test_a_llama_server_of_several_models_is_told_which() -> None:
+    """Its router goes by a request's body, whatever is asked."""
+    completed = said({"tokens": [97], "timings": {"cache_n": 0, "prompt_n": 1}})
+    routes: dict[Route, Reply] = {
+        ("GET", "/health"): said({}),
+        ("GET", "/v1/models"): listing("llamacpp", NAMES),
+        ("POST", "/tokenize"): lambda body: (200, {"tokens": list(body["content"].encode())}),
+        ("POST", "/completion"): completed,
+    }
+    with serving(routes) as server:
+        cloud = connect(server.url, model=NAMES[5])
+        cloud.check(ByteTokenizer())
+        cloud.close()
+        bodies = [body for _, body in server.asked if body]
+        assert {body["model"] for body in bodies} == {NAMES[5]}
+
+
+def test_an_adapter_of_sglangs_is_refused() -> None:
+    """Its short form would answer as the model without the adapter."""
+    adapter = {"id": "mine", "owned_by": "sglang", "parent": "base"}
+    models = said({"data": [{"id": "base", "owned_by": "sglang", "parent": None}, adapter]})
+    with serving({**sglang_routes(), ("GET", "/v1/models"): models}) as server:
+        cloud = connect(server.url, model="mine")
+        with pytest.raises(CloudRejected, match=r"'mine' .* is an adapter of 'base'; name 'base'"):
+            cloud.check(ByteTokenizer())
+        cloud.close()
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_a_variable_that_holds_no_key(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PROVIDER_KEY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("PROVIDER_KEY", value)
+    chosen = Settings(cloud="http://127.0.0.1:9", cloud_key_env="PROVIDER_KEY")
+    with pytest.raises(UsageError, match=r"^The variable 'PROVIDER_KEY', .* is (not set|empty); "):
+        parts.connect(chosen)
+
+
+@pytest.mark.parametrize("name", ["sk-secret-1", "", "a" * 200, "A=B", "KEY\0", "\ud800"])
+def test_what_is_no_variables_name_is_not_repeated(name: str) -> None:
+    chosen = Settings(cloud="http://127.0.0.1:9", cloud_key_env=name)
+    with pytest.raises(UsageError, match="is no variable's name; give a name") as refused:
+        parts.connect(chosen)
+    assert not name or name not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["sk-1\n", "sk-1\r\nX-Other: 1", "sk 1", "schlüssel"])
+def test_what_can_be_no_key_is_a_sentence(key: str) -> None:
+    for engine in ("vllm", "gateway"):
+        chosen = Settings(cloud="http://127.0.0.1:9", cloud_engine=engine, cloud_key=key)
+        with pytest.raises(UsageError, match="The cloud's key has blanks, line breaks or"):
+            parts.connect(chosen)
+
+
+@pytest.mark.parametrize("setting", ["cloud_model", "cloud_key_env"])
+@pytest.mark.parametrize("cloud", ["none", "bundled"])
+def test_nothing_is_wished_of_a_cloud_at_no_url(setting: str, cloud: str) -> None:
+    wished: dict[str, Any] = {setting: "large"}
+    with pytest.raises(UsageError, match="is for a cloud at a URL, and the cloud") as refused:
+        parts.connect(Settings(cloud=cloud, **wished))
+    assert refused.value.setting == setting
+
+
+def test_a_key_and_the_variable_that_holds_one(tmp_path: Path) -> None:
+    both = {"EDGEWISE_CLOUD_KEY": "sk-1", "EDGEWISE_CLOUD_KEY_ENV": "PROVIDER_KEY"}
+    with pytest.raises(UsageError, match="not both"):
+        load({}, environment=both, folder=tmp_path)
+    flag = {"cloud_key_env": "PROVIDER_KEY"}
+    found = load(flag, environment={"EDGEWISE_CLOUD_KEY": "sk-1"}, folder=tmp_path)
+    assert (found.cloud_key, found.cloud_key_env) == (None, "PROVIDER_KEY")
