@@ -1,6 +1,7 @@
 """What `edgewise doctor` measures."""
 
 import json
+import re
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import closing
@@ -9,12 +10,16 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from msgspec.structs import replace
 
+from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.edge.base import Tokenizer
+from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.onnx import import_genai
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
+from edgewise.testing.scripted_engine import ScriptedEngine, Twisted
 from edgewise.testing.scripted_text import ScriptedText
 from edgewise.verdict import Sent, Verdict
 from tests.cli.conftest import Edgewise
@@ -149,3 +154,22 @@ def test_how_an_api_that_takes_text_goes_on(edgewise: Edgewise, cached: bool, st
     assert checks["prompt cache"]["status"] == status
     told = "of 1" if cached else "does not tell what it had"
     assert told in checks["prompt cache"]["detail"]
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_what_an_engine_computes_again(edgewise: Edgewise, cached: bool) -> None:
+    """Of a hybrid, say, whose cache has blocks that are longer than the prompt."""
+    anew = Twisted(lambda writing: replace(writing, cached=0, computed=len(writing.prompt)))
+    with (
+        closing(LlamaModel(bundled("edge"), threads=1)) as edge,
+        closing(ScriptedEngine(tokenizer=edge.tokenizer)) as engine,
+    ):
+        engine.fault = lambda _: None if cached else anew
+        done = edgewise("doctor", "--cloud", engine.url, "--json")
+    checks = {check["name"]: check for check in json.loads(done.out)["checks"]}
+    found = checks["prompt cache"]
+    assert found["status"] == ("ok" if cached else "warn")
+    read, computed = re.findall(r"\d+", found["detail"])[:2]
+    assert int(read) > 1000
+    assert int(computed) == (1 if cached else int(read))
+    assert ("costs a whole prompt" in found["detail"]) is not cached

@@ -7,15 +7,17 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 
 from benchmarks.redaction import KNOWN, OWN, framed
 from edgewise import settings as settings_module
+from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge import Bridge, bridged
-from edgewise.cloud.engine import LlamaServer
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.reach import reach
 from edgewise.cloud.recent import amount_of
 from edgewise.cloud.sent_record import SentRecord
+from edgewise.engines.text_dialects import TEXT_DIALECTS
 from edgewise.errors import CloudRejected, UsageError, Withheld
 from edgewise.events import Consult, Event, Token
 from edgewise.loop.decoder import Decoder, collect
@@ -37,6 +39,7 @@ from edgewise.testing.scripted_edge import (
     replying,
 )
 from edgewise.testing.scripted_engine import ScriptedEngine
+from edgewise.testing.scripted_text import ScriptedText
 from edgewise.verdict import Verdict
 from tests.cloud.recording import Recorder, ids_of, recording
 from tests.gateway.running import gateway
@@ -225,23 +228,21 @@ def has_extra() -> bool:
     return bool(phonenumbers and stdnum)
 
 
-@pytest.mark.parametrize("far", ["llama-server", "gateway"])
+@pytest.mark.parametrize("far", ["llama-server", "gateway", "chat", "llama-server-text"])
 def test_no_planted_private_word_crosses_the_socket(far: str) -> None:
     """Neither in messages, nor in the answer that repeats them, nor in what is sent ahead."""
     draw = random.Random(17)
     values = planted(draw)
     classes = "on" if has_extra() else "email,ip,secret"
     with ExitStack() as stack:
-        engine = stack.enter_context(closing(ScriptedEngine()))
+        engine = stack.enter_context(closing(_far(far)))
         target = engine.url
         if far == "gateway":
             target = stack.enter_context(gateway([engine.url])).url
         recorder = stack.enter_context(recording(target))
-        cloud = (GatewayCloud if far == "gateway" else LlamaServer)(recorder.url)
-        stack.callback(cloud.close)
         shown = viewing(Settings(redact=classes, redact_words=",".join(OWN)))
-        model = bridged(cloud, EDGE, viewing=shown)
-        model.check(EDGE)
+        model, _ = reach(recorder.url, EDGE, engine=far, viewing=shown)
+        stack.callback(model.close)
         consults = 0
         for at in range(0, PLANTED, 25):
             some = values[at : at + 25]
@@ -256,7 +257,11 @@ def test_no_planted_private_word_crosses_the_socket(far: str) -> None:
     assert leaked == set()
 
 
-def _answered(model: Bridge, messages: list[Message], answer: str, *, seed: int) -> int:
+def _far(kind: str) -> ScriptedEngine | ScriptedText:
+    return ScriptedText(kind) if kind in TEXT_DIALECTS else ScriptedEngine()
+
+
+def _answered(model: CloudModel, messages: list[Message], answer: str, *, seed: int) -> int:
     edge = ScriptedEdge(replying(answer, prompt=messages[0].content))
     decoder = Decoder(
         edge,
@@ -270,11 +275,30 @@ def _answered(model: Bridge, messages: list[Message], answer: str, *, seed: int)
 
 
 def _text(recorder: Recorder) -> str:
-    """All that crossed: bodies as they are, and what their ids spell."""
+    """All that crossed: bodies as they are, what their ids spell, and their texts unescaped."""
     told = list[bytes]()
     for message in recorder.messages:
         told += [message, bytes(one for one in ids_of(message) if one < 256)]
+        told += [text.encode() for text in _texts(message)]
     return b"\n".join(told).decode("utf-8", "replace")
+
+
+def _texts(message: bytes) -> Iterator[str]:
+    """All strings of a JSON body; a gateway's frames have none."""
+    try:
+        found = [msgspec.json.decode(message)]
+    except msgspec.DecodeError:
+        return
+    while found:
+        match found.pop():
+            case str(text):
+                yield text
+            case dict(fields):
+                found += fields.values()
+            case list(items):
+                found += items
+            case _:
+                pass
 
 
 def test_settings_reach_the_bridge() -> None:

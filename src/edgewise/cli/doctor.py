@@ -10,17 +10,19 @@ import msgspec
 import typer
 
 from edgewise import parts
+from edgewise.addresses import is_url
 from edgewise.cli import options, render
 from edgewise.cli.options import COSTS, MODELS, RECORD, SAMPLING, VIEW, takes
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.probe import reuse_by_ids
 from edgewise.cloud.recent import amount_of
 from edgewise.cloud.redaction.rules import redaction_of
-from edgewise.cloud.text import TextCloud
+from edgewise.cloud.text import PROBE_SECONDS, TextCloud
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.llamacpp import default_threads
 from edgewise.engines.base import Abilities
-from edgewise.errors import EdgewiseError
+from edgewise.errors import CloudTimeout, EdgewiseError
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.prompts import Message, prompt_of
 from edgewise.sampling import Sampling
@@ -118,8 +120,8 @@ class _Doctor:
             if cloud.abilities is not None:
                 yield _abilities(cloud.abilities)
             yield self._guarded("consult", lambda cloud=cloud: _consult(cloud, model, self._chosen))
-            if isinstance(cloud, TextCloud):
-                yield self._guarded("prompt cache", lambda cloud=cloud: _reuse(cloud))
+            if is_url(parts.cloud_address(self._chosen)):
+                yield self._guarded("prompt cache", lambda cloud=cloud: _reuse(cloud, model))
 
     def _reach(self, model: EdgeModel, opened: list[tuple[CloudModel, str]]) -> Check:
         reached = parts.proven_cloud(self._chosen, model)
@@ -207,14 +209,25 @@ def _abilities(able: Abilities) -> Check:
     return Check("cloud engine", "ok", "; ".join(found))
 
 
-def _reuse(cloud: TextCloud) -> Check:
+def _reuse(cloud: CloudModel, model: EdgeModel) -> Check:
     """What of a prompt that was just sent is computed, and billed, again."""
-    found = cloud.reuse()
+    try:
+        if isinstance(cloud, TextCloud):
+            found = cloud.reuse()
+        else:
+            found = reuse_by_ids(cloud, model.tokenizer, PROBE_SECONDS)
+    except CloudTimeout:
+        return Check(
+            "prompt cache",
+            "warn",
+            f"to read about 1,400 tokens takes longer than {PROBE_SECONDS:g} s there",
+            "keep prompts short, or choose a faster engine",
+        )
     if found is None:
         return Check(
             "prompt cache",
             "warn",
-            "the API does not tell what it had: each consult may be billed as a whole prompt",
+            "it does not tell what it had: each consult may be billed as a whole prompt",
             "let consults be few and longer (--span 4), or choose a provider that tells",
         )
     told = f"of {found.prompt} prompt tokens sent again {found.computed} were computed"

@@ -4,14 +4,18 @@ What is asked is fixed. Models are of all sizes, so that one writes other words 
 nothing; only one that begins anew does.
 """
 
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from typing import NamedTuple
 
 import msgspec
 
+from edgewise.cloud.base import CloudModel
 from edgewise.cloud.seam import REPEATED
+from edgewise.edge.base import Tokenizer
 from edgewise.engines.text import GoneOn, TextEngine
 from edgewise.errors import CloudProtocolError, CloudRejected
-from edgewise.prompts import Message
+from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.sampling import Sampling
 
 TOKENS = 6
@@ -66,7 +70,7 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join([first, *(blanks or ["keeps blanks"])])
 
 
-class Reuse(msgspec.Struct, frozen=True, kw_only=True):
+class Reuse(NamedTuple):
     """Of a prompt sent twice, `prompt` tokens long: those that were computed the second time."""
 
     prompt: int
@@ -83,23 +87,44 @@ async def reuse(engine: TextEngine) -> Reuse | None:
 
     As consults do: one and the same prompt, and an answer that grew. Raises a `CloudError`.
     """
-    for lines in _LINES:
-        text = "".join(_SENTENCE.format(number) for number in range(lines))
-        messages = (Message("user", f"Say this again: {text.strip()}"),)
-        try:
-            told = [await engine.go_on(messages, answer, 1, Sampling()) for answer in _LONG]
-        except CloudRejected:
-            if lines == _LINES[-1]:
-                raise
-            # It may have no room for so much.
-            continue
-        prompt, cached = told[-1].prompt, told[-1].cached
-        return (
-            None
-            if prompt is None or cached is None
-            else Reuse(prompt=prompt, computed=prompt - cached)
-        )
-    return None
+    *longer, last = _long()
+    for messages in longer:
+        # It may have no room for so much.
+        with suppress(CloudRejected):
+            return await _reused(engine, messages)
+    return await _reused(engine, last)
+
+
+async def _reused(engine: TextEngine, messages: Sequence[Message]) -> Reuse | None:
+    told = [await engine.go_on(messages, answer, 1, Sampling()) for answer in _LONG]
+    prompt, cached = told[-1].prompt, told[-1].cached
+    return None if prompt is None or cached is None else Reuse(prompt, prompt - cached)
+
+
+def reuse_by_ids(cloud: CloudModel, edge: Tokenizer, deadline: float) -> Reuse | None:
+    """As `reuse`, of a cloud that is sent ids; `deadline` in seconds a request."""
+    *longer, last = _long()
+    for messages in longer:
+        with suppress(CloudRejected):
+            return _reused_by_ids(cloud, prompt_of(edge, messages), edge, deadline)
+    return _reused_by_ids(cloud, prompt_of(edge, last), edge, deadline)
+
+
+def _reused_by_ids(
+    cloud: CloudModel, prompt: Prompt, edge: Tokenizer, deadline: float
+) -> Reuse | None:
+    with closing(cloud.open(prompt)) as session:
+        sent = [[*prompt.ids, *edge.encode(answer)] for answer in _LONG]
+        told = [session.ask(ids, 1, Sampling(), deadline).result() for ids in sent][-1]
+    if told.computed is None or told.cached is None:
+        return None
+    return Reuse(told.computed + told.cached, told.computed)
+
+
+def _long() -> list[tuple[Message, ...]]:
+    """Prompts of about 1,400 and 300 tokens."""
+    texts = ["".join(_SENTENCE.format(number) for number in range(lines)) for lines in _LINES]
+    return [(Message("user", f"Say this again: {text.strip()}"),) for text in texts]
 
 
 class _Probe:
