@@ -278,7 +278,8 @@ def _text(recorder: Recorder) -> str:
     """All that crossed: bodies as they are, what their ids spell, and their texts unescaped."""
     told = list[bytes]()
     for message in recorder.messages:
-        told += [message, bytes(one for one in ids_of(message) if one < 256)]
+        ids = ids_of(message)
+        told += [message, bytes(one for one in ids if isinstance(one, int) and one < 256)]
         told += [text.encode() for text in _texts(message)]
     return b"\n".join(told).decode("utf-8", "replace")
 
