@@ -20,6 +20,7 @@ from benchmarks.markdown import line
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.bridge import Bridge
+from edgewise.cloud.named import AUTO
 from edgewise.cloud.reach import reach
 from edgewise.cloud.seam import BLANKS, Seams, bytes_of
 from edgewise.cloud.text import TextCloud
@@ -238,7 +239,8 @@ def ways(edge: Path, cloud: Path, questions: Sequence[str], *, most: int, thresh
         for way in WAYS:
             own = open_tokenizer(str(cloud)) if way == "ids" else None
             with ExitStack() as stack:
-                model, proof = reach(url, small.tokenizer, own=own)
+                engine = AUTO if way == "ids" else "llama-server-text"
+                model, proof = reach(url, small.tokenizer, own=own, engine=engine)
                 stack.enter_context(closing(model))
                 found = joined(small, model, questions, most=most, threshold=threshold)
             told = ", ".join(f"{name} {count}" for name, count in sorted(found.consults.items()))

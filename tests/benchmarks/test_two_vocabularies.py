@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.two_vocabularies import Overheard, joined
 from edgewise.addresses import bundled
+from edgewise.cloud.named import AUTO
 from edgewise.cloud.reach import reach
 from edgewise.cloud.text import TextCloud
 from edgewise.edge.llamacpp import LlamaModel
@@ -20,7 +21,8 @@ def test_twenty_answers_join_byte_by_byte(way: str) -> None:
     other = bundled("other")
     own = open_tokenizer(str(other)) if way == "ids" else None
     with llama_server(other) as url, LlamaModel(bundled("edge"), threads=1) as edge:
-        cloud, proof = reach(url, edge.tokenizer, own=own)
+        engine = AUTO if way == "ids" else "llama-server-text"
+        cloud, proof = reach(url, edge.tokenizer, own=own, engine=engine)
         with closing(cloud):
             assert isinstance(cloud, TextCloud) == (way == "text")
             assert "exact, keeps blanks" in proof or way == "ids"

@@ -328,7 +328,14 @@ def engine() -> Iterator[str]:
     [
         (None, ("refused the key; set ", "EDGEWISE_CLOUD_KEY")),
         ("wrong", ("refused the key; set ", "EDGEWISE_CLOUD_KEY")),
-        ("right", ("choose two models of one family", "its own tokenizer (--cloud-tokenizer)")),
+        (
+            "right",
+            (
+                "choose two models of one family",
+                "its own tokenizer, or name",
+                "(--cloud-tokenizer)",
+            ),
+        ),
     ],
 )
 def test_an_engine_with_another_key_or_vocabulary(

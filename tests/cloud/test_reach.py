@@ -15,6 +15,7 @@ from edgewise.cloud.reach import reach
 from edgewise.cloud.text import TextCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.tokenizer import open_tokenizer
+from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.text_dialects import TEXT_DIALECTS
 from edgewise.errors import (
     CloudProtocolError,
@@ -172,13 +173,23 @@ def test_an_engine_by_ids_stays_one() -> None:
             reach(engine.url, EDGE, own=ByteTokenizer("<other>"))
 
 
-def test_a_real_engine_of_another_vocabulary_is_asked_by_text(
-    caplog: pytest.LogCaptureFixture,
+def test_a_real_engine_of_another_vocabulary_is_asked_by_ids_or_by_text(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "edgewise")
     with ExitStack() as stack:
         url = stack.enter_context(llama_server(bundled("other")))
         edge = stack.enter_context(LlamaModel(bundled("edge"), threads=1)).tokenizer
+        # It is on this device and says which file it serves.
+        by_ids, proof = reach(url, edge)
+        stack.enter_context(closing(by_ids))
+        assert isinstance(by_ids, Bridge)
+        assert "which the engine named" in proof
+
+        async def untold(_: object) -> None:
+            return None
+
+        monkeypatch.setattr(LlamaServerEngine, "tokenizer_named", untold)
         cloud, _ = reach(url, edge)
         stack.enter_context(closing(cloud))
         assert isinstance(cloud, TextCloud)

@@ -80,7 +80,7 @@ def _of_service(text: str, begins: str, more: re.Pattern[str]) -> Iterator[Span]
     at = text.find(begins)
     while at >= 0:
         found = more.match(text, at + len(begins))
-        inside = at > 0 and (text[at - 1].isalnum() or text[at - 1] == "_")
+        inside = at > 0 and (text[at - 1].isalpha() or text[at - 1] == "_")
         if found is None:
             end = at + 1
         else:
