@@ -147,8 +147,8 @@ def test_how_an_api_that_takes_text_goes_on(edgewise: Edgewise, cached: bool, st
         done = edgewise("doctor", "--cloud", server.url, "--json")
     checks = {check["name"]: check for check in json.loads(done.out)["checks"]}
     assert checks["vocabulary"]["detail"] == (
-        "two, bridged by text between words: text by Mistral: exact, behind what it repeats, "
-        "keeps blanks"
+        "two, bridged by text between words: text, as Mistral takes it: exact, behind what it "
+        "repeats, keeps blanks"
     )
     assert checks["consult"]["status"] == "ok"
     assert checks["prompt cache"]["status"] == status

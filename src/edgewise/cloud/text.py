@@ -81,7 +81,7 @@ class TextCloud(CloudModel):
                 hint="make one for this edge model",
             )
         self.submit(self._probe(), PROBE_SECONDS).result()
-        return f"text by {self.engine.dialect}: {self.habits.told}"
+        return f"text, as {self.engine.dialect} takes it: {self.habits.told}"
 
     def reuse(self) -> Reuse | None:
         """What of a long prompt is computed again, by two requests; None where it does not tell.
