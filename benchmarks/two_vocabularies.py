@@ -70,12 +70,11 @@ class Overheard:
     def check(self, answer: str, words: str) -> None:
         """After a consult behind `answer` which brought `words`."""
         whole, known = answer + words, self.sent + self.reply
-        held = answer[len(self.sent) :]
+        # A word that takes several requests was sent in part.
+        held = answer.removeprefix(self.sent) if answer.startswith(self.sent) else ""
         # Where the cloud wrote other blanks, those that the edge has written stand.
         instead = self.sent + held + self.reply.lstrip(BLANKS + held)
-        if not answer.startswith(self.sent) or not (
-            known.startswith(whole) or (held and instead.startswith(whole))
-        ):
+        if not known.startswith(whole) and not (held and instead.startswith(whole)):
             self.wrong.append(f"{known[-60:]!r} became {whole[-60:]!r}")
 
 

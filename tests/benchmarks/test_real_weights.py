@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
+from benchmarks.real_weights.learning import recalls
 from benchmarks.real_weights.questions import (
     RELATIONS,
     SPLITS,
@@ -127,3 +128,12 @@ def test_the_files_are_what_train_and_eval_read(tmp_path: Path) -> None:
         name, split = path.stem.split("-")
         read, made = open_task(str(path), check="regex"), task(name, split)
         assert [q.prompt for q in read.questions] == [q.prompt for q in made.questions]
+
+
+def test_recall_is_of_what_lies_among_the_highest_scores() -> None:
+    labels = np.zeros(100, np.float32)
+    labels[[1, 5, 60, 61]] = 1
+    score = np.arange(100, 0, -1, dtype=np.float32)
+    assert recalls(labels, score, np.ones(100, np.bool_)) == ["25%", "25%", "50%"]
+    assert recalls(labels, -score, np.arange(100) >= 60) == ["0%", "0%", "0%"]
+    assert recalls(labels, score, np.arange(100) >= 60) == ["50%", "100%", "100%"]

@@ -38,6 +38,8 @@ def test_twenty_answers_join_byte_by_byte(way: str) -> None:
     ("sent", "reply", "answer", "words", "right"),
     [
         ("so", " it is", "so", " it", True),
+        ("so lo", "ng it is", "so", " long", True),
+        ("so lo", "ng it is", "so", " loud", False),
         ("so", " it is", "so ", "it", True),
         ("so", "it is", "so ", "it", True),
         ("so", "\nit is", "so ", "\nit", True),
