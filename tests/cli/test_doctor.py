@@ -79,7 +79,8 @@ def test_a_warm_consult_has_something_to_read(
     done = edgewise("doctor", "--cloud", "made://up", "--cloud-engine", "recorded", "--json")
     checks = {check["name"]: check for check in json.loads(done.out)["checks"]}
     assert checks["consult"]["status"] == "ok"
-    first, *later = Recorded.asked
+    # Behind them the prompt's cache is measured.
+    first, *later = Recorded.asked[:4]
     for more, ids in enumerate(later, 1):
         assert len(ids) == len(first) + more
         assert ids[: len(first) + more - 1] == Recorded.asked[more - 1]

@@ -127,7 +127,7 @@ def test_the_proof_says_how_it_goes_on() -> None:
     engine = TextDouble(strips=True)
     with closing(TextCloud(engine, edge=EDGE)) as cloud:
         assert cloud.check(EDGE) == (
-            "text by double: exact, drops blanks before a reply, "
+            "text, as double takes it: exact, drops blanks before a reply, "
             "may drop blanks behind what it is sent"
         )
         assert cloud.identity().startswith("http://double.example double double as text, exact")
