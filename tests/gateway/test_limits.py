@@ -5,8 +5,10 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -32,7 +34,7 @@ from edgewise.gateway.limits import (
     Tab,
 )
 from edgewise.gateway.limits_redis import RedisLimits
-from edgewise.gateway.limits_sqlite import SqliteLimits
+from edgewise.gateway.limits_sqlite import BUSY_SECONDS, SqliteLimits
 from tests.llama_server_process import free_port
 
 NOON = 20_000.5 * DAY_SECONDS
@@ -503,7 +505,7 @@ import asyncio, sys
 from pathlib import Path
 from edgewise.gateway.key_file import Key
 from edgewise.gateway.limits import Cost
-from edgewise.gateway.limits_sqlite import SqliteLimits
+from edgewise.gateway.limits_sqlite import BUSY_SECONDS, SqliteLimits
 
 async def main() -> None:
     limits = SqliteLimits(Path(sys.argv[1]))
@@ -618,7 +620,7 @@ import asyncio, resource, sys
 from pathlib import Path
 from edgewise.gateway.key_file import Key
 from edgewise.gateway.limits import Cost, LimitsDown
-from edgewise.gateway.limits_sqlite import SqliteLimits
+from edgewise.gateway.limits_sqlite import BUSY_SECONDS, SqliteLimits
 
 async def work():
     store, key = SqliteLimits(Path(sys.argv[1])), Key(name="a", sha256="0" * 64, created="")
@@ -647,3 +649,19 @@ def test_a_file_that_cannot_grow_is_told_for_its_reason_and_used_again(tmp_path:
     assert "rollback" not in told
     assert "disk" in told
     assert day.isdigit()
+
+
+def test_a_gateway_waits_for_one_that_begins_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "limits"
+    beside = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    beside.execute("BEGIN EXCLUSIVE")
+    release = threading.Timer(1.5 * BUSY_SECONDS, beside.close)
+    release.start()
+
+    async def opened() -> None:
+        store = SqliteLimits(path)
+        await store.open()
+        await store.close()
+
+    asyncio.run(opened())
+    release.join()

@@ -31,6 +31,9 @@ from edgewise.gateway.limits import (
 BUSY_SECONDS = 1.0
 """How long another process may hold the file."""
 
+OPENING_SECONDS = 10.0
+"""The same at the start: gateways that begin together make it one after the other."""
+
 KEPT_DAYS = 8
 """Of a key. More than today, so that a clock that goes back finds what was counted."""
 
@@ -118,14 +121,14 @@ class SqliteLimits(LimitStore):
 
     def _open(self) -> None:
         try:
-            self._connected()
+            self._connected(OPENING_SECONDS)
         except (OSError, sqlite3.Error) as error:
             raise UsageError(
                 f"What keys use cannot be kept in {str(self._path)!r}: {error}",
                 hint="name a file in a folder that the gateway may write, or a Redis",
             ) from error
 
-    def _connected(self) -> sqlite3.Connection:
+    def _connected(self, patience: float = BUSY_SECONDS) -> sqlite3.Connection:
         if self._db is None:
             if self._path is not None:
                 # SQLite's other files take over the mode of this one. One that is there is not
@@ -134,7 +137,7 @@ class SqliteLimits(LimitStore):
                     os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
             db = sqlite3.connect(
                 self._path or ":memory:",
-                timeout=BUSY_SECONDS,
+                timeout=patience,
                 isolation_level=None,
                 check_same_thread=False,
             )
@@ -145,6 +148,7 @@ class SqliteLimits(LimitStore):
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute("PRAGMA synchronous = NORMAL")
                 db.executescript(_SCHEMA)
+                db.execute(f"PRAGMA busy_timeout = {round(1000 * BUSY_SECONDS)}")
             except BaseException:
                 db.close()
                 raise
