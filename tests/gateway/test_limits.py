@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -665,3 +666,5 @@ def test_a_gateway_waits_for_one_that_begins_beside_it(tmp_path: Path) -> None:
 
     asyncio.run(opened())
     release.join()
+    with closing(sqlite3.connect(path)) as made:
+        assert made.execute("SELECT count(*) FROM days").fetchone() == (0,)
