@@ -76,6 +76,8 @@ def task_table(name: str, found: Outcomes, plan: Plan) -> list[str]:
             every = [outcome for cell in cells for outcome in found[cell]]
             gaps = [
                 percent(pooled_gap([seeds_of(found, cells, EDGE, family)]))
+                if any(family in ("", one.family) for one in found[EDGE])
+                else ""
                 for family in ("", "new", "seen")
             ]
             above = percent(pooled_difference([seeds_of(found, cells, entropy, "")]))

@@ -22,7 +22,7 @@ from edgewise.edge.base import EdgeModel
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.llamacpp import default_threads
 from edgewise.engines.base import Abilities
-from edgewise.errors import CloudTimeout, EdgewiseError
+from edgewise.errors import CloudError, EdgewiseError
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.prompts import Message, prompt_of
 from edgewise.sampling import Sampling
@@ -216,12 +216,12 @@ def _reuse(cloud: CloudModel, model: EdgeModel) -> Check:
             found = cloud.reuse()
         else:
             found = reuse_by_ids(cloud, model.tokenizer, PROBE_SECONDS)
-    except CloudTimeout:
+    except CloudError as error:
         return Check(
             "prompt cache",
             "warn",
-            f"to read about 1,400 tokens takes longer than {PROBE_SECONDS:g} s there",
-            "keep prompts short, or choose a faster engine",
+            f"not measured: {error.message.rstrip('.')}",
+            "keep prompts short, or give the engine a longer context or more time",
         )
     if found is None:
         return Check(
