@@ -33,7 +33,7 @@ from edgewise.events import (
     share_of,
 )
 from edgewise.loop.ahead import Read, Reader, RunAhead
-from edgewise.loop.billing import Billing
+from edgewise.loop.billing import AnswerBill, Billing
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.consults import Consults, Flight
 from edgewise.loop.latency import Latency
@@ -65,6 +65,19 @@ class _Awaited(NamedTuple):
     read: Read
 
 
+def _billed(parts: Parts, prompt: Prompt, rules: Rules) -> AnswerBill | None:
+    """The answer's bill, where the cloud's tokens have a price."""
+    if parts.billing is None:
+        return None
+    return parts.billing.answer(
+        prompt.ids,
+        rules.tokenizer,
+        parts.cloud,
+        cloud_alone=rules.policy.cloud_share == 1,
+        whole=not rules.stop and rules.prompt + rules.max_tokens <= rules.context,
+    )
+
+
 class Generation(Iterator[Event]):
     """One answer in the making. Closed when exhausted; use `with` where it may be abandoned."""
 
@@ -87,15 +100,7 @@ class Generation(Iterator[Event]):
         self._finished = False
         self._pending, self._candidates = pending, candidates
         self._clock = _Clock()
-        self._bill = None
-        if parts.billing is not None:
-            self._bill = parts.billing.answer(
-                prompt.ids,
-                rules.tokenizer,
-                parts.cloud,
-                cloud_alone=rules.policy.cloud_share == 1,
-                whole=not rules.stop and rules.prompt + rules.max_tokens <= rules.context,
-            )
+        self._bill = _billed(parts, prompt, rules)
         with ExitStack() as stack:
             needs = parts.router.needs | (Needs.NOTHING if sampling.greedy else Needs.LOGITS)
             edge = parts.edge.session(needs, top=parts.router.top)
