@@ -25,7 +25,7 @@ class CloudRequest(msgspec.Struct, frozen=True, kw_only=True):
     engine_seconds: float | None = None
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One answer of one system.
 
     `outcome` has its quality and its duration. `ttft` and `gap` are seconds to the first token, and
@@ -49,6 +49,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 class MeasuredSystem(Protocol):
     """Answers questions one at a time, greedily, and says what each cost."""
 
-    def answer(self, question: Question) -> Measured:
+    def answer(self, question: Question) -> MeasuredAnswer:
         """Raises a `CloudError` where the cloud fails: a figure would be a mixture."""
         ...
