@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Literal
 
 import pytest
 
-from edgewise.addresses import bundled, checkpoint, resolve
+from edgewise.addresses import bundled, checkpoint, meant, resolve
 from edgewise.errors import AddressError
 from tests.hub import Hub, Repository, serving
 
@@ -114,6 +115,67 @@ def test_each_form_names_its_file(hub: Hub, tmp_path: Path) -> None:
     ]
     assert Path(paths[0]).read_bytes() == b"GGUF four"
     assert Path(paths[0]).is_relative_to(tmp_path)
+
+
+def test_what_a_browser_shows_of_the_hub_names_its_file(hub: Hub, tmp_path: Path) -> None:
+    pages = (
+        "own/zoo",
+        "own/zoo/",
+        "own/zoo/tree/v1",
+        "own/zoo/blob/v1/mmproj-zoo-Q4_K_S.gguf",
+        "own/zoo/resolve/v1/mmproj-zoo-Q4_K_S.gguf?download=true",
+    )
+    paths = found(tmp_path, hub.endpoint, *(f"{hub.endpoint}/{page}" for page in pages))
+    same = found(
+        tmp_path,
+        hub.endpoint,
+        "own/zoo",
+        "hf://own/zoo@v1",
+        "hf://own/zoo@v1/mmproj-zoo-Q4_K_S.gguf",
+    )
+    assert paths == [same[0], same[0], same[1], same[2], same[2]]
+    assert names(paths[3:]) == ["mmproj-zoo-Q4_K_S.gguf"] * 2
+
+
+@pytest.mark.parametrize(
+    ("named", "url"),
+    [
+        ("localhost:8080", "http://localhost:8080"),
+        ("127.0.0.1:8080/v1", "http://127.0.0.1:8080/v1"),
+        ("[::1]:8080", "http://[::1]:8080"),
+        ("api.example.com:8080", "api.example.com:8080"),
+        ("127.0.0.1.example.com:8080", "127.0.0.1.example.com:8080"),
+        ("localhost:model", "localhost:model"),
+        ("https://localhost:8080", "https://localhost:8080"),
+        ("owner/repo:8080", "owner/repo:8080"),
+    ],
+)
+def test_a_cloud_on_this_device_needs_no_scheme(named: str, url: str) -> None:
+    assert meant(named) == url
+
+
+def test_a_file_comes_before_an_engine_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("localhost:8080").touch()
+    assert meant("localhost:8080") == "localhost:8080"
+
+
+@pytest.mark.parametrize(
+    ("address", "role", "sentence"),
+    [
+        ("api.example.com:8080", "cloud", "does not say how it is reached; give https://api."),
+        ("http://localhost:8080", "edge", "is an engine's address, and the edge model runs in"),
+        ("localhost:8080", "edge", "is an engine's address, and the edge model runs in"),
+        ("nothing", "cloud", "There is no file 'nothing'; name a path"),
+    ],
+)
+def test_an_address_of_the_wrong_kind_is_told(
+    address: str, role: Literal["edge", "cloud"], sentence: str
+) -> None:
+    with pytest.raises(AddressError, match=re.escape(sentence)):
+        resolve(address, role)
 
 
 def test_every_part_of_a_split_file_is_fetched(hub: Hub, tmp_path: Path) -> None:

@@ -12,9 +12,10 @@
     ./folder, owner/repo         a model in another form, where there is no GGUF: ONNX
                                  (genai_config.json), transformers' (config.json, safetensors) or
                                  MLX; hf://owner/repo/folder names one inside a repository
+    https://HUB/owner/repo/...   what a page of the hub shows, as its URL is copied from a browser
 
-Of files that one name fits the first by name is taken; projectors (mmproj) and importance
-matrices (imatrix) never are, unless named in full. Of a split file all parts are fetched.
+Of files that one name fits the first by name is taken; projectors (mmproj) and importance matrices
+(imatrix) never are, unless named in full. Of a split file all parts are fetched.
 
 Downloads go through huggingface_hub, which honours its HF_* variables (HF_ENDPOINT, HF_TOKEN,
 HF_HOME, HF_HUB_OFFLINE), resumes a connection that breaks off, verifies the size, and shows
@@ -38,6 +39,7 @@ from edgewise.hub_client import (
     explained,
     fetched,
     is_plain,
+    pasted,
     require_plain,
     short,
 )
@@ -66,6 +68,8 @@ _REPOSITORY = re.compile(
 )
 _FILE = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>.+))?")
 _MOST_PARTS = 1000
+_HERE = re.compile(r"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\]):\d{1,5}(?:/.*)?")
+_HOST = re.compile(r"[\w.-]+:\d{1,5}(?:/.*)?")
 
 
 class _Listing(NamedTuple):
@@ -83,7 +87,12 @@ def bundled(part: Part) -> Path:
 
 def is_url(address: str) -> bool:
     """Whether `address` is an engine's or a gateway's."""
-    return "://" in address and not address.startswith("hf://")
+    return "://" in address and not address.startswith("hf://") and pasted(address) is None
+
+
+def meant(address: str) -> str:
+    """A cloud's address, where localhost:8080 is a URL; elsewhere a key travels, so it says how."""
+    return f"http://{address}" if _HERE.fullmatch(address) and not _local(address) else address
 
 
 def local_folder(name: str) -> Path | None:
@@ -99,8 +108,7 @@ def resolve(address: str, role: Literal["edge", "cloud", "cloud_tokenizer"]) -> 
     """The file that `address` names, downloaded if need be. Raises `AddressError`."""
     if address == "bundled" or address in BESIDE:
         return bundled(BESIDE.get(address, "edge" if role == "edge" else "cloud"))
-    path = _local(address)
-    if path is not None:
+    if path := _local(address):
         return path
     if local_folder(address):
         raise AddressError(
@@ -110,13 +118,20 @@ def resolve(address: str, role: Literal["edge", "cloud", "cloud_tokenizer"]) -> 
         )
     parsed = _parse(address)
     if parsed is None:
-        raise AddressError(
-            f"There is no file {short(address)!r}",
-            hint="name a path, a hub repository (owner/repo) or 'bundled'",
-            setting=role,
-        )
+        raise _unknown(address, role)
     require_plain(parsed, setting=role)
     return _download(parsed)
+
+
+def _unknown(address: str, role: Literal["edge", "cloud", "cloud_tokenizer"]) -> AddressError:
+    named, problem = short(address), f"There is no file {short(address)!r}"
+    hint = "name a path, a hub repository (owner/repo) or 'bundled'"
+    if role == "edge" and is_url(meant(address)):
+        problem = f"{named!r} is an engine's address, and the edge model runs in this process"
+    elif role == "cloud" and _HOST.fullmatch(address):
+        problem = f"{named!r} does not say how it is reached"
+        hint = f"give https://{named}, or http:// before it in a network of your own"
+    return AddressError(problem, hint=hint, setting=role)
 
 
 def resolve_tokenizer(address: str) -> Path:
@@ -319,6 +334,7 @@ def _local(address: str) -> Path | None:
 
 
 def _parse(address: str) -> HubAddress | None:
+    address = pasted(address) or address
     if match := _FILE.fullmatch(address):
         return HubAddress(match["repo"], match["revision"], None, match["file"])
     if address.endswith(".gguf") or address.startswith((".", "/", "~")):

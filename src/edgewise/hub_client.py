@@ -15,6 +15,10 @@ LISTING_SECONDS = 10.0
 """How long the hub may take to say which files a repository has."""
 
 _LARGEST_FILE = 1 << 40
+_PASTED = re.compile(
+    r"/(?P<repo>[\w.-]+/[\w.-]+)"
+    r"(?:/(?:blob|raw|resolve|tree)/(?P<revision>[\w.-]+)(?:/(?P<file>[^?#]+?))?)?/?(?:[?#].*)?"
+)
 _HASH = re.compile(r"[A-Za-z0-9]+")
 _LONGEST_NAME, _LONGEST_PART, _SHOWN = 1000, 256, 300
 
@@ -65,6 +69,19 @@ def is_plain(name: str) -> bool:
         and name.isprintable()
         and not any(letter in name for letter in "\\:")
     )
+
+
+def pasted(address: str) -> str | None:
+    """The hf:// address of what a page of the hub shows, by the page's URL; None for another."""
+    if not address.startswith(("https://", "http://")):
+        return None
+    from huggingface_hub.constants import ENDPOINT
+
+    found = _PASTED.fullmatch(address.removeprefix(ENDPOINT))
+    if found is None or not address.startswith(ENDPOINT):
+        return None
+    revision = f"@{found['revision']}" if found["revision"] else ""
+    return f"hf://{found['repo']}{revision}" + (f"/{found['file']}" if found["file"] else "")
 
 
 def short(name: str) -> str:

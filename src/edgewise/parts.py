@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, resolve
+from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, meant, resolve
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge import bridged
 from edgewise.cloud.key import cloud_key
@@ -68,7 +68,7 @@ def edge_engine(settings: Settings) -> str:
 def cloud_address(settings: Settings) -> str:
     """Where the cloud model is: as set, else the bundled one beside a bundled edge model."""
     if settings.cloud is not None:
-        return settings.cloud
+        return meant(settings.cloud)
     return "bundled" if settings.edge in ("bundled", "bundled:mid") else "none"
 
 

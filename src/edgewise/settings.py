@@ -1,6 +1,7 @@
 """Settings: flag > environment `EDGEWISE_*` > `edgewise.toml` in the working folder > default."""
 
 import difflib
+import logging
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -12,6 +13,8 @@ from msgspec import Meta
 
 from edgewise.errors import UsageError
 
+_log = logging.getLogger(__name__)
+
 FILE = "edgewise.toml"
 PREFIX = "EDGEWISE_"
 MAX_FILE = 64 << 10
@@ -19,6 +22,11 @@ MAX_FILE = 64 << 10
 
 _EITHER = (("threshold", "cloud_share"), ("cloud_key", "cloud_key_env"))
 """Settings of which a source gives one."""
+
+# An orchestrator tells a container of the services beside it, under their names.
+_SERVICE = re.compile(r"(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT|PORT)(?:_\w+)?")
+_TYPO = 0.8
+"""How like a setting's name an unknown variable's must be to be taken for it, misspelt."""
 
 _FLAGS, _ENVIRONMENT = "the flags", "the environment"
 
@@ -128,7 +136,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = None
     cloud_share: Annotated[
-        float | None, Meta(description="Fraction of the tokens the cloud may write, 0 to 1.")
+        float | None,
+        Meta(description="Fraction of the tokens the cloud may write, such as 0.05 or 5%."),
     ] = None
     threshold: Annotated[
         float | None, Meta(description="Ask the cloud from this score on, instead of a share.")
@@ -315,8 +324,12 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
     for key, value in environment.items():
         if key.startswith(PREFIX):
             name = key.removeprefix(PREFIX).lower()
-            _require_known(name, f"The environment has the unknown variable {key!r}")
-            found[name] = value
+            if name in NAMES:
+                found[name] = value
+            elif difflib.get_close_matches(name, NAMES, 1, _TYPO):
+                _require_known(name, f"The environment has the unknown variable {key!r}")
+            elif not _SERVICE.fullmatch(name.upper()):
+                _log.warning("%s in the environment is no setting, so nothing reads it.", key)
     return found
 
 
@@ -327,9 +340,26 @@ def _require_known(name: str, problem: str) -> None:
         raise UsageError(f"{problem}; {advice}")
 
 
+def fraction(text: str) -> float:
+    """The number that a share is written as: 0.05, or 5%. Raises `ValueError`."""
+    part = text.strip().removesuffix("%")
+    return float(part) / (100 if part != text.strip() else 1)
+
+
 def _checked(values: Mapping[str, object], where: str) -> Settings:
+    given = dict(values)
+    share = given.get("cloud_share")
+    if isinstance(share, str):
+        try:
+            given["cloud_share"] = fraction(share)
+        except ValueError as error:
+            raise UsageError(
+                f"cloud-share in {where} is not valid: {share!r} is no share",
+                hint="give a fraction such as 0.05, or 5%",
+                setting="cloud_share",
+            ) from error
     try:
-        found = msgspec.convert(dict(values), Settings, strict=False)
+        found = msgspec.convert(given, Settings, strict=False)
     except msgspec.ValidationError as error:
         name = re.search(r"\$\.(\w+)", str(error))
         which = spelled(name[1]) if name else "A setting"

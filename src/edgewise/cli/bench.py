@@ -98,7 +98,8 @@ def link(
     data: options.Data = None,
     chosen: Settings,
     cloud_share: Annotated[
-        list[float] | None, typer.Option(help="Cloud share; may be repeated. Default 0.05.")
+        list[float] | None,
+        options.share_option("Cloud share; may be repeated. Default 0.05."),
     ] = None,
     round_trip: Annotated[
         list[float] | None,
@@ -149,9 +150,7 @@ def paper(
     chosen: Settings,
     cloud_share: Annotated[
         float | None,
-        typer.Option(
-            min=0.001, max=1, help="Part of the tokens that is consulted for; default 0.07."
-        ),
+        options.share_option("Part of the tokens that is consulted for; default 0.07."),
     ] = None,
     round_trip: Annotated[
         float, typer.Option(min=0, max=10_000, help="Round trip of the emulated link, ms.")

@@ -32,7 +32,7 @@ from edgewise.events import Candidate, Event, Finished, Token
 from edgewise.pair import Pair, open_pair
 from edgewise.parts import make_policy, sampling_of
 from edgewise.prompts import MAX_PROMPT, Message, require_text
-from edgewise.settings import Settings
+from edgewise.settings import Settings, fraction
 
 HELP = """\
 /share 0.05       the fraction of tokens the cloud may write from now on
@@ -149,9 +149,9 @@ class Conversation:
 
     def _share(self, text: str) -> None:
         try:
-            share = float(text)
+            share = fraction(text)
         except ValueError:
-            raise UsageError("/share needs a number from 0 to 1, such as /share 0.05.") from None
+            raise UsageError("/share needs a share, such as /share 0.05 or /share 5%.") from None
         wanted = replace(self._pair.settings, cloud_share=share, threshold=None)
         self._paired = self._pair.policy = make_policy(wanted, self._pair.card)
         self._pair.forget()

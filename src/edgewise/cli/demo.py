@@ -37,7 +37,7 @@ def demo(
     questions: Annotated[int, typer.Option(help="How many held-out questions.")] = 100,
     cloud_share: Annotated[
         float | None,
-        typer.Option(help="Cloud share whose calibrated threshold is used; default 0.05."),
+        options.share_option("Cloud share whose calibrated threshold is used; default 0.05."),
     ] = None,
     json: options.Json = False,
 ) -> None:

@@ -268,7 +268,7 @@ def _leaves(chosen: Settings) -> Check:
     address = parts.cloud_address(chosen)
     if address == "none":
         return Check("what leaves the device", "ok", "nothing")
-    if "://" not in address or address.startswith("hf://"):
+    if not is_url(address):
         return Check("what leaves the device", "ok", "nothing: the cloud model runs here")
     shown: list[str] = []
     if chosen.cloud_context is not None:

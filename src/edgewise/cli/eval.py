@@ -50,7 +50,7 @@ def evaluate(
     chosen: Settings,
     router: Annotated[list[str] | None, typer.Option(help="As for run; may be repeated.")] = None,
     cloud_share: Annotated[
-        list[float] | None, typer.Option(help="Cloud share asked for; may be repeated.")
+        list[float] | None, options.share_option("Cloud share asked for; may be repeated.")
     ] = None,
     baselines: Annotated[
         bool, typer.Option(help="Random, untrained routers, commit point, query level, oracle.")

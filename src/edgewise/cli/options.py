@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from edgewise import settings
-from edgewise.addresses import is_url
+from edgewise.addresses import is_url, meant
 from edgewise.cli import render
 from edgewise.errors import EdgewiseError, UsageError, VocabularyMismatch
 from edgewise.evaluation.tasks.base import Grading
@@ -34,6 +34,22 @@ MaxTokens = Annotated[
     int | None, typer.Option(help="Longest answer, tokens; default: the task's own, 256 a file's.")
 ]
 Limit = Annotated[int | None, typer.Option(help="Only the first N questions.")]
+
+
+def share(text: str) -> float:
+    """A share as it is written on the command line: 0.05, or 5%."""
+    try:
+        return settings.fraction(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is no share; give a fraction such as 0.05, or 5%"
+        ) from None
+
+
+def share_option(about: str) -> Any:
+    """An option of a command's own whose values are shares."""
+    return typer.Option(parser=share, metavar="SHARE", help=about)
+
 
 Names = tuple[str, ...]
 Command = Callable[..., None]
@@ -141,7 +157,7 @@ def _vetted(chosen: Settings, of_file: Collection[str]) -> None:
             "in the working folder may not",
             hint="name the variable with --cloud-key-env or EDGEWISE_CLOUD_KEY_ENV",
         )
-    if "cloud" in of_file and is_url(chosen.cloud or ""):
+    if "cloud" in of_file and is_url(meant(chosen.cloud or "")):
         if chosen.cloud_key_env is not None:
             raise UsageError(
                 f"{settings.FILE} names the cloud {chosen.cloud!r}, and no file in the working "
@@ -180,8 +196,9 @@ def _option(name: str) -> inspect.Parameter:
     annotation, meta = get_args(_FIELDS[name].type)
     union = get_origin(annotation) in (Union, UnionType)
     kinds = [k for k in (get_args(annotation) if union else (annotation,)) if k is not NoneType]
-    # A choice between a word and a number comes as text, which `settings.load` converts.
-    kind = kinds[0] if len(kinds) == 1 else str
+    # A choice between a word and a number comes as text, which `settings.load` converts; so does a
+    # share, which may be in percent.
+    kind = kinds[0] if len(kinds) == 1 and name != "cloud_share" else str
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
