@@ -181,9 +181,9 @@ def test_settings_given_in_python() -> None:
         settings_of({"thread": 1})
     with pytest.raises(UsageError, match=r"not both \(in the arguments\)"):
         settings_of(BOTH)
-    with pytest.raises(UsageError, match=r"^max-tokens in the arguments is not valid") as caught:
-        settings_of({"max_tokens": None})
-    assert caught.value.setting == "max_tokens"
+    with pytest.raises(UsageError, match=r"^run-ahead in the arguments is not valid") as caught:
+        settings_of({"run_ahead": None})
+    assert caught.value.setting == "run_ahead"
 
 
 def test_an_error_names_its_setting(tmp_path: Path) -> None:
@@ -192,3 +192,38 @@ def test_an_error_names_its_setting(tmp_path: Path) -> None:
             loaded(tmp_path, toml)
         assert caught.value.setting == setting
         assert str(caught.value).startswith(spelled(setting))
+
+
+@pytest.mark.parametrize(("written", "share"), [("5%", 0.05), ("0.05", 0.05), (" 100 % ", 1.0)])
+def test_a_share_may_be_in_percent_everywhere(tmp_path: Path, written: str, share: float) -> None:
+    found = [
+        loaded(tmp_path, f'cloud-share = "{written}"'),
+        loaded(tmp_path, EDGEWISE_CLOUD_SHARE=written),
+        loaded(tmp_path, flags={"cloud_share": written}),
+        settings_of({"cloud_share": written}),
+    ]
+    assert [one.cloud_share for one in found] == [pytest.approx(share)] * 4
+
+
+@pytest.mark.parametrize("written", ["%", "5%%", "five", "5 % of them"])
+def test_what_is_no_share_is_told(written: str) -> None:
+    with pytest.raises(UsageError, match=r"is no share; give a fraction such as 0\.05, or 5%"):
+        settings_of({"cloud_share": written})
+
+
+def test_what_others_put_into_the_environment_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A service called edgewise, or edgewise-gateway, is told to every container beside it."""
+    service = {
+        "EDGEWISE_SERVICE_HOST": "10.0.0.1",
+        "EDGEWISE_SERVICE_PORT_HTTP": "80",
+        "EDGEWISE_PORT": "tcp://10.0.0.1:80",
+        "EDGEWISE_PORT_80_TCP_ADDR": "10.0.0.1",
+        "EDGEWISE_GATEWAY_SERVICE_HOST": "10.0.0.2",
+        "EDGEWISE_GATEWAY_PORT_80_TCP": "tcp://10.0.0.2:80",
+    }
+    assert loaded(tmp_path, **service) == Settings()
+    assert not caplog.records
+    assert loaded(tmp_path, EDGEWISE_HELLO="world") == Settings()
+    assert "EDGEWISE_HELLO in the environment is no setting" in caplog.text

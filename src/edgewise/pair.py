@@ -39,7 +39,7 @@ from edgewise.settings import Settings, settings_of, spelled
 class Wishes(TypedDict, total=False):
     """What one answer may have otherwise than its pair's settings say."""
 
-    max_tokens: int
+    max_tokens: int | None
     stop: str | Sequence[str]
     temperature: float
     top_k: int

@@ -160,7 +160,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Literal["edge", "raise"],
         Meta(description="When a consult fails: go on with the edge's token, or stop."),
     ] = "edge"
-    max_tokens: Annotated[int, Meta(description="Longest answer, tokens.")] = 256
+    max_tokens: Annotated[
+        int | None, Meta(description="Longest answer, tokens; default: until the context is full.")
+    ] = None
     temperature: Annotated[float, Meta(description="0 is greedy.")] = 0.0
     top_k: Annotated[int, Meta(description="Keep the K likeliest; 0 is off.")] = 0
     top_p: Annotated[float, Meta(description="Keep the likeliest up to this mass; 1 is off.")] = 1.0

@@ -2,7 +2,9 @@
 
 import json
 import re
+import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from edgewise.addresses import bundled
 from edgewise.cli.render import printable
 from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
 from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise.testing.link import Link, Quality
 from tests.cli.conftest import Run
 from tests.llama_server_process import llama_server
 
@@ -59,6 +62,69 @@ def test_plain_output_is_plain(cli: Run) -> None:
 
 def test_a_prompt_may_come_from_stdin(cli: Run) -> None:
     assert cli("run", stdin=QUESTION).stdout == cli("run", QUESTION).stdout
+
+
+def test_a_document_on_stdin_joins_the_prompt(cli: Run) -> None:
+    whole = cli("run", f"{QUESTION}\n\nin short\n").stdout
+    assert cli("run", QUESTION, stdin="in short\n").stdout == whole
+    assert whole != cli("run", QUESTION).stdout
+    assert cli("run", "-", stdin=QUESTION).stdout == cli("run", QUESTION, stdin=" \n").stdout
+
+
+def test_an_endless_stdin_is_told_of(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "edgewise", "run", QUESTION],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        assert "reading stdin until it ends" in process.stderr.readline()
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert out.strip()
+    assert "by the cloud" in err
+
+
+def test_an_answer_goes_on_until_the_context_is_full_and_a_cut_is_told(cli: Run) -> None:
+    endless = ("--cloud", "none", "--no-template", "--temperature", "4", "--seed", "1")
+    cut = cli("run", "a", *endless, "--ctx", "64")
+    assert re.search(r"cut at 6\d tokens", cut.stderr), cut.stderr
+    asked = cli("run", QUESTION, "--max-tokens", "3")
+    assert "cut at 3 tokens" in asked.stderr
+    assert "cut" not in cli("run", QUESTION).stderr
+
+
+def test_an_interrupted_answer_leaves_what_it_came_to(tmp_path: Path) -> None:
+    with llama_server(bundled("cloud")) as engine:
+        link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=0.3))
+        asks = ("--cloud", link.url, "--router", "constant:1", "--threshold", "0.5")
+        command = [sys.executable, "-m", "edgewise", "run", QUESTION, *asks, "--run-ahead", "0"]
+        try:
+            with subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=tmp_path,
+            ) as process:
+                assert process.stdout is not None
+                assert process.stdout.read(1)
+                process.send_signal(signal.SIGINT)
+                _, err = process.communicate(timeout=60)
+        finally:
+            link.close()
+    assert process.returncode == 130
+    assert re.search(rb"interrupted after \d+ tokens, \d+ by the cloud", err), err
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_says_what_holds_without_a_flag(cli: Run, flag: str) -> None:
+    told = " ".join(cli("run", flag).stdout.split())
+    assert "Default: bundled." in told
+    assert "Default: 16." in told
 
 
 @pytest.mark.parametrize("cap", [0, 1, 3])

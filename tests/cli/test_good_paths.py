@@ -146,7 +146,7 @@ def _read(terminal: int) -> bytes:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 @pytest.mark.parametrize("no_colour", [False, True])
-def test_a_terminal_gets_colour_unless_told_otherwise(tmp_path: Path, no_colour: bool) -> None:
+def test_the_clouds_tokens_show_with_colour_and_without(tmp_path: Path, no_colour: bool) -> None:
     import pty
 
     leader, follower = pty.openpty()
@@ -163,7 +163,8 @@ def test_a_terminal_gets_colour_unless_told_otherwise(tmp_path: Path, no_colour:
     os.close(leader)
     assert process.returncode == 0
     assert b"by the cloud" in shown
-    assert (b"\x1b[" in shown) is not no_colour
+    assert re.search(rb"\x1b\[1;4m" if no_colour else rb"\x1b\[1;4;31m", shown), shown
+    assert (b"31m" in shown) is not no_colour
 
 
 def test_doctor_checks_everything(edgewise: Edgewise) -> None:

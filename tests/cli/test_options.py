@@ -203,7 +203,10 @@ def test_options_are_as_the_settings_say(name: str, command: Any) -> None:
     for setting in FLAGS[name]:
         option = found[setting]
         assert option.opts == [f"--{setting.replace('_', '-')}"]
-        assert option.help == HELP[setting]
+        default = getattr(Settings(), setting)
+        shown = "on" if default is True else default
+        says = HELP[setting] + ("" if shown in (None, False) else f" Default: {shown}.")
+        assert option.help == says
         assert option.default is None
         assert not option.required
     assert all(one.help for one in given)
@@ -254,7 +257,7 @@ def test_all_that_cannot_be_honoured_is_said_at_once(
 
 
 def test_a_default_that_is_written_down_is_no_wish(edgewise: Edgewise, tmp_path: Path) -> None:
-    (tmp_path / "edgewise.toml").write_text("temperature = 0\nspan = 1\nmax-tokens = 256\n")
+    (tmp_path / "edgewise.toml").write_text("temperature = 0\nspan = 1\nrun-ahead = 16\n")
     assert "limit must be" in edgewise("eval", "pocketqa", "--limit", "0").err
 
 

@@ -1,11 +1,8 @@
 """`edgewise chat`: a conversation in the terminal that shows who wrote what."""
 
-import signal
 import sys
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 import typer
@@ -14,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from edgewise.cli import render
+from edgewise.cli.interrupts import interruptible, until
 from edgewise.cli.options import (
     COSTS,
     MACHINE,
@@ -28,7 +26,7 @@ from edgewise.cli.options import (
     told,
 )
 from edgewise.errors import UsageError
-from edgewise.events import Candidate, Event, Finished, Token
+from edgewise.events import Candidate, Finished, Token
 from edgewise.pair import Pair, open_pair
 from edgewise.parts import make_policy, sampling_of
 from edgewise.prompts import MAX_PROMPT, Message, require_text
@@ -126,15 +124,16 @@ class Conversation:
         local = self._local
         asked = [*self.messages, Message("user", question, local)]
         stream = self._pair.stream(asked, pending=True)
-        with stream as events, _interruptible() as interrupted:
-            said = list(_until(interrupted, render.painted(events)))
+        with stream as events, interruptible() as interrupted:
+            said = list(until(interrupted, render.painted(events)))
         tokens = tuple(event for event in said if isinstance(event, Token))
         ends = [event for event in said if isinstance(event, Finished)]
         text = "".join(event.text for event in [*tokens, *ends])
         if text or ends:
             self.turns.append(Turn(question, text, tokens, bool(ends), local))
         if ends:
-            render.note(render.counted(ends[0].usage, ends[0].timing, calls=False) + self._cost())
+            counted = render.counted(ends[0].usage, ends[0].timing, calls=False)
+            render.note(counted + render.cut(ends[0].finish_reason, ends[0].usage) + self._cost())
         else:
             render.out.print()
             render.note(f"interrupted; what was said is kept{self._cost()}")
@@ -245,28 +244,3 @@ def _lines() -> Iterator[str]:
             continue
         except EOFError:
             return
-
-
-def _until(interrupted: Callable[[], bool], events: Iterator[Event]) -> Iterator[Event]:
-    for event in events:
-        yield event
-        if interrupted():
-            return
-
-
-@contextmanager
-def _interruptible() -> Generator[Callable[[], bool]]:
-    """The first Ctrl-C lets a step end, as no decode can be left half done; the next one raises."""
-    pressed = False
-
-    def press(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    before = signal.signal(signal.SIGINT, press)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)

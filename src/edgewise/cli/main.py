@@ -25,7 +25,7 @@ app = typer.Typer(
     name="edgewise",
     help="A small model on your device; a large one gets a word in edgewise.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )

@@ -179,6 +179,12 @@ def _reached(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | Non
     return None if where is None or where in str(error) else where
 
 
+def _default(value: object) -> str:
+    """What holds where nobody sets it; where that is nothing, the help says what then."""
+    shown = "on" if value is True else value
+    return "" if shown in (None, False) else f" Default: {shown}."
+
+
 def _first(given: object) -> object:
     return given[0] if isinstance(given, list) and given else given
 
@@ -202,6 +208,6 @@ def _option(name: str) -> inspect.Parameter:
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=typer.Option(None, help=meta.description),
+        default=typer.Option(None, help=f"{meta.description}{_default(_FIELDS[name].default)}"),
         annotation=kind | None,
     )

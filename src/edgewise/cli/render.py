@@ -1,7 +1,6 @@
 """What a terminal shows. Data go to stdout, everything else to stderr."""
 
 import math
-import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -17,18 +16,27 @@ from rich.text import Text
 from edgewise.evaluation import report
 from edgewise.evaluation.report import Figures, Row
 from edgewise.evaluation.statistics import Interval
-from edgewise.events import AnswerCost, Consult, Event, Finished, Timing, Token, Usage
+from edgewise.events import (
+    AnswerCost,
+    Consult,
+    Event,
+    Finished,
+    FinishReason,
+    Timing,
+    Token,
+    Usage,
+)
 from edgewise.loop.decoder import Answer, collect
 from edgewise.routers.card import RouterCard
 
-_COLOURS = None if os.environ.get("NO_COLOR") else "auto"
-
-out = Console(highlight=False, soft_wrap=True, color_system=_COLOURS)
-err = Console(stderr=True, highlight=False, soft_wrap=True, color_system=_COLOURS)
+# Without NO_COLOR's colours bold and underline stay.
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 _WIDEST = 10_000
 ALONE = (report.EDGE.system, report.CLOUD.system)
-CLOUD = Style(color="red", bold=True)
+CLOUD = Style(color="red", bold=True, underline=True)
+"""Told from the edge's without colour too."""
 
 
 # They reorder what is shown around them, so that text could pose as other text.
@@ -86,7 +94,12 @@ def doubts(card: RouterCard) -> None:
 
 def summary(answer: Answer) -> str:
     """One line about an answer."""
-    return counted(answer.usage, answer.timing)
+    return counted(answer.usage, answer.timing) + cut(answer.finish_reason, answer.usage)
+
+
+def cut(reason: FinishReason, usage: Usage) -> str:
+    """That an answer was cut, where it was."""
+    return f", cut at {usage.edge_tokens + usage.cloud_tokens} tokens" if reason == "length" else ""
 
 
 def counted(usage: Usage, timing: Timing, *, calls: bool = True) -> str:

@@ -1,6 +1,10 @@
 """`edgewise run`: one answer."""
 
+import os
+import stat
 import sys
+import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -9,6 +13,7 @@ import msgspec
 import typer
 
 from edgewise.cli import options, render
+from edgewise.cli.interrupts import interruptible, until
 from edgewise.cli.options import (
     COSTS,
     MACHINE,
@@ -22,11 +27,17 @@ from edgewise.cli.options import (
 )
 from edgewise.edge.fitting import require_fitting
 from edgewise.errors import UsageError
+from edgewise.events import Event, Finished, Token
 from edgewise.loop.decoder import collect
 from edgewise.pair import Pair, open_pair
 from edgewise.prompts import MAX_PROMPT, require_text
 from edgewise.settings import Settings
 from edgewise.traces.recorder import Recorder
+
+_PATIENCE = 3.0
+"""Seconds after which it is said what is waited for."""
+
+_WAITING = "reading stdin until it ends; with </dev/null the prompt is the argument alone"
 
 
 @takes(
@@ -36,7 +47,10 @@ from edgewise.traces.recorder import Recorder
 )
 def run(
     chosen: Settings,
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; without it, stdin.")] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="The prompt; a document on stdin joins it. Without, or as -, stdin."),
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be repeated.")] = None,
     no_template: Annotated[
         bool, typer.Option("--no-template", help="Send the prompt as it is.")
@@ -65,8 +79,21 @@ def run(
         if json:
             print(msgspec.json.encode(collect(recorded)).decode())
         else:
-            answer = render.paint(recorded)
-            render.note(render.summary(answer))
+            _show(recorded)
+
+
+def _show(events: Iterator[Event]) -> None:
+    """The answer as it comes, and what it came to, interrupted or not."""
+    with interruptible() as interrupted:
+        said = list(until(interrupted, render.painted(events)))
+    if said and isinstance(said[-1], Finished):
+        render.note(render.summary(collect(iter(said))))
+        return
+    tokens = [event for event in said if isinstance(event, Token)]
+    by_cloud = sum(token.source == "cloud" for token in tokens)
+    render.out.print()
+    render.note(f"interrupted after {len(tokens)} tokens, {by_cloud} by the cloud")
+    raise typer.Exit(130)
 
 
 def _untemplated(pair: Pair, text: str) -> list[int]:
@@ -75,18 +102,38 @@ def _untemplated(pair: Pair, text: str) -> list[int]:
 
 
 def _read(prompt: str | None) -> str:
+    """The prompt: the argument, a document on stdin behind it, or stdin alone (also as -)."""
     if prompt is None and sys.stdin.isatty():
         raise UsageError("There is no prompt; give one as an argument or on stdin.")
-    text = _from_stdin() if prompt is None else prompt
+    if prompt is None or prompt == "-":
+        text = _from_stdin()
+    else:
+        document = _from_stdin() if _is_piped() else ""
+        text = f"{prompt}\n\n{document}" if document.strip() else prompt
     require_text("The prompt", text)
     if not text.strip():
         raise UsageError("The prompt is empty; give at least one character.")
     return text
 
 
+def _is_piped() -> bool:
+    """Whether stdin is a file or a pipe; a terminal, or none, holds no document."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(mode) or stat.S_ISFIFO(mode)
+
+
 def _from_stdin() -> str:
     """Undecodable bytes come as surrogates, as they do in arguments."""
-    data = sys.stdin.buffer.read(4 * MAX_PROMPT + 1)
+    waiting = threading.Timer(_PATIENCE, render.note, [_WAITING])
+    waiting.daemon = True
+    waiting.start()
+    try:
+        data = sys.stdin.buffer.read(4 * MAX_PROMPT + 1)
+    finally:
+        waiting.cancel()
     return data.decode("utf-8", "surrogateescape")
 
 

@@ -60,7 +60,7 @@ class Decoder:
         self,
         prompt: Prompt | Sequence[int],
         *,
-        max_tokens: int = 256,
+        max_tokens: int | None = None,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         budget: Budget | None = None,
@@ -68,6 +68,8 @@ class Decoder:
         candidates: bool = False,
     ) -> Generation:
         """Answer `prompt` event by event; the `Generation` is an iterator.
+
+        Without `max_tokens` the answer may go on until the context is full.
 
         `prompt` are ids, or a `Prompt` that also has the messages they were made from; the edge
         answers alone where it must stay here. `budget` is what an earlier answer of the
@@ -79,6 +81,8 @@ class Decoder:
         given = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
         if not given.ids:
             raise UsageError("The prompt is empty; give at least one character.")
+        if max_tokens is None:
+            max_tokens = max(1, self.edge.context - len(given.ids))
         if max_tokens < 1:
             raise UsageError(f"max-tokens must be 1 or more, not {max_tokens}.")
         if any(not text for text in stop):
@@ -126,7 +130,7 @@ class Decoder:
         self,
         prompt: Prompt | Sequence[int],
         *,
-        max_tokens: int = 256,
+        max_tokens: int | None = None,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         budget: Budget | None = None,

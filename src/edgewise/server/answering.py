@@ -47,7 +47,7 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt: Unread
     policy: Policy
-    max_tokens: int
+    max_tokens: int | None
     sampling: Sampling
     stop: Sequence[str] = ()
     candidates: bool = False

@@ -54,7 +54,7 @@ def decode_request(
     return DecodeRequest(
         prompt=prompt,
         policy=policy.edge_alone() if local else policy,
-        max_tokens=max_tokens or own.max_tokens,
+        max_tokens=own.max_tokens if max_tokens is None else max_tokens,
         sampling=Sampling(
             temperature=either(body.temperature, own.temperature),
             top_k=int(either(body.top_k, own.top_k)),
