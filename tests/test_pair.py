@@ -176,7 +176,7 @@ def test_what_is_no_prompt(alone: Pair, asked: Any, said: str) -> None:
     ("wishes", "said"),
     [
         ({"max_tokens": 0}, "max-tokens must be from 1 to 2147483648, not 0."),
-        ({"max_tokens": "many"}, "max-tokens in the arguments is not valid: Expected `int`"),
+        ({"max_tokens": "many"}, "max-tokens in the arguments is not valid: Expected `int | null`"),
         ({"temperature": -1}, "temperature must be from 0 to 100, not -1.0."),
         ({"temperature": None}, "temperature in the arguments is not valid"),
         ({"top_p": 0}, "top-p must be above 0"),

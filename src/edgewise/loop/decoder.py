@@ -82,7 +82,7 @@ class Decoder:
         if not given.ids:
             raise UsageError("The prompt is empty; give at least one character.")
         if max_tokens is None:
-            max_tokens = max(1, self.edge.context - len(given.ids))
+            max_tokens = max(1, self.edge.context - len(given.ids) + 1)
         if max_tokens < 1:
             raise UsageError(f"max-tokens must be 1 or more, not {max_tokens}.")
         if any(not text for text in stop):

@@ -74,7 +74,7 @@ def _billed(parts: Parts, prompt: Prompt, rules: Rules) -> AnswerBill | None:
         rules.tokenizer,
         parts.cloud,
         cloud_alone=rules.policy.cloud_share == 1,
-        whole=not rules.stop and rules.prompt + rules.max_tokens <= rules.context,
+        whole=not rules.stop and rules.prompt + rules.max_tokens <= rules.context + 1,
     )
 
 
