@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import os
 import random
+import re
 import sys
 import tempfile
 import time
@@ -28,7 +29,9 @@ from benchmarks.capacity.sessions import Load, Run, Texts
 from benchmarks.capacity.tables import Row, gpu_tables, held_table, sessions_table
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.engines.base import Client
 from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise.sampling import Sampling
 
 QUESTIONS = 2000
 """Of pocketqa, for the ids of prompts and answers."""
@@ -63,6 +66,11 @@ async def _run(at: Served, load: Load, ids: Texts) -> Row:
     engine = at.engine()
     try:
         async with client() as http:
+            # What an engine does at its first requests is left out.
+            prompt = ids.read(random.Random(-1), load.prompt)
+            await engine.complete(prompt, 1, Sampling(), Client(tenant=load.tenant))
+            async for _ in at.stream(http, prompt, 1):
+                pass
 
             def stream(prompt: list[int], tokens: int) -> AsyncIterator[int]:
                 return at.stream(http, prompt, tokens)
@@ -93,7 +101,7 @@ async def _guess(at: Served, load: Load, ids: Texts) -> int:
             async for _ in at.stream(http, prompt, load.answer):
                 pass
 
-        await one(0)  # what an engine does at its first request is left out
+        await one(0)
         begun = time.perf_counter()
         await asyncio.gather(*map(one, range(1, _TRIAL + 1)))
         return max(1, int(_TRIAL * load.turn / (time.perf_counter() - begun)))
@@ -158,9 +166,10 @@ def _offloaded(options: argparse.Namespace, ids: Texts, load: Load) -> tuple[Roo
     try:
         with served("vllm", options.model, room, options.folder, flags=_OFFLOADED) as at:
             return room, run(at, load, ids)
-    except RuntimeError as error:
-        told = [text for text in str(error).splitlines() if "Exception:" in text]
-        return room, told[0].split("Exception:")[-1].strip() if told else "does not start"
+    except RuntimeError:
+        log = (options.folder / f"vllm-{options.model}" / "vllm.log").read_text()
+        told = re.findall(r"\bException: (.+)", log)
+        return room, f"does not start: {told[0] if told else 'see its log'}"
 
 
 def _load(options: argparse.Namespace) -> Load:
