@@ -1,6 +1,7 @@
 """`edgewise eval`: what a router buys on a task."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,9 +21,19 @@ from edgewise.evaluation.report import Row, as_csv, rows, summary
 from edgewise.evaluation.sweep import Store
 from edgewise.evaluation.tasks.base import Task
 from edgewise.evaluation.tasks.named import with_calibration
+from edgewise.evaluation.workers import MOST, Work, Workers
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.routers.card import digest, trained_digests
 from edgewise.settings import Settings
+
+WorkerCount = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=MOST,
+        help="Processes that answer side by side, each with the models in memory.",
+    ),
+]
 
 _NAMED = 3
 """Questions that an error names."""
@@ -61,6 +72,7 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="Folder of outcomes; a run that was interrupted goes on.")
     ] = None,
+    workers: WorkerCount = 1,
     json: options.Json = False,
     csv: Annotated[Path | None, typer.Option(help="Write every figure as CSV to FILE.")] = None,
     figure: Annotated[
@@ -84,7 +96,7 @@ def evaluate(
     )
     named = router or [chosen.router]
     contenders, table = _compared(
-        chosen, asked, named, shares, out, baselines=baselines, hidden=json
+        chosen, asked, named, shares, out, baselines=baselines, workers=workers, hidden=json
     )
     _report(asked[0], contenders, table, json=json, csv=csv, figure=figure)
 
@@ -97,6 +109,7 @@ def _compared(
     out: Path | None,
     *,
     baselines: bool,
+    workers: int,
     hidden: bool,
 ) -> tuple[list[Contender], list[Row]]:
     """The routers, and every system's figures."""
@@ -105,16 +118,20 @@ def _compared(
         edge, cloud = models.both()
         contenders = _contenders(routers, chosen, edge, questions)
         bar = progress.add_task("answers", total=None)
-        evaluation = Evaluation(
-            questions,
-            held_out,
-            edge=edge,
-            cloud=cloud,
-            store=Store(out, manifest(questions, held_out, edge, cloud)),
-            deadline=LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline,
-            done=lambda: progress.advance(bar),
-        )
-        found = evaluation.run(contenders, shares, baselines=baselines)
+        deadline = LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline
+        work = Work(chosen, _by_name(routers, chosen), questions.max_tokens, deadline)
+        with Workers(work, workers) if workers > 1 else nullcontext() as beside:
+            evaluation = Evaluation(
+                questions,
+                held_out,
+                edge=edge,
+                cloud=cloud,
+                store=Store(out, manifest(questions, held_out, edge, cloud)),
+                deadline=deadline,
+                done=lambda: progress.advance(bar),
+                workers=beside,
+            )
+            found = evaluation.run(contenders, shares, baselines=baselines)
         return contenders, rows(found)
 
 
@@ -165,11 +182,20 @@ def _contenders(
         named = replace(chosen, router=name)
         _require_unseen(parts.router_folder(named), task)
         router, card = parts.open_router(named, edge)
-        shown = Path(name).name if name else parts.default_router(named)
+        shown = _shown(name, named)
         if shown in found:
             raise UsageError(f"Two routers would be shown as {shown!r}; rename one's folder.")
         found[shown] = Contender(shown, router, card, parts.router_identity(named))
     return list(found.values())
+
+
+def _by_name(names: Sequence[str | None], chosen: Settings) -> dict[str, str | None]:
+    """What settings call a router, by the name that figures show."""
+    return {_shown(name, chosen): name for name in names}
+
+
+def _shown(name: str | None, chosen: Settings) -> str:
+    return Path(name).name if name else parts.default_router(chosen)
 
 
 def _require_unseen(folder: Path | None, task: Task) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 
 import msgspec
 
@@ -13,7 +14,7 @@ from edgewise.evaluation.calibration import thresholds_for
 from edgewise.evaluation.oracle import Oracle
 from edgewise.evaluation.query_level import query_level
 from edgewise.evaluation.report import CLOUD, EDGE
-from edgewise.evaluation.sweep import Cell, Store, run
+from edgewise.evaluation.sweep import Answers, Cell, Store, run
 from edgewise.evaluation.systems import (
     CloudAlone,
     Decoded,
@@ -24,6 +25,7 @@ from edgewise.evaluation.systems import (
     require_room,
 )
 from edgewise.evaluation.tasks.base import Task
+from edgewise.evaluation.workers import Job, Workers
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
@@ -72,8 +74,11 @@ class Evaluation:
         store: Store,
         deadline: float = LONGEST_DEADLINE,
         done: Callable[[], None] = lambda: None,
+        workers: Workers | None = None,
     ) -> None:
         """`deadline` in seconds a consult; `done` is called after each answer.
+
+        `workers` answer instead of this process, but where thresholds are calibrated.
 
         Raises `ContextOverflow` for a question that leaves no room for an answer.
         """
@@ -82,7 +87,7 @@ class Evaluation:
         self.task, self.calibration = task, calibration
         self.edge, self.cloud = edge, cloud
         self.deadline = deadline
-        self.store, self._done = store, done
+        self.store, self._done, self._workers = store, done, workers
 
     def run(
         self, contenders: Sequence[Contender], shares: Sequence[float], *, baselines: bool
@@ -105,8 +110,10 @@ class Evaluation:
         """The edge model and the cloud model, each by itself."""
         tokens = self.task.max_tokens
         return {
-            EDGE: self._cell(EDGE, edge_alone(self.edge, tokens)),
-            CLOUD: self._cell(CLOUD, CloudAlone(self.cloud, self.edge.tokenizer, tokens)),
+            EDGE: self._cell(EDGE, Job("edge"), edge_alone(self.edge, tokens)),
+            CLOUD: self._cell(
+                CLOUD, Job("cloud"), CloudAlone(self.cloud, self.edge.tokenizer, tokens)
+            ),
         }
 
     def pairs(self, contender: Contender, shares: Sequence[float]) -> dict[Cell, list[Outcome]]:
@@ -119,8 +126,9 @@ class Evaluation:
                 paired(self.edge, contender.router, threshold, self.cloud, deadline=self.deadline),
                 self.task.max_tokens,
             )
+            answers = self._answers(Job("pair", contender.name, threshold), system)
             found[cell] = run(
-                cell, system, self.task.questions, store, self._done, router=identity or ""
+                cell, answers, self.task.questions, store, self._done, router=identity or ""
             )
         return found
 
@@ -131,14 +139,22 @@ class Evaluation:
         named = [bool(question.choices) for question in self.task.questions]
         if any(named):
             cell = COMMIT_POINT if all(named) else SOME_COMMIT_POINTS
-            found[cell] = self._cell(cell, CommitPoint(self.edge, self.cloud, tokens))
+            system = CommitPoint(self.edge, self.cloud, tokens)
+            found[cell] = self._cell(cell, Job("commit-point"), system)
         if self.cloud.local is not None:
             with closing(Oracle(self.edge, self.cloud.local, tokens)) as oracle:
-                found[ORACLE] = self._cell(ORACLE, oracle)
+                found[ORACLE] = self._cell(ORACLE, Job("oracle"), oracle)
         return found
 
-    def _cell(self, cell: Cell, system: System) -> list[Outcome]:
-        return run(cell, system, self.task.questions, self.store, self._done)
+    def _cell(self, cell: Cell, job: Job, system: System) -> list[Outcome]:
+        answers = self._answers(job, system)
+        return run(cell, answers, self.task.questions, self.store, self._done)
+
+    def _answers(self, job: Job, system: System) -> Answers:
+        """Of `system` here, or of the workers, for whom it is a `job`."""
+        if self._workers is not None:
+            return partial(self._workers.answers, job)
+        return partial(map, system.answer)
 
     def _store_of(self, contender: Contender) -> Store:
         """Where its outcomes are kept; nowhere without an identity."""

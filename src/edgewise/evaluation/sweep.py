@@ -1,13 +1,16 @@
 """Routers x cloud shares over a task, resumable, with the baselines they must beat."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from edgewise.evaluation.journal import append, claim, read
-from edgewise.evaluation.systems import Outcome, System
+from edgewise.evaluation.systems import Outcome
 from edgewise.evaluation.tasks.base import Question
+
+Answers = Callable[[Sequence[Question]], Iterable[Outcome]]
+"""A system's outcomes of questions, in their order, each as soon as it is wanted."""
 
 OUTCOMES, THRESHOLDS = "outcomes.jsonl", "thresholds.jsonl"
 
@@ -88,19 +91,24 @@ class Store:
 
 def run(
     cell: Cell,
-    system: System,
+    answers: Answers,
     questions: Sequence[Question],
     store: Store,
     done: Callable[[], None] = lambda: None,
     *,
     router: str = "",
 ) -> list[Outcome]:
-    """Every question's outcome; `done` is called for each, those of an earlier run included."""
+    """Every question's outcome; `done` is called for each, those of an earlier run included.
+
+    `answers` is called once, with the questions that no earlier run has answered.
+    """
+    missing = [one for one in questions if store.get(cell, one, router) is None]
+    fresh = iter(answers(missing))
     found: list[Outcome] = []
     for question in questions:
         outcome = store.get(cell, question, router)
         if outcome is None:
-            outcome = system.answer(question)
+            outcome = next(fresh)
             store.add(cell, outcome, router)
         found.append(outcome)
         done()

@@ -1,0 +1,1 @@
+"""How many sessions one engine serves: `python -m benchmarks.capacity`."""

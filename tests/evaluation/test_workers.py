@@ -1,0 +1,55 @@
+"""Several processes answer: the same outcomes in order, and one sentence where one dies."""
+
+import multiprocessing
+
+import pytest
+from msgspec.structs import replace
+
+from edgewise.errors import EdgewiseError
+from edgewise.evaluation.systems import Decoded, Outcome, edge_alone, paired
+from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise.evaluation.workers import Job, Work, Workers
+from edgewise.pair import open_models
+from edgewise.routers.named import router_named
+from edgewise.settings import Settings
+
+QUESTIONS = pocketqa().questions[:6]
+SETTINGS = Settings(edge="bundled", cloud="bundled", threads=1)
+TOKENS = 48
+
+
+def work(settings: Settings = SETTINGS) -> Work:
+    return Work(settings, {}, TOKENS, 300.0)
+
+
+def untimed(outcome: Outcome) -> Outcome:
+    return replace(outcome, seconds=0.0)
+
+
+def test_outcomes_are_those_of_one_process() -> None:
+    with open_models(SETTINGS) as models:
+        edge, cloud = models.both()
+        alone = edge_alone(edge, TOKENS)
+        pair = Decoded(paired(edge, router_named("entropy"), 0.3, cloud), TOKENS)
+        here = [[untimed(one.answer(question)) for question in QUESTIONS] for one in (alone, pair)]
+    asked = (Job("edge"), Job("pair", "entropy", 0.3))
+    with Workers(work(), 2) as workers:
+        there = [[untimed(one) for one in workers.answers(each, QUESTIONS)] for each in asked]
+    assert there == here
+    assert any(one.cloud_tokens for one in there[1])
+
+
+def test_a_worker_that_dies_is_one_sentence() -> None:
+    with Workers(work(), 2) as workers:
+        outcomes = workers.answers(Job("edge"), QUESTIONS * 50)
+        next(outcomes)
+        multiprocessing.active_children()[0].kill()
+        with pytest.raises(EdgewiseError, match="worker") as raised:
+            list(outcomes)
+    assert raised.value.setting == "workers"
+
+
+def test_what_a_worker_cannot_do_it_says_as_one_process_would() -> None:
+    missing = replace(SETTINGS, edge="./nowhere.gguf")
+    with Workers(work(missing), 2) as workers, pytest.raises(EdgewiseError, match=r"nowhere\.gguf"):
+        list(workers.answers(Job("edge"), QUESTIONS))
