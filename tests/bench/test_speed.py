@@ -1,14 +1,18 @@
 """Speeds of a real engine and of scripted models: what is compared, and in which order."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 
 import pytest
 
 from edgewise.bench.speed import measure, score_seconds
 from edgewise.edge.base import Needs, Step
+from edgewise.edge.kv import Outputs
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.llamacpp_slots import LlamaSlot
+from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
@@ -28,6 +32,10 @@ def test_the_loop_is_measured_against_the_engine_driven_bare(model: LlamaModel) 
     assert found.native_tokens_per_second > 0
     assert found.edgewise_tokens_per_second > 0
     assert 0 < found.ratio_low <= found.ratio <= found.ratio_high
+    assert found.undetected >= 0
+    assert found.processor is not None
+    assert 0 < found.processor.low <= found.processor.median <= found.processor.high
+    assert found.same_ids
 
 
 def test_the_bare_loop_leaves_the_model_as_it_was(model: LlamaModel) -> None:
@@ -36,11 +44,68 @@ def test_the_bare_loop_leaves_the_model_as_it_was(model: LlamaModel) -> None:
     session.open(ids)
     before = session.step().proposed
     session.close()
-    assert model.bare_loop([1, 2, 3], 4) > 0
+    assert len(list(model.bare_loop([1, 2, 3], 4))) == 5
     again = model.session(Needs.ENTROPY)
     again.open(ids)
     assert again.step().proposed == before
     again.close()
+
+
+def test_where_prefixes_are_kept_a_prompt_is_read_once(
+    bpe_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    run = LlamaSlot.run
+
+    def counted(slot: LlamaSlot, ids: Sequence[int], start: int, outputs: Outputs, **kept: bool):
+        read.append(len(ids) if outputs == "none" else 0)
+        return run(slot, ids, start, outputs, **kept)
+
+    monkeypatch.setattr(LlamaSlot, "run", counted)
+    with LlamaModel(bpe_path, threads=1, keep_prefixes=True) as model:
+        decoder = Decoder(model, router=Constant(0.0), policy=Policy(threshold=1.0))
+        assert measure(decoder, context=40, tokens=4, blocks=5).same_ids
+    assert sum(read) == 39
+
+
+def test_a_bare_loop_that_is_left_gives_its_place_back(model: LlamaModel) -> None:
+    loop = model.bare_loop([1, 2, 3], 8)
+    assert isinstance(loop, Generator)
+    next(loop)
+    with pytest.raises(UsageError, match="in use"):
+        model.session()
+    loop.close()
+    model.session().close()
+
+
+def test_a_bare_loop_may_outlive_its_model(bpe_path: Path) -> None:
+    with LlamaModel(bpe_path, threads=1) as model:
+        loop = model.bare_loop([1, 2, 3], 8)
+        assert isinstance(loop, Generator)
+        next(loop)
+    loop.close()
+
+
+class Engines(ScriptedEdge):
+    """Its bare loop and its router take as long as they are told to, and write other ids."""
+
+    bare = 0.002
+
+    def bare_loop(self, prompt: Sequence[int], tokens: int) -> Iterator[int]:
+        """`tokens` + 1 ids."""
+        for _ in range(tokens + 1):
+            time.sleep(self.bare)
+            yield 0
+
+
+def test_a_loss_is_seen_and_so_is_what_was_written() -> None:
+    edge = Engines(replying("", prompt="x" * 16))
+    found = measure(
+        Decoder(edge, router=Slow(), policy=Policy(threshold=1.0)), context=16, tokens=2, blocks=5
+    )
+    assert found.ratio_high < 0.8
+    assert found.undetected < 0.8
+    assert not found.same_ids
 
 
 class Slow:
@@ -73,7 +138,7 @@ def test_a_short_context_bounds_the_steps() -> None:
 def test_an_end_token_does_not_shorten_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both decode as many tokens, whatever the model would end with."""
     edge = ScriptedEdge(replying("", prompt="x" * 16))
-    monkeypatch.setattr(edge, "bare_loop", lambda prompt, tokens: 100.0, raising=False)
+    monkeypatch.setattr(edge, "bare_loop", lambda prompt, tokens: repeat(0), raising=False)
     decoder = Decoder(edge, router=Constant(0.0), policy=Policy(threshold=1.0))
     found = measure(decoder, context=16, tokens=8, blocks=2)
     assert found.edgewise_tokens_per_second > 0

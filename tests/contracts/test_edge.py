@@ -360,14 +360,14 @@ class TestEdge:
         model = backend.model()
         if isinstance(model, LlamaModel):
             assert model.embeddings().shape == (model.tokenizer.size, model.hidden_size)
-            assert model.bare_loop(PROMPT, 4) > 0
+            assert len(list(model.bare_loop(PROMPT, 4))) == 5
             assert model.parameters > 0
         else:
             assert model.parameters is None
             assert model.sequences(4) is None
             calls: list[Callable[[], object]] = [model.embeddings]
             if isinstance(model, OnnxModel):
-                assert model.bare_loop(PROMPT, 4) > 0
+                assert len(list(model.bare_loop(PROMPT, 4))) == 5
             else:
                 calls.append(lambda: model.bare_loop(PROMPT, 4))
             told = rf"^The engine of '{model.name}' .+; \w+ .+\.$"
@@ -379,10 +379,22 @@ class TestEdge:
         model = backend.model()
         if isinstance(model, ScriptedEdge):
             pytest.skip("this backend has no bare loop")
-        model.bare_loop(PROMPT[::-1], 8)
+        list(model.bare_loop(PROMPT[::-1], 8))
         session = model.session(Needs.LOGITS)
         assert session.open(PROMPT) == 0
         assert_close(session.step().logits, fresh_logits(backend, PROMPT))
+
+    def test_the_bare_loop_writes_what_a_session_proposes(self, backend: Backend) -> None:
+        model = backend.model()
+        if isinstance(model, ScriptedEdge):
+            pytest.skip("this backend has no bare loop")
+        written = list(model.bare_loop(PROMPT, 6))
+        session = model.session(Needs.HIDDEN if model.abilities.hidden else Needs.NOTHING)
+        session.open(PROMPT)
+        for token in written:
+            assert session.step().proposed == token
+            session.extend([token])
+        session.close()
 
     def test_fingerprints_are_stable(self, backend: Backend) -> None:
         left, right = backend.model(), backend.model()

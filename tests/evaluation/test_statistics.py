@@ -12,6 +12,7 @@ from edgewise.evaluation.statistics import (
     difference_interval,
     gap_recovered,
     mean_interval,
+    median_interval,
     pooled_difference,
     pooled_gap,
     ratio_interval,
@@ -74,6 +75,14 @@ def test_resamples_without_a_gap_leave_the_interval_open() -> None:
     # One of the four resamples draws only the question that edge and cloud both miss.
     found = gap_recovered([([False, False], [True, False], [True, False])])
     assert found == (1.0, (-math.inf, math.inf))
+
+
+def test_the_interval_of_a_median() -> None:
+    values = [float(value) for value in range(1, 102)]
+    low, high = median_interval([*values, 1e9])
+    # The median is between order statistics about sqrt(n) on each side of the middle one.
+    assert 38 <= low < 51 < high <= 64
+    assert median_interval([0.5] * 9) == (0.5, 0.5)
 
 
 def test_the_interval_of_a_share_is_of_its_questions() -> None:

@@ -1,21 +1,47 @@
-"""Edge decoding speed: the whole loop against the engine driven bare."""
+"""Edge decoding speed: the whole loop against the engine driven bare.
+
+Both decode the same few tokens behind the same prompt, in short blocks that take turns: what else
+the machine does, and how fast it is, changes within seconds. The bare engine takes part twice: how
+far it seems to be from itself is the smallest loss that can be told from none.
+"""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from itertools import cycle, islice, permutations
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from edgewise.edge.base import EdgeModel, Needs
+from edgewise.evaluation.statistics import median_interval
 from edgewise.events import Token
 from edgewise.loop.decoder import Decoder
 from edgewise.routers.base import Router
 
 
+class Ratio(msgspec.Struct, frozen=True):
+    """The loop's speed over the bare engine's: median of the rounds' ratios, its 95% interval.
+
+    `undetected` is the loss, a fraction, that cannot be told from none: how far from 1 the interval
+    of the bare engine over itself reaches.
+    """
+
+    median: float
+    low: float
+    high: float
+    undetected: float
+
+
 class Speed(msgspec.Struct, frozen=True):
-    """Medians over interleaved blocks; `ratio` is the median of the blocks' own ratios."""
+    """Medians over `blocks` of `tokens` each, of the loop and of the bare engine.
+
+    `ratio` and what belongs to it are by the clock, as `Ratio` says; `processor` is by the time
+    that this process had the processor, which other work disturbs less (None where the system
+    counts too coarsely for a block). `same_ids`: both wrote the same.
+    """
 
     context: int
     blocks: int
@@ -25,28 +51,43 @@ class Speed(msgspec.Struct, frozen=True):
     ratio: float
     ratio_low: float
     ratio_high: float
+    undetected: float
+    processor: Ratio | None
+    same_ids: bool
+
+
+class Block(NamedTuple):
+    """Seconds a token by the clock and of the processor, and the ids that were written."""
+
+    seconds: float
+    processor: float
+    ids: list[int]
 
 
 def measure(decoder: Decoder, *, context: int, tokens: int, blocks: int) -> Speed:
     """Decode `tokens` after a random prompt of `context` ids, bare and through `decoder`.
 
-    `decoder.edge` must have room for context + tokens. The order of the two alternates from block
-    to block. Raises `UsageError` for an engine without a loop of its own.
+    `decoder.edge` must have room for context + tokens + 1. The prompt is read once where it keeps
+    prefixes, else for every block. Raises `UsageError` for an engine without a loop of its own.
     """
     prompt = random_prompt(decoder.edge, context)
-    # The first block warms caches up.
-    every = [rates(decoder, prompt, tokens, bare_first=n % 2 == 1) for n in range(blocks + 1)]
-    native, through = zip(*every[1:], strict=True)
-    ratios = [b / a for a, b in every[1:]]
+    orders = cycle(permutations(range(3)))
+    # The first round warms caches up.
+    rounds = [_round(decoder, prompt, tokens, next(orders)) for _ in range(blocks + 1)][1:]
+    bare, through, again = zip(*rounds, strict=True)
+    clock = _ratio(*([block.seconds for block in arm] for arm in (bare, through, again)))
     return Speed(
-        context,
-        blocks,
-        tokens,
-        median(native),
-        median(through),
-        median(ratios),
-        min(ratios),
-        max(ratios),
+        context=context,
+        blocks=blocks,
+        tokens=tokens,
+        native_tokens_per_second=1 / median(block.seconds for block in bare),
+        edgewise_tokens_per_second=1 / median(block.seconds for block in through),
+        ratio=clock.median,
+        ratio_low=clock.low,
+        ratio_high=clock.high,
+        undetected=clock.undetected,
+        processor=_processor(bare, through, again),
+        same_ids=all(one.ids == other.ids for one, other in zip(bare, through, strict=True)),
     )
 
 
@@ -60,11 +101,9 @@ def rates(
     decoder: Decoder, prompt: Sequence[int], tokens: int, *, bare_first: bool
 ) -> tuple[float, float]:
     """Tokens a second of the bare engine and of `decoder`, measured in this order or the other."""
-    if bare_first:
-        bare = decoder.edge.bare_loop(prompt, tokens)
-        return bare, _through(decoder, prompt, tokens)
-    through = _through(decoder, prompt, tokens)
-    return decoder.edge.bare_loop(prompt, tokens), through
+    arms = (_bare, _through) if bare_first else (_through, _bare)
+    found = {arm: 1 / _block(arm(decoder, prompt, tokens), tokens).seconds for arm in arms}
+    return found[_bare], found[_through]
 
 
 def score_seconds(model: EdgeModel, router: Router, steps: int = 64) -> tuple[float, float]:
@@ -90,13 +129,51 @@ def score_seconds(model: EdgeModel, router: Router, steps: int = 64) -> tuple[fl
     return median(scores), median(decodes)
 
 
-def _through(decoder: Decoder, prompt: Sequence[int], tokens: int) -> float:
-    """Tokens per second after the first token, which pays for the prompt."""
+def _round(
+    decoder: Decoder, prompt: Sequence[int], tokens: int, order: Sequence[int]
+) -> tuple[Block, Block, Block]:
+    """Blocks of the bare engine, of `decoder`, and of the bare engine again, run in `order`."""
+    arms = (_bare, _through, _bare)
+    found = {number: _block(arms[number](decoder, prompt, tokens), tokens) for number in order}
+    return found[0], found[1], found[2]
+
+
+def _block(ids: Generator[int], tokens: int) -> Block:
+    """Of the `tokens` after the first, which pays for the prompt."""
+    with closing(ids):
+        first = next(ids)
+        seconds, processor = time.perf_counter(), time.process_time()
+        written = list(islice(ids, tokens))
+        processor, seconds = time.process_time() - processor, time.perf_counter() - seconds
+    return Block(seconds / tokens, processor / tokens, [first, *written])
+
+
+def _bare(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]:
+    yield from decoder.edge.bare_loop(prompt, tokens)
+
+
+def _through(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]:
     edge: Any = _Endless(decoder.edge)
     endless = Decoder(edge, router=decoder.router, policy=decoder.policy, cloud=decoder.cloud)
     with endless.stream(prompt, max_tokens=tokens + 1) as events:
-        seconds = [event.seconds for event in events if isinstance(event, Token)]
-    return (len(seconds) - 1) / sum(seconds[1:])
+        for event in events:
+            if isinstance(event, Token):
+                yield event.id
+
+
+def _processor(
+    bare: Sequence[Block], through: Sequence[Block], again: Sequence[Block]
+) -> Ratio | None:
+    if not all(block.processor for block in (*bare, *through, *again)):
+        return None
+    return _ratio(*([block.processor for block in arm] for arm in (bare, through, again)))
+
+
+def _ratio(bare: Sequence[float], through: Sequence[float], again: Sequence[float]) -> Ratio:
+    """From seconds a token, a round each."""
+    ratios = [one / other for one, other in zip(bare, through, strict=True)]
+    null = median_interval([one / other for one, other in zip(bare, again, strict=True)])
+    return Ratio(median(ratios), *median_interval(ratios), max(abs(end - 1) for end in null))
 
 
 class _Endless:
@@ -109,4 +186,6 @@ class _Endless:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._part, name)
-        return _Endless(found) if name == "tokenizer" else found
+        # Kept: what is looked up for each token is to cost what it costs without this.
+        setattr(self, name, _Endless(found) if name == "tokenizer" else found)
+        return getattr(self, name)

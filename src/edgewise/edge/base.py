@@ -4,7 +4,7 @@ Edge models know nothing of routers, thresholds or HTTP. A new engine inherits f
 writes what it has; its sessions are `KvSession`s over the engine's own `KvCache`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Flag, auto
 from typing import Literal, NamedTuple, Protocol
 
@@ -330,10 +330,12 @@ class EdgeModel(Protocol):
             setting="inputs",
         )
 
-    def bare_loop(self, prompt: Sequence[int], tokens: int) -> float:
-        """Tokens a second of the engine driven bare, a pass and an argmax each, after `prompt`.
+    def bare_loop(self, prompt: Sequence[int], tokens: int) -> Iterator[int]:
+        """`tokens` + 1 ids after `prompt`, of the engine driven bare: a pass and an argmax each.
 
-        No session may be open. Raises `UsageError` where there is no such loop.
+        The first pays for the prompt; whoever iterates has the clock. Where the model keeps
+        prefixes, what it has of the prompt is not read again. No session may be open. Raises
+        `UsageError` where there is no such loop.
         """
         raise UsageError(
             f"The engine of {self.name!r} has no loop of its own to compare with",

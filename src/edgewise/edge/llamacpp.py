@@ -7,7 +7,7 @@ logits and the post-final-norm hidden state together; a prompt is prefilled with
 
 import ctypes
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -183,8 +183,8 @@ class LlamaModel(EdgeModel):
             setting="inputs",
         )
 
-    def bare_loop(self, prompt: Sequence[int], tokens: int) -> float:
-        return bare_loop(self._slots.context.handle, self.tokenizer.size, prompt, tokens)
+    def bare_loop(self, prompt: Sequence[int], tokens: int) -> Iterator[int]:
+        return bare_loop(self._slots, prompt, tokens)
 
     def close(self) -> None:
         """Free weights and caches; sessions of the model are unusable afterwards."""

@@ -1,42 +1,51 @@
 """llama.cpp driven bare: what a decoding loop over it is measured against."""
 
-import time
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Iterator, Sequence
 
 from edgewise.edge.binding import llama_cpp
-from edgewise.edge.llamacpp_load import BATCH
+from edgewise.edge.kv import common_prefix
+from edgewise.edge.llamacpp_context import LlamaContext
+from edgewise.edge.llamacpp_slots import LlamaSlots
 
 
-def bare_loop(context: Any, size: int, prompt: Sequence[int], tokens: int) -> float:
-    """Tokens a second of decode and argmax over `size` logits, in sequence 0; embeddings off."""
-    memory = llama_cpp.llama_get_memory(context)
-    llama_cpp.llama_memory_seq_rm(memory, 0, -1, -1)
-    llama_cpp.llama_set_embeddings(context, False)
-    batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
-    logits = _decode(context, batch, prompt, 0)
-    begun = time.perf_counter()
-    for position in range(len(prompt), len(prompt) + tokens):
-        token = int(np.ctypeslib.as_array(logits, (size,)).argmax())
-        logits = _decode(context, batch, [token], position)
-    seconds = time.perf_counter() - begun
-    llama_cpp.llama_batch_free(batch)
-    llama_cpp.llama_memory_seq_rm(memory, 0, -1, -1)
-    return tokens / seconds
+def bare_loop(slots: LlamaSlots, prompt: Sequence[int], tokens: int) -> Iterator[int]:
+    """`tokens` + 1 ids after `prompt`, a decode and an argmax each.
+
+    The prompt is read as a session reads it, so that the engine is in the same state: all but its
+    last id without outputs, in cells that a session would take.
+    """
+    last, kept = len(prompt) - 1, 0
+    slot, context = slots.reserve(), slots.context
+    try:
+        held = slot.adopt(prompt)
+        with slot.lock:
+            start = slot.forget(min(common_prefix(held, prompt), last))
+            for at in range(start, last, slot.batch):
+                slot.run(prompt[at : min(at + slot.batch, last)], at, "none", hidden=False)
+            kept = last
+        # What was read of a session that is closed is stale from here on.
+        context.decodes += 1
+        assert slot.sequence is not None
+        yield from _decoded(context, slot.sequence, prompt[last], last, tokens)
+    finally:
+        with slot.lock:
+            kept = 0 if slot.closed else slot.forget(kept)
+        slot.release(prompt[:kept])
 
 
-def _decode(context: Any, batch: Any, ids: Sequence[int], start: int) -> Any:
-    for at in range(0, len(ids), BATCH):
-        part = ids[at : at + BATCH]
-        batch.n_tokens = len(part)
-        for index, token in enumerate(part):
-            batch.token[index] = token
-            batch.pos[index] = start + at + index
-            batch.n_seq_id[index] = 1
-            batch.seq_id[index][0] = 0
-            batch.logits[index] = index == len(part) - 1
-        if llama_cpp.llama_decode(context, batch):
-            raise RuntimeError("the bare loop could not decode")
-    return llama_cpp.llama_get_logits_ith(context, -1)
+def _decoded(
+    context: LlamaContext, sequence: int, token: int, start: int, tokens: int
+) -> Iterator[int]:
+    batch = llama_cpp.llama_batch_init(1, 0, 1)
+    try:
+        batch.n_tokens = batch.n_seq_id[0] = batch.logits[0] = 1
+        batch.seq_id[0][0] = sequence
+        llama_cpp.llama_set_embeddings(context.handle, False)
+        for position in range(start, start + tokens + 1):
+            batch.token[0], batch.pos[0] = token, position
+            if llama_cpp.llama_decode(context.handle, batch):
+                raise RuntimeError("the bare loop could not decode")
+            token = int(context.row(0, hidden=False).logits.argmax())
+            yield token
+    finally:
+        llama_cpp.llama_batch_free(batch)

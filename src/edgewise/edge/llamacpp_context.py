@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgewise.edge.base import Ids
+from edgewise.edge.base import Floats, Ids
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.kv import KvRow
 from edgewise.edge.llamacpp_load import BATCH
@@ -38,7 +38,7 @@ class LlamaContext:
         self.decodes = 0
         self.recurrent, self.window = recurrent, window
         self._memory = llama_cpp.llama_get_memory(handle)
-        self._vocabulary, self._hidden_size = vocabulary, hidden_size
+        self._logits, self._hidden = _View(vocabulary), _View(hidden_size)
 
     def decode(self, batch: "LlamaBatch", *, hidden: bool) -> None:
         """Run a batch, with hidden states if wanted. Raises `ModelError`."""
@@ -54,12 +54,11 @@ class LlamaContext:
 
     def row(self, index: int, *, hidden: bool) -> KvRow:
         """What the last decode says after the batch's id `index`."""
-        logits = llama_cpp.llama_get_logits_ith(self.handle, index)
-        row = np.ctypeslib.as_array(logits, (self._vocabulary,))
+        logits = self._logits.at(llama_cpp.llama_get_logits_ith(self.handle, index))
         if not hidden:
-            return KvRow(row)
-        pointer = llama_cpp.llama_get_embeddings_ith(self.handle, index)
-        return KvRow(row, np.ctypeslib.as_array(pointer, (self._hidden_size,)))
+            return KvRow(logits)
+        state = self._hidden.at(llama_cpp.llama_get_embeddings_ith(self.handle, index))
+        return KvRow(logits, state)
 
     def forget(self, sequence: int, position: int) -> int:
         """Drop a sequence's ids from `position` on, or all of them; returns how many are left."""
@@ -118,6 +117,21 @@ def _pointer(buffer: Bytes) -> Any:
     return buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
+class _View:
+    """The engine's floats as an array, made anew only where they lie elsewhere than before."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._address = size, 0
+        self._array: Floats = np.empty(0, np.float32)
+
+    def at(self, pointer: Any) -> Floats:
+        address = ctypes.addressof(pointer.contents)
+        if address != self._address:
+            self._array = np.ctypeslib.as_array(pointer, (self._size,))
+            self._address = address
+        return self._array
+
+
 class LlamaBatch:
     """Room for the ids of one decode."""
 
@@ -147,6 +161,10 @@ class LlamaBatch:
         """
         at, count = self._count, len(ids)
         end = self._count = self.struct.n_tokens = at + count
+        if count == 1:
+            self._tokens[at], self._positions[at] = ids[0], start
+            self._wanted[at] = every or last
+            return at
         self._tokens[at:end] = ids
         self._positions[at:end] = np.arange(start, start + count)
         self._wanted[at:end] = every

@@ -97,7 +97,9 @@ class LlamaSlot(KvCache):
         self.lock = slots.lock
         self.batch, self.turn = slots.batch, slots.turn
         self._slots, self._context = slots, slots.context
-        self._sequence: int | None = None
+        self.sequence: int | None = None
+        """The context's, once the session's ids are known."""
+
         self._marks: LlamaMarks | None = None
         self._ids = LlamaBatch()
 
@@ -110,9 +112,9 @@ class LlamaSlot(KvCache):
         return self._slots.closed
 
     def adopt(self, ids: Sequence[int]) -> Sequence[int]:
-        self._sequence, held = self._slots.take(ids)
-        self._marks = self._slots.marks(self._sequence)
-        self._ids.belong_to(self._sequence)
+        self.sequence, held = self._slots.take(ids)
+        self._marks = self._slots.marks(self.sequence)
+        self._ids.belong_to(self.sequence)
         return held
 
     def run(
@@ -130,7 +132,7 @@ class LlamaSlot(KvCache):
         return [self._context.row(index, hidden=hidden) for index in range(first, last + 1)]
 
     def forget(self, position: int) -> int:
-        return 0 if self._sequence is None else self._slots.forget(self._sequence, position)
+        return 0 if self.sequence is None else self._slots.forget(self.sequence, position)
 
     def mark(self, position: int, *, lasting: bool) -> None:
         if self._marks:
@@ -138,4 +140,4 @@ class LlamaSlot(KvCache):
 
     def release(self, held: Sequence[int]) -> None:
         self._ids.close()
-        self._slots.give_back(self._sequence, held)
+        self._slots.give_back(self.sequence, held)

@@ -50,10 +50,12 @@ class LlamaTokenizer:
         template = llama_cpp.llama_model_chat_template(model, None)
         self.chat_template = template.decode("utf-8", "replace") if template else None
         self._special: Mapping[int, str] | None = None
+        self._pieces: dict[int, bytes] = {}
 
     def close(self) -> None:
         """Before the model is freed: what is asked later is refused, and not looked up there."""
         self._life.end()
+        self._pieces.clear()
 
     def _end_ids(self) -> frozenset[int]:
         named = {llama_cpp.llama_vocab_eos(self._vocab), llama_cpp.llama_vocab_eot(self._vocab)}
@@ -102,6 +104,10 @@ class LlamaTokenizer:
 
     def piece(self, token: int) -> bytes:
         """The bytes that an id stands for; empty for special tokens and for padding."""
+        known = self._pieces.get(token)
+        return self._read_piece(token) if known is None else known
+
+    def _read_piece(self, token: int) -> bytes:
         # llama.cpp aborts the process for an id that it does not know.
         if not 0 <= token < self.size:
             raise UsageError(f"The vocabulary has ids from 0 to {self.size - 1}, not {token}.")
@@ -111,8 +117,9 @@ class LlamaTokenizer:
             buffer = (ctypes.c_char * room)()
             with self._life:
                 n = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, room, 0, False)
-            if n >= 0:
-                return buffer.raw[:n]
+                if n >= 0:
+                    piece = self._pieces[token] = buffer.raw[:n]
+                    return piece
             room = -n  # what it needs
 
     def special_text(self, name: str) -> str:

@@ -5,8 +5,7 @@ of every id and the hidden state that its head reads come from one pass. On Linu
 the CPU, slowly.
 """
 
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -134,17 +133,17 @@ class MlxModel(EdgeModel):
         found = self._weights.embeddings()
         return super().embeddings() if found is None else found
 
-    def bare_loop(self, prompt: Sequence[int], tokens: int) -> float:
+    def bare_loop(self, prompt: Sequence[int], tokens: int) -> Iterator[int]:
         weights = self._weights
         cache = weights.new_cache()
         for at in range(0, len(prompt) - 1, BATCH):
             weights.run(prompt[at : min(at + BATCH, len(prompt) - 1)], cache, "none")
-        rows = weights.run(prompt[-1:], cache, "last")
-        begun = time.perf_counter()
-        for _ in range(tokens):
+        token = prompt[-1]
+        for _ in range(tokens + 1):
+            rows = weights.run([token], cache, "last")
             assert rows is not None
-            rows = weights.run([int(rows.logits[-1].argmax())], cache, "last")
-        return tokens / (time.perf_counter() - begun)
+            token = int(rows.logits[-1].argmax())
+            yield token
 
     def close(self) -> None:
         """Free weights and caches; sessions of the model are unusable afterwards."""

@@ -10,9 +10,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Literal
 
 import msgspec
@@ -124,16 +123,14 @@ class OnnxModel(EdgeModel):
     def fingerprint(self) -> str:
         return digest_of(build_files(self.folder))
 
-    def bare_loop(self, prompt: Sequence[int], tokens: int) -> float:
+    def bare_loop(self, prompt: Sequence[int], tokens: int) -> Iterator[int]:
         """The library's own greedy loop, kept from ending by its shortest length."""
         room = len(prompt) + tokens + 1
         generator = self._generator(room, min_length=room, do_sample=False)
         generator.append_tokens(np.asarray(prompt, np.int32))
-        generator.generate_next_token()  # chosen by what the prompt's own pass said
-        begun = perf_counter()
-        for _ in range(tokens):
+        for _ in range(tokens + 1):  # the first is chosen by what the prompt's own pass said
             generator.generate_next_token()
-        return tokens / (perf_counter() - begun)
+            yield int(generator.get_next_tokens()[0])
 
     def close(self) -> None:
         """Free weights and caches; sessions of the model are unusable afterwards."""

@@ -15,6 +15,11 @@ from edgewise.events import Candidate
 
 _BLOCK = 128
 
+# As numbers: each question to a `Flag` is a call in Python, and every step asks several.
+_ENTROPY, _TOP, _LOGITS, _HIDDEN = (
+    need.value for need in (Needs.ENTROPY, Needs.TOP, Needs.LOGITS, Needs.HIDDEN)
+)
+
 
 def top_ids(logits: Floats, k: int) -> Ids:
     """The k likeliest ids, best first; ties go to the lower id.
@@ -69,42 +74,43 @@ class LogitsStep:
         self.proposed = int(logits.argmax())
         self._is_fresh = is_fresh
         self._buffer = buffer
-        self._owned = Needs.NOTHING
+        self._owned = 0
         self._log_sum: float | None = None
         self._entropy: float | None = None
         self._top: tuple[Ids, Floats] | None = None
         self._logits = logits
         self._hidden = hidden
-        self._keep(needs, top)
+        self._keep(needs.value, top)
 
-    def _keep(self, needs: Needs, top: int) -> None:
-        if Needs.ENTROPY in needs:
+    def _keep(self, needs: int, top: int) -> None:
+        if needs & _ENTROPY:
             self._normalise()
-        if Needs.TOP in needs:
+        if needs & _TOP:
             self.top(top)
-        if self._hidden is not None and Needs.HIDDEN in needs:
+        if self._hidden is not None and needs & _HIDDEN:
             self._hidden = self._hidden.copy()
-        if Needs.LOGITS in needs:
+        if needs & _LOGITS:
             self._logits = self._logits.copy()
         self._owned = needs
 
-    def _check(self, need: Needs) -> None:
-        if need not in self._owned and not self._is_fresh():
+    def _check(self, need: int) -> None:
+        if not self._owned & need and not self._is_fresh():
             raise StaleStepError(
-                f"The {need.name} of position {self.position} was read after the engine's next "
-                "decode",
+                f"The {Needs(need).name} of position {self.position} was read after the engine's "
+                "next decode",
                 hint="name it in the session's `needs`",
             )
 
     def _normalise(self) -> None:
         """One exponential pass gives the partition function and the entropy."""
         logits = self.logits
-        np.subtract(logits, logits[self.proposed], out=self._buffer)
+        highest = logits[self.proposed]
+        np.subtract(logits, highest, out=self._buffer)
         weights = np.exp(self._buffer)
-        total = float(weights.sum())
+        total = float(np.add.reduce(weights))
         log_total = math.log(total)
-        self._entropy = log_total - float(weights @ self._buffer) / total
-        self._log_sum = log_total + float(logits[self.proposed])
+        self._entropy = log_total - float(weights.dot(self._buffer)) / total
+        self._log_sum = log_total + float(highest)
 
     @property
     def fresh(self) -> bool:
@@ -113,12 +119,12 @@ class LogitsStep:
 
     @property
     def logits(self) -> Floats:
-        self._check(Needs.LOGITS)
+        self._check(_LOGITS)
         return self._logits
 
     @property
     def hidden(self) -> Floats:
-        self._check(Needs.HIDDEN)
+        self._check(_HIDDEN)
         if self._hidden is None:
             raise StaleStepError("This step was computed without hidden states.")
         return self._hidden

@@ -4,8 +4,7 @@ The extra `edgewise[transformers]`. Several times slower than llama.cpp on a CPU
 weights to the last bit: for models that have no GGUF, and for GPUs of every make.
 """
 
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -128,15 +127,15 @@ class TransformersModel(EdgeModel):
     def embeddings(self) -> Floats:
         return np.asarray(self._embeddings.weight.detach().float().cpu().numpy(), np.float32)
 
-    def bare_loop(self, prompt: Sequence[int], tokens: int) -> float:
+    def bare_loop(self, prompt: Sequence[int], tokens: int) -> Iterator[int]:
         cache, weights = self._weights.new_cache(), self._weights
         for at in range(0, len(prompt) - 1, BATCH):
             weights.run(prompt[at : min(at + BATCH, len(prompt) - 1)], cache, every=False)
-        rows = weights.run(prompt[-1:], cache, every=False)
-        begun = time.perf_counter()
-        for _ in range(tokens):
-            rows = weights.run([int(rows.logits[-1].argmax())], cache, every=False)
-        return tokens / (time.perf_counter() - begun)
+        token = prompt[-1]
+        for _ in range(tokens + 1):
+            rows = weights.run([token], cache, every=False)
+            token = int(rows.logits[-1].argmax())
+            yield token
 
     def close(self) -> None:
         """Free weights and caches; sessions of the model are unusable afterwards."""

@@ -31,6 +31,12 @@ def ratio_interval(part: Sequence[float], whole: Sequence[float], *, seed: int =
     return _interval(means[:, 0] / means[:, 1])
 
 
+def median_interval(values: Sequence[float], *, seed: int = 0) -> Interval:
+    """The 95 % interval of the median."""
+    drawn = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
+    return _interval(np.median(np.asarray(values, np.float64)[drawn], axis=1))
+
+
 def gap_recovered(
     families: Sequence[tuple[Sequence[bool], Sequence[bool], Sequence[bool]]], *, seed: int = 0
 ) -> tuple[float, Interval] | None:

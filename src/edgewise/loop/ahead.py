@@ -162,6 +162,9 @@ class RunAhead:
         return 0 if self._consults is None else self._consults.drop(start, end)
 
 
+_NUMBER = float | int | np.floating
+
+
 def _is_score(score: object) -> bool:
     # Routers are anybody's code: text, None and arrays come as well as numbers.
-    return isinstance(score, float | int | np.floating) and 0.0 <= float(score) <= 1.0
+    return isinstance(score, _NUMBER) and 0.0 <= float(score) <= 1.0

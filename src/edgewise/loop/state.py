@@ -85,7 +85,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         A consult that is wanted where none may be made is made at the next seam.
         """
         decision = rules.policy.decide(1.0 if self.waits else score, self.budget)
-        if decision.ask and rules.seams is not None:
+        if not decision.ask:
+            return decision
+        if rules.seams is not None:
             refused = rules.seams.refused(ids, rules.prompt, token, divided=self.divided)
             if refused is not None:
                 return Decision(0, refused)

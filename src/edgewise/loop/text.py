@@ -18,6 +18,8 @@ class Characters(NamedTuple):
 
         Over any split of a byte string the texts join to `data.decode("utf-8", "replace")`.
         """
+        if not self.pending and piece.isascii():
+            return piece.decode("ascii"), self
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(self.pending + piece)
         return text, Characters(decoder.getstate()[0])
@@ -37,6 +39,8 @@ class Stops(NamedTuple):
 
         What can be shown never holds any part of a stop string; behind a match nothing is shown.
         """
+        if not stops and not self.held:
+            return text, self, False
         whole = self.held + text
         matches = [at for stop in stops if (at := whole.find(stop)) >= 0]
         if matches:

@@ -55,11 +55,12 @@ class Mlp:
         x = features(step, self._inputs, self._top_k)
         last = len(self._layers) - 1
         for index, (weight, bias) in enumerate(self._layers):
-            x = weight @ x + bias
+            x = weight.dot(x)
+            x += bias
             if index == 0 and self._table is not None:
                 x += self._table[step.proposed]
             if index < last:
-                x = np.maximum(x, 0.0)
+                np.maximum(x, 0.0, out=x)
         return 0.5 * (1.0 + math.tanh(0.5 * float(x[0])))
 
 
