@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import Literal
 
 import hypothesis.strategies as st
 import pytest
@@ -84,9 +85,15 @@ def told(answer: Answer) -> list[object]:
     ]
 
 
+def forgetful(seed: int):
+    """Knows its position alone: what it would write behind another token is the same."""
+    script = noise(seed)
+    return lambda ids: script([len(ids)])
+
+
 def agreeing(seed: int, agreement: float):
     """The cloud writes what the edge does, except at some positions."""
-    own, other = noise(seed), noise(seed + 1000)
+    own, other = noise(seed) if seed % 2 else forgetful(seed), noise(seed + 1000)
 
     def script(ids: Sequence[int]):
         differs = hash((seed, len(ids), ids[-1])) % 100 >= 100 * agreement
@@ -105,6 +112,7 @@ def agreeing(seed: int, agreement: float):
     cap=st.sampled_from([None, None, 0, 3, 9]),
     span=st.integers(1, 4),
     temperature=st.sampled_from([0.0, 1.0]),
+    redraft=st.sampled_from(["exact", "always", "always", "never"]),
     stop=st.sampled_from([(), ("a",), ("\x00", "zz"), ("e", "qu")]),
     ending=st.booleans(),
     failing=st.sampled_from([0, 0, 2, 3]),
@@ -120,6 +128,7 @@ def test_the_answer_is_that_of_the_waiting_loop(
     cap: int | None,
     span: int,
     temperature: float,
+    redraft: Literal["exact", "always", "never"],
     stop: tuple[str, ...],
     ending: bool,
     failing: int,
@@ -144,9 +153,10 @@ def test_the_answer_is_that_of_the_waiting_loop(
             span=span,
             deadline=60,
             run_ahead=ahead,
+            redraft=redraft,
         )
         decoder = Decoder(
-            ScriptedEdge(ends(noise(seed))),
+            ScriptedEdge(ends(noise(seed) if seed % 2 else forgetful(seed))),
             router=Random(seed),
             policy=policy,
             cloud=cloud,

@@ -29,6 +29,8 @@ from edgewise.routers.base import Router
 from edgewise.testing.link import Link, Quality
 
 WAYS = ("edge", "waiting", "ahead")
+ONE_GUESS = "one guess"
+"""Running ahead without reading guesses again."""
 
 Connect = Callable[[str], CloudModel]
 """From a URL to the cloud model behind it, checked."""
@@ -58,7 +60,8 @@ class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
     `thrown_away` are forward passes of the edge in vain, `wasted` cloud tokens, both per token
     when running ahead; `late` consults failed. `identical` answers of the two loops, with the
     logprob margins at the first differing token of the others (NaN: not known). `right` in the
-    order of `WAYS`.
+    order of `WAYS`. `one_guess` over `step` as well, where that way was measured, with
+    `ahead_over_one_guess`.
     """
 
     round_trip: float
@@ -83,6 +86,8 @@ class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
     identical: int
     margins: tuple[float, ...]
     right: tuple[float, float, float]
+    one_guess: Figure | None = None
+    ahead_over_one_guess: Figure | None = None
 
 
 class Way:
@@ -122,7 +127,10 @@ class Way:
 
 
 class Conditions(NamedTuple):
-    """What a row is measured under; seconds. The engine is slowed down to `engine` a consult."""
+    """What a row is measured under; seconds. The engine is slowed down to `engine` a consult.
+
+    With `one_guess` that way is measured as well, in the same turns.
+    """
 
     round_trip: float
     share: float
@@ -130,6 +138,7 @@ class Conditions(NamedTuple):
     loss: float = 0.0
     engine: float = 0.025
     run_ahead: int = 16
+    one_guess: bool = False
 
 
 class LinkBench:
@@ -157,7 +166,7 @@ class LinkBench:
                 ways = self._ways(conditions, cloud)
                 for number, question in enumerate(self._task.questions):
                     # No way always follows the same other one.
-                    for name in np.roll(WAYS, number):
+                    for name in np.roll(list(ways), number):
                         ways[name].ask(question, self._task.max_tokens)
                         done()
             finally:
@@ -193,6 +202,8 @@ class LinkBench:
             "waiting": Policy(threshold=threshold),
             "ahead": Policy(threshold=threshold, run_ahead=conditions.run_ahead),
         }
+        if conditions.one_guess:
+            policies[ONE_GUESS] = msgspec.structs.replace(policies["ahead"], redraft="never")
         ways: dict[str, Way] = {}
         for name, policy in policies.items():
             edge: Any = PacedEdge(self._edge, self._pace)
@@ -224,9 +235,11 @@ def _longest_gap(decoder: Decoder, ids: Sequence[int], link: Link, max_tokens: i
 
 def _row(conditions: Conditions, ways: dict[str, Way]) -> LinkRow:
     edge, waiting, ahead = (ways[name] for name in WAYS)
-    counts = np.array([[len(a.tokens) - 1 for a in ways[n].answers] for n in WAYS], np.float64)
+    one = [ONE_GUESS] if ONE_GUESS in ways else []
+    measured = [ways[name].answers for name in (*WAYS, *one)]
+    counts = np.array([[len(a.tokens) - 1 for a in answers] for answers in measured], np.float64)
     read = np.array([a.timing.ttft for a in edge.answers])
-    totals = np.array([[a.timing.total for a in ways[n].answers] for n in WAYS])
+    totals = np.array([[a.timing.total for a in answers] for answers in measured])
     seconds = np.maximum(totals - read, 0.0)
     step = float(seconds[0].sum() / max(1.0, counts[0].sum()))
     consults = waiting.total("cloud_calls")
@@ -257,6 +270,8 @@ def _row(conditions: Conditions, ways: dict[str, Way]) -> LinkRow:
         identical=len(read) - len(margins),
         margins=margins,
         right=(_mean(edge.right), _mean(waiting.right), _mean(ahead.right)),
+        one_guess=_ratio(seconds[3], counts[3], seconds[0], counts[0]) if one else None,
+        ahead_over_one_guess=_ratio(seconds[2], counts[2], seconds[3], counts[3]) if one else None,
     )
 
 

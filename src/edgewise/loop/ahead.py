@@ -3,18 +3,25 @@
 While a consult flies the edge goes on from its own guess, as if the verdict were to confirm it.
 What it computes and asks on the way is kept and used if the answer comes to the same ids; where it
 does not, it is dropped. Guesses are decided on by the answer's own rules, so they change nothing.
+
+What was guessed behind a token that the cloud changed is often right behind the cloud's own, too.
+So it is a draft: one pass reads that token and the draft together, and the steps stand as far as
+the answer goes on with the same ids.
 """
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from edgewise.edge.base import EdgeSession, Step
+from edgewise.edge.kv import FEW
 from edgewise.errors import UsageError
 from edgewise.events import Candidate, Reason
 from edgewise.loop.consults import Consults, Flight
 from edgewise.loop.latency import Latency
+from edgewise.loop.redraft import Redraft
 from edgewise.loop.state import Rules, State
 from edgewise.routers.base import Router
 from edgewise.sampling import Sampling
@@ -52,7 +59,13 @@ class Reader:
 
     def read(self) -> Read:
         """Of the next step. Raises `UsageError` for a router whose score is none."""
-        step = self._edge.step()
+        return self._read(self._edge.step())
+
+    def read_all(self, ids: Sequence[int]) -> list[Read]:
+        """Of the steps behind each of `ids`, read in one pass."""
+        return [self._read(step).detailed() for step in self._edge.steps(ids)]
+
+    def _read(self, step: Step) -> Read:
         score = self._router.score(step)
         if not _is_score(score):
             raise UsageError(
@@ -85,9 +98,15 @@ class RunAhead:
         self.guesses: list[int] = []
         self._reads: dict[int, Read] = {}
         self._tip: State | None = None
+        self._redraft: Redraft | None = None
+        # Behind the guesses, in the session: what was drafted and may be come to yet.
+        self._drafted: list[int] = []
 
     def read(self) -> Read:
         """The step at the answer's end: computed on the way, or now."""
+        redraft, self._redraft = self._redraft, None
+        if redraft is not None:
+            self._read_draft(redraft)
         return self._reads.pop(len(self._ids), None) or self._reader.read()
 
     def begin(self, flight: Flight, read: Read, state: State) -> None:
@@ -101,11 +120,7 @@ class RunAhead:
         tip = self._tip
         if tip is None or not 0 < len(self.guesses) < self._rules.policy.run_ahead:
             return None
-        begun = time.monotonic()
-        # In detail: the answer may ask here after all, when the step is long gone.
-        read = self._reader.read().detailed()
-        self._latency.stepped(time.monotonic() - begun)
-        self._reads[len(self._ids) + len(self.guesses)] = read
+        read = self._read_ahead(len(self._ids) + len(self.guesses))
         reason = None
         if self._rules.seams is not None:
             tip = tip.reaching(read.token, [*self._ids, *self.guesses], self._rules)
@@ -119,23 +134,83 @@ class RunAhead:
 
         Returns how many guesses and how many consults that dropped.
         """
-        if self.guesses and self.guesses[0] == token:
-            del self.guesses[0]
+        expected = self.guesses or self._drafted
+        if expected and expected[0] == token:
+            del expected[0]
             # Where the answer itself asked for nothing, or for more.
             return 0, self._drop_consults(0, len(self._ids))
-        dropped = len(self.guesses)
+        dropped, redraft = len(self.guesses), self._redrafted(token)
         consults = self.drop(len(self._ids) - 1)
         self._edge.extend([token])
+        self._redraft = redraft
         return dropped, consults
 
     def drop(self, position: int) -> int:
         """Forget every guess; the edge session goes back to `position`. Returns the consults."""
         self._reads.clear()
         self.guesses.clear()
-        self._tip = None
+        self._drafted.clear()
+        self._tip = self._redraft = None
         if position < self._edge.position:
             self._edge.rewind(position)
         return self._drop_consults()
+
+    def _read_ahead(self, position: int) -> Read:
+        """The step at a guess, kept: the answer may come there."""
+        if position not in self._reads:
+            begun = time.monotonic()
+            # In detail: the answer may ask here after all, when the step is long gone.
+            self._reads[position] = self._reader.read().detailed()
+            self._latency.stepped(time.monotonic() - begun)
+        return self._reads[position]
+
+    def _redrafted(self, token: int) -> Redraft | None:
+        """What to draft where the answer goes on with `token`, which was not expected."""
+        if self._redraft is not None:
+            # The verdict goes on.
+            return self._redraft.behind(token)
+        draft = [*self.guesses, *self._drafted][1:] if self.guesses else []
+        wanted = draft and self._rules.policy.redrafts(self._latency.redrafts)
+        return Redraft(len(self._ids) - 1, draft) if wanted else None
+
+    def _read_draft(self, redraft: Redraft) -> None:
+        """Read the draft behind what the session has queued, in one pass."""
+        ids = [*self._ids[redraft.start :], *redraft.draft][:FEW]
+        draft = ids[len(self._ids) - redraft.start :]
+        if not draft:
+            return
+        begun = time.monotonic()
+        self._edge.rewind(redraft.start)
+        reads = self._reader.read_all(ids)[-len(draft) - 1 :]
+        seconds = time.monotonic() - begun
+        agree = [read.token == token for read, token in zip(reads, draft, strict=False)]
+        right = [*agree, False].index(False)
+        step = self._latency.step or 0.0
+        self._latency.redrafts.gained((right + 1) * step - seconds)
+        if self._rules.policy.redraft == "exact" and not self._latency.redrafts.proven(len(ids)):
+            draft = draft[:right]
+            reads = self._proven(redraft.start, len(ids), reads, draft)
+        self._reads.update(enumerate(reads, len(self._ids)))
+        self._drafted = draft
+
+    def _proven(self, start: int, size: int, reads: list[Read], draft: list[int]) -> list[Read]:
+        """The steps up to the end of what is right of the draft, by passes over one id each.
+
+        Those of the pass over all, `reads`, must be the same to the bit.
+        """
+        told = [read.step.logits.copy() for read in reads[: len(draft) + 1]]
+        self._edge.rewind(start)
+        self._edge.extend(self._ids[start:])
+        single = [self._reader.read().detailed()]
+        same = np.array_equal(single[0].step.logits, told[0])
+        for token, logits in zip(draft, told[1:], strict=True):
+            self._edge.extend([token])
+            single.append(self._reader.read().detailed())
+            same = same and np.array_equal(single[-1].step.logits, logits)
+        if draft or not same:
+            # The first step alone does not show what a pass leaves in the KV cache.
+            self._latency.redrafts.compared(size, same=same)
+        return single
 
     def _decided(self, tip: State, read: Read) -> tuple[State, Reason]:
         """The guess at a position as the answer would decide there, its consult sent if it may."""
@@ -143,7 +218,7 @@ class RunAhead:
         decision = tip.decide(read.score, read.token, ids, self._rules)
         if not decision.ask or self._consults is None:
             return tip, decision.reason
-        self._edge.mark(self._edge.position)
+        self._edge.mark(len(self._ids) + len(self.guesses))
         held = self._consults.ask_ahead([*self._ids, *self.guesses], decision.ask, tip)
         if held is not None:
             return tip, held
@@ -154,9 +229,22 @@ class RunAhead:
         by = "cloud" if state.owed else "edge"
         after, _ = state.write(read.token, by, self._rules, waits=waits)
         self._tip = None if after.end else after
-        if self._tip is not None:
+        if self._tip is None:
+            return
+        if self._drafted and self._drafted[0] == read.token:
+            del self._drafted[0]
+        else:
+            self._drop_draft()
             self._edge.extend([read.token])
-            self.guesses.append(read.token)
+        self.guesses.append(read.token)
+
+    def _drop_draft(self) -> None:
+        """Behind the guesses the draft went another way."""
+        if self._drafted:
+            end = len(self._ids) + len(self.guesses)
+            self._drafted.clear()
+            self._reads = {at: read for at, read in self._reads.items() if at <= end}
+            self._edge.rewind(end)
 
     def _drop_consults(self, start: int = 0, end: int | None = None) -> int:
         return 0 if self._consults is None else self._consults.drop(start, end)

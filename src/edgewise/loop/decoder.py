@@ -121,9 +121,13 @@ class Decoder:
             self.policy.asks and self.cloud is not None and self.cloud.stays(prompt)
         )
         policy = self.policy.edge_alone() if stays else self.policy
-        if self.edge.abilities.rewinds == "no":
+        able = self.edge.abilities
+        if able.rewinds == "no":
             # A guess that does not stand would cost reading everything again.
             policy = replace(policy, run_ahead=0)
+        if able.rewinds != "anywhere" or not able.batch_logits:
+            # Nor is there a mark in the middle of a pass.
+            policy = replace(policy, redraft="never")
         return policy
 
     def generate(

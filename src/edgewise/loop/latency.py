@@ -5,6 +5,8 @@ from collections import deque
 
 import numpy as np
 
+from edgewise.loop.redraft import Redrafts
+
 RECENT = 16
 """Consults that quantiles are taken over."""
 
@@ -22,7 +24,7 @@ class Latency:
     smoothed round-trip time, RFC 6298), None before the first answer or where no engine says its
     own time; `step` of the edge's own steps, and `changed` of whether a verdict differed from the
     edge's token (a half before the first). `timeouts` is how many consults in a row were not
-    answered in time.
+    answered in time; `redrafts` what was gained by drafts.
     """
 
     def __init__(self) -> None:
@@ -31,6 +33,7 @@ class Latency:
         self.step: float | None = None
         self.changed = 0.5
         self.timeouts = 0
+        self.redrafts = Redrafts()
         self._recent = {first: deque[float](maxlen=RECENT) for first in (False, True)}
         self._lock = threading.Lock()
 

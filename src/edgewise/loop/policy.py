@@ -8,6 +8,7 @@ import msgspec
 from edgewise.errors import UsageError
 from edgewise.events import Reason
 from edgewise.loop.latency import Latency
+from edgewise.loop.redraft import Redrafts
 
 INITIAL_CREDIT = 2.0
 """Consults that an answer may make before it has earned them, tokens."""
@@ -57,6 +58,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     per consult, or words where the cloud has another vocabulary, `deadline` seconds per consult;
     without one it follows the measured latency. While a consult flies the edge goes on from its own
     guess for up to `run_ahead` tokens; 0 waits. Under a cap guesses send no consults of their own.
+    Unless `redraft` is "never", what was guessed behind a token that the cloud changed is read
+    again behind the cloud's, in one pass, where that gains time: with "exact" only where such
+    passes gave the same bits as passes over one id, so that no near tie comes out otherwise.
     Unless `push` is "never", a session that can is told of prompt and answer ahead of consults.
     """
 
@@ -67,6 +71,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     on_cloud_error: Literal["edge", "raise"] = "edge"
     run_ahead: int = 0
+    redraft: Literal["exact", "always", "never"] = "exact"
     push: Literal["auto", "never"] = "auto"
 
     def __post_init__(self) -> None:
@@ -103,6 +108,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_cloud_tokens is not None or self.cloud_share == 1:
             return False
         return self.cloud_share is None or budget.credit - wasted >= ask
+
+    def redrafts(self, redrafts: Redrafts) -> bool:
+        """Whether guesses behind a changed token are to be read again now."""
+        if self.redraft == "never" or (self.redraft == "exact" and redrafts.exact is False):
+            return False
+        return redrafts.pays()
 
     def edge_alone(self) -> "Policy":
         """The same, with a cloud that is never asked."""

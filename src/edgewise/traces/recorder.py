@@ -203,11 +203,20 @@ class _EdgeSession:
     def step(self) -> Step:
         begun = time.monotonic()
         step = self._session.step()
+        self._passed(begun)
+        return step
+
+    def steps(self, ids: Sequence[int]) -> Sequence[Step]:
+        begun = time.monotonic()
+        steps = self._session.steps(ids)
+        self._passed(begun)
+        return steps
+
+    def _passed(self, begun: float) -> None:
         seconds = time.monotonic() - begun
         position, computed = self._session.position, self._session.position - self._computed
         self._computed = position
         self._recorder.add(EdgeStep(position=position, computed=computed, seconds=seconds))
-        return step
 
     def rewind(self, position: int) -> None:
         self._session.rewind(position)

@@ -1,0 +1,155 @@
+"""Guesses behind a token that the cloud changed are read again, where that pays and is exact."""
+
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from edgewise.edge.base import EdgeAbilities, Needs
+from edgewise.edge.kv import FEW, KvSession, Outputs
+from edgewise.events import Pending, Token
+from edgewise.loop.decoder import Decoder, collect
+from edgewise.loop.latency import Latency
+from edgewise.loop.policy import Policy
+from edgewise.loop.redraft import Redraft, Redrafts
+from edgewise.routers.uncertainty import MaxProb
+from edgewise.testing.scripted_edge import EOS, ScriptedEdge, replying
+from tests.loop.test_run_ahead import IDS, PROMPT, Slow
+
+EDGE, CLOUD = "grey sky", "gray sky"
+CHANGED = 2
+
+Redrafted = Literal["exact", "always", "never"]
+
+
+class Watched(ScriptedEdge):
+    """Notes the ids of each pass; where it is `rough`, passes over several round otherwise."""
+
+    def __init__(self, *, rough: bool = False, abilities: EdgeAbilities | None = None) -> None:
+        script = replying(EDGE, prompt=PROMPT, unsure=(CHANGED,))
+        super().__init__(script, **({"abilities": abilities} if abilities else {}))
+        self.passes: list[int] = []
+        self.rough = rough
+
+    def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> KvSession:
+        session = super().session(needs, top=top)
+        cache = session._cache
+        run = cache.run
+
+        def noted(ids: Sequence[int], start: int, outputs: Outputs, *, hidden: bool):
+            self.passes.append(len(ids))
+            # Whatever its size: a pass over several saves time.
+            time.sleep(0.002)
+            rows = run(ids, start, outputs, hidden=hidden)
+            off = np.float32(1e-3 if self.rough and len(ids) > 1 else 0.0)
+            return [row._replace(logits=row.logits + off) for row in rows]
+
+        cache.run = noted
+        return session
+
+
+def answered(edge: ScriptedEdge, redraft: Redrafted, latency: Latency | None = None):
+    large = Slow(replying(CLOUD, prompt=PROMPT), [4])
+    policy = Policy(threshold=0.3, run_ahead=8, redraft=redraft, deadline=60)
+    decoder = Decoder(edge, router=MaxProb(), policy=policy, cloud=large, latency=latency)
+    with decoder.stream(IDS, pending=True) as events:
+        seen = list(events)
+    assert [event.id for event in seen if isinstance(event, Token)] == [*CLOUD.encode(), EOS]
+    return seen
+
+
+def test_a_draft_that_is_right_saves_its_passes() -> None:
+    """Behind "gra" stands "y sk", as behind "gre"."""
+    never, always = Watched(), Watched()
+    seen = answered(never, "never")
+    guessed = sum(isinstance(event, Pending) for event in seen)
+    answered(always, "always")
+    assert guessed > 1
+    assert len(never.passes) - len(always.passes) == guessed
+    assert max(always.passes[1:]) == guessed + 1
+    assert sum(never.passes) == sum(always.passes)
+
+
+def test_at_first_a_pass_is_compared_and_then_relied_on() -> None:
+    latency = Latency()
+    edge = Watched()
+    answered(edge, "exact", latency)
+    assert latency.redrafts.exact
+    first = len(edge.passes)
+    answered(edge, "exact", latency)
+    assert len(edge.passes) - first < first
+
+
+def test_passes_that_round_otherwise_are_not_used() -> None:
+    latency = Latency()
+    edge, plain = Watched(rough=True), Watched()
+    answered(edge, "exact", latency)
+    assert latency.redrafts.exact is False
+    first = len(edge.passes)
+    answered(edge, "exact", latency)
+    answered(plain, "never")
+    assert len(edge.passes) - first == len(plain.passes)
+
+
+@pytest.mark.parametrize(
+    "able", [EdgeAbilities(rewinds="marks", slots=2), EdgeAbilities(batch_logits=False, slots=2)]
+)
+def test_an_engine_without_what_it_takes_reads_one_at_a_time(able: EdgeAbilities) -> None:
+    edge = Watched(abilities=able)
+    latency = Latency()
+    answered(edge, "always", latency)
+    assert latency.redrafts.gain is None
+
+
+def test_a_draft_is_no_longer_than_a_batch_that_is_still_cheap() -> None:
+    text = "ab" * 20
+    edge = Watched()
+    edge.script = replying("x" + text, prompt=PROMPT, unsure=(0,))
+    large = Slow(replying("y" + text, prompt=PROMPT), [30])
+    policy = Policy(threshold=0.3, run_ahead=30, redraft="always", deadline=60)
+    decoder = Decoder(edge, router=MaxProb(), policy=policy, cloud=large)
+    with decoder.stream(IDS, max_tokens=40) as events:
+        assert collect(events).text == "y" + text[:39]
+    assert max(edge.passes[1:]) == FEW
+
+
+def test_it_is_given_up_where_it_loses_time_and_tried_again() -> None:
+    told = Redrafts()
+    assert told.pays()
+    told.gained(-0.01)
+    assert [told.pays() for _ in range(16)] == [*[False] * 7, True] * 2
+    told.gained(1.0)
+    assert told.pays()
+
+
+def test_what_is_exact_is_so_for_a_size_until_it_is_not() -> None:
+    told = Redrafts()
+    assert not told.proven(2)
+    told.compared(2, same=True)
+    assert told.proven(2)
+    assert not told.proven(3)
+    told.compared(3, same=False)
+    told.compared(4, same=True)
+    assert told.exact is False
+    assert not told.proven(2)
+
+
+def test_a_draft_lasts_as_long_as_the_verdict_agrees() -> None:
+    draft = Redraft(3, [7, 8])
+    assert draft.behind(7) == Redraft(3, [8])
+    assert draft.behind(8) is None
+    assert Redraft(3, []).behind(7) is None
+
+
+def test_the_policy_says_when() -> None:
+    told = Redrafts()
+    assert [Policy(redraft=one).redrafts(told) for one in ("exact", "always", "never")] == [
+        True,
+        True,
+        False,
+    ]
+    told.compared(2, same=False)
+    assert not Policy().redrafts(told)
+    assert Policy(redraft="always").redrafts(told)
