@@ -73,9 +73,9 @@ def test_a_user_sees_the_wait() -> None:
 
 
 def test_an_engines_time_may_be_told_instead_of_metered() -> None:
-    cloud = PacedCloud(ScriptedCloud(replying(OTHER, prompt=PROMPT)), lambda read, written: 0.1)
+    cloud = PacedCloud(ScriptedCloud(replying(OTHER, prompt=PROMPT)), lambda written, read: 0.1)
     edge = PacedEdge(ScriptedEdge(replying(TEXT, prompt=PROMPT, unsure=UNSURE)), UNPACED)
-    recorded = RecordedCloud(cloud, lambda read, written: read + 0.5 * written)
+    recorded = RecordedCloud(cloud, lambda written, read: read + 0.5 * written)
     system = Timed(edge, 32, router=MaxProb(), policy=pair_policy(0.3), cloud=recorded)
     found = system.answer(QUESTION)
     assert found.gap >= 0.1

@@ -14,7 +14,7 @@ from edgewise.sampling import Sampling
 from edgewise.verdict import Sent, Verdict
 
 EngineTime = Callable[[int, int], float]
-"""From prompt tokens computed and tokens written to an engine's seconds."""
+"""From tokens written and prompt tokens computed to an engine's seconds: `EnginePace.of`."""
 
 
 class RecordedCloud:
@@ -78,14 +78,14 @@ class _Ask:
     def request(self, seconds: EngineTime | None) -> CloudRequest:
         verdict, prompt = self._verdict, len(self._ids)
         if verdict is None:
-            taken = None if seconds is None else seconds(prompt - self.seen, self._n)
+            taken = None if seconds is None else seconds(self._n, prompt - self.seen)
             return CloudRequest(
                 prompt=prompt, seen=self.seen, written=self._n, engine_seconds=taken
             )
         prompt = prompt if verdict.prompt is None else verdict.prompt
         seen = min(self.seen, prompt)
         computed = prompt - seen if verdict.computed is None else verdict.computed
-        taken = verdict.engine_seconds if seconds is None else seconds(computed, verdict.billed)
+        taken = verdict.engine_seconds if seconds is None else seconds(verdict.billed, computed)
         return CloudRequest(
             prompt=prompt,
             seen=seen,
@@ -101,8 +101,11 @@ class _RecordedSession:
         self._session, self._asks = session, asks
         self._own: list[_Ask] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
+    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+        return self._session.push(ids, sent)
+
+    def close(self) -> None:
+        self._session.close()
 
     def ask(
         self,
@@ -137,8 +140,11 @@ class _PacedCloudSession:
     def __init__(self, session: CloudSession, seconds: EngineTime) -> None:
         self._session, self._seconds = session, seconds
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
+    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+        return self._session.push(ids, sent)
+
+    def close(self) -> None:
+        self._session.close()
 
     def ask(
         self,
@@ -160,7 +166,7 @@ class _PacedCloudSession:
             return
         verdict = done.result()
         computed = prompt if verdict.computed is None else verdict.computed
-        timer = threading.Timer(self._seconds(computed, len(verdict.ids)), _settle, (done, late))
+        timer = threading.Timer(self._seconds(len(verdict.ids), computed), _settle, (done, late))
         timer.daemon = True
         timer.start()
 

@@ -221,7 +221,7 @@ class Streamed:
                 raise CloudProtocolError(f"{self._url!r} counts {count} of {billed} tokens.")
         taken = None
         if self._seconds is not None:
-            taken = self._seconds(billed if computed is None else computed, written)
+            taken = self._seconds(written, billed if computed is None else computed)
         elif stream.timings is not None:
             taken = (timings.prompt_ms + timings.predicted_ms) / 1000
         return CloudRequest(
