@@ -15,6 +15,7 @@ from edgewise.bench.frontier.billing import (
     priced,
 )
 from edgewise.bench.frontier.whole import (
+    ROUNDING,
     Cost,
     Way,
     Whole,
@@ -29,6 +30,7 @@ from edgewise.evaluation.statistics import Interval, difference_interval, mean_i
 from edgewise.evaluation.systems import cloud_share
 
 EDGE, CLOUD = "edge", "cloud"
+SHARE = "cloud share"
 
 Clock = Literal["measured", "composed", "expected"]
 """Whether times are of a clock, sums of such, or expected of a draw between two."""
@@ -49,7 +51,8 @@ class MeasuredAnswers(NamedTuple):
 class FrontierRow(msgspec.Struct, frozen=True, kw_only=True):
     """One system; means an answer where nothing else is said, times in seconds.
 
-    Accuracies with 95% intervals; `difference` is this less the main system, on the same questions.
+    Accuracies with 95% intervals, over all `questions`; the rest is over the `timed` ones, guesses
+    in vain included. `difference` is this less the main system, on the same questions.
     `time` is the mean, with the median and the 95th percentile; `ttft` is a median, `gap` a 95th
     percentile. The edge made `decodes` passes over `positions` ids; the cloud had `requests`, for
     which its engine computed `read` prompt tokens in `engine_seconds`, by its own meter. `bills`
@@ -171,7 +174,7 @@ def _compositions(
 def axes() -> dict[str, Cost]:
     """What may be held equal, by name."""
     bills = {f"bill, {name}": priced(prices) for name, prices in LISTS.items()}
-    return {"cloud share": share, "time": seconds, **bills}
+    return {SHARE: share, "time": seconds, **bills}
 
 
 def _equal(
@@ -181,27 +184,21 @@ def _equal(
     own, lines = found[main], list[EqualCost]()
     rows: dict[str, MeasuredAnswers] = {}
     for axis, cost in axes().items():
-        by_share = axis == "cloud share"
-        most = cost_of(cost, own.quality if by_share else own.timed)
+        most = cost_of(cost, own.timed)
         if most != most:
             continue
         for one in compositions:
-            at = (one.quality if by_share else one.timed).within(cost, most)
+            at = one.timed.within(cost, most)
             answers = one.quality.at(at)
-            sent = float(np.mean([score >= at for score in one.quality.scores]))
+            sent = sum(score >= at for score in one.quality.scores) / len(answers)
             lenient, strict = _graded(answers)
-            reached = at < float("inf") or _reachable(one, cost, most, by_share=by_share)
+            reached = cost_of(cost, one.timed.at(at)) <= most * (1 + ROUNDING)
             lines.append(_line(axis, most, one.name, sent, lenient, strict, own, reached=reached))
-            if by_share:
+            if axis == SHARE:
                 timed = one.timed.at(at)
                 rows[f"{one.name}, equal share"] = MeasuredAnswers(answers, timed, "composed")
-        lines.append(_mixed_line(axis, cost, most, found, own, by_share=by_share))
+        lines.append(_mixed_line(axis, cost, most, found, own))
     return lines, rows
-
-
-def _reachable(one: _Composition, cost: Cost, most: float, *, by_share: bool) -> bool:
-    nobody = (one.quality if by_share else one.timed).at(float("inf"))
-    return cost_of(cost, nobody) <= most
 
 
 def _mixed_line(
@@ -210,18 +207,15 @@ def _mixed_line(
     most: float,
     found: Mapping[str, MeasuredAnswers],
     own: MeasuredAnswers,
-    *,
-    by_share: bool,
 ) -> EqualCost:
     """Questions sent at random: the expectation, question by question."""
     edge, cloud = found[EDGE], found[CLOUD]
-    costs = (edge.quality, cloud.quality) if by_share else (edge.timed, cloud.timed)
-    part = mixed(cost, *costs, most)
+    part = mixed(cost, edge.timed, cloud.timed, most)
     expected = [
         [(1 - part) * a + part * b for a, b in zip(low, high, strict=True)]
         for low, high in zip(_graded(edge.quality), _graded(cloud.quality), strict=True)
     ]
-    reached = part > 0 or cost_of(cost, costs[0]) <= most
+    reached = part > 0 or cost_of(cost, edge.timed) <= most * (1 + ROUNDING)
     return _line(axis, most, "at random", part, expected[0], expected[1], own, reached=reached)
 
 
@@ -274,7 +268,7 @@ def _row(
         strict_interval=mean_interval(strict),
         strict_difference=_mean(strict) - _mean(main_strict),
         strict_difference_interval=difference_interval(strict, main_strict),
-        cloud_share=cloud_share([answer.outcome for answer in one.quality]),
+        cloud_share=cloud_share([answer.outcome for answer in timed]),
         time=_mean(taken),
         time_p50=_quantile(taken, 0.5),
         time_p95=_quantile(taken, 0.95),

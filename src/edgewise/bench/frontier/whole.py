@@ -20,6 +20,9 @@ and its answer's score decides whether the cloud answers as well."""
 NEVER = float("-inf")
 """The score of a question that is not sent whatever the threshold."""
 
+ROUNDING = 1e-12
+"""Relative: sums of the same costs in another order."""
+
 Cost = Callable[[MeasuredAnswer], tuple[float, float]]
 """Of an answer; that of several is the sum of the first over the sum of the second."""
 
@@ -78,7 +81,7 @@ class Whole(NamedTuple):
         ranked = scores[order]
         # Of equal scores all are sent or none.
         ends = np.append(ranked[1:] < ranked[:-1], True) & (ranked > NEVER)
-        fits = ends & (totals[:, 0] / totals[:, 1] <= most * (1 + 1e-12))
+        fits = ends & (totals[:, 0] / totals[:, 1] <= most * (1 + ROUNDING))
         places = np.flatnonzero(fits)
         return float(ranked[places[-1]]) if len(places) else float("inf")
 
