@@ -74,7 +74,7 @@ def edge(
     """Decoding speed with the router, against the bare engine in the same process."""
     if blocks < 5 or tokens < 1 or context < 1:
         raise UsageError("Give at least 5 blocks of 1 token after a context of 1 token.")
-    alone = replace(_without_cloud(chosen), ctx=context + tokens + 8)
+    alone = replace(without_cloud(chosen), ctx=context + tokens + 8)
     with open_pair(replace(alone, threshold=1.0, cloud_share=None)) as pair:
         speed = measure(pair.decoder, context=context, tokens=tokens, blocks=blocks)
         name = pair.edge.name
@@ -131,7 +131,8 @@ def link(
     )
     first = Conditions(0.0, 0.0, 0.0, loss, engine_time / 1000, chosen.run_ahead)
     with render.progress(hidden=json) as progress:
-        rows, cloud = _measured(chosen, tasks, _pace(pace, chosen), shares, trips, first, progress)
+        slowed = pace_named(pace, chosen)
+        rows, cloud = _measured(chosen, tasks, slowed, shares, trips, first, progress)
     if json:
         print(msgspec.json.encode(rows).decode())
     else:
@@ -180,7 +181,7 @@ def paper(
     share = PAPER_SHARE if chosen.cloud_share is None else chosen.cloud_share
     if not 0.001 <= share <= 1:
         raise UsageError("The paper's method needs a cloud share from 0.001 to 1, such as 0.07.")
-    alone = replace(_without_cloud(chosen), ctx=context + tokens + 8, router="constant:0")
+    alone = replace(without_cloud(chosen), ctx=context + tokens + 8, router="constant:0")
     with open_pair(alone) as pair, render.progress(hidden=json) as progress:
         bar = progress.add_task("rounds", total=rounds + 1)
         found = compare(
@@ -200,7 +201,7 @@ def paper(
     print(msgspec.json.encode(found).decode()) if json else render.out.print(_told(found, name))
 
 
-def _without_cloud(chosen: Settings) -> Settings:
+def without_cloud(chosen: Settings) -> Settings:
     of_urls = {"cloud_tokenizer": None, "cloud_model": None, "cloud_key_env": None}
     return replace(chosen, cloud="none", cloud_engine=AUTO, **of_urls)
 
@@ -224,11 +225,11 @@ def _measured(
     """A row for every share and round trip, all else as in `like`; and the cloud without a link."""
     asked, held_out = tasks
     bar = progress.add_task("answers", total=3 * len(shares) * len(trips) * len(asked.questions))
-    with open_pair(_without_cloud(chosen)) as pair, _served(chosen) as url:
+    with open_pair(without_cloud(chosen)) as pair, served(chosen) as url:
 
         def connected(at: str) -> CloudModel:
             # The emulated link is here; where it leads was looked at.
-            return _connected(replace(chosen, cloud=at, cloud_hosts=None), pair.edge)
+            return connected_cloud(replace(chosen, cloud=at, cloud_hosts=None), pair.edge)
 
         contender = Contender("pair", pair.router, pair.card)
         thresholds = _thresholds(contender, shares, held_out, pair.edge, lambda: connected(url))
@@ -246,7 +247,7 @@ def _measured(
         return rows, unlinked
 
 
-def _pace(name: str | None, chosen: Settings) -> Pace:
+def pace_named(name: str | None, chosen: Settings) -> Pace:
     """As asked; the bundled edge model is slowed down to a 0.5B where nothing was."""
     name = name or ("0.5b" if chosen.edge == "bundled" else "none")
     if name == "0.5b":
@@ -258,7 +259,7 @@ def _pace(name: str | None, chosen: Settings) -> Pace:
 
 
 @contextmanager
-def _served(chosen: Settings) -> Generator[str]:
+def served(chosen: Settings) -> Generator[str]:
     """The URL of the cloud model; the bundled one gets a gateway of its own."""
     address = cloud_address(chosen)
     if address == "bundled":
@@ -276,7 +277,7 @@ def _served(chosen: Settings) -> Generator[str]:
         )
 
 
-def _connected(settings: Settings, edge: EdgeModel) -> CloudModel:
+def connected_cloud(settings: Settings, edge: EdgeModel) -> CloudModel:
     """The cloud model that the settings name, its vocabulary proven."""
     cloud = open_cloud(settings, edge)
     assert cloud is not None
