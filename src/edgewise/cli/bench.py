@@ -11,6 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.progress import Progress
 from rich.table import Table
 
+from edgewise.bench.frontier.advice import advise, outlook_over
+from edgewise.bench.frontier.paces import CloudPace, cloud_pace
 from edgewise.bench.link import Conditions, LinkBench, LinkRow
 from edgewise.bench.pace import HALF_BILLION, UNPACED, Pace, measured
 from edgewise.bench.paper_method import Comparison, compare
@@ -37,6 +39,7 @@ from edgewise.evaluation.calibration import thresholds_for
 from edgewise.evaluation.plan import Contender
 from edgewise.evaluation.tasks.base import Task
 from edgewise.evaluation.tasks.named import with_calibration
+from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.pair import open_pair
 from edgewise.parts import DEFAULT_SHARE, cloud_address, open_cloud, open_edge
 from edgewise.settings import Settings
@@ -117,6 +120,7 @@ def link(
     """Time per token over an emulated link: edge alone, waiting for consults, running ahead.
 
     The bundled pair answers through a gateway that is started for it, its edge as slow as a 0.5B.
+    At the end it says which way is fastest over the longest round trip, and what routing buys.
     """
     share = DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
     shares = cloud_share or [share]
@@ -127,11 +131,15 @@ def link(
     )
     first = Conditions(0.0, 0.0, 0.0, loss, engine_time / 1000, chosen.run_ahead)
     with render.progress(hidden=json) as progress:
-        rows = _measured(chosen, tasks, pace_named(pace, chosen), shares, trips, first, progress)
+        slowed = pace_named(pace, chosen)
+        rows, cloud = _measured(chosen, tasks, slowed, shares, trips, first, progress)
     if json:
         print(msgspec.json.encode(rows).decode())
     else:
         render.out.print(_link_table(rows))
+        longest = max(rows, key=lambda row: row.round_trip)
+        advice = advise(outlook_over(longest, cloud, engine_time / 1000))
+        render.out.print(" ".join(advice.sentences))
 
 
 # Both methods ask at a fixed rhythm and not at a score, for one token at a time.
@@ -213,8 +221,8 @@ def _measured(
     trips: list[float],
     like: Conditions,
     progress: Progress,
-) -> list[LinkRow]:
-    """A row for every share and round trip; all else is as in `like`."""
+) -> tuple[list[LinkRow], CloudPace]:
+    """A row for every share and round trip, all else as in `like`; and the cloud without a link."""
     asked, held_out = tasks
     bar = progress.add_task("answers", total=3 * len(shares) * len(trips) * len(asked.questions))
     with open_pair(without_cloud(chosen)) as pair, served(chosen) as url:
@@ -226,7 +234,9 @@ def _measured(
         contender = Contender("pair", pair.router, pair.card)
         thresholds = _thresholds(contender, shares, held_out, pair.edge, lambda: connected(url))
         bench = LinkBench(pair.edge, pair.router, url, connected, pace=pace, task=asked)
-        return [
+        with closing(connected(url)) as cloud:
+            unlinked = cloud_pace(cloud, pair.edge.tokenizer, LONGEST_DEADLINE)
+        rows = [
             bench.row(
                 like._replace(round_trip=trip / 1000, share=share, threshold=thresholds[share]),
                 lambda: progress.advance(bar),
@@ -234,6 +244,7 @@ def _measured(
             for share in shares
             for trip in trips
         ]
+        return rows, unlinked
 
 
 def pace_named(name: str | None, chosen: Settings) -> Pace:
