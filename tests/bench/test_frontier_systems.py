@@ -12,11 +12,13 @@ from edgewise.bench.link import http_target
 from edgewise.bench.pace import UNPACED, Pace, PacedEdge
 from edgewise.cloud.engine import LlamaServer
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.errors import CloudError, CloudUnavailable
+from edgewise.errors import CloudError, CloudRejected, CloudUnavailable
 from edgewise.evaluation.systems import CloudAlone
 from edgewise.evaluation.tasks.base import Question
 from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise.prompts import Prompt
 from edgewise.routers.uncertainty import MaxProb
+from edgewise.sampling import Sampling
 from edgewise.testing.link import Link, Quality
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
@@ -81,6 +83,19 @@ def test_an_engines_time_may_be_told_instead_of_metered() -> None:
     assert found.gap >= 0.1
     prompts = [request.prompt - request.seen for request in found.requests]
     assert [r.engine_seconds for r in found.requests] == [read + 0.5 for read in prompts]
+
+
+def test_a_request_that_was_declined_is_none() -> None:
+    def declined(ask: int) -> CloudError:
+        error = CloudRejected("no")
+        error.declined = True
+        return error
+
+    cloud = RecordedCloud(ScriptedCloud(replying(OTHER, prompt=PROMPT), fault=declined))
+    session = cloud.open(Prompt((1, 2)))
+    asked = session.ask([1, 2], 1, Sampling(), 1.0)
+    assert isinstance(asked.exception(), CloudRejected)
+    assert cloud.take() == ()
 
 
 def test_the_commit_point_is_one_consult() -> None:
@@ -196,7 +211,31 @@ def test_a_stream_that_is_none_is_an_error_in_a_sentence(reply: bytes, sentence:
         engine.close()
 
 
-def test_an_engine_that_is_not_there_is_said(engine: str) -> None:
+def test_a_meter_may_come_in_an_event_of_its_own() -> None:
+    """As vLLM's does, without a time of the engine's; comments keep a connection awake."""
+    events = (
+        b': awake\r\n\r\ndata: {"choices":[{"text":"the s","logprobs":null}],"usage":null}\r\n\r\n'
+        b'data: {"choices":[{"text":"ea","finish_reason":"stop"}]}\r\n\r\n'
+        b'data: {"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":8,'
+        b'"prompt_tokens_details":{"cached_tokens":3}}}\r\n\r\ndata: [DONE]\r\n\r\n'
+    )
+    # Cut anywhere, with a pause between the pieces.
+    pieces = [HEAD, events[:30], events[30:91], events[91:]]
+    engine = ScriptedEngine(dialect="fireworks", fault=lambda number: Wire(pieces, pause=0.05))
+    system = Streamed(engine.url, ByteTokenizer(), 32, model="scripted")
+    try:
+        found = system.answer(QUESTION)
+    finally:
+        system.close()
+        engine.close()
+    (request,) = found.requests
+    assert (found.outcome.text, found.outcome.right) == ("the sea", True)
+    assert (request.prompt, request.cached, request.computed, request.written) == (4, 3, 1, 8)
+    assert request.engine_seconds is None
+    assert found.outcome.seconds >= found.ttft >= 0.05
+
+
+def test_an_engine_that_is_not_there_is_said() -> None:
     system = Streamed(f"http://127.0.0.1:{free_port()}", ByteTokenizer(), 32)
     with pytest.raises(CloudUnavailable):
         system.answer(QUESTION)

@@ -1,6 +1,7 @@
 """Measured answers on disk: a file a system, so that processes side by side may share a folder."""
 
 import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -60,7 +61,9 @@ class MeasuredStore:
     def _path(self, name: str, what: str) -> Path | None:
         if self._folder is None:
             return None
-        return self._folder / f"{_PLAIN.sub('-', name)}.{what}.jsonl"
+        # Names that read alike without their signs are told apart.
+        plain = f"{_PLAIN.sub('-', name)}-{zlib.crc32(name.encode()):08x}"
+        return self._folder / f"{plain}.{what}.jsonl"
 
 
 def measure(
