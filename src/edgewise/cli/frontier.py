@@ -183,6 +183,12 @@ def _opened(wish: _Wish, trip: float | None) -> Generator[_Opened]:
     chosen = wish.chosen
     with ExitStack() as stack:
         edge = stack.enter_context(closing(parts.open_edge(without_cloud(chosen))))
+        pace = pace_named(wish.pace, chosen)
+        larger = None
+        if wish.larger is not None:
+            named = replace(without_cloud(chosen), edge=wish.larger)
+            model = stack.enter_context(closing(parts.open_edge(named)))
+            larger = model, _larger_pace(pace, edge, model)
         url = stack.enter_context(_reached(wish, trip))
         link = None
         if trip is not None:
@@ -195,12 +201,6 @@ def _opened(wish: _Wish, trip: float | None) -> Generator[_Opened]:
         far = url if link is None else link.url
         cloud = connected_cloud(replace(chosen, cloud=far, cloud_hosts=None), edge)
         stack.callback(cloud.close)
-        pace = pace_named(wish.pace, chosen)
-        larger = None
-        if wish.larger is not None:
-            named = replace(without_cloud(chosen), edge=wish.larger)
-            model = stack.enter_context(closing(parts.open_edge(named)))
-            larger = model, _larger_pace(pace, edge, model)
         yield _Opened(edge, cloud, near, link, pace, larger)
 
 
