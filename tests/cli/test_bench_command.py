@@ -32,6 +32,11 @@ def test_figures_are_shown_as_a_table(edgewise: Edgewise) -> None:
     assert result.code == 0, result.err
     assert "RTT, ms" in result.out
     assert "bound" in result.out
+    advice = " ".join(result.out.split()).partition("Fastest is ")[2]
+    assert "over a round trip of 5 ms, the cloud 25 ms a token slower than it is" in advice
+    assert (
+        "as measured, and how right it is on your questions only `edgewise eval` tells." in advice
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from msgspec.structs import replace
@@ -19,11 +19,13 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.onnx import import_genai
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
+from edgewise.testing.paced_engine import EnginePace, PacedEngine
 from edgewise.testing.scripted_engine import ScriptedEngine, Twisted
 from edgewise.testing.scripted_text import ScriptedText
 from edgewise.verdict import Sent, Verdict
 from tests.cli.conftest import Edgewise
 from tests.hybrid_models import HybridPaths
+from tests.llama_server_process import llama_server
 from tests.onnx_models import require_onnx
 
 
@@ -174,3 +176,68 @@ def test_what_an_engine_computes_again(edgewise: Edgewise, cached: bool) -> None
     assert int(read) > 1000
     assert int(computed) == (1 if cached else int(read))
     assert ("costs a whole prompt" in found["detail"]) is not cached
+
+
+def advised(edgewise: Edgewise, *arguments: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The last check, and what it follows from."""
+    done = edgewise("doctor", "--json", *arguments)
+    told = json.loads(done.out)
+    assert (done.code == 0) == all(check["status"] != "fail" for check in told["checks"])
+    return told["checks"][-1], told["advice"]
+
+
+def test_a_slow_edge_is_advised_to_stream(edgewise: Edgewise) -> None:
+    """A real engine, at a pace that is known; the bundled edge is quicker than any."""
+    pace = EnginePace(first=0.05, token=0.03, read=0.0)
+    with (
+        llama_server(bundled("cloud")) as server,
+        closing(PacedEngine(server, pace)) as engine,
+    ):
+        last, advice = advised(edgewise, "--cloud", engine.url, "--price", "0.28,0.028,0.42")
+        shown = edgewise("doctor", "--cloud", engine.url, "--cloud-share", "0.1")
+    assert (last["name"], last["status"]) == ("advice", "ok")
+    assert advice is not None
+    assert advice["fastest"] == "edge"
+    assert advice["edge"] < advice["routing"] < advice["streaming"]
+    assert advice["streaming"] == pytest.approx(pace.token, rel=0.5)
+    # Nearly all of a prompt sent again is cached, and 15 consults bill it all the same.
+    assert advice["bill"] > 1
+    assert advice["cheapest"] == "edge"
+    for sentence in advice["sentences"]:
+        assert sentence in last["detail"]
+    assert "4 requests of" in last["detail"]
+    assert "Routing at a share of 10% buys" in shown.out.replace("\n", " ")
+    assert "not known without a price" in shown.out.replace("\n", " ")
+
+
+def test_the_bundled_pair_is_advised_without_a_bill(edgewise: Edgewise) -> None:
+    last, advice = advised(edgewise)
+    assert last["status"] == "ok"
+    assert "nothing is billed, since the cloud model runs on this device" in last["detail"]
+    assert advice is not None
+    assert advice["bill"] is None
+    assert advice["edge"] < advice["routing"]
+
+
+def test_without_a_cloud_there_is_no_advice(edgewise: Edgewise) -> None:
+    last, advice = advised(edgewise, "--cloud", "none")
+    assert (last["name"], advice) == ("what leaves the device", None)
+
+
+def test_advice_that_cannot_be_had_is_no_failure(edgewise: Edgewise) -> None:
+    """The engine goes away once everything else was looked at."""
+    with (
+        closing(LlamaModel(bundled("edge"), threads=1)) as edge,
+        closing(ScriptedEngine(tokenizer=edge.tokenizer)) as engine,
+    ):
+        # Four consults and two for the prompt's cache came before.
+        engine.fault = lambda number: "error" if number >= 6 else None
+        last, advice = advised(edgewise, "--cloud", engine.url)
+    assert (last["name"], last["status"], advice) == ("advice", "warn", None)
+    assert last["detail"].startswith("none, since a speed could not be measured: ")
+
+
+def test_a_price_that_is_none_is_refused(edgewise: Edgewise) -> None:
+    done = edgewise("doctor", "--price", "1,2")
+    assert (done.code, done.out) == (2, "")
+    assert "does not have three numbers" in done.err

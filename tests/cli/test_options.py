@@ -42,7 +42,9 @@ FLAGS: dict[str, set[str]] = {
     "chat": ANSWERING | {"system"},
     "serve": ANSWERING | {"slots", "api_key"},
     "sent": set(),
-    "doctor": MODELS | VIEW | {"router", "threads", "gpu_layers", "swa_full"},
+    "doctor": MODELS
+    | VIEW
+    | {"router", "cloud_share", "price", "threads", "gpu_layers", "swa_full"},
     "eval": MODELS | VIEW | MACHINE | {"deadline"},
     "train": ONE_VOCABULARY | MACHINE | {"seed"},
     "demo": set(),

@@ -23,6 +23,10 @@ class Pace(NamedTuple):
         beyond = max(1.0, ids / self.ids[-1])
         return beyond * float(np.interp(ids, self.ids, self.seconds))
 
+    def times(self, factor: float) -> "Pace":
+        """That of a model so many times as slow."""
+        return Pace(self.ids, tuple(factor * seconds for seconds in self.seconds))
+
 
 UNPACED = Pace((1,), (0.0,))
 
@@ -61,12 +65,12 @@ def measured(model: EdgeModel, repeats: int = 7) -> Pace:
 class PacedEdge:
     """Implements `EdgeModel`: `model` where no pass is faster than `pace`.
 
-    `decodes` counts the passes. A session begins with nothing cached, whatever `model` kept of
-    earlier ones: a prompt costs what it costs on its own.
+    `decodes` counts the passes, `positions` the ids that they were over. A session begins with
+    nothing cached, whatever `model` kept of earlier ones: a prompt costs what it costs on its own.
     """
 
     def __init__(self, model: EdgeModel, pace: Pace) -> None:
-        self.decodes = 0
+        self.decodes = self.positions = 0
         self.pace = pace
         self._model = model
 
@@ -102,10 +106,11 @@ class _PacedSession:
         return steps
 
     def _slow_down(self, begun: float) -> None:
-        pace = self._edge.pace.of(self._session.position - self._computed)
+        ids = self._session.position - self._computed
         self._computed = self._session.position
         self._edge.decodes += 1
-        time.sleep(max(0.0, begun + pace - time.monotonic()))
+        self._edge.positions += ids
+        time.sleep(max(0.0, begun + self._edge.pace.of(ids) - time.monotonic()))
 
     def rewind(self, position: int) -> None:
         self._session.rewind(position)

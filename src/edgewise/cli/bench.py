@@ -11,6 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.progress import Progress
 from rich.table import Table
 
+from edgewise.bench.frontier.advice import advise, outlook_over
+from edgewise.bench.frontier.paces import CloudPace, cloud_pace
 from edgewise.bench.link import Conditions, LinkBench, LinkRow
 from edgewise.bench.pace import HALF_BILLION, UNPACED, Pace, measured
 from edgewise.bench.paper_method import Comparison, compare
@@ -37,6 +39,7 @@ from edgewise.evaluation.calibration import thresholds_for
 from edgewise.evaluation.plan import Contender
 from edgewise.evaluation.tasks.base import Task
 from edgewise.evaluation.tasks.named import with_calibration
+from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.pair import open_pair
 from edgewise.parts import DEFAULT_SHARE, cloud_address, open_cloud, open_edge
 from edgewise.settings import Settings
@@ -71,7 +74,7 @@ def edge(
     """Decoding speed with the router, against the bare engine in the same process."""
     if blocks < 5 or tokens < 1 or context < 1:
         raise UsageError("Give at least 5 blocks of 1 token after a context of 1 token.")
-    alone = replace(_without_cloud(chosen), ctx=context + tokens + 8)
+    alone = replace(without_cloud(chosen), ctx=context + tokens + 8)
     asking_nothing = replace(alone, threshold=1.0, cloud_share=None)
     with open_pair(asking_nothing, keep_prefixes=True) as pair:
         speed = measure(pair.decoder, context=context, tokens=tokens, blocks=blocks)
@@ -120,6 +123,7 @@ def link(
     """Time per token over an emulated link: edge alone, waiting for consults, running ahead.
 
     The bundled pair answers through a gateway that is started for it, its edge as slow as a 0.5B.
+    At the end it says which way is fastest over the longest round trip, and what routing buys.
     """
     share = DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
     shares = cloud_share or [share]
@@ -130,11 +134,15 @@ def link(
     )
     first = Conditions(0.0, 0.0, 0.0, loss, engine_time / 1000, chosen.run_ahead)
     with render.progress(hidden=json) as progress:
-        rows = _measured(chosen, tasks, _pace(pace, chosen), shares, trips, first, progress)
+        slowed = pace_named(pace, chosen)
+        rows, cloud = _measured(chosen, tasks, slowed, shares, trips, first, progress)
     if json:
         print(msgspec.json.encode(rows).decode())
     else:
         render.out.print(_link_table(rows))
+        longest = max(rows, key=lambda row: row.round_trip)
+        advice = advise(outlook_over(longest, cloud, engine_time / 1000))
+        render.out.print(" ".join(advice.sentences))
 
 
 # Both methods ask at a fixed rhythm and not at a score, for one token at a time.
@@ -174,7 +182,7 @@ def paper(
     share = PAPER_SHARE if chosen.cloud_share is None else chosen.cloud_share
     if not 0.001 <= share <= 1:
         raise UsageError("The paper's method needs a cloud share from 0.001 to 1, such as 0.07.")
-    alone = replace(_without_cloud(chosen), ctx=context + tokens + 8, router="constant:0")
+    alone = replace(without_cloud(chosen), ctx=context + tokens + 8, router="constant:0")
     with open_pair(alone) as pair, render.progress(hidden=json) as progress:
         bar = progress.add_task("rounds", total=rounds + 1)
         found = compare(
@@ -194,7 +202,7 @@ def paper(
     print(msgspec.json.encode(found).decode()) if json else render.out.print(_told(found, name))
 
 
-def _without_cloud(chosen: Settings) -> Settings:
+def without_cloud(chosen: Settings) -> Settings:
     of_urls = {"cloud_tokenizer": None, "cloud_model": None, "cloud_key_env": None}
     return replace(chosen, cloud="none", cloud_engine=AUTO, **of_urls)
 
@@ -214,20 +222,22 @@ def _measured(
     trips: list[float],
     like: Conditions,
     progress: Progress,
-) -> list[LinkRow]:
-    """A row for every share and round trip; all else is as in `like`."""
+) -> tuple[list[LinkRow], CloudPace]:
+    """A row for every share and round trip, all else as in `like`; and the cloud without a link."""
     asked, held_out = tasks
     bar = progress.add_task("answers", total=3 * len(shares) * len(trips) * len(asked.questions))
-    with open_pair(_without_cloud(chosen)) as pair, _served(chosen) as url:
+    with open_pair(without_cloud(chosen)) as pair, served(chosen) as url:
 
         def connected(at: str) -> CloudModel:
             # The emulated link is here; where it leads was looked at.
-            return _connected(replace(chosen, cloud=at, cloud_hosts=None), pair.edge)
+            return connected_cloud(replace(chosen, cloud=at, cloud_hosts=None), pair.edge)
 
         contender = Contender("pair", pair.router, pair.card)
         thresholds = _thresholds(contender, shares, held_out, pair.edge, lambda: connected(url))
         bench = LinkBench(pair.edge, pair.router, url, connected, pace=pace, task=asked)
-        return [
+        with closing(connected(url)) as cloud:
+            unlinked = cloud_pace(cloud, pair.edge.tokenizer, LONGEST_DEADLINE)
+        rows = [
             bench.row(
                 like._replace(round_trip=trip / 1000, share=share, threshold=thresholds[share]),
                 lambda: progress.advance(bar),
@@ -235,9 +245,10 @@ def _measured(
             for share in shares
             for trip in trips
         ]
+        return rows, unlinked
 
 
-def _pace(name: str | None, chosen: Settings) -> Pace:
+def pace_named(name: str | None, chosen: Settings) -> Pace:
     """As asked; the bundled edge model is slowed down to a 0.5B where nothing was."""
     name = name or ("0.5b" if chosen.edge == "bundled" else "none")
     if name == "0.5b":
@@ -249,7 +260,7 @@ def _pace(name: str | None, chosen: Settings) -> Pace:
 
 
 @contextmanager
-def _served(chosen: Settings) -> Generator[str]:
+def served(chosen: Settings) -> Generator[str]:
     """The URL of the cloud model; the bundled one gets a gateway of its own."""
     address = cloud_address(chosen)
     if address == "bundled":
@@ -267,7 +278,7 @@ def _served(chosen: Settings) -> Generator[str]:
         )
 
 
-def _connected(settings: Settings, edge: EdgeModel) -> CloudModel:
+def connected_cloud(settings: Settings, edge: EdgeModel) -> CloudModel:
     """The cloud model that the settings name, its vocabulary proven."""
     cloud = open_cloud(settings, edge)
     assert cloud is not None

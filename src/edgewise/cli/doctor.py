@@ -11,10 +11,13 @@ import typer
 
 from edgewise import parts
 from edgewise.addresses import is_url
+from edgewise.bench.frontier.advice import TYPICAL_CHANGED, Advice, advise, outlook
+from edgewise.bench.frontier.formulas import MeasuredConditions, money
+from edgewise.bench.frontier.paces import CloudPace, cloud_pace, edge_step
 from edgewise.cli import options, render
 from edgewise.cli.options import COSTS, MODELS, RECORD, SAMPLING, VIEW, takes
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.probe import reuse_by_ids
+from edgewise.cloud.probe import Reuse, reuse_by_ids
 from edgewise.cloud.recent import amount_of
 from edgewise.cloud.redaction.rules import redaction_of
 from edgewise.cloud.text import PROBE_SECONDS, TextCloud
@@ -24,11 +27,13 @@ from edgewise.edge.llamacpp import default_threads
 from edgewise.engines.base import Abilities
 from edgewise.errors import CloudError, EdgewiseError
 from edgewise.loop.policy import LONGEST_DEADLINE
+from edgewise.loop.price import price_of
 from edgewise.prompts import Message, prompt_of
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings
 
 _SAMPLE = "Token round trip: naïve café, 12345, 日本語 🙂."
+_LIMITS = tuple(name for name in COSTS if name != "price")
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -41,21 +46,27 @@ class Check(msgspec.Struct, frozen=True):
     fix: str | None = None
 
 
-# It writes no answer but one consult's.
+# It writes no answer but a few consults'. What limits costs limits those of answers.
 @takes(
-    *(*MODELS, *VIEW, "router", "threads", "gpu_layers", "swa_full"),
-    reads=["cloud_key", "deadline", "ctx", "slots"],
+    *(*MODELS, *VIEW, "router", "cloud_share", "price", "threads", "gpu_layers", "swa_full"),
+    reads=["cloud_key", "deadline", "run_ahead", "ctx", "slots"],
     unaffected=[
-        *("cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "on_cloud_error"),
-        *(*SAMPLING, "system", "api_key", "push", *COSTS, *RECORD),
+        *("threshold", "max_cloud_tokens", "span", "on_cloud_error"),
+        *(*SAMPLING, "system", "api_key", "push", *_LIMITS, *RECORD),
     ],
 )
 def doctor(context: typer.Context, chosen: Settings, json: options.Json = False) -> None:
-    """Check Python, engine, models, router, cloud and vocabulary; exit code 1 if one fails."""
+    """Check Python, engine, models, router, cloud and vocabulary; exit code 1 if one fails.
+
+    At the end it says which way is fastest and cheapest for this pair, and what routing buys.
+    """
+    if chosen.price is not None:
+        price_of(chosen.price)
     with ExitStack() as stack:
-        checks = list(_Doctor(chosen, stack, context.command.params).checks())
+        examined = _Doctor(chosen, stack, context.command.params)
+        checks = list(examined.checks())
     if json:
-        print(msgspec.json.encode({"checks": checks}).decode())
+        print(msgspec.json.encode({"checks": checks, "advice": examined.advice}).decode())
     else:
         for check in checks:
             _show(check)
@@ -78,6 +89,9 @@ class _Doctor:
     ) -> None:
         """`parameters` are the command's, to say how a setting is reached."""
         self._chosen, self._stack, self._parameters = chosen, stack, parameters
+        self._pairs: list[tuple[CloudModel, EdgeModel]] = []
+        self._reused: Reuse | None = None
+        self.advice: Advice | None = None
 
     def checks(self) -> Iterator[Check]:
         """One after the other; what needs a part that is missing is left out."""
@@ -92,6 +106,8 @@ class _Doctor:
             yield self._guarded("router", lambda model=model: _router(self._chosen, model))
             yield from self._cloud(model)
         yield self._guarded("what leaves the device", lambda: _leaves(self._chosen))
+        for cloud, model in self._pairs:
+            yield self._advise(cloud, model)
 
     def _guarded(self, name: str, check: Callable[[], Check]) -> Check:
         try:
@@ -121,7 +137,8 @@ class _Doctor:
                 yield _abilities(cloud.abilities)
             yield self._guarded("consult", lambda cloud=cloud: _consult(cloud, model, self._chosen))
             if is_url(parts.cloud_address(self._chosen)):
-                yield self._guarded("prompt cache", lambda cloud=cloud: _reuse(cloud, model))
+                yield self._guarded("prompt cache", lambda cloud=cloud: self._reuse(cloud, model))
+            self._pairs.append((cloud, model))
 
     def _reach(self, model: EdgeModel, opened: list[tuple[CloudModel, str]]) -> Check:
         reached = parts.proven_cloud(self._chosen, model)
@@ -129,6 +146,41 @@ class _Doctor:
         self._stack.callback(reached[0].close)
         opened.append(reached)
         return Check("cloud model", "ok", reached[0].name)
+
+    def _reuse(self, cloud: CloudModel, model: EdgeModel) -> Check:
+        try:
+            if isinstance(cloud, TextCloud):
+                self._reused = cloud.reuse()
+            else:
+                self._reused = reuse_by_ids(cloud, model.tokenizer, PROBE_SECONDS)
+        except CloudError as error:
+            return Check(
+                "prompt cache",
+                "warn",
+                f"not measured: {error.message.rstrip('.')}",
+                "keep prompts short, or give the engine a longer context or more time",
+            )
+        return _reuse(self._reused)
+
+    def _advise(self, cloud: CloudModel, model: EdgeModel) -> Check:
+        """Whatever it says, or cannot: advice is no failure."""
+        chosen = self._chosen
+        deadline = LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline
+        try:
+            step, pace = edge_step(model), cloud_pace(cloud, model.tokenizer, deadline)
+        except EdgewiseError as error:
+            told = f"none, since a speed could not be measured: {error.message.rstrip('.')}"
+            return Check("advice", "warn", told, options.fix(error, self._parameters))
+        found = outlook(
+            _conditions(chosen, step, pace, self._reused),
+            streams=pace.token is not None,
+            assumed=True,
+            price=None if chosen.price is None else money(price_of(chosen.price)),
+            local=not is_url(parts.cloud_address(chosen)),
+        )
+        self.advice = advise(found)
+        asked = f"({pace.requests} requests of {pace.tokens} tokens in all were made to measure)"
+        return Check("advice", "ok", " ".join([*self.advice.sentences, asked]))
 
 
 def _engine() -> Check:
@@ -209,20 +261,29 @@ def _abilities(able: Abilities) -> Check:
     return Check("cloud engine", "ok", "; ".join(found))
 
 
-def _reuse(cloud: CloudModel, model: EdgeModel) -> Check:
+def _conditions(
+    chosen: Settings, step: float, pace: CloudPace, reused: Reuse | None
+) -> MeasuredConditions:
+    """As measured; what a router asks for and changes is only known of answers."""
+    engine = pace.consult if pace.engine is None else pace.engine
+    return MeasuredConditions(
+        step=step,
+        round_trip=pace.consult - engine,
+        consult=engine,
+        cloud_token=pace.token or 0.0,
+        edge_prompt=step,
+        cloud_prompt=engine,
+        prompt=1,
+        answer=1,
+        asked=parts.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share,
+        changed=TYPICAL_CHANGED,
+        run_ahead=chosen.run_ahead,
+        cached=0.0 if reused is None else 1 - reused.computed / reused.prompt,
+    )
+
+
+def _reuse(found: Reuse | None) -> Check:
     """What of a prompt that was just sent is computed, and billed, again."""
-    try:
-        if isinstance(cloud, TextCloud):
-            found = cloud.reuse()
-        else:
-            found = reuse_by_ids(cloud, model.tokenizer, PROBE_SECONDS)
-    except CloudError as error:
-        return Check(
-            "prompt cache",
-            "warn",
-            f"not measured: {error.message.rstrip('.')}",
-            "keep prompts short, or give the engine a longer context or more time",
-        )
     if found is None:
         return Check(
             "prompt cache",

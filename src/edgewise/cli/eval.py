@@ -81,9 +81,9 @@ def evaluate(
 ) -> None:
     """Edge alone, pair and cloud alone on TASK, with the baselines a router must beat."""
     _require_accuracy(metric)
-    shares = _shares(cloud_share, chosen)
+    shares = shares_of(cloud_share, chosen)
     for path in (csv, figure):
-        _require_folder(path)
+        require_folder(path)
     asked = with_calibration(
         task,
         "test",
@@ -116,7 +116,7 @@ def _compared(
     questions, held_out = tasks
     with pair.open_models(chosen) as models, render.progress(hidden=hidden) as progress:
         edge, cloud = models.both()
-        contenders = _contenders(routers, chosen, edge, questions)
+        contenders = contenders_of(routers, chosen, edge, questions)
         bar = progress.add_task("answers", total=None)
         deadline = LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline
         work = Work(chosen, _by_name(routers, chosen), questions.max_tokens, deadline)
@@ -166,7 +166,7 @@ def _require_accuracy(metric: str) -> None:
         )
 
 
-def _shares(given: list[float] | None, chosen: Settings) -> list[float]:
+def shares_of(given: list[float] | None, chosen: Settings) -> list[float]:
     default = parts.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
     shares = given or [default]
     if not all(0 < share < 1 for share in shares):
@@ -174,7 +174,7 @@ def _shares(given: list[float] | None, chosen: Settings) -> list[float]:
     return sorted(set(shares))
 
 
-def _contenders(
+def contenders_of(
     names: Sequence[str | None], chosen: Settings, edge: EdgeModel, task: Task
 ) -> list[Contender]:
     found: dict[str, Contender] = {}
@@ -210,7 +210,7 @@ def _require_unseen(folder: Path | None, task: Task) -> None:
         )
 
 
-def _require_folder(path: Path | None) -> None:
+def require_folder(path: Path | None) -> None:
     """Before the work, not after it."""
     if path is not None and not path.parent.is_dir():
         raise UsageError(f"{str(path)!r} cannot be written: there is no such folder.")

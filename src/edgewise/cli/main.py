@@ -15,6 +15,7 @@ from edgewise.cli.chat import chat
 from edgewise.cli.demo import demo
 from edgewise.cli.doctor import doctor
 from edgewise.cli.eval import evaluate
+from edgewise.cli.frontier import frontier
 from edgewise.cli.run import run
 from edgewise.cli.sent import sent
 from edgewise.cli.serve import serve
@@ -39,6 +40,7 @@ app.command("eval")(evaluate)
 app.command()(train)
 app.add_typer(router.app, name="router")
 app.add_typer(gateway.app, name="gateway")
+bench.app.command()(frontier)
 app.add_typer(bench.app, name="bench")
 app.add_typer(trace.app, name="trace")
 

@@ -192,10 +192,10 @@ class VllmEngine(HttpEngine):
             raise CloudProtocolError(f"{self.url!r} sent a completion without its token ids.")
         found = choice.logprobs
         tops = [
-            [(_id(token), logprob) for token, logprob in (top or {}).items()]
+            [(id_of(token), logprob) for token, logprob in (top or {}).items()]
             for top in found.top_logprobs or []
         ]
-        written = [_id(token) for token in found.tokens]
+        written = [id_of(token) for token in found.tokens]
         return _verdict(written, found.token_logprobs, tops, choice.finish_reason, reply.usage)
 
 
@@ -219,11 +219,11 @@ def _verdict(
 
 
 def _top_id(top: _Top) -> int:
-    return top.token_id if top.token_id is not None else _id(top.token or "")
+    return top.token_id if top.token_id is not None else id_of(top.token or "")
 
 
-def _id(token: str) -> int:
-    """`token_id:123` is 123."""
+def id_of(token: str) -> int:
+    """`token_id:123` is 123. Raises `CloudProtocolError`."""
     number = token.removeprefix(_ID)
     short = len(number) <= _DIGITS and number.isascii()
     if not token.startswith(_ID) or not short or not number.isdigit():

@@ -31,20 +31,22 @@ class CommitPoint:
             return outcome_of(question, answer)
         before = len(question_ids(self._edge.tokenizer, question))
         policy = Policy(threshold=1.0, max_cloud_tokens=1, on_cloud_error="raise")
-        decoder = Decoder(self._edge, router=_At(before + at), policy=policy, cloud=self._cloud)
+        decoder = Decoder(
+            self._edge, router=AtPosition(before + at), policy=policy, cloud=self._cloud
+        )
         return Decoded(decoder, self._max_tokens).answer(question)
 
 
-class _At:
-    """Scores 1 at one position."""
+class AtPosition:
+    """A router that scores 1 at one position; None: nowhere."""
 
     needs, top = Needs.NOTHING, 0
 
-    def __init__(self, position: int) -> None:
-        self._position = position
+    def __init__(self, position: int | None) -> None:
+        self.position = position
 
     def score(self, step: Step) -> float:
-        return float(step.position == self._position)
+        return float(step.position == self.position)
 
 
 def commit_point(tokenizer: Tokenizer, ids: Sequence[int], question: Question) -> int | None:

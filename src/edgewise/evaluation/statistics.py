@@ -12,13 +12,13 @@ RESAMPLES = 10_000
 Interval = tuple[float, float]
 
 
-def mean_interval(right: Sequence[bool], *, seed: int = 0) -> Interval:
+def mean_interval(right: Sequence[float], *, seed: int = 0) -> Interval:
     """The 95 % interval of an accuracy."""
     return _interval(_resampled_means([right], _drawn((len(right),), seed)[0])[:, 0])
 
 
 def difference_interval(
-    better: Sequence[bool], worse: Sequence[bool], *, seed: int = 0
+    better: Sequence[float], worse: Sequence[float], *, seed: int = 0
 ) -> Interval:
     """The 95 % interval of mean(better) - mean(worse), both over the same questions."""
     means = _resampled_means([better, worse], _drawn((len(better),), seed)[0])

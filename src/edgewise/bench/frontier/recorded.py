@@ -1,0 +1,180 @@
+"""Every request that an answer makes of the cloud, as it is billed: also those made in vain."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from edgewise.bench.frontier.base import CloudRequest
+from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.edge.kv import common_prefix
+from edgewise.errors import CloudError
+from edgewise.prompts import Prompt
+from edgewise.sampling import Sampling
+from edgewise.verdict import Sent, Verdict
+
+EngineTime = Callable[[int, int], float]
+"""From tokens written and prompt tokens computed to an engine's seconds: `EnginePace.of`."""
+
+
+class RecordedCloud:
+    """Implements `CloudModel`: `cloud`, whose consults are kept as `CloudRequest`s.
+
+    For one answer at a time. Sessions that are told of an answer ahead of its consults (`push`)
+    would read prompts that no request here shows, so they are to be told nothing.
+    """
+
+    def __init__(self, cloud: CloudModel, seconds: EngineTime | None = None) -> None:
+        """`seconds` stands in the place of the engine's meter, where the engine is slowed down."""
+        self._cloud, self._seconds = cloud, seconds
+        self._asks: list[_Ask] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cloud, name)
+
+    def open(self, prompt: Prompt) -> "_RecordedSession":
+        """A session whose consults are kept."""
+        return _RecordedSession(self._cloud.open(prompt), self._asks)
+
+    def take(self) -> tuple[CloudRequest, ...]:
+        """The requests since the last call, in the order in which they were made.
+
+        One that was declined is none: it costs nothing. One that was given up counts with what it
+        had asked for, and its meter is not known.
+        """
+        asks, self._asks[:] = list(self._asks), []
+        return tuple(ask.request(self._seconds) for ask in asks if not ask.declined)
+
+
+class _Ask:
+    """A consult for `n` tokens after `ids`, of which the cloud was sent `seen` before."""
+
+    def __init__(
+        self, ids: Sequence[int], n: int, earlier: Sequence["_Ask"], future: "Future[Verdict]"
+    ) -> None:
+        self._ids, self._n, self._future = list(ids), n, future
+        self.seen = max((common_prefix(ask.held, self._ids) for ask in earlier), default=0)
+
+    @property
+    def held(self) -> list[int]:
+        """What the cloud has of it by now: the prompt, and the reply once it came."""
+        verdict = self._verdict
+        return self._ids if verdict is None else [*self._ids, *verdict.ids]
+
+    @property
+    def declined(self) -> bool:
+        error = self._future.exception() if self._over else None
+        return isinstance(error, CloudError) and error.declined
+
+    @property
+    def _verdict(self) -> Verdict | None:
+        # Read here and not in a callback, which may run after who waited goes on.
+        return None if not self._over or self._future.exception() else self._future.result()
+
+    @property
+    def _over(self) -> bool:
+        return self._future.done() and not self._future.cancelled()
+
+    def request(self, seconds: EngineTime | None) -> CloudRequest:
+        verdict, prompt = self._verdict, len(self._ids)
+        if verdict is None:
+            taken = None if seconds is None else seconds(self._n, prompt - self.seen)
+            return CloudRequest(
+                prompt=prompt, seen=self.seen, written=self._n, engine_seconds=taken
+            )
+        prompt = prompt if verdict.prompt is None else verdict.prompt
+        seen = min(self.seen, prompt)
+        computed = prompt - seen if verdict.computed is None else verdict.computed
+        taken = verdict.engine_seconds if seconds is None else seconds(verdict.billed, computed)
+        return CloudRequest(
+            prompt=prompt,
+            seen=seen,
+            written=verdict.billed,
+            cached=verdict.cached,
+            computed=verdict.computed,
+            engine_seconds=taken,
+        )
+
+
+class _RecordedSession:
+    def __init__(self, session: CloudSession, asks: list[_Ask]) -> None:
+        self._session, self._asks = session, asks
+        self._own: list[_Ask] = []
+
+    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+        return self._session.push(ids, sent)
+
+    def close(self) -> None:
+        self._session.close()
+
+    def ask(
+        self,
+        ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        deadline: float,
+        sent: Sent | None = None,
+    ) -> "Future[Verdict]":
+        future = self._session.ask(ids, n, sampling, deadline, sent)
+        ask = _Ask(ids, n, self._own, future)
+        self._own.append(ask)
+        self._asks.append(ask)
+        return future
+
+
+class PacedCloud:
+    """Implements `CloudModel`: `cloud`, whose verdicts come no sooner than `seconds` says."""
+
+    def __init__(self, cloud: CloudModel, seconds: EngineTime) -> None:
+        self._cloud, self._seconds = cloud, seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cloud, name)
+
+    def open(self, prompt: Prompt) -> "_PacedCloudSession":
+        """A session that answers late."""
+        return _PacedCloudSession(self._cloud.open(prompt), self._seconds)
+
+
+class _PacedCloudSession:
+    def __init__(self, session: CloudSession, seconds: EngineTime) -> None:
+        self._session, self._seconds = session, seconds
+
+    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+        return self._session.push(ids, sent)
+
+    def close(self) -> None:
+        self._session.close()
+
+    def ask(
+        self,
+        ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        deadline: float,
+        sent: Sent | None = None,
+    ) -> "Future[Verdict]":
+        late: Future[Verdict] = Future()
+        asked = self._session.ask(ids, n, sampling, deadline, sent)
+        late.add_done_callback(lambda _: asked.cancel() if late.cancelled() else None)
+        asked.add_done_callback(lambda done: self._hold(done, late, len(ids)))
+        return late
+
+    def _hold(self, done: "Future[Verdict]", late: "Future[Verdict]", prompt: int) -> None:
+        if done.cancelled() or done.exception() is not None:
+            _settle(done, late)
+            return
+        verdict = done.result()
+        computed = prompt if verdict.computed is None else verdict.computed
+        timer = threading.Timer(self._seconds(len(verdict.ids), computed), _settle, (done, late))
+        timer.daemon = True
+        timer.start()
+
+
+def _settle(done: "Future[Verdict]", late: "Future[Verdict]") -> None:
+    if done.cancelled() or not late.set_running_or_notify_cancel():
+        late.cancel()
+    elif (error := done.exception()) is not None:
+        late.set_exception(error)
+    else:
+        late.set_result(done.result())

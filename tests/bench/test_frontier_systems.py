@@ -1,0 +1,242 @@
+"""Systems of the frontier, measured: the product's decoder and a streamed cloud, over a link."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from edgewise.addresses import bundled
+from edgewise.bench.frontier.recorded import PacedCloud, RecordedCloud
+from edgewise.bench.frontier.streamed import Streamed
+from edgewise.bench.frontier.timed import Timed, TimedCommitPoint, pair_policy, timed_edge
+from edgewise.bench.link import http_target
+from edgewise.bench.pace import UNPACED, Pace, PacedEdge
+from edgewise.cloud.engine import LlamaServer
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.errors import CloudError, CloudRejected, CloudUnavailable
+from edgewise.evaluation.systems import CloudAlone
+from edgewise.evaluation.tasks.base import Question
+from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise.prompts import Prompt
+from edgewise.routers.uncertainty import MaxProb
+from edgewise.sampling import Sampling
+from edgewise.testing.link import Link, Quality
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from edgewise.testing.scripted_engine import Edited, ScriptedEngine, Wire
+from tests.llama_server_process import free_port, llama_server
+
+PROMPT, TEXT, OTHER = "q0: ", "the sky is blue.", "the sea is blue."
+UNSURE = (5, 12)
+QUESTION = Question("0", "sky", PROMPT, r"^the sea", "regex", choices=None)
+
+
+def pair(cloud: ScriptedCloud, *, run_ahead: int = 0, step: float = 0.0) -> Timed:
+    edge = PacedEdge(
+        ScriptedEdge(replying(TEXT, prompt=PROMPT, unsure=UNSURE)), Pace((1,), (step,))
+    )
+    policy = pair_policy(0.3, run_ahead=run_ahead)
+    return Timed(edge, 32, router=MaxProb(), policy=policy, cloud=RecordedCloud(cloud))
+
+
+def test_a_pair_says_all_that_its_answer_cost() -> None:
+    found = pair(ScriptedCloud(replying(OTHER, prompt=PROMPT))).answer(QUESTION)
+    assert (found.outcome.text, found.outcome.right) == ("the sey is blue.", False)
+    first, second = found.requests
+    start = len(PROMPT) + UNSURE[0]
+    assert (first.prompt, first.seen, first.written) == (start, 0, 1)
+    # What was sent and what came back, then what the edge wrote.
+    assert (second.prompt, second.seen, second.written) == (start + 7, start + 1, 1)
+    # A pass for each token, the prompt in the first of them.
+    assert found.decodes == len(TEXT) + 1
+    assert found.positions == len(PROMPT) + len(TEXT)
+    assert 0 < found.ttft <= found.outcome.seconds
+    assert (found.sent, found.received) == (None, None)
+
+
+def test_consults_in_vain_are_requests_too() -> None:
+    """At the first the cloud says otherwise, so what was guessed and asked after it is dropped."""
+    cloud = ScriptedCloud(replying(OTHER, prompt=PROMPT), delay=0.2)
+    found = pair(cloud, run_ahead=16, step=0.005).answer(QUESTION)
+    assert found.outcome.wasted_tokens == 1
+    assert len(found.requests) == len(cloud.asks) == 3
+    assert [request.written for request in found.requests] == [1, 1, 1]
+    assert found.decodes > len(TEXT) + 1
+    # A guess's consult holds what was sent before it, and not what came for it.
+    assert found.requests[1].seen == len(PROMPT) + UNSURE[0]
+
+
+def test_a_user_sees_the_wait() -> None:
+    cloud = ScriptedCloud(replying(OTHER, prompt=PROMPT), delay=0.15)
+    found = pair(cloud).answer(QUESTION)
+    assert 0.15 <= found.gap < found.outcome.seconds
+    alone = timed_edge(PacedEdge(ScriptedEdge(replying(TEXT, prompt=PROMPT)), UNPACED), 32)
+    assert alone.answer(QUESTION).gap < 0.15
+    assert alone.answer(QUESTION).requests == ()
+
+
+def test_an_engines_time_may_be_told_instead_of_metered() -> None:
+    cloud = PacedCloud(ScriptedCloud(replying(OTHER, prompt=PROMPT)), lambda written, read: 0.1)
+    edge = PacedEdge(ScriptedEdge(replying(TEXT, prompt=PROMPT, unsure=UNSURE)), UNPACED)
+    recorded = RecordedCloud(cloud, lambda written, read: read + 0.5 * written)
+    system = Timed(edge, 32, router=MaxProb(), policy=pair_policy(0.3), cloud=recorded)
+    found = system.answer(QUESTION)
+    assert found.gap >= 0.1
+    prompts = [request.prompt - request.seen for request in found.requests]
+    assert [r.engine_seconds for r in found.requests] == [read + 0.5 for read in prompts]
+
+
+def test_a_request_that_was_declined_is_none() -> None:
+    def declined(ask: int) -> CloudError:
+        error = CloudRejected("no")
+        error.declined = True
+        return error
+
+    cloud = RecordedCloud(ScriptedCloud(replying(OTHER, prompt=PROMPT), fault=declined))
+    session = cloud.open(Prompt((1, 2)))
+    asked = session.ask([1, 2], 1, Sampling(), 1.0)
+    assert isinstance(asked.exception(), CloudRejected)
+    assert cloud.take() == ()
+
+
+def test_the_commit_point_is_one_consult() -> None:
+    question = Question("q", "zoo", "Which?", "dog", "choice", choices=("cat", "dog"))
+    model = ScriptedEdge(replying("It is a cat.", prompt="Which?"))
+    cloud = ScriptedCloud(replying("It is a dog.", prompt="Which?"))
+    system = TimedCommitPoint(model, PacedEdge(model, UNPACED), 40, cloud=RecordedCloud(cloud))
+    found = system.answer(question)
+    assert (len(found.requests), found.outcome.text) == (1, "It is a dat.")
+    # The answer that shows the place is not counted.
+    assert found.decodes == len("It is a cat.") + 1
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    with llama_server(bundled("cloud")) as url:
+        yield url
+
+
+def test_a_real_engine_streams_its_answer_over_a_link(engine: str) -> None:
+    task = pocketqa().first(3)
+    link = Link(*http_target(engine), Quality(round_trip=0.04))
+    with LlamaModel(bundled("edge"), threads=1) as model:
+        cloud = LlamaServer(engine)
+        cloud.check(model.tokenizer)
+        system = Streamed(link.url, model.tokenizer, task.max_tokens, link=link)
+        try:
+            for question in task.questions:
+                whole = CloudAlone(cloud, model.tokenizer, task.max_tokens).answer(question)
+                found = system.answer(question)
+                assert (found.outcome.text, found.outcome.right) == (whole.text, whole.right)
+                assert found.outcome.output_tokens == whole.output_tokens
+                assert 0.04 <= found.ttft < found.outcome.seconds
+                (request,) = found.requests
+                assert request.seen == 0
+                assert request.computed is not None
+                assert request.cached is not None
+                assert request.cached + request.computed == request.prompt
+                assert request.engine_seconds is not None
+                assert found.sent is not None
+                assert found.sent > request.prompt
+                assert found.received is not None
+                assert found.received > len(found.outcome.text)
+        finally:
+            system.close()
+            cloud.close()
+            link.close()
+
+
+def test_bytes_of_a_pair_are_counted_on_the_link(engine: str) -> None:
+    task = pocketqa().first(1)
+    link = Link(*http_target(engine))
+    with LlamaModel(bundled("edge"), threads=1) as model:
+        cloud = LlamaServer(link.url)
+        try:
+            cloud.check(model.tokenizer)
+            system = Timed(
+                PacedEdge(model, UNPACED),
+                task.max_tokens,
+                router=MaxProb(),
+                policy=pair_policy(0.05),
+                cloud=RecordedCloud(cloud),
+                link=link,
+            )
+            found = system.answer(task.questions[0])
+        finally:
+            cloud.close()
+            link.close()
+    assert found.requests
+    assert found.sent is not None
+    assert found.sent > 100 * len(found.requests)
+    assert found.outcome.consults == len(found.requests)
+    assert all(request.engine_seconds is not None for request in found.requests)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("reply", "sentence"),
+    [
+        (b"", "does not stream"),
+        (b'data: {"choices":[{"text":"a"}]}\n\n', "broke"),
+        (b'data: {"choices":[{"text":"a","finish_reason":"stop"}]}\n\n', "of None tokens"),
+        (b'data: {"choices":[{"text":7}]}\n\n', "reply is not"),
+        (b'data: {"error":{"message":"out of memory"}}\n\n', "failed within"),
+        (b'data: {"choices":[{"text":"a"},{"text":"b"}]}\n\n', "2 choices"),
+        (
+            b'data: {"choices":[{"text":"a","finish_reason":"length"}],'
+            b'"usage":{"prompt_tokens":4,"completion_tokens":999}}\n\n',
+            "of 999 tokens",
+        ),
+        (
+            b'data: {"choices":[{"text":"a","finish_reason":"length"}],'
+            b'"usage":{"prompt_tokens":4000,"completion_tokens":1}}\n\n',
+            "read 4000 tokens",
+        ),
+        (b"data: " + b"x" * (3 << 20), "more than an answer"),
+    ],
+)
+def test_a_stream_that_is_none_is_an_error_in_a_sentence(reply: bytes, sentence: str) -> None:
+    def fault(number: int) -> Wire | Edited:
+        return Wire([HEAD + reply]) if reply else Edited()
+
+    engine = ScriptedEngine(dialect="fireworks", fault=fault)
+    system = Streamed(engine.url, ByteTokenizer(), 32, model="scripted")
+    try:
+        with pytest.raises(CloudError, match=sentence) as raised:
+            system.answer(QUESTION)
+        assert str(raised.value).count("\n") == 0
+    finally:
+        system.close()
+        engine.close()
+
+
+def test_a_meter_may_come_in_an_event_of_its_own() -> None:
+    """As vLLM's does, without a time of the engine's; comments keep a connection awake."""
+    events = (
+        b': awake\r\n\r\ndata: {"choices":[{"text":"the s","logprobs":null}],"usage":null}\r\n\r\n'
+        b'data: {"choices":[{"text":"ea","finish_reason":"stop"}]}\r\n\r\n'
+        b'data: {"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":8,'
+        b'"prompt_tokens_details":{"cached_tokens":3}}}\r\n\r\ndata: [DONE]\r\n\r\n'
+    )
+    # Cut anywhere, with a pause between the pieces.
+    pieces = [HEAD, events[:30], events[30:91], events[91:]]
+    engine = ScriptedEngine(dialect="fireworks", fault=lambda number: Wire(pieces, pause=0.05))
+    system = Streamed(engine.url, ByteTokenizer(), 32, model="scripted")
+    try:
+        found = system.answer(QUESTION)
+    finally:
+        system.close()
+        engine.close()
+    (request,) = found.requests
+    assert (found.outcome.text, found.outcome.right) == ("the sea", True)
+    assert (request.prompt, request.cached, request.computed, request.written) == (4, 3, 1, 8)
+    assert request.engine_seconds is None
+    assert found.outcome.seconds >= found.ttft >= 0.05
+
+
+def test_an_engine_that_is_not_there_is_said() -> None:
+    system = Streamed(f"http://127.0.0.1:{free_port()}", ByteTokenizer(), 32)
+    with pytest.raises(CloudUnavailable):
+        system.answer(QUESTION)
+    system.close()

@@ -1,0 +1,105 @@
+"""Price lists: an answer's requests by hand, and what holds for any of them."""
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgewise.bench.price_lists import (
+    FIFTIETH,
+    NO_DISCOUNT,
+    OWN_GPU,
+    PRICE_LISTS,
+    TENTH_OF_LONG,
+    PriceList,
+    Request,
+    bill,
+)
+
+OF_TOKENS = (NO_DISCOUNT, TENTH_OF_LONG, FIFTIETH)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> list[Request]:
+    """An answer's requests: each sees at most what the one before it read and wrote."""
+    prompt, seen = draw(st.integers(1, 3000)), 0
+    requests: list[Request] = []
+    for _ in range(draw(st.integers(1, 6))):
+        written = draw(st.integers(0, 20))
+        taken = draw(st.floats(0, 5))
+        requests.append(Request(prompt, draw(st.integers(0, seen)), written, taken))
+        seen = prompt + written
+        prompt = seen + draw(st.integers(0, 50))
+    return requests
+
+
+def test_a_bill_by_hand() -> None:
+    consults = [Request(1000, 0, 1, 0.25), Request(1100, 1001, 1, 0.05), Request(1200, 1101, 1, 0)]
+    millionths = {
+        # Three prompts and three tokens at four.
+        NO_DISCOUNT: Decimal(3300 + 12),
+        # Only the third saw 1,024 tokens or more.
+        TENTH_OF_LONG: Decimal(1000 + 1100 + 99 + 12) + Decimal("110.1"),
+        FIFTIETH: Decimal(1000 + 99 + 99 + 12) + Decimal("0.02") * (1001 + 1101),
+        # 0.3 s at 0.001.
+        OWN_GPU: Decimal(300),
+    }
+    for prices, expected in millionths.items():
+        assert bill(prices, consults) == expected / 1_000_000, prices.name
+
+
+@given(st.integers(1, 10_000), st.integers(1, 1000))
+def test_the_cloud_alone_is_one_request(prompt: int, written: int) -> None:
+    alone = [Request(prompt, 0, written, 1.5)]
+    for prices in OF_TOKENS:
+        assert bill(prices, alone) == Decimal(prompt + 4 * written) / 1_000_000
+    assert bill(OWN_GPU, alone) == Decimal("0.0015")
+
+
+@given(answers())
+def test_a_discount_makes_nothing_dearer(requests: list[Request]) -> None:
+    plain = bill(NO_DISCOUNT, requests)
+    assert bill(FIFTIETH, requests) <= bill(TENTH_OF_LONG, requests) <= plain
+    unseen = [request._replace(seen=0) for request in requests]
+    for prices in PRICE_LISTS:
+        assert bill(prices, requests) <= bill(prices, unseen)
+
+
+@given(answers())
+def test_where_nothing_was_seen_all_lists_of_tokens_agree(requests: list[Request]) -> None:
+    unseen = [request._replace(seen=0) for request in requests]
+    assert len({bill(prices, unseen) for prices in OF_TOKENS}) == 1
+
+
+@given(answers(), answers())
+def test_a_bill_is_the_sum_of_its_requests(one: list[Request], other: list[Request]) -> None:
+    for prices in PRICE_LISTS:
+        assert bill(prices, one + other) == bill(prices, one) + bill(prices, other)
+        assert bill(prices, one) >= 0
+
+
+def test_nothing_costs_nothing() -> None:
+    assert [bill(prices, []) for prices in PRICE_LISTS] == [0] * len(PRICE_LISTS)
+
+
+def test_lists_have_names_of_their_own() -> None:
+    assert len({prices.name for prices in PRICE_LISTS}) == len(PRICE_LISTS)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [Request(10, 11, 1, 0.0), Request(10, -1, 1, 0.0), Request(10, 0, -1, 0.0)],
+)
+@pytest.mark.parametrize("prices", PRICE_LISTS)
+def test_counts_that_cannot_be(prices: PriceList, request_: Request) -> None:
+    with pytest.raises(ValueError, match="counts that cannot be"):
+        bill(prices, [request_])
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -0.5])
+def test_a_time_that_is_none_is_refused_only_where_it_is_priced(seconds: float) -> None:
+    requests = [Request(10, 0, 1, seconds)]
+    assert bill(NO_DISCOUNT, requests) > 0
+    with pytest.raises(ValueError, match="has no time"):
+        bill(OWN_GPU, requests)

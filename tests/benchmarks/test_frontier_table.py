@@ -1,0 +1,72 @@
+"""The pocket pair's frontier, end to end at its smallest, in two parts and then told."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.frontier.__main__ import main
+from benchmarks.frontier.query_router import query_router, scores_of
+from edgewise.addresses import bundled
+from edgewise.cloud.local import LocalCloud
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.evaluation.tasks.pocketqa import pocketqa
+
+SMALL = ("--questions", "2", "--timed", "1", "--calibration", "4", "--trip", "5")
+ROWS = ("bundled at 5%", "entropy at 5%", "commit point", "larger edge", "speculative, pipelined")
+
+
+def test_two_parts_come_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "kept")
+    command = (*SMALL, "--systems", *ROWS, "--out", out)
+    for part in ("1/2", "2/2"):
+        main([*command, "--part", part])
+        assert capsys.readouterr().out == ""
+    kept = {path: path.read_bytes() for path in Path(out).iterdir()}
+    main([*command, "--json", str(tmp_path / "f.json")])
+    # Everything was there.
+    assert {path: path.read_bytes() for path in Path(out).iterdir()} == kept
+    told = capsys.readouterr().out
+    assert "Quality on 2 questions, times on 1 of them" in told
+    assert "round trip ms 5" in told
+    found = json.loads((tmp_path / "f.json").read_bytes())
+    rows = {row["system"]: row for row in found["rows"]}
+    assert set(ROWS) | {"edge", "cloud"} < set(rows)
+    # Lossless: the cloud's own answers.
+    assert rows["speculative, pipelined"]["accuracy"] == rows["cloud"]["accuracy"]
+    assert rows["speculative, pipelined"]["accepted"] is not None
+    assert rows["larger edge"]["time"] > 0
+    # As slow as a large model's engine: its first token, and 27 ms for each other one.
+    cloud = rows["cloud"]
+    assert cloud["time"] > cloud["ttft"] > 0.04
+    assert cloud["gap"] > 0.02
+    assert cloud["engine_seconds"] < cloud["time"]
+    main_row = rows["bundled at 5%"]
+    assert main_row["time"] > 0.029 * main_row["decodes"]
+    with pytest.raises(SystemExit, match="other models, questions or settings"):
+        main([*command, "--calibration", "5"])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("--timed", "9"), ("--part", "1/2"), ("--part", "3/2", "--out", "x"), ("--systems", "none")],
+)
+def test_what_cannot_be_is_refused(wrong: tuple[str, ...], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        main([*SMALL, *wrong])
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_router_of_whole_questions_is_trained_once(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    questions = pocketqa().first(3).questions
+    with LlamaModel(bundled("edge"), threads=1) as edge:
+        cloud = LocalCloud(LlamaModel(bundled("cloud"), threads=1))
+        scores = [
+            scores_of(query_router(tmp_path, edge, cloud, each), edge, questions)
+            for each in (4, 99)
+        ]
+        cloud.close()
+    assert np.isfinite(scores[0]).all()
+    assert scores[0] == scores[1]

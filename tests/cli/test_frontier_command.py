@@ -1,0 +1,88 @@
+"""`edgewise bench frontier`: the bundled pair through a gateway, a user's own pair at an engine."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgewise.addresses import bundled
+from tests.cli.conftest import Edgewise
+from tests.llama_server_process import llama_server
+
+FRONTIER = ("bench", "frontier", "--questions", "2")
+QUICK = ("--pace", "none", "--round-trip", "5")
+
+
+def test_the_bundled_pair_is_told_on_every_axis(edgewise: Edgewise, tmp_path: Path) -> None:
+    command = (*FRONTIER, *QUICK, "--out", "kept", "--json")
+    result = edgewise(*command)
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    rows = {row["system"]: row for row in found["rows"]}
+    assert found["main"] == "bundled at 5%"
+    assert {"edge", "cloud", "bundled at 5%", "bundled at 5%, waiting", "commit point"} <= set(rows)
+    assert rows["cloud"]["bills"]["no cache discount"] == 1
+    assert "16 tokens at a time" in rows["cloud"]["note"]
+    assert rows["bundled at 5%"]["sent"] > 0
+    assert rows["cascade, equal share"]["clock"] == "composed"
+    assert {one["system"] for one in found["whole"]} >= {"cascade", "at random"}
+    kept = sorted(path.name for path in (tmp_path / "kept").glob("*.answers.jsonl"))
+    assert len(kept) == 5
+    again = edgewise(*command)
+    assert again.code == 0, again.err
+    assert json.loads(again.out) == found
+    other = edgewise(*command, "--router", "entropy")
+    assert (other.code, other.err.count("\n")) == (2, 1)
+    assert "other models, questions or settings" in other.err
+
+
+def test_a_users_own_pair_and_questions_at_an_engine(edgewise: Edgewise, tmp_path: Path) -> None:
+    lines = [{"prompt": f"The word number {n} names", "answer": "a"} for n in range(8)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with llama_server(bundled("cloud")) as url:
+        result = edgewise(
+            *("bench", "frontier", "own.jsonl", "--check", "regex", "--questions", "2"),
+            *("--edge", str(bundled("edge")), "--cloud", url, "--larger-edge", "bundled:mid"),
+            *("--router", "entropy", "--router", "random", "--cloud-share", "0.2"),
+            *("--calibration", "2", "--max-tokens", "16", "--plot", "f.svg"),
+        )
+    assert result.code == 0, result.err
+    assert "entropy at 20%" in result.out
+    assert "larger edge" in result.out
+    assert "random at 20%" in result.out
+    # No link is emulated, and the questions have no choices; the cloud is streamed.
+    assert "commit point" not in result.out
+    assert "16 tokens at a time" not in result.err
+    assert (tmp_path / "f-bill.svg").is_file()
+    assert (tmp_path / "f-time.svg").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--cloud", "none"), "needs a cloud"),
+        (("--cloud", "https://127.0.0.1:1", "--round-trip", "5"), "plain HTTP"),
+        (("--cloud", str(bundled("cloud")), "--round-trip", "5"), "No link leads to"),
+        (("--round-trip", "-1"), "--round-trip"),
+        (("--cloud-share", "2"), "cloud share"),
+        (("--pace", "missing.gguf"), "missing.gguf"),
+        (("--larger-edge", "missing.gguf"), "missing.gguf"),
+        (("--plot", "no/where.png"), "no such folder"),
+        (("--cloud", "bundled:other"), "one vocabulary"),
+        (("nothing",), "no task"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    edgewise: Edgewise, arguments: tuple[str, ...], sentence: str
+) -> None:
+    result = edgewise(*FRONTIER, *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert sentence in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_what_the_command_cannot_honour_is_refused(edgewise: Edgewise, tmp_path: Path) -> None:
+    (tmp_path / "edgewise.toml").write_text("span = 4\n")
+    result = edgewise(*FRONTIER)
+    assert result.code == 2
+    assert "span" in result.err

@@ -1,0 +1,143 @@
+"""A real llama-server at the pace of a larger one."""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from edgewise.addresses import bundled
+from edgewise.cloud.engine import LlamaServer
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.prompts import Prompt
+from edgewise.sampling import Sampling
+from edgewise.testing.paced_engine import EnginePace, PacedEngine
+from tests.llama_server_process import free_port, llama_server
+
+PACE = EnginePace(first=0.2, token=0.05, read=0.01)
+LATE = 0.15
+"""What a busy machine may add, seconds."""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    with llama_server(bundled("cloud")) as url:
+        yield url
+
+
+@pytest.fixture
+def paced(engine: str) -> Iterator[PacedEngine]:
+    with closing(PacedEngine(engine, PACE)) as made:
+        yield made
+
+
+GREEDY = {"temperature": 0, "ignore_eos": True}
+
+
+def post(url: str, path: str, body: object) -> Any:
+    request = urllib.request.Request(
+        url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    return urllib.request.urlopen(request, timeout=30)
+
+
+def completion(url: str, ids: list[int], tokens: int) -> tuple[dict[str, Any], float]:
+    """A reply in one piece, and its seconds."""
+    begun = time.monotonic()
+    body = {"prompt": ids, "n_predict": tokens, "return_tokens": True, **GREEDY}
+    with post(url, "/completion", body) as reply:
+        return json.loads(reply.read()), time.monotonic() - begun
+
+
+def declined(url: str, body: object) -> tuple[int, bytes]:
+    """Status and words of a refusal."""
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        post(url, "/completion", body)
+    with refused.value as reply:
+        return reply.code, reply.read()
+
+
+def fresh(first: int, length: int = 20) -> list[int]:
+    """A prompt that begins as no other does."""
+    return [first, *range(50, 50 + length - 1)]
+
+
+def test_a_whole_reply_takes_what_the_pace_says(engine: str, paced: PacedEngine) -> None:
+    said, seconds = completion(paced.url, fresh(300), 4)
+    assert said["timings"]["prompt_n"] == 20
+    expected = PACE.of(4, 20)
+    assert expected == pytest.approx(0.2 + 3 * 0.05 + 20 * 0.01)
+    assert expected <= seconds < expected + LATE
+    again, shorter = completion(paced.url, fresh(300), 1)
+    assert PACE.of(1, again["timings"]["prompt_n"]) <= shorter < seconds
+    assert paced.asked == 2
+    direct, quick = completion(engine, fresh(300), 4)
+    assert (direct["tokens"], quick < expected) == (said["tokens"], True)
+
+
+def test_a_stream_leaves_event_by_event(paced: PacedEngine) -> None:
+    body = {"prompt": fresh(301), "max_tokens": 5, "stream": True, **GREEDY}
+    begun = time.monotonic()
+    at: list[float] = []
+    with post(paced.url, "/v1/completions", body) as reply:
+        assert reply.headers["Content-Type"].startswith("text/event-stream")
+        for line in reply:
+            if line.startswith(b"data: {") and json.loads(line[6:])["choices"][0]["text"]:
+                at.append(time.monotonic() - begun)
+        whole = time.monotonic() - begun
+    assert len(at) == 5
+    # Twenty ids that no request began with.
+    assert PACE.of(1, 20) <= at[0] < PACE.of(1, 20) + LATE
+    for number, seconds in enumerate(at, 1):
+        assert PACE.of(number, 20) - 0.005 <= seconds < PACE.of(number, 20) + LATE
+    assert whole < PACE.of(6, 20) + LATE
+
+
+def test_what_was_sent_before_is_not_read_again(paced: PacedEngine) -> None:
+    prompt = fresh(302, 40)
+    completion(paced.url, prompt[:30], 1)
+    with post(paced.url, "/completion", {"prompt": prompt, "n_predict": 2, "stream": True}) as told:
+        begun = time.monotonic()
+        first = next(line for line in told if line.startswith(b"data:"))
+    # The request itself was sent before the clock began.
+    assert json.loads(first[5:])["content"] is not None
+    assert time.monotonic() - begun < PACE.of(1, 10) + LATE < PACE.of(1, 40)
+
+
+def test_a_cloud_model_behind_it_is_the_same_one(engine: str, paced: PacedEngine) -> None:
+    """Vocabulary, verdicts and meter pass through; only consults are held back."""
+    with closing(LlamaModel(bundled("edge"), threads=1)) as edge:
+        ids = [303, *edge.tokenizer.encode("The word iron names a")]
+        verdicts = []
+        for url in (engine, paced.url):
+            with closing(LlamaServer(url)) as cloud:
+                cloud.check(edge.tokenizer)
+                session = cloud.open(Prompt(tuple(ids)))
+                begun = time.monotonic()
+                verdicts.append(session.ask(ids, 3, Sampling(), 10.0).result())
+                session.close()
+    assert verdicts[0].ids == verdicts[1].ids
+    assert verdicts[0].prompt == verdicts[1].prompt == len(ids)
+    assert time.monotonic() - begun >= PACE.of(len(verdicts[1].ids), 1)
+
+
+def test_all_else_passes_as_it_comes(engine: str, paced: PacedEngine) -> None:
+    for path in ("/health", "/v1/models", "/props?x=1"):
+        begun = time.monotonic()
+        with urllib.request.urlopen(paced.url + path, timeout=5) as one:
+            assert one.status == 200
+        assert time.monotonic() - begun < PACE.first
+    wrong = {"prompt": {"no": "prompt"}}
+    assert declined(paced.url, wrong) == declined(engine, wrong)
+    assert paced.asked == 0
+
+
+def test_an_engine_that_is_gone_is_a_bad_gateway() -> None:
+    with closing(PacedEngine(f"http://127.0.0.1:{free_port()}")) as paced:
+        status, said = declined(paced.url, {"prompt": [1]})
+    assert status == 502
+    assert b"cannot be reached" in said
