@@ -16,6 +16,7 @@ from edgewise.bench.pace import HALF_BILLION, UNPACED, Pace, measured
 from edgewise.bench.paper_method import Comparison, compare
 from edgewise.bench.speed import measure
 from edgewise.cli import options, render
+from edgewise.cli.energy import energy
 from edgewise.cli.options import (
     CONNECTING,
     COSTS,
@@ -45,6 +46,7 @@ PAPER_SHARE = 0.07
 """Cloud share of the paper's demo."""
 
 app = typer.Typer(help="Measure speeds on this machine.", no_args_is_help=True)
+app.command()(energy)
 
 EngineTime = Annotated[
     float, typer.Option(min=0, help="Milliseconds added to a consult, as a large model takes.")
