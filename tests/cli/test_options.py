@@ -57,6 +57,7 @@ FLAGS: dict[str, set[str]] = {
     "gateway keys rotate": set(),
     "gateway keys revoke": set(),
     "bench edge": {"edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"},
+    "bench energy": ANSWERING - SAMPLING - COSTS - {"sent_counts"},
     "bench link": ONE_VOCABULARY | {"router", "run_ahead", "ctx", "threads"},
     "bench paper": {"edge", "edge_engine", "cloud", "threads", "gpu_layers"}
     | (CONNECTING - {"cloud_engine"}),
@@ -84,6 +85,7 @@ REFUSED: dict[str, set[str]] = {
     # Always the bundled pair, which has no sliding windows.
     | {"threshold", "edge", "edge_engine", "cloud", "router", "swa_full"},
     "bench edge": {"temperature"},
+    "bench energy": {"max_tokens", "temperature", "system"} | COSTS,
     "bench link": GREEDY_TASK
     | COSTS
     | VIEW
@@ -123,6 +125,7 @@ ENDS_EARLY: dict[str, tuple[tuple[str, ...], str]] = {
     "gateway keys rotate": (("me", "--keys", "keys.json"), "no key 'me'"),
     "gateway keys revoke": (("me", "--keys", "keys.json"), "no key 'me'"),
     "bench edge": (("--blocks", "2"), "at least 5 blocks"),
+    "bench energy": (("no-task",), "no task 'no-task'"),
     "bench link": (("--round-trip", "-1"), "round trip must be"),
     "bench paper": ((), "asks an engine"),
     "trace show": (("none.jsonl",), "none.jsonl"),
