@@ -19,7 +19,8 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,10 +44,14 @@ _OFFLOADED = ("--kv-offloading-size", "1")
 
 
 class Sizes(NamedTuple):
-    """What all loads of a table have in common."""
+    """What all loads of a table have in common.
+
+    `seeds`: one for each run, or the engine would have its prompts in the cache from another.
+    """
 
     base: Load
     repeats: int
+    seeds: Iterator[int]
 
 
 def texts() -> Texts:
@@ -111,15 +116,16 @@ def capacity(at: Served, sizes: Sizes, ids: Texts, *, start: int, most: int) -> 
     """Runs at the largest number of sessions of which all held; none where one is too many."""
 
     def holds(sessions: int) -> bool:
-        return run(at, sizes.base._replace(sessions=sessions), ids).found.holds
+        load = sizes.base._replace(sessions=sessions, seed=next(sizes.seeds))
+        return run(at, load, ids).found.holds
 
     found = largest(holds, start=start, most=most)
     while found:
         seconds = _CONFIRMED * sizes.base.seconds
         load = sizes.base._replace(sessions=found, seconds=seconds)
         rows: list[Row] = []
-        for seed in range(1, sizes.repeats + 1):
-            rows.append(run(at, load._replace(seed=seed), ids))
+        for _ in range(sizes.repeats):
+            rows.append(run(at, load._replace(seed=next(sizes.seeds)), ids))
             if not rows[-1].found.holds:
                 break
         else:
@@ -133,10 +139,11 @@ def sessions(options: argparse.Namespace, ids: Texts) -> list[str]:
     base = _load(options)
     room = Room(options.slots, _room(base))
     rows: list[list[Row]] = []
+    seeds = count()
     with served(options.engine, options.model, room, options.folder) as at:
         start = asyncio.run(_guess(at, base, ids))
         for share in (None, *options.shares):
-            sizes = Sizes(base._replace(share=share), options.repeats)
+            sizes = Sizes(base._replace(share=share), options.repeats, seeds)
             rows.append(capacity(at, sizes, ids, start=start, most=options.slots))
             start = rows[-1][0].load.sessions if rows[-1] else start
     return sessions_table([None, *options.shares], rows, options.slots)
@@ -144,11 +151,11 @@ def sessions(options: argparse.Namespace, ids: Texts) -> list[str]:
 
 def held(options: argparse.Namespace, ids: Texts) -> list[str]:
     """The table of the same sessions with room for fewer of their KV caches."""
-    count = options.sessions
-    load = _load(options)._replace(share=options.shares[0], sessions=count)
+    wanted = options.sessions
+    load = _load(options)._replace(share=options.shares[0], sessions=wanted)
     rows: list[tuple[Room, Row | str]] = []
     rams = (0, _CACHE_RAM) if options.engine == "llama-server" else (0,)
-    for slots in (count, count // 2, count // 4):
+    for slots in (wanted, wanted // 2, wanted // 4):
         for ram in rams:
             room = Room(max(1, slots), _room(load), ram)
             # A server that keeps prompts in memory chooses the slot itself.

@@ -83,3 +83,52 @@ def streamed(model: Model, gpu: Gpu, bits: float, pace: float, tokens: float, id
 def offloaded(model: Model, gpu: Gpu, pace: float, tokens: float, share: float) -> int:
     """Sessions whose caches wait in the host's memory and are read from there at each consult."""
     return math.floor(gpu.link / (tokens * model.kv_bytes() * pace * share))
+
+
+class Limit(NamedTuple):
+    """Sessions that are served, and what keeps it from being more."""
+
+    sessions: int
+    by: str
+
+
+class Use(NamedTuple):
+    """Sessions of `tokens` each at `pace` tokens a second, `ids` computed for each of them.
+
+    `share` of the tokens are consults.
+    """
+
+    tokens: float
+    pace: float
+    ids: float
+    share: float
+
+
+def cloud_only(model: Model, gpu: Gpu, bits: float, use: Use) -> Limit:
+    """Sessions that the engine writes alone, their caches on the GPU."""
+    return _least(
+        Limit(held(model, gpu, bits, use.tokens), "KV memory"),
+        Limit(streamed(model, gpu, bits, use.pace, use.tokens, use.ids), "steps"),
+    )
+
+
+def routed(model: Model, gpu: Gpu, bits: float, use: Use) -> Limit:
+    """Sessions that consult, their caches on the GPU."""
+    return _least(
+        Limit(held(model, gpu, bits, use.tokens), "KV memory"),
+        Limit(computed(model, gpu, use.pace, use.ids), "arithmetic"),
+    )
+
+
+def routed_offloaded(model: Model, gpu: Gpu, bits: float, use: Use) -> Limit:
+    """Sessions that consult, their caches in the host's memory between consults."""
+    if not held(model, gpu, bits, use.tokens):
+        return Limit(0, "KV memory")
+    return _least(
+        Limit(computed(model, gpu, use.pace, use.ids), "arithmetic"),
+        Limit(offloaded(model, gpu, use.pace, use.tokens, use.share), "link"),
+    )
+
+
+def _least(*limits: Limit) -> Limit:
+    return min(limits, key=lambda limit: limit.sessions)

@@ -1,6 +1,6 @@
 """Tables of `benchmarks.capacity`, in Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +11,13 @@ from benchmarks.capacity.memory import (
     QWEN_32B,
     QWEN_72B,
     WEIGHTS,
-    computed,
+    Gpu,
+    Model,
+    Use,
+    cloud_only,
     held,
-    offloaded,
-    streamed,
+    routed,
+    routed_offloaded,
 )
 from benchmarks.capacity.sessions import LATE, LIMIT, Found, Load
 from benchmarks.markdown import line
@@ -84,35 +87,38 @@ def held_table(rows: Sequence[tuple[Room, "Row | str"]]) -> list[str]:
 
 def gpu_tables(pace: float, prompt: float) -> list[str]:
     """What limits sessions on H100s, for `prompt` ids of prompts a token of an answer."""
-    lines = line(
-        ["model", "weights", "GPUs", *(f"{tokens:,} tokens" for tokens in TOKENS),
-         "cloud-only, by steps", "arithmetic"],
-        head=True,
-    )  # fmt: skip
+    head = ["model", "weights", "GPUs", "KV of a token", *(f"{one:,} tokens" for one in TOKENS)]
+    lines = line(head, head=True)
+    for model, name, bits, count in _cards():
+        room = [held(model, H100.times(count), bits, tokens) for tokens in TOKENS]
+        cells = [f"{one:,}" if room[0] else "no room" for one in room]
+        size = f"{model.kv_bytes() // 1024} KiB"
+        lines += line([model.name, name, f"{count}x 80 GB", size, *cells])
+    lines.append("")
+    offloaded = (f"offloaded, {share:.0%}" for share in SHARES)
+    head = ["model", "weights", "GPUs", "tokens", "cloud-only", "routed", *offloaded]
+    lines += line(head, head=True)
+    for model, name, bits, count in _cards():
+        if held(model, H100.times(count), bits, TOKENS[0]):
+            for tokens in TOKENS[1:]:
+                limits = _limits(model, H100.times(count), bits, Use(tokens, pace, 1 + prompt, 0))
+                lines += line([model.name, name, f"{count}x 80 GB", f"{tokens:,}", *limits])
+    return lines
+
+
+def _cards() -> Iterator[tuple[Model, str, float, int]]:
+    """Model, weights, their bits and GPUs of the rows."""
     for model in (QWEN_32B, QWEN_72B):
         for name, bits in WEIGHTS.items():
             for count in (1, 2, 4):
-                gpu = H100.times(count)
-                room = [held(model, gpu, bits, tokens) for tokens in TOKENS]
-                steps = streamed(model, gpu, bits, pace, 1000, 1 + prompt)
-                most = computed(model, gpu, pace, 1 + prompt)
-                cells = [f"{one:,}" if one else "no room" for one in (*room, steps)]
-                cells = cells if room[0] else ["no room"] * 4
-                lines += line([f"{model.name}", name, f"{count}x 80 GB", *cells, f"{most:,}"])
-    return [*lines, "", *_link_table(pace)]
+                yield model, name, bits, count
 
 
-def _link_table(pace: float) -> list[str]:
-    """Sessions whose caches wait in memory, by how often they are read."""
-    head = ["model", "KV of a token", "session", *(f"{share:.0%}" for share in SHARES)]
-    lines = line(head, head=True)
-    for model in (QWEN_32B, QWEN_72B):
-        for tokens in TOKENS:
-            most = [offloaded(model, H100, pace, tokens, share) for share in SHARES]
-            size = f"{model.kv_bytes() / 1024:.0f} KiB"
-            cells = [model.name, size, f"{tokens:,} tokens", *(f"{one:,}" for one in most)]
-            lines += line(cells)
-    return lines
+def _limits(model: Model, gpu: Gpu, bits: float, use: Use) -> list[str]:
+    limits = [cloud_only(model, gpu, bits, use), routed(model, gpu, bits, use)]
+    for share in SHARES:
+        limits.append(routed_offloaded(model, gpu, bits, use._replace(share=share)))
+    return [f"{limit.sessions:,} ({limit.by})" for limit in limits]
 
 
 def _measured(rows: Sequence[Row]) -> list[str]:

@@ -17,9 +17,13 @@ from benchmarks.capacity.memory import (
     H100,
     QWEN_32B,
     QWEN_72B,
+    Use,
+    cloud_only,
     computed,
     held,
     offloaded,
+    routed,
+    routed_offloaded,
     streamed,
 )
 from benchmarks.capacity.search import STEP, ladder, largest
@@ -42,6 +46,16 @@ def test_memory_by_hand() -> None:
     assert offloaded(QWEN_32B, H100, 10, 1000, 0.07) == 272
     # 395.6e12 / (2 x 32.8e9 x 3 ids a token x 10 tokens/s).
     assert computed(QWEN_32B, H100, 10, 3) == 201
+
+
+def test_the_least_limit_is_named() -> None:
+    use = Use(1000, 10, 3, 0.03)
+    assert cloud_only(QWEN_32B, H100, 16, use) == (24, "KV memory")
+    assert routed(QWEN_32B, H100, 16, use) == (24, "KV memory")
+    assert routed_offloaded(QWEN_32B, H100, 16, use) == (201, "arithmetic")
+    long = use._replace(tokens=4000, share=0.07)
+    assert routed_offloaded(QWEN_32B, H100, 16, long) == (68, "link")
+    assert routed_offloaded(QWEN_72B, H100, 16, use) == (0, "KV memory")
 
 
 def test_steps_too_long_for_the_pace_serve_nobody() -> None:
@@ -145,8 +159,8 @@ def test_room_for_fewer_sessions(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_computed_table(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--table", "gpu"])
     told = capsys.readouterr().out
-    assert "| Qwen2.5-32B | fp16 | 1x 80 GB | 48 | 24 | 6 |" in told
-    assert "| Qwen2.5-72B | 320 KiB | 1,000 tokens |" in told
+    assert "| Qwen2.5-32B | fp16 | 1x 80 GB | 256 KiB | 48 | 24 | 6 |" in told
+    assert "| Qwen2.5-72B | fp16 | 1x 80 GB | 320 KiB | no room | no room | no room |" in told
 
 
 def test_without_vllm_one_sentence(
