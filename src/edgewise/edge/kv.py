@@ -251,7 +251,8 @@ class KvSession:
                 self._computed = cache.forget(start)
                 raise
             self._computed = end
-            self._marks = {mark for mark in self._marks if mark >= end}
+            if self._marks:
+                self._marks = {mark for mark in self._marks if mark >= end}
             decode = cache.decodes
             return [
                 LogitsStep(
