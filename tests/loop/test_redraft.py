@@ -2,21 +2,26 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Literal
 
 import numpy as np
 import pytest
 
+from edgewise.addresses import bundled
+from edgewise.cloud.local import LocalCloud, LocalSession
 from edgewise.edge.base import EdgeAbilities, Needs
 from edgewise.edge.kv import FEW, KvSession, Outputs
+from edgewise.edge.llamacpp import LlamaModel
 from edgewise.events import Pending, Token
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.latency import Latency
 from edgewise.loop.policy import Policy
 from edgewise.loop.redraft import Redraft, Redrafts
-from edgewise.routers.uncertainty import MaxProb
+from edgewise.prompts import Prompt
+from edgewise.routers.uncertainty import Entropy, MaxProb
 from edgewise.testing.scripted_edge import EOS, ScriptedEdge, replying
-from tests.loop.test_run_ahead import IDS, PROMPT, Slow
+from tests.loop.test_run_ahead import IDS, PROMPT, Slow, _Late
 
 EDGE, CLOUD = "grey sky", "gray sky"
 CHANGED = 2
@@ -153,3 +158,36 @@ def test_the_policy_says_when() -> None:
     told.compared(2, same=False)
     assert not Policy().redrafts(told)
     assert Policy(redraft="always").redrafts(told)
+
+
+class Far(LocalCloud):
+    """The cloud model in this process, looked at often before it answers."""
+
+    def open(self, prompt: Prompt) -> LocalSession:
+        session = super().open(prompt)
+        ask = session.ask
+        session.ask = lambda *asked: _Late(ask(*asked), 5)
+        return session
+
+
+def test_the_bundled_pair_writes_the_same() -> None:
+    """At a tenth of its tokens, by passes that are compared, trusted, or never used."""
+    with (
+        closing(LlamaModel(bundled("edge"), threads=1, context=256)) as edge,
+        closing(LlamaModel(bundled("cloud"), threads=1, context=256)) as large,
+        closing(Far(large)) as cloud,
+    ):
+        told: dict[str, list[list[int]]] = {}
+        gain: dict[str, float | None] = {}
+        for redraft in ("never", "exact", "always"):
+            policy = Policy(threshold=0.1, run_ahead=8, redraft=redraft, deadline=60)
+            decoder = Decoder(edge, router=Entropy(), policy=policy, cloud=cloud)
+            answers = [
+                decoder.generate(edge.tokenizer.encode_prompt(text), max_tokens=24)
+                for text in ("Q: What is the capital of France?\nA:", "Q: 12 + 30?\nA:")
+            ]
+            told[redraft] = [[token.id for token in answer.tokens] for answer in answers]
+            gain[redraft] = decoder.latency.redrafts.gain
+        assert told["exact"] == told["always"] == told["never"]
+        assert gain["never"] is None
+        assert gain["exact"] is not None

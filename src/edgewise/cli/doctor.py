@@ -46,7 +46,8 @@ class Check(msgspec.Struct, frozen=True):
     *(*MODELS, *VIEW, "router", "threads", "gpu_layers", "swa_full"),
     reads=["cloud_key", "deadline", "ctx", "slots"],
     unaffected=[
-        *("cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "on_cloud_error"),
+        *("cloud_share", "threshold", "max_cloud_tokens", "span"),
+        *("run_ahead", "redraft", "on_cloud_error"),
         *(*SAMPLING, "system", "api_key", "push", *COSTS, *RECORD),
     ],
 )
