@@ -59,6 +59,7 @@ class Place(NamedTuple):
     matches: int
     wrong: int
     margin: float
+    score: float
     hidden: Floats
 
 
@@ -129,7 +130,7 @@ def _places(
         matches = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
         if matches is None:
             matches = min(len(wrong), len(ids) - index - 1)
-        yield Place(rank, matches, len(wrong), margin, hidden[index])
+        yield Place(rank, matches, len(wrong), margin, token.score or 0.0, hidden[index])
 
 
 def _continued(session: EdgeSession, ends: frozenset[int]) -> list[int]:
@@ -208,11 +209,11 @@ class Run:
         self._flights.clear()
         self._head = index
         drafted = min(ahead, place.wrong, WRONG - 1, len(self._answer) - index - 1)
-        if drafted > 0 and self._way.redraft and self._redrafts.pays():
+        if drafted > 0 and self._way.redraft and self._redrafts.pays(place.score):
             right = min(drafted, place.matches)
             seconds = self._pace.of(drafted + 1)
             self.seconds += seconds
-            self._redrafts.gained((right + 1) * self._pace.of(1) - seconds)
+            self._redrafts.gained(place.score, (right + 1) * self._pace.of(1) - seconds)
             self._head = min(index + 1 + right, len(self._answer) - 1)
 
     def _walk(self, index: int) -> None:

@@ -15,7 +15,7 @@ ROUNDING = 1e-6
 
 
 def place(rank: int | None = None, matches: int = 0) -> Place:
-    return Place(rank, matches, 8, 0.0, np.zeros(2, np.float32))
+    return Place(rank, matches, 8, 0.0, 0.5, np.zeros(2, np.float32))
 
 
 def seconds(way: Way, at: dict[int, Place], *, pace: Pace = FLAT, early: tuple[int, ...] = ()):

@@ -105,7 +105,7 @@ def test_an_engine_without_what_it_takes_reads_one_at_a_time(able: EdgeAbilities
     edge = Watched(abilities=able)
     latency = Latency()
     answered(edge, "always", latency)
-    assert latency.redrafts.gain is None
+    assert not latency.redrafts.made
 
 
 def test_a_draft_is_no_longer_than_a_batch_that_is_still_cheap() -> None:
@@ -122,11 +122,24 @@ def test_a_draft_is_no_longer_than_a_batch_that_is_still_cheap() -> None:
 
 def test_it_is_given_up_where_it_loses_time_and_tried_again() -> None:
     told = Redrafts()
-    assert told.pays()
-    told.gained(-0.01)
-    assert [told.pays() for _ in range(16)] == [*[False] * 7, True] * 2
-    told.gained(1.0)
-    assert told.pays()
+    for _ in range(2):
+        assert told.pays(0.4)
+        told.gained(0.4, -0.01)
+    assert [told.pays(0.4) for _ in range(16)] == [*[False] * 7, True] * 2
+    told.gained(0.4, 1.0)
+    assert told.pays(0.4)
+    assert told.made == 3
+
+
+def test_it_is_told_apart_by_the_score() -> None:
+    told = Redrafts()
+    for score, gain in ((0.4, 0.01), (0.01, -0.01), (0.0, -0.01), (1.0, 0.01)):
+        told.gained(score, gain)
+        told.gained(score, gain)
+    assert [told.pays(score) for score in (0.3, 0.45, 1.0)] == [True] * 3
+    assert [told.pays(score) for score in (0.009, 0.015, 0.0)] == [False] * 3
+    # Nothing is known of these.
+    assert told.pays(0.1)
 
 
 def test_what_is_exact_is_so_for_a_size_until_it_is_not() -> None:
@@ -142,22 +155,18 @@ def test_what_is_exact_is_so_for_a_size_until_it_is_not() -> None:
 
 
 def test_a_draft_lasts_as_long_as_the_verdict_agrees() -> None:
-    draft = Redraft(3, [7, 8])
-    assert draft.behind(7) == Redraft(3, [8])
+    draft = Redraft(3, [7, 8], 0.5)
+    assert draft.behind(7) == Redraft(3, [8], 0.5)
     assert draft.behind(8) is None
-    assert Redraft(3, []).behind(7) is None
+    assert Redraft(3, [], 0.5).behind(7) is None
 
 
 def test_the_policy_says_when() -> None:
     told = Redrafts()
-    assert [Policy(redraft=one).redrafts(told) for one in ("exact", "always", "never")] == [
-        True,
-        True,
-        False,
-    ]
+    policies = [Policy(redraft=one) for one in ("exact", "always", "never")]
+    assert [policy.redrafts(told, 0.5) for policy in policies] == [True, True, False]
     told.compared(2, same=False)
-    assert not Policy().redrafts(told)
-    assert Policy(redraft="always").redrafts(told)
+    assert [policy.redrafts(told, 0.5) for policy in policies] == [False, True, False]
 
 
 class Far(LocalCloud):
@@ -178,7 +187,7 @@ def test_the_bundled_pair_writes_the_same() -> None:
         closing(Far(large)) as cloud,
     ):
         told: dict[str, list[list[int]]] = {}
-        gain: dict[str, float | None] = {}
+        made: dict[str, int] = {}
         for redraft in ("never", "exact", "always"):
             policy = Policy(threshold=0.1, run_ahead=8, redraft=redraft, deadline=60)
             decoder = Decoder(edge, router=Entropy(), policy=policy, cloud=cloud)
@@ -187,7 +196,6 @@ def test_the_bundled_pair_writes_the_same() -> None:
                 for text in ("Q: What is the capital of France?\nA:", "Q: 12 + 30?\nA:")
             ]
             told[redraft] = [[token.id for token in answer.tokens] for answer in answers]
-            gain[redraft] = decoder.latency.redrafts.gain
+            made[redraft] = decoder.latency.redrafts.made
         assert told["exact"] == told["always"] == told["never"]
-        assert gain["never"] is None
-        assert gain["exact"] is not None
+        assert made["never"] == 0 < made["exact"]
