@@ -19,8 +19,11 @@ from edgewise.loop.latency import Latency
 from edgewise.loop.policy import Policy
 from edgewise.loop.redraft import Redraft, Redrafts
 from edgewise.prompts import Prompt
+from edgewise.routers.constant import Random
 from edgewise.routers.uncertainty import Entropy, MaxProb
+from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, ScriptedEdge, replying
+from tests.hybrid_models import HybridPaths
 from tests.loop.test_run_ahead import IDS, PROMPT, Slow, _Late
 
 EDGE, CLOUD = "grey sky", "gray sky"
@@ -199,3 +202,23 @@ def test_the_bundled_pair_writes_the_same() -> None:
             made[redraft] = decoder.latency.redrafts.made
         assert told["exact"] == told["always"] == told["never"]
         assert made["never"] == 0 < made["exact"]
+
+
+def test_an_engine_that_rounds_batches_otherwise_writes_the_same_bits(
+    hybrid_paths: HybridPaths,
+) -> None:
+    """Weights in 32 bits: on most CPUs a pass over several ids adds up in another order."""
+    with LlamaModel(hybrid_paths["llama"], threads=1, context=128) as edge:
+        size = edge.tokenizer.size
+
+        def other(ids: Sequence[int]):
+            return np.eye(1, size, 97 + (7 * ids[-1] + len(ids)) % 26, dtype=np.float32)[0]
+
+        def answer(cloud: ScriptedCloud, ahead: int) -> list[object]:
+            policy = Policy(threshold=0.6, cloud_share=0.4, deadline=60, run_ahead=ahead)
+            decoder = Decoder(edge, router=Random(1), policy=policy, cloud=cloud)
+            ids = edge.tokenizer.encode_prompt("Be brief. What is it?")
+            answer = decoder.generate(ids, max_tokens=64)
+            return [(token.id, token.logprob, token.source) for token in answer.tokens]
+
+        assert answer(Slow(other, [9, 3, 16, 1]), 16) == answer(ScriptedCloud(other), 0)
