@@ -9,7 +9,7 @@ what the verdicts were, then the ways, the bound of one guess beside them.
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from edgewise.events import Token
 from edgewise.loop.consults import FLIGHTS
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
+from edgewise.loop.redraft import Redrafts
 from edgewise.parts import open_router
 from edgewise.routers.base import Router
 from edgewise.routers.uncertainty import Entropy
@@ -44,6 +45,9 @@ ENGINE = 0.025
 FIRST_TRAINED = 0.5
 """Part of the questions that the foresight is fitted on; the ways are computed on the others."""
 
+RECALL = 0.4
+"""Of the consults, those that are to be foreseen."""
+
 
 class Place(NamedTuple):
     """A position of an answer. `rank` of the verdict among the edge's candidates, None where no
@@ -55,6 +59,7 @@ class Place(NamedTuple):
     matches: int
     wrong: int
     margin: float
+    score: float
     hidden: Floats
 
 
@@ -64,7 +69,8 @@ Answered = Sequence[Place]
 class Way(NamedTuple):
     """How to guess. The edge's `branches` likeliest tokens are run on with in one batch; with
     `redraft` what was guessed behind a wrong token is read again behind the right one, in one
-    batch; consults of the positions in `early` leave a step early; consults are for `span` tokens.
+    batch, where that gained so far; with `early` consults that are foreseen leave a step early;
+    consults are for `span` tokens.
     """
 
     name: str
@@ -124,7 +130,7 @@ def _places(
         matches = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
         if matches is None:
             matches = min(len(wrong), len(ids) - index - 1)
-        yield Place(rank, matches, len(wrong), margin, hidden[index])
+        yield Place(rank, matches, len(wrong), margin, token.score or 0.0, hidden[index])
 
 
 def _continued(session: EdgeSession, ends: frozenset[int]) -> list[int]:
@@ -139,9 +145,9 @@ def _continued(session: EdgeSession, ends: frozenset[int]) -> list[int]:
     return wrong
 
 
-def foresight(answers: Sequence[Answered], recall: float) -> Callable[[int, int], bool]:
-    """Whether the position behind (answer, index) is foreseen to be asked about: a logistic
-    regression on the hidden state, fitted on the first answers, cut where it finds `recall` there.
+def foresight(answers: Sequence[Answered], recall: float) -> set[tuple[int, int]]:
+    """Pairs (answer, index) behind which a consult is foreseen: by a logistic regression on the
+    hidden state, fitted on the first answers, cut where it finds `recall` of the consults there.
     """
     where = [(a, i) for a, answer in enumerate(answers) for i in range(len(answer) - 1)]
     inputs = np.array([answers[a][i].hidden for a, i in where], np.float64)
@@ -155,31 +161,37 @@ def foresight(answers: Sequence[Answered], recall: float) -> Callable[[int, int]
         bias -= 0.5 * float(error.mean())
     scores = inputs @ weights + bias
     cut = np.quantile(scores[fitted & (asked == 1)], 1 - recall)
-    chosen = {at for at, score in zip(where, scores, strict=True) if score >= cut}
-    return lambda a, i: (a, i) in chosen
+    return {at for at, score in zip(where, scores, strict=True) if score >= cut}
+
+
+class Link(NamedTuple):
+    """Seconds of a `trip`, an edge's pace, and the seconds that a verdict is waited for."""
+
+    trip: float
+    pace: Pace
+    patience: float
 
 
 class Run:
-    """One answer, computed: seconds after the first step, and cloud tokens in vain."""
+    """One answer, computed: seconds after the first step."""
 
-    def __init__(self, answer: Answered, way: Way, trip: float, pace: Pace, margin: float) -> None:
-        """`trip` is a consult's, `margin` that of the loop's patience, in seconds."""
-        self._answer, self._way, self._pace = answer, way, pace
-        self._trip, self._patience = trip, margin
+    def __init__(self, answer: Answered, way: Way, link: Link, redrafts: Redrafts) -> None:
+        self._answer, self._way, self._redrafts = answer, way, redrafts
+        self._trip, self._pace, self._patience = link
         self.seconds = 0.0
         self._head = 0
         self._flights: dict[int, float] = {}
         self._known: dict[int, float] = {}
 
-    def over(self, early: Callable[[int], bool]) -> "Run":
-        """Go through it; `early` says where the next position's consult leaves already."""
+    def over(self, early: Collection[int]) -> "Run":
+        """Go through it; behind the positions in `early` a consult leaves before the step."""
         for index, place in enumerate(self._answer):
             if index > self._head:
                 self.seconds += self._pace.of(1)
                 self._head = index
             if place.rank is not None:
                 self._consult(index, place)
-            if self._way.early and early(index):
+            if index in early:
                 self._flights.setdefault(index + 1, self.seconds + self._trip)
         return self
 
@@ -196,10 +208,13 @@ class Run:
             return
         self._flights.clear()
         self._head = index
-        drafted = min(ahead, place.wrong, WRONG - 1) if self._way.redraft else 0
-        if drafted and index + 1 < len(self._answer):
-            self.seconds += self._pace.of(drafted + 1)
-            self._head = min(index + 1 + min(drafted, place.matches), len(self._answer) - 1)
+        drafted = min(ahead, place.wrong, WRONG - 1, len(self._answer) - index - 1)
+        if drafted > 0 and self._way.redraft and self._redrafts.pays(place.score):
+            right = min(drafted, place.matches)
+            seconds = self._pace.of(drafted + 1)
+            self.seconds += seconds
+            self._redrafts.gained(place.score, (right + 1) * self._pace.of(1) - seconds)
+            self._head = min(index + 1 + right, len(self._answer) - 1)
 
     def _walk(self, index: int) -> None:
         """Steps that are there already send their consults at once."""
@@ -237,26 +252,25 @@ class Computed(NamedTuple):
 
 def computed(answers: Sequence[Answered], way: Way, trip: float, pace: Pace) -> Computed:
     """Over the answers that no foresight was fitted on."""
-    step, changed = pace.of(1), rates(answers)[1]
-    sees = foresight(answers, 0.4) if way.early else lambda a, i: False
-    seconds, steps, asked, vain = 0.0, 0, 0, 0
+    step, redrafts = pace.of(1), Redrafts()
+    link = Link(trip + ENGINE, pace, rates(answers)[1] * step)
+    early = foresight(answers, RECALL) if way.early else set[tuple[int, int]]()
+    seconds, steps, vain = 0.0, 0, 0
     for number, answer in enumerate(answers):
         if number < FIRST_TRAINED * len(answers):
             continue
-        run = Run(answer, way, trip + ENGINE, pace, changed * step)
-        seconds += run.over(lambda index, number=number: sees(number, index)).seconds
+        seen = {index for at, index in early if at == number}
+        seconds += Run(answer, way, link, redrafts).over(seen).seconds
         steps += len(answer) - 1
-        asked += sum(place.rank is not None for place in answer)
-        vain += sum(
-            sees(number, index) and answer[index + 1].rank is None
-            for index in range(len(answer) - 1)
-        )
+        vain += sum(answer[index + 1].rank is None for index in seen)
         if way.span > 1:
-            vain += sum(
-                place.rank is not None and (after.rank is None or place.rank == 0)
-                for place, after in pairwise(answer)
-            )
+            vain += sum(_is_vain(place, after) for place, after in pairwise(answer))
     return Computed(seconds / (steps * step), vain / steps)
+
+
+def _is_vain(place: Place, after: Place) -> bool:
+    """Whether a consult's second token is of no use: nobody asks there, or the edge has its own."""
+    return place.rank is not None and (after.rank is None or place.rank == 0)
 
 
 def rates(answers: Sequence[Answered]) -> tuple[float, float]:
@@ -280,8 +294,10 @@ def verdicts(name: str, answers: Sequence[Answered]) -> list[str]:
     return line([name, str(len(found)), *cells])
 
 
-HEAD = ["router, asked", "consults", "the edge's own", "its second", "its third", "another"]
-HEAD += ["of the closest fifth: own", "second", "changed: 1 token behind it the same", "2", "4"]
+HEAD = (
+    *("router, asked", "consults", "the edge's own", "its second", "its third", "another"),
+    *("of the closest fifth: own", "second", "changed: 1 token behind it the same", "2", "4"),
+)
 
 
 def entropy_threshold(share: float, questions: int) -> float:

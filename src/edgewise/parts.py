@@ -258,6 +258,7 @@ def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
         deadline=settings.deadline,
         on_cloud_error=settings.on_cloud_error,
         run_ahead=settings.run_ahead,
+        redraft=settings.redraft,
         push=settings.push,
     )
 

@@ -152,6 +152,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     run_ahead: Annotated[
         int, Meta(description="Tokens the edge may guess ahead while a consult flies; 0 waits.")
     ] = 16
+    redraft: Annotated[
+        Literal["exact", "always", "never"],
+        Meta(
+            description="Read guesses behind a changed token again in one pass, where that is "
+            "quicker: where it is exact, always, or never."
+        ),
+    ] = "exact"
     deadline: Annotated[
         float | None,
         Meta(description="Seconds a consult may take; default: as the latency is, 0.5 to 5."),

@@ -30,8 +30,8 @@ COSTS = {"price", "max_cost", "max_cost_day", "allow_dearer"}
 ANSWERING = (
     MODELS
     | VIEW
-    | {"router", "cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "deadline"}
-    | {"on_cloud_error", "push"}
+    | {"router", "cloud_share", "threshold", "max_cloud_tokens", "span"}
+    | {"run_ahead", "redraft", "deadline", "on_cloud_error", "push"}
     | SAMPLING
     | MACHINE
     | COSTS
@@ -58,7 +58,7 @@ FLAGS: dict[str, set[str]] = {
     "gateway keys revoke": set(),
     "bench edge": {"edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"},
     "bench energy": ANSWERING - SAMPLING - COSTS - {"sent_counts"},
-    "bench link": ONE_VOCABULARY | {"router", "run_ahead", "ctx", "threads"},
+    "bench link": ONE_VOCABULARY | {"router", "run_ahead", "redraft", "ctx", "threads"},
     "bench paper": {"edge", "edge_engine", "cloud", "threads", "gpu_layers"}
     | (CONNECTING - {"cloud_engine"}),
     "trace show": set(),
@@ -97,6 +97,7 @@ REFUSED: dict[str, set[str]] = {
         "max_cloud_tokens",
         "span",
         "run_ahead",
+        "redraft",
     }
     | COSTS
     | VIEW
@@ -152,6 +153,7 @@ VALUES: dict[str, object] = {
     "max_cloud_tokens": 3,
     "span": 2,
     "run_ahead": 4,
+    "redraft": "never",
     "deadline": 1.0,
     "on_cloud_error": "raise",
     "max_tokens": 20,

@@ -8,7 +8,7 @@ step.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -138,7 +138,13 @@ class Conditions(NamedTuple):
     loss: float = 0.0
     engine: float = 0.025
     run_ahead: int = 16
+    redraft: Literal["exact", "always", "never"] = "exact"
     one_guess: bool = False
+
+    @property
+    def ahead(self) -> Policy:
+        """That of running ahead."""
+        return Policy(threshold=self.threshold, run_ahead=self.run_ahead, redraft=self.redraft)
 
 
 class LinkBench:
@@ -177,7 +183,7 @@ class LinkBench:
 
     def silence(self, conditions: Conditions, answers: int) -> list[float]:
         """The longest gap of each answer whose link goes dead after its fifth token, seconds."""
-        policy = Policy(threshold=conditions.threshold, run_ahead=conditions.run_ahead)
+        policy = conditions.ahead
         longest: list[float] = []
         for question in self._task.questions[:answers]:
             link = Link(*self._target, Quality(round_trip=conditions.round_trip))
@@ -200,10 +206,10 @@ class LinkBench:
         policies = {
             "edge": Policy(cloud_share=0.0),
             "waiting": Policy(threshold=threshold),
-            "ahead": Policy(threshold=threshold, run_ahead=conditions.run_ahead),
+            "ahead": conditions.ahead,
         }
         if conditions.one_guess:
-            policies[ONE_GUESS] = msgspec.structs.replace(policies["ahead"], redraft="never")
+            policies[ONE_GUESS] = conditions._replace(redraft="never").ahead
         ways: dict[str, Way] = {}
         for name, policy in policies.items():
             edge: Any = PacedEdge(self._edge, self._pace)

@@ -95,7 +95,7 @@ def edge(
 
 @app.command()
 @takes(
-    *(*ONE_VOCABULARY, "router", "run_ahead", "ctx", "threads"),
+    *(*ONE_VOCABULARY, "router", "run_ahead", "redraft", "ctx", "threads"),
     reads=["cloud_key", "cloud_share", "gpu_layers", "swa_full"],
     unaffected=[*DRAWS, *SERVING, *RECORD],
 )
@@ -134,7 +134,7 @@ def link(
     tasks = with_calibration(
         task, "test", data=data, check=None, limit=questions, calibration=calibration
     )
-    first = Conditions(0.0, 0.0, 0.0, loss, engine_time / 1000, chosen.run_ahead)
+    first = Conditions(0.0, 0.0, 0.0, loss, engine_time / 1000, chosen.run_ahead, chosen.redraft)
     with render.progress(hidden=json) as progress:
         slowed = pace_named(pace, chosen)
         rows, cloud = _measured(chosen, tasks, slowed, shares, trips, first, progress)

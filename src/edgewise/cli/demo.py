@@ -29,7 +29,7 @@ from edgewise.settings import Settings
     reads=["cloud_share", "deadline", "ctx", "threads", "gpu_layers"],
     unaffected=[
         *("cloud_key", *CONNECTING, "cloud_tokenizer", *VIEW),
-        *(*DRAWS, "run_ahead", "on_cloud_error", "push", *COSTS, *SERVING, *RECORD),
+        *(*DRAWS, "run_ahead", "redraft", "on_cloud_error", "push", *COSTS, *SERVING, *RECORD),
     ],
 )
 def demo(

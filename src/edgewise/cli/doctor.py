@@ -51,7 +51,7 @@ class Check(msgspec.Struct, frozen=True):
     *(*MODELS, *VIEW, "router", "cloud_share", "price", "threads", "gpu_layers", "swa_full"),
     reads=["cloud_key", "deadline", "run_ahead", "ctx", "slots"],
     unaffected=[
-        *("threshold", "max_cloud_tokens", "span", "on_cloud_error"),
+        *("threshold", "max_cloud_tokens", "span", "redraft", "on_cloud_error"),
         *(*SAMPLING, "system", "api_key", "push", *_LIMITS, *RECORD),
     ],
 )

@@ -59,7 +59,10 @@ ONE_VOCABULARY: Names = ("edge", "edge_engine", "cloud", *CONNECTING)
 MODELS: Names = (*ONE_VOCABULARY, "cloud_tokenizer")
 VIEW: Names = ("cloud_context", "redact", "redact_words")
 """What the cloud gets to see, behind a bridge."""
-POLICY: Names = ("cloud_share", "threshold", "max_cloud_tokens", "span", "run_ahead", "deadline")
+POLICY: Names = (
+    *("cloud_share", "threshold", "max_cloud_tokens", "span"),
+    *("run_ahead", "redraft", "deadline"),
+)
 ROUTING: Names = ("router", *POLICY, "on_cloud_error", "push")
 DRAWS: Names = ("top_k", "top_p", "min_p", "seed")
 """Without a temperature there are none."""

@@ -129,8 +129,9 @@ class RunAhead:
         self._guess(tip, read, waits=reason == "mid_word")
         return read.token
 
-    def follow(self, token: int) -> tuple[int, int]:
-        """The answer, which holds it already, goes on with `token`.
+    def follow(self, token: int, score: float | None) -> tuple[int, int]:
+        """The answer, which holds it already, goes on with `token`, where the edge's step had this
+        score; None where it was not asked for.
 
         Returns how many guesses and how many consults that dropped.
         """
@@ -139,7 +140,7 @@ class RunAhead:
             del expected[0]
             # Where the answer itself asked for nothing, or for more.
             return 0, self._drop_consults(0, len(self._ids))
-        dropped, redraft = len(self.guesses), self._redrafted(token)
+        dropped, redraft = len(self.guesses), self._redrafted(token, score)
         consults = self.drop(len(self._ids) - 1)
         self._edge.extend([token])
         self._redraft = redraft
@@ -164,14 +165,16 @@ class RunAhead:
             self._latency.stepped(time.monotonic() - begun)
         return self._reads[position]
 
-    def _redrafted(self, token: int) -> Redraft | None:
+    def _redrafted(self, token: int, score: float | None) -> Redraft | None:
         """What to draft where the answer goes on with `token`, which was not expected."""
         if self._redraft is not None:
             # The verdict goes on.
             return self._redraft.behind(token)
         draft = [*self.guesses, *self._drafted][1:] if self.guesses else []
-        wanted = draft and self._rules.policy.redrafts(self._latency.redrafts)
-        return Redraft(len(self._ids) - 1, draft) if wanted else None
+        if not draft or score is None:
+            return None
+        wanted = self._rules.policy.redrafts(self._latency.redrafts, score)
+        return Redraft(len(self._ids) - 1, draft, score) if wanted else None
 
     def _read_draft(self, redraft: Redraft) -> None:
         """Read the draft behind what the session has queued, in one pass."""
@@ -186,7 +189,7 @@ class RunAhead:
         agree = [read.token == token for read, token in zip(reads, draft, strict=False)]
         right = [*agree, False].index(False)
         step = self._latency.step or 0.0
-        self._latency.redrafts.gained((right + 1) * step - seconds)
+        self._latency.redrafts.gained(redraft.score, (right + 1) * step - seconds)
         if self._rules.policy.redraft == "exact" and not self._latency.redrafts.proven(len(ids)):
             draft = draft[:right]
             reads = self._proven(redraft.start, len(ids), reads, draft)

@@ -291,7 +291,7 @@ class Generation(Iterator[Event]):
         self._states.append(after)
         self._events.append(token)
         if after.end is None:
-            guesses, consults = self._ahead.follow(token.id)
+            guesses, consults = self._ahead.follow(token.id, token.score)
             if self._pending and guesses > 1:
                 # The first of them was never told: it stood beside the awaited token.
                 self._events.append(Rewound(token.index, guesses - 1, consults))

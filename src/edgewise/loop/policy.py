@@ -109,11 +109,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             return False
         return self.cloud_share is None or budget.credit - wasted >= ask
 
-    def redrafts(self, redrafts: Redrafts) -> bool:
-        """Whether guesses behind a changed token are to be read again now."""
+    def redrafts(self, redrafts: Redrafts, score: float) -> bool:
+        """Whether guesses behind a changed token of this score are to be read again now."""
         if self.redraft == "never" or (self.redraft == "exact" and redrafts.exact is False):
             return False
-        return redrafts.pays()
+        return redrafts.pays(score)
 
     def edge_alone(self) -> "Policy":
         """The same, with a cloud that is never asked."""
