@@ -108,9 +108,10 @@ def test_only_new_ids_go_to_a_gateway(methods: Methods) -> None:
     assert found[OURS].up < found[TO_AN_ENGINE].up
 
 
-def test_a_method_without_a_kept_connection_makes_them(methods: Methods) -> None:
+@pytest.mark.parametrize("method", [Method(cache=True), Method(cache=True, ids=True)])
+def test_without_a_kept_connection_each_consult_makes_one(methods: Methods, method: Method) -> None:
     prompt = prose(methods.decoder(None).edge.tokenizer, 24)
-    decoder = methods.decoder(Method(cache=True, ids=True))
+    decoder = methods.decoder(method)
     before = methods.to_engine.connections
     answer = decoder.generate(prompt, max_tokens=TOKENS)
     assert methods.to_engine.connections - before == answer.usage.cloud_calls

@@ -8,6 +8,7 @@ import pytest
 
 from edgewise.bench.plain_consults import PlainCloud, WrittenOut
 from edgewise.engines.llama_server import LlamaServerEngine
+from edgewise.errors import CloudProtocolError
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.link import Link
@@ -75,6 +76,13 @@ def test_an_answer_that_ended_ends_with_the_devices_own_token() -> None:
         with closing(cloud):
             asked = cloud.open(Prompt(tuple(IDS))).ask(IDS, 1, Sampling(), 5.0)
             assert asked.result().ids == (EOS,)
+
+
+def test_ids_that_the_device_does_not_have_are_refused() -> None:
+    with closing(ScriptedEngine(script=lambda ids: 100_000)) as engine:
+        cloud = PlainCloud(LlamaServerEngine(engine.url), BYTES, kept=False)
+        with closing(cloud), pytest.raises(CloudProtocolError, match="ids outside"):
+            cloud.open(Prompt(tuple(IDS))).ask(IDS, 1, Sampling(), 5.0).result()
 
 
 @pytest.mark.parametrize(("kept", "connections"), [(True, 1), (False, 4)])

@@ -38,6 +38,7 @@ def test_the_bundled_pair_is_measured(edgewise: Edgewise) -> None:
     edge, pair = found["systems"]
     assert (edge["system"], edge["cloud_tokens"]) == ("edge alone", 0)
     assert (pair["system"], pair["cloud_tokens"] > 0) == ("pair", True)
+    assert edge["failed_calls"] == pair["failed_calls"] == 0
     # It takes as much at rest.
     assert abs(pair["joules"]["median"]) < 0.1 * pair["watts"]["median"] * pair["seconds"]["median"]
 

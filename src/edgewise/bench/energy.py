@@ -47,7 +47,8 @@ class Quantity(msgspec.Struct, frozen=True):
 class SystemEnergy(msgspec.Struct, frozen=True, kw_only=True):
     """What a system took: `joules` a token beyond rest, `watts` with it, `seconds` a token.
 
-    Over all rounds it wrote `tokens`, of which the cloud `cloud_tokens`, in `answers`.
+    Over all rounds it wrote `tokens`, of which the cloud `cloud_tokens`, in `answers`; so many
+    consults failed.
     """
 
     system: str
@@ -57,6 +58,7 @@ class SystemEnergy(msgspec.Struct, frozen=True, kw_only=True):
     answers: int
     tokens: int
     cloud_tokens: int
+    failed_calls: int
 
 
 class Energy(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,6 +167,7 @@ def _system(name: str, blocks: Sequence[_Block], resting: Sequence[_Block]) -> S
         answers=len(answers),
         tokens=sum(block.tokens for block in blocks),
         cloud_tokens=sum(answer.usage.cloud_tokens for answer in answers),
+        failed_calls=sum(answer.usage.failed_calls for answer in answers),
     )
 
 

@@ -89,7 +89,6 @@ class Methods:
         """A consult falls on every 1 / `share`-th token. Raises `UsageError` or a `CloudError`."""
         self._edge, self._served = edge, served
         self._router = Every(max(1, round(1 / share)))
-        self._open = ExitStack()
         with ExitStack() as opening:
             links = [
                 opening.enter_context(closing(Link(*http_target(url), quality)))

@@ -61,6 +61,7 @@ class PlainCloud(EngineCloud):
     def __init__(self, engine: Engine, tokenizer: Tokenizer, *, kept: bool) -> None:
         super().__init__(engine)
         self._eos_ids = tokenizer.eos_ids or self._eos_ids
+        self._size = tokenizer.size
         self._kept = kept
 
     async def complete(self, ids: list[int], n: int, sampling: Sampling, client: Client) -> Verdict:

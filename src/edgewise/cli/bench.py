@@ -1,4 +1,4 @@
-"""`edgewise bench`: speeds on this machine."""
+"""`edgewise bench`: speeds and energy on this machine."""
 
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
@@ -48,7 +48,7 @@ from edgewise.settings import Settings
 PAPER_SHARE = 0.07
 """Cloud share of the paper's demo."""
 
-app = typer.Typer(help="Measure speeds on this machine.", no_args_is_help=True)
+app = typer.Typer(help="Measure speeds and energy on this machine.", no_args_is_help=True)
 app.command()(energy)
 
 EngineTime = Annotated[

@@ -74,7 +74,8 @@ def _table(found: Energy) -> Table:
     )
     table = Table(title=title, box=SIMPLE_HEAD)
     table.add_column("system")
-    for name in ("J a token beyond rest", "W", "ms a token", "answers", "tokens", "by the cloud"):
+    figures = ("J a token beyond rest", "W", "ms a token")
+    for name in (*figures, "answers", "tokens", "by the cloud", "failed"):
         table.add_column(name, justify="right")
     for one in found.systems:
         table.add_row(
@@ -85,6 +86,7 @@ def _table(found: Energy) -> Table:
             str(one.answers),
             str(one.tokens),
             f"{one.cloud_tokens / one.tokens:.1%}",
+            str(one.failed_calls),
         )
     table.caption = "Medians of the rounds, with the lowest and the highest."
     return table
