@@ -199,7 +199,7 @@ def test_a_stream_that_is_none_is_an_error_in_a_sentence(reply: bytes, sentence:
 
 
 def test_the_connection_is_kept_from_answer_to_answer(engine: str) -> None:
-    """A new one for each would be a round trip more; llama-server itself hangs up after a stream."""
+    """A new one for each would be a round trip more; llama-server hangs up behind a stream."""
     with (
         closing(LlamaModel(bundled("edge"), threads=1)) as model,
         closing(PacedEngine(engine, EnginePace(0.0, 0.0, 0.0))) as paced,
