@@ -125,7 +125,7 @@ def _point(inputs: Inputs, pace: EnginePace, step: float, round_trip: float) -> 
         questions=len(inputs.prompts),
         draft=drafting.draft,
         pipelined=drafting.pipelined,
-        pace=tuple(pace),
+        pace=(pace.first, pace.token, pace.read),
     )
 
 

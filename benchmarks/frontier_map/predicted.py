@@ -60,7 +60,6 @@ def conditions(
         answer=inputs.answers["pair"].mean,
         asked=inputs.asked,
         changed=inputs.changed,
-        larger=(LARGER * step + slower) / (step + slower),
         acceptance=inputs.acceptance,
         verify=inputs.engine.consult,
     )
@@ -78,13 +77,16 @@ def predicted(
     """At this point; with the best `drafting` where none is given."""
     at = conditions(inputs, step, round_trip, slower)
 
-    def alone(model: str) -> MeasuredConditions:
+    # What is slower here is so by pass, not in proportion.
+    larger = conditions(inputs, LARGER * step, round_trip, slower)
+
+    def alone(model: str, at: MeasuredConditions = at) -> MeasuredConditions:
         return replace(at, answer=inputs.answers[model].mean)
 
     drafting = drafting or _best(inputs, pace, at)
     seconds = {
         "edge": per_token("edge", alone("edge")),
-        "larger edge": per_token("larger edge", alone("larger edge")),
+        "larger edge": per_token("edge", alone("larger edge", larger)),
         "cloud": per_token("cloud", alone("cloud")),
         "ahead": per_token("ahead", at),
         "speculation": replayed(inputs, pace, at, drafting),
