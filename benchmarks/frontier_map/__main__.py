@@ -30,7 +30,7 @@ from edgewise.testing.paced_engine import EnginePace
 from tests.llama_server_process import llama_server
 
 # The slowest first: they run side by side.
-POINTS = ((60, 100), (30, 200), (20, 100), (15, 20), (10, 50), (5, 300))
+POINTS = ((45, 100), (30, 200), (20, 100), (15, 20), (10, 50), (5, 300))
 """Step and round trip, ms."""
 
 STEPS, TRIPS = (5, 10, 20, 30, 45, 60), (0, 50, 100, 200, 300)

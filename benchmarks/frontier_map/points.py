@@ -1,6 +1,6 @@
 """Points of the map, measured: a paced edge, an emulated link, a paced engine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -33,6 +33,9 @@ from tests.llama_server_process import llama_server
 
 WARM = 3
 """Questions before the clock starts: connections are made, and the loop learns the latency."""
+
+BLOCK, ALONE_A_BLOCK = 10, 2
+"""Questions that a way answers in a turn, and that the edge alone does in between."""
 
 Ask = Callable[[Question], tuple[float, int]]
 """Answers a question; its seconds and tokens."""
@@ -89,11 +92,10 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 def measured_point(point: Point) -> Checked:
-    """For a process of its own."""
+    """For a process of its own. The ways take turns, so that a busy machine is so for all."""
     task = pocketqa()
     asked = task.questions[: point.questions]
     warm = task.questions[point.questions : point.questions + WARM]
-    found: dict[str, Timed] = {}
     with ExitStack() as stack:
         server = stack.enter_context(llama_server(bundled("cloud")))
         engine = stack.enter_context(closing(PacedEngine(server, EnginePace(*point.pace))))
@@ -102,36 +104,64 @@ def measured_point(point: Point) -> Checked:
             part: stack.enter_context(closing(LlamaModel(bundled(part), threads=1)))
             for part in PARTS
         }
-        slower = _slower(models["edge"], point, task.first(point.sample))
         told = timed_engine(
             models["edge"], task.first(point.sample), point.threshold, server, engine.pace
         )
+        runs: dict[str, _Run] = {}
         for name, way in _ways(point, models, task.max_tokens).items():
             # A gateway's connection stays, whatever is cancelled on it.
             target = gateway if name == "ahead" else engine.url
             link = Link(*http_target(target), Quality(round_trip=point.round_trip))
-            with closing(link), ExitStack() as inside:
-                ask = way(link, inside)
-                for question in warm:
-                    ask(question)
-                before = link.connections
-                timed = [ask(question) for question in asked]
-                seconds, tokens = zip(*timed, strict=True)
-                found[name] = Timed(list(seconds), list(tokens), link.connections - before)
-    return Checked(found, slower, told)
+            stack.callback(link.close)
+            runs[name] = _Run(way(link, stack), link)
+            for question in warm:
+                runs[name].ask(question)
+        alone = _Alone(models["edge"], point)
+        for start in range(0, len(asked), BLOCK):
+            for run in runs.values():
+                # The connection may have been idle for long.
+                run.ask(warm[0])
+                run.block(asked[start : start + BLOCK])
+            alone.block(asked[start : start + ALONE_A_BLOCK])
+    return Checked({name: run.timed() for name, run in runs.items()}, alone.slower, told)
 
 
-def _slower(model: LlamaModel, point: Point, task: Task) -> float:
-    """Seconds by which a pass misses its pace here, the loop's own work with it."""
-    pace = scaled(point.step)
-    edge: Any = PacedEdge(model, pace)
-    answers = asked_of(Decoder(edge, router=Constant(0.0), policy=ALONE), task)
-    told = sum(
-        pace.of(answer.usage.prompt_tokens) + (len(answer.tokens) - 1) * point.step
-        for answer in answers
-    )
-    taken = sum(answer.timing.total for answer in answers)
-    return max(0.0, taken - told) / edge.decodes
+class _Run:
+    """One way's answers so far."""
+
+    def __init__(self, ask: Ask, link: Link) -> None:
+        self.ask, self._link = ask, link
+        self._timed: list[tuple[float, int]] = []
+        self._opened = 0
+
+    def block(self, questions: Sequence[Question]) -> None:
+        before = self._link.connections
+        self._timed += [self.ask(question) for question in questions]
+        self._opened += self._link.connections - before
+
+    def timed(self) -> Timed:
+        seconds, tokens = zip(*self._timed, strict=True)
+        return Timed(list(seconds), list(tokens), self._opened)
+
+
+class _Alone:
+    """The edge alone: by how much its passes miss their pace here, the loop's own work with it."""
+
+    def __init__(self, model: LlamaModel, point: Point) -> None:
+        self._pace, self._most = scaled(point.step), pocketqa().max_tokens
+        edge: Any = PacedEdge(model, self._pace)
+        self._edge, self._decoder = edge, Decoder(edge, router=Constant(0.0), policy=ALONE)
+        self._late = 0.0
+
+    def block(self, questions: Sequence[Question]) -> None:
+        for answer in asked_of(self._decoder, Task("alone", tuple(questions), self._most)):
+            prompt, further = answer.usage.prompt_tokens, len(answer.tokens) - 1
+            self._late += answer.timing.total - self._pace.of(prompt) - further * self._pace.of(1)
+
+    @property
+    def slower(self) -> float:
+        """Seconds a pass."""
+        return max(0.0, self._late) / max(1, self._edge.decodes)
 
 
 def _ways(
