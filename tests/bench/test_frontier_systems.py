@@ -1,6 +1,7 @@
 """Systems of the frontier, measured: the product's decoder and a streamed cloud, over a link."""
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -20,6 +21,7 @@ from edgewise.prompts import Prompt
 from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
 from edgewise.testing.link import Link, Quality
+from edgewise.testing.paced_engine import EnginePace, PacedEngine
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from edgewise.testing.scripted_engine import Edited, ScriptedEngine, Wire
@@ -233,6 +235,19 @@ def test_a_meter_may_come_in_an_event_of_its_own() -> None:
     assert (request.prompt, request.cached, request.computed, request.written) == (4, 3, 1, 8)
     assert request.engine_seconds is None
     assert found.outcome.seconds >= found.ttft >= 0.05
+
+
+def test_the_connection_is_kept_from_answer_to_answer(engine: str) -> None:
+    """A new one would be a round trip more each; llama-server itself hangs up after a stream."""
+    with (
+        closing(LlamaModel(bundled("edge"), threads=1)) as model,
+        closing(PacedEngine(engine, EnginePace(0.0, 0.0, 0.0))) as paced,
+        closing(Link(*http_target(paced.url), Quality())) as link,
+        closing(Streamed(link.url, model.tokenizer, 16)) as system,
+    ):
+        for question in pocketqa().first(3).questions:
+            system.answer(question)
+        assert link.connections == 1
 
 
 def test_an_engine_that_is_not_there_is_said() -> None:

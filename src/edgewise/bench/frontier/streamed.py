@@ -1,8 +1,10 @@
 """The cloud alone, streamed: one request of an engine's, its text as it comes over the link."""
 
 import time
+from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Annotated, Any
 
 import httpx2
@@ -139,10 +141,11 @@ class Streamed:
             body["model"] = self._model
         found = _Stream(texts=[])
         with self._response(msgspec.json.encode(body)) as response:
-            for data in _events(response, time.monotonic() + CLOUD_DEADLINE, self._url):
-                if data == _DONE:
-                    break
+            events = _events(response, time.monotonic() + CLOUD_DEADLINE, self._url)
+            for data in takewhile(_DONE.__ne__, events):
                 self._add(found, decoded(data, _Chunk, "a completion's stream"), watch)
+            # Read to its end: the connection of one that is broken off is closed.
+            deque(events, maxlen=0)
         if not found.ended:
             raise CloudUnavailable(
                 f"{self._url!r} broke a streamed answer off", hint="try again shortly"
