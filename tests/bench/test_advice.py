@@ -107,6 +107,10 @@ def test_what_is_not_known_is_said() -> None:
     assert "nothing is billed" in advice(local=True).sentences[0]
     free = advice(price=money(Price(input=Decimal(0), cached=Decimal(0), output=Decimal(0))))
     assert free.bill is None
+    assert "nothing is billed, since its price is nothing" in free.sentences[0]
+    nothing = advice(replace(AT, asked=0.0))
+    assert nothing.routing == pytest.approx(nothing.edge)
+    assert nothing.sentences[1].startswith("Routing at a share of 0% asks for nothing")
 
 
 @pytest.mark.parametrize("step", [0.001, 0.024, 0.1])

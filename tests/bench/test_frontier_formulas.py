@@ -106,7 +106,8 @@ def test_values_by_hand() -> None:
     assert ahead(AT) == pytest.approx(1.35 + 36 * 0.05 * expected)
     assert expected_tokens(0.8, 4) == pytest.approx(1 + 0.8 + 0.64 + 0.512 + 0.4096)
     assert speculation(AT, 4) == pytest.approx(0.3 + 36 * (0.12 + 0.145) / 3.3616)
-    assert pipelined(AT) == pytest.approx(0.3 + 36 * (0.03 + 0.2 * 0.145))
+    # What does not stand, one in five, is waited for in whole steps, and saves its own.
+    assert pipelined(AT, 1) == pytest.approx(0.3 + 36 * (0.03 * (0.8 + 0.2**2) + 0.2 * 0.15))
     assert per_token("edge", AT) == pytest.approx(1.35 / 36)
 
 
@@ -156,13 +157,10 @@ def test_a_longer_link_makes_nothing_faster(at: MeasuredConditions, more: float)
 def test_better_drafts_make_speculation_faster(at: MeasuredConditions, draft: int) -> None:
     worst, best = replace(at, acceptance=0.0), replace(at, acceptance=1.0)
 
-    def in_turns(one: MeasuredConditions) -> float:
-        return speculation(one, draft)
-
-    for seconds_of in (in_turns, pipelined):
-        slow, fast = seconds_of(worst), seconds_of(best)
-        assert fast <= seconds_of(at) * (1 + 1e-9)
-        assert seconds_of(at) <= slow * (1 + 1e-9)
+    for seconds_of in (speculation, pipelined):
+        slow, fast = seconds_of(worst, draft), seconds_of(best, draft)
+        assert fast <= seconds_of(at, draft) * (1 + 1e-9)
+        assert seconds_of(at, draft) <= slow * (1 + 1e-9)
     assert speculation(at, best_draft(at)) <= speculation(at, draft)
     assert best_draft(worst) == 1
 

@@ -238,7 +238,7 @@ def test_a_meter_may_come_in_an_event_of_its_own() -> None:
 
 
 def test_the_connection_is_kept_from_answer_to_answer(engine: str) -> None:
-    """A new one would be a round trip more each; llama-server itself hangs up after a stream."""
+    """A new one for each would be a round trip more; llama-server hangs up behind a stream."""
     with (
         closing(LlamaModel(bundled("edge"), threads=1)) as model,
         closing(PacedEngine(engine, EnginePace(0.0, 0.0, 0.0))) as paced,

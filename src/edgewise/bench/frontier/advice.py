@@ -54,8 +54,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a pair: speeds as in `Advice`, and where they come from.
 
-    `share` is p, of which `changed` is d; `assumed` where these were not measured. `local`: the
-    cloud model runs on this device, and nobody bills it. `place` says of what the speeds are.
+    `share` is p, of which `changed` is d; `assumed` where these were not measured. `free` says why
+    nothing is billed, where that is so, `place` of what the speeds are.
     """
 
     edge: float
@@ -66,7 +66,7 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     assumed: bool
     break_even: float | None
     bill: float | None = None
-    local: bool = False
+    free: str | None = None
     place: str = ""
 
 
@@ -84,6 +84,8 @@ def outlook(
     """
     usual = replace(at, prompt=PROMPT, answer=ANSWER, edge_prompt=at.step, cloud_prompt=at.consult)
     billed = None if price is None else bill_cloud(usual, price)
+    free = "the cloud model runs on this device" if local and price is None else None
+    free = "its price is nothing" if billed == 0 else free
     return Outlook(
         edge=per_token("edge", usual),
         routing=per_token("ahead", usual),
@@ -93,7 +95,7 @@ def outlook(
         assumed=assumed,
         break_even=break_even(usual, "ahead") if streams else None,
         bill=bill_pair(usual, price) / billed if price and billed else None,
-        local=local,
+        free=free,
         place=f"over an answer of {ANSWER} tokens, once the prompt is read",
     )
 
@@ -154,14 +156,15 @@ def _speeds(order: list[System], speeds: dict[System, float], found: Outlook) ->
     told = f"Fastest is {_NAMES[best]}, about {_ms(speeds[best])} a token, then {rest}"
     told += f", {found.place}" if found.place else ""
     if found.streaming is None:
-        told += "; how fast the cloud streams could not be measured, since it ends its answers soon"
+        told += "; how fast the cloud streams could not be measured"
     return told
 
 
 def _cost(found: Outlook) -> str:
+    if found.free is not None:
+        return f"nothing is billed, since {found.free}"
     if found.bill is None:
-        runs_here = "nothing is billed, since the cloud model runs on this device"
-        return runs_here if found.local else "what is cheapest is not known without a price"
+        return "what is cheapest is not known without a price"
     ratio = f"{found.bill:.1f} times" if found.bill >= 0.1 else "less than a tenth of"
     cheaper = "routing" if found.bill < 1 else "streaming"
     held = "" if cheaper == "routing" else ", or would if they were not held back"
@@ -173,6 +176,8 @@ def _cost(found: Outlook) -> str:
 
 
 def _bought(found: Outlook) -> str:
+    if not found.share:
+        return "Routing at a share of 0% asks for nothing and buys nothing"
     asks = f"Routing at a share of {found.share:.1%}".replace(".0%", "%")
     if found.streaming is None:
         later = _ms(found.routing - found.edge)
@@ -195,6 +200,8 @@ def _bought(found: Outlook) -> str:
 
 
 def _unknown(found: Outlook) -> str:
+    if not found.share:
+        return "what a larger one would buy on your questions only `edgewise eval` tells"
     each = f"{found.changed:.0%} of the consults change the token"
     basis = f"that {each} is assumed" if found.assumed else f"{each}, as measured"
     return f"{basis}, and how right it is on your questions only `edgewise eval` tells"

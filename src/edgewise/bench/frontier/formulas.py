@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from edgewise.bench.frontier.speculation_time import expected
 from edgewise.loop.price import Price
 
 Way = Literal["edge", "larger edge", "waiting", "ahead", "cloud", "speculation", "pipelined"]
@@ -129,19 +130,18 @@ def expected_tokens(acceptance: float, draft: int) -> float:
 
 
 def speculation(at: MeasuredConditions, draft: int) -> float:
-    """Lossless, a draft of so many tokens at a time: drafted, sent, verified, waited for."""
-    turn = draft * at.step + at.round_trip + at.verify
-    return _started(at) + at.answer * turn / expected_tokens(at.acceptance, draft)
+    """Lossless, a draft of so many tokens at a time, each waited for; see `expected`."""
+    return _started(at) + at.answer * _each(at, draft, pipelined=False)
 
 
-def pipelined(at: MeasuredConditions) -> float:
-    """Lossless, drafting on while verdicts fly: a bound for any that follows one draft.
+def pipelined(at: MeasuredConditions, draft: int) -> float:
+    """Lossless, drafting on while verdicts fly; see `expected`."""
+    return _started(at) + at.answer * _each(at, draft, pipelined=True)
 
-    Each token is a step of the edge, and each of the part 1 - a that does not stand is waited for
-    in full: `ahead` with every token consulted for, and 1 - a in the place of d.
-    """
-    lost = (1 - at.acceptance) * (at.round_trip + at.verify)
-    return _started(at) + at.answer * (at.step + lost)
+
+def _each(at: MeasuredConditions, draft: int, *, pipelined: bool) -> float:
+    a, step, trip, verify = at.acceptance, at.step, at.round_trip, at.verify
+    return expected(a, draft, step, trip, verify, pipelined=pipelined)
 
 
 def _started(at: MeasuredConditions) -> float:
@@ -149,9 +149,9 @@ def _started(at: MeasuredConditions) -> float:
     return max(at.edge_prompt, at.round_trip + at.cloud_prompt)
 
 
-def best_draft(at: MeasuredConditions) -> int:
-    """The length of drafts with which `speculation` is fastest."""
-    return min(range(1, LONGEST_DRAFT + 1), key=lambda draft: speculation(at, draft))
+def best_draft(at: MeasuredConditions, seconds: Callable[..., float] = speculation) -> int:
+    """The length of drafts with which `speculation`, or `pipelined`, is fastest."""
+    return min(range(1, LONGEST_DRAFT + 1), key=lambda draft: seconds(at, draft))
 
 
 SECONDS: dict[Way, Callable[[MeasuredConditions], float]] = {
@@ -161,7 +161,7 @@ SECONDS: dict[Way, Callable[[MeasuredConditions], float]] = {
     "ahead": ahead,
     "cloud": cloud_alone,
     "speculation": lambda at: speculation(at, best_draft(at)),
-    "pipelined": pipelined,
+    "pipelined": lambda at: pipelined(at, best_draft(at, pipelined)),
 }
 """Seconds an answer, each way."""
 

@@ -20,8 +20,8 @@ _ENOUGH = 4
 class CloudPace(NamedTuple):
     """Seconds: of a `consult`, link and all, of which the `engine`'s own, and a further `token`.
 
-    None where it does not say its own time, and where it ended its answers too soon. `requests`
-    were made, of so many `tokens` in all, prompts included.
+    None where it does not say its own time, and where it ended its answers too soon or was no
+    slower with the longer one. `requests` were made, of so many `tokens` in all, prompts included.
     """
 
     consult: float
@@ -64,11 +64,11 @@ def cloud_pace(cloud: CloudModel, tokenizer: Tokenizer, deadline: float) -> Clou
     # The first one may have opened a connection, and has the prompt to read.
     consult, engine, few = told[1]
     seconds, _, most = min(told[2:], key=lambda one: one[0] / max(1, one[2]))
-    token = (seconds - consult) / (most - few) if most - few >= _ENOUGH else None
+    token = (seconds - consult) / (most - few) if most - few >= _ENOUGH else 0.0
     return CloudPace(
         consult=consult,
         engine=None if engine is None else min(engine, consult),
-        token=None if token is None else max(0.0, token),
+        token=token if token > 0 else None,
         requests=len(told),
         tokens=tokens,
     )

@@ -36,6 +36,7 @@ def plots(found: Frontier, path: Path) -> list[Path]:
         _draw(axes, found, lambda one, name=name: one.bills[name])
         # What asks for every token again is far beyond the cloud alone.
         axes.set_xscale("symlog", linthresh=1)
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set(title=name, xlabel="bill, the cloud alone = 1")
     time = Figure(figsize=(9, 5), layout="constrained")
     FigureCanvasAgg(time)
