@@ -192,7 +192,7 @@ def test_a_token_is_shown_once_it_is_verified(pipelined: bool) -> None:
         edge_prompt=step,
     )
     assert found.shown[0] >= trip
-    assert told - 0.005 <= found.shown[-1] < told + 0.3
+    assert told - 0.005 <= found.shown[-1] < told + 1.0
 
 
 def test_many_drafts_fly_at_once_when_pipelined() -> None:
