@@ -56,7 +56,8 @@ test-mlx: .venv-mlx/installed  ## run the tests of the MLX engine (on Linux on t
 
 test-vllm: .venv/tested .venv-vllm/installed  ## run the contract tests against a real vLLM (3 GB)
 	VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/contracts/test_cloud.py \
-		tests/contracts/test_text_dialects.py tests/bench/test_verifier_vllm.py -k vllm
+		tests/contracts/test_text_dialects.py tests/bench/test_verifier_vllm.py \
+		tests/bench/test_frontier_vllm.py -k vllm
 
 .venv-litellm/installed:
 	$(PYTHON) -m venv .venv-litellm

@@ -23,7 +23,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.frontier.pocket import DRAFT, MAIN, MID, NOTES, RUN_AHEAD, Pocket, Twice
+from benchmarks.frontier.pocket import MAIN, MID, NOTES, RUN_AHEAD, Pocket, Twice
 from benchmarks.frontier.query_router import query_router, scores_of
 from benchmarks.markdown import line
 from edgewise.bench.frontier.plot import plots
@@ -136,7 +136,6 @@ def conditions(pocket: Pocket, options: argparse.Namespace) -> dict[str, object]
         "larger_edge_times": MID,
         "cloud_pace": pocket.pace._asdict(),
         "run_ahead": RUN_AHEAD,
-        "draft": DRAFT,
     }
 
 

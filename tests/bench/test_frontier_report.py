@@ -210,6 +210,19 @@ def test_whole_questions_stand_beside_it_at_every_equal_cost() -> None:
     assert low <= at["cloud share", "cascade"].ahead <= high
 
 
+def test_curves_go_from_the_edge_alone_to_all_that_may_be_sent() -> None:
+    told = frontier(found(), "ours", {})
+    for name in ("cascade", "query level, oracle"):
+        points = [point for point in told.curves if point.system == name]
+        sent = [point.sent for point in points]
+        assert sent == sorted(sent, reverse=True)
+        assert (points[-1].sent, points[-1].accuracy) == (0.0, 0.4)
+    assert max(point.sent for point in told.curves if point.system == "cascade") == 1.0
+    # Two of five are right by the edge, two more only by the cloud.
+    oracle = [point for point in told.curves if point.system == "query level, oracle"]
+    assert (oracle[0].sent, oracle[0].accuracy) == (0.4, 0.8)
+
+
 def test_what_no_engine_meters_is_left_open() -> None:
     blind = {
         **found(),

@@ -1,12 +1,18 @@
 """Two figures of a frontier: quality against the bill, and against time."""
 
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgewise.bench.frontier.report import CLOUD, EDGE, Frontier, FrontierRow
+from edgewise.bench.frontier.report import CLOUD, EDGE, CurvePoint, Frontier, FrontierRow
 from edgewise.errors import UsageError
 
-_STYLES = {"measured": "o", "composed": "s", "expected": "^"}
+_SHARE = re.compile(r" at [0-9.]+%$")
+"""Ends the name of a router at a share."""
+
+Reading = Callable[[FrontierRow | CurvePoint], float | None]
+"""What stands on the axis."""
 
 
 def plots(found: Frontier, path: Path) -> list[Path]:
@@ -27,12 +33,15 @@ def plots(found: Frontier, path: Path) -> list[Path]:
     FigureCanvasAgg(bill)
     panels = bill.subplots(1, len(lists), sharey=True, squeeze=False)[0]
     for axes, name in zip(panels, lists, strict=True):
-        _draw(axes, found, [row.bills[name] for row in found.rows])
+        _draw(axes, found, lambda one, name=name: one.bills[name])
+        # What asks for every token again is far beyond the cloud alone.
+        axes.set_xscale("symlog", linthresh=1)
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set(title=name, xlabel="bill, the cloud alone = 1")
     time = Figure(figsize=(9, 5), layout="constrained")
     FigureCanvasAgg(time)
     axes = time.subplots()
-    _draw(axes, found, [row.time for row in found.rows])
+    _draw(axes, found, lambda one: one.time)
     axes.set(xlabel="time an answer, s")
     for figure, first, place in ((bill, panels[0], places[0]), (time, axes, places[1])):
         first.set(ylabel="right, % (lenient reading)")
@@ -46,38 +55,50 @@ def _priced(found: Frontier, name: str) -> bool:
     return any(row.bills[name] for row in found.rows)
 
 
-def _draw(axes: Any, found: Frontier, costs: list[float | None]) -> None:
-    """A point a system, with the interval of its accuracy; between the ends, a draw."""
-    places = {row.system: cost for row, cost in zip(found.rows, costs, strict=True)}
-    ends = {row.system: row for row in found.rows if row.system in (EDGE, CLOUD)}
-    drawn = [(places[name], 100 * row.accuracy) for name, row in ends.items()]
-    axes.plot(*zip(*drawn, strict=True), ls=":", c="grey", label="at random (expected)")
-    for number, row in enumerate(found.rows):
-        cost = places[row.system]
-        if cost is not None:
-            _point(axes, row, cost, number)
-    # What costs nothing is seen whole.
-    axes.set_xlim(left=-0.03 * max(cost or 0.0 for cost in costs))
+def _draw(axes: Any, found: Frontier, cost_of: Reading) -> None:
+    """A point a measured system, with the interval of its accuracy; a router's shares are joined.
+
+    Whole questions are curves over all that may be sent; a draw is the line between the ends.
+    """
+    ends = [row for row in found.rows if row.system in (EDGE, CLOUD)]
+    axes.plot(*_places(ends, cost_of), ls=":", c="grey", label="at random (expected)")
+    for name in dict.fromkeys(point.system for point in found.curves):
+        curve = [point for point in found.curves if point.system == name]
+        axes.plot(*_places(curve, cost_of), ls="--", lw=1, label=f"{name} (composed)")
+    measured = [row for row in found.rows if row.clock == "measured"]
+    groups = dict.fromkeys(_SHARE.sub("", row.system) for row in measured)
+    for number, name in enumerate(groups):
+        _points(axes, [r for r in measured if _SHARE.sub("", r.system) == name], cost_of, number)
+    axes.margins(x=0.04)
     axes.grid(alpha=0.3)
 
 
-def _point(axes: Any, row: FrontierRow, cost: float, number: int) -> None:
-    low, high = (100 * end for end in row.interval)
-    right = 100 * row.accuracy
+def _points(axes: Any, rows: list[FrontierRow], cost_of: Reading, number: int) -> None:
+    rows = [row for row in rows if cost_of(row) is not None]
+    costs, right = _places(rows, cost_of)
+    name = _SHARE.sub("", rows[0].system) if len(rows) > 1 else rows[0].system if rows else ""
+    below = [at - 100 * row.interval[0] for at, row in zip(right, rows, strict=True)]
+    above = [100 * row.interval[1] - at for at, row in zip(right, rows, strict=True)]
     axes.errorbar(
-        [cost],
-        [right],
-        [[right - low], [high - right]],
-        marker=_STYLES[row.clock],
+        costs,
+        right,
+        [below, above],
+        marker="osD^v"[number // 10 % 5],
         ms=5,
         capsize=2,
         elinewidth=0.6,
-        # Ten colours, then the same ones hollow.
         c=f"C{number % 10}",
-        mfc="white" if number // 10 % 2 else None,
-        ls="none",
-        label=row.system,
+        ls="-" if len(rows) > 1 else "none",
+        label=name,
     )
+
+
+def _places(
+    found: Sequence[FrontierRow | CurvePoint], cost_of: Reading
+) -> tuple[list[float], list[float]]:
+    """Costs and percents right, of those whose cost is known."""
+    known = [(cost, 100 * one.accuracy) for one in found if (cost := cost_of(one)) is not None]
+    return [cost for cost, _ in known], [right for _, right in known]
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -15,6 +15,7 @@ from edgewise.bench.frontier.billing import (
     priced,
 )
 from edgewise.bench.frontier.whole import (
+    NEVER,
     ROUNDING,
     Cost,
     Way,
@@ -32,8 +33,11 @@ from edgewise.evaluation.systems import cloud_share
 EDGE, CLOUD = "edge", "cloud"
 SHARE = "cloud share"
 
-Clock = Literal["measured", "composed", "expected"]
-"""Whether times are of a clock, sums of such, or expected of a draw between two."""
+CURVE_POINTS = 21
+"""Thresholds of a curve at most, at equal distances in the ranks of its scores."""
+
+Clock = Literal["measured", "composed"]
+"""Whether times are of a clock, or sums of such."""
 
 
 class MeasuredAnswers(NamedTuple):
@@ -110,13 +114,28 @@ class EqualCost(msgspec.Struct, frozen=True, kw_only=True):
     reached: bool
 
 
+class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Whole questions to the cloud at some threshold: `time` a mean, bills as in `FrontierRow`."""
+
+    system: str
+    sent: float
+    accuracy: float
+    strict_accuracy: float
+    time: float
+    bills: dict[str, float | None]
+
+
 class Frontier(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is told: how it was measured, a row a system, whole questions by `main`."""
+    """Everything that is told: how it was measured, a row a system, whole questions by `main`.
+
+    `curves` are those of whole questions at any cost, from none sent to all.
+    """
 
     conditions: dict[str, object]
     main: str
     rows: tuple[FrontierRow, ...]
     whole: tuple[EqualCost, ...]
+    curves: tuple[CurvePoint, ...]
 
 
 def frontier(
@@ -137,7 +156,10 @@ def frontier(
     equal, composed = _equal(filled, main, compositions)
     every = {**filled, **composed}
     rows = tuple(_row(name, one, every[main], every[CLOUD]) for name, one in every.items())
-    return Frontier(conditions=dict(conditions), main=main, rows=rows, whole=tuple(equal))
+    curves = [point for one in compositions for point in _curve(one, every[CLOUD])]
+    return Frontier(
+        conditions=dict(conditions), main=main, rows=rows, whole=tuple(equal), curves=tuple(curves)
+    )
 
 
 class _Composition(NamedTuple):
@@ -169,6 +191,26 @@ def _compositions(
         )
         for name, way, own in kinds
     ]
+
+
+def _curve(one: _Composition, cloud: MeasuredAnswers) -> list[CurvePoint]:
+    """From none to all that it would send."""
+    scores = [score for score in one.quality.scores if score > NEVER]
+    places = np.unique(np.quantile(scores, np.linspace(0, 1, CURVE_POINTS))) if scores else []
+    return [_at(one, float(at), cloud) for at in [*places, float("inf")]]
+
+
+def _at(one: _Composition, threshold: float, cloud: MeasuredAnswers) -> CurvePoint:
+    right, strict = _graded(one.quality.at(threshold))
+    timed = one.timed.at(threshold)
+    return CurvePoint(
+        system=one.name,
+        sent=_mean([score >= threshold for score in one.quality.scores]),
+        accuracy=_mean(right),
+        strict_accuracy=_mean(strict),
+        time=cost_of(seconds, timed),
+        bills=_bills(timed, cloud),
+    )
 
 
 def axes() -> dict[str, Cost]:
@@ -279,11 +321,15 @@ def _row(
         requests=_mean([len(answer.requests) for answer in timed]),
         read=positions_computed(timed),
         engine_seconds=engine_seconds(timed),
-        bills={name: _relative(priced(prices), timed, cloud) for name, prices in LISTS.items()},
+        bills=_bills(timed, cloud),
         sent=_known([answer.sent for answer in timed]),
         received=_known([answer.received for answer in timed]),
         accepted=sum(answer.accepted for answer in timed) / drafted if drafted else None,
     )
+
+
+def _bills(timed: Sequence[MeasuredAnswer], cloud: MeasuredAnswers) -> dict[str, float | None]:
+    return {name: _relative(priced(prices), timed, cloud) for name, prices in LISTS.items()}
 
 
 def _relative(cost: Cost, timed: Sequence[MeasuredAnswer], cloud: MeasuredAnswers) -> float | None:
