@@ -58,6 +58,7 @@ FLAGS: dict[str, set[str]] = {
     "gateway keys revoke": set(),
     "bench edge": {"edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"},
     "bench energy": ANSWERING - SAMPLING - COSTS - {"sent_counts"},
+    "bench frontier": ONE_VOCABULARY | {"run_ahead", "ctx", "threads"},
     "bench link": ONE_VOCABULARY | {"router", "run_ahead", "redraft", "ctx", "threads"},
     "bench paper": {"edge", "edge_engine", "cloud", "threads", "gpu_layers"}
     | (CONNECTING - {"cloud_engine"}),
@@ -69,6 +70,7 @@ OWN = {
     # The length of a task's answers is the task's own, and not that of a run.
     "eval": {"router", "cloud_share", "max_tokens"},
     "demo": {"cloud_share"},
+    "bench frontier": {"router", "cloud_share", "max_tokens"},
     "bench link": {"cloud_share"},
     "bench paper": {"cloud_share"},
     # The number of log-probs that a router reads, which is not the sampling's.
@@ -86,6 +88,10 @@ REFUSED: dict[str, set[str]] = {
     | {"threshold", "edge", "edge_engine", "cloud", "router", "swa_full"},
     "bench edge": {"temperature"},
     "bench energy": {"max_tokens", "temperature", "system"} | COSTS,
+    "bench frontier": GREEDY_TASK
+    | COSTS
+    | VIEW
+    | {"threshold", "deadline", "cloud_tokenizer", "redraft"},
     "bench link": GREEDY_TASK
     | COSTS
     | VIEW
@@ -127,6 +133,7 @@ ENDS_EARLY: dict[str, tuple[tuple[str, ...], str]] = {
     "gateway keys revoke": (("me", "--keys", "keys.json"), "no key 'me'"),
     "bench edge": (("--blocks", "2"), "at least 5 blocks"),
     "bench energy": (("no-task",), "no task 'no-task'"),
+    "bench frontier": (("no-task",), "no task 'no-task'"),
     "bench link": (("--round-trip", "-1"), "round trip must be"),
     "bench paper": ((), "asks an engine"),
     "trace show": (("none.jsonl",), "none.jsonl"),

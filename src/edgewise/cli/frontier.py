@@ -60,7 +60,8 @@ def frontier(
     chosen: Settings,
     router: Annotated[list[str] | None, typer.Option(help="As for run; may be repeated.")] = None,
     cloud_share: Annotated[
-        list[float] | None, typer.Option(help="Cloud share; may be repeated. Default 0.05.")
+        list[float] | None,
+        options.share_option("Cloud share; may be repeated. Default 0.05."),
     ] = None,
     larger_edge: Annotated[
         str | None, typer.Option(help="Another edge model, which answers alone: its address.")
