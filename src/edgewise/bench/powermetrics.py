@@ -16,7 +16,7 @@ COMMAND = ("sudo", "-n", "powermetrics", "--samplers", "cpu_power", "-f", "plist
 
 _END = b"</plist>"
 _MOST = 1 << 20
-_SECONDS = 5.0
+_SECONDS = 15.0
 
 
 class Powermetrics:
