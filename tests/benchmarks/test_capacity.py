@@ -93,8 +93,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield at
 
 
-def test_consults_are_answered_and_what_was_computed_is_kept(server: Served, ids: Texts) -> None:
-    row = run(server, SHORT, ids)
+@pytest.mark.parametrize("warm", [True, False])
+def test_consults_are_answered_and_what_was_computed_is_kept(
+    server: Served, ids: Texts, warm: bool
+) -> None:
+    row = run(server, SHORT._replace(warm=warm), ids)
     assert not row.found.failed
     assert row.found.late
     # 24 + 20 ids for an answer of 20 tokens, each once; the borders of the second blur it.
