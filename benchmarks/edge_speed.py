@@ -110,6 +110,12 @@ def scoring(model: LlamaModel, router: Router) -> Decoder:
     return Decoder(model, router=router, policy=Policy(threshold=1.0))
 
 
+def routers_for(model: LlamaModel, folder: Path) -> dict[str, Router]:
+    """Both routers; the perceptron is written to `folder`."""
+    write_router(folder, model)
+    return {FALLBACK_ROUTER: ROUTERS.load(FALLBACK_ROUTER)(), PERCEPTRON: perceptron(folder)}
+
+
 def gguf(folder: Path, name: str) -> Path:
     """The model's file; the random one is built where `folder` lacks it."""
     if name == "smollm2":
@@ -151,11 +157,7 @@ def run(folder: Path, options: argparse.Namespace) -> Report:
     with LlamaModel(
         path, context=room, threads=options.threads, gpu_layers=0, keep_prefixes=True
     ) as model:
-        write_router(folder / ROUTER, model)
-        routers: dict[str, Router] = {
-            FALLBACK_ROUTER: ROUTERS.load(FALLBACK_ROUTER)(),
-            PERCEPTRON: perceptron(folder / ROUTER),
-        }
+        routers = routers_for(model, folder / ROUTER)
         sizes = {"tokens": options.tokens, "blocks": options.blocks}
         rows = tuple(
             Row(name, measure(scoring(model, router), context=context, **sizes))

@@ -74,20 +74,20 @@ def measure(decoder: Decoder, *, context: int, tokens: int, blocks: int) -> Spee
     orders = cycle(permutations(range(3)))
     # The first round warms caches up.
     rounds = [_round(decoder, prompt, tokens, next(orders)) for _ in range(blocks + 1)][1:]
-    bare, through, again = zip(*rounds, strict=True)
-    clock = _ratio(*([block.seconds for block in arm] for arm in (bare, through, again)))
+    engine, loop, again = zip(*rounds, strict=True)
+    clock = _ratio(*([block.seconds for block in arm] for arm in (engine, loop, again)))
     return Speed(
         context=context,
         blocks=blocks,
         tokens=tokens,
-        native_tokens_per_second=1 / median(block.seconds for block in bare),
-        edgewise_tokens_per_second=1 / median(block.seconds for block in through),
+        native_tokens_per_second=1 / median(block.seconds for block in engine),
+        edgewise_tokens_per_second=1 / median(block.seconds for block in loop),
         ratio=clock.median,
         ratio_low=clock.low,
         ratio_high=clock.high,
         undetected=clock.undetected,
-        processor=_processor(bare, through, again),
-        same_ids=all(one.ids == other.ids for one, other in zip(bare, through, strict=True)),
+        processor=_processor(engine, loop, again),
+        same_ids=all(one.ids == other.ids for one, other in zip(engine, loop, strict=True)),
     )
 
 
@@ -101,9 +101,9 @@ def rates(
     decoder: Decoder, prompt: Sequence[int], tokens: int, *, bare_first: bool
 ) -> tuple[float, float]:
     """Tokens a second of the bare engine and of `decoder`, measured in this order or the other."""
-    arms = (_bare, _through) if bare_first else (_through, _bare)
+    arms = (bare, through) if bare_first else (through, bare)
     found = {arm: 1 / _block(arm(decoder, prompt, tokens), tokens).seconds for arm in arms}
-    return found[_bare], found[_through]
+    return found[bare], found[through]
 
 
 def score_seconds(model: EdgeModel, router: Router, steps: int = 64) -> tuple[float, float]:
@@ -133,7 +133,7 @@ def _round(
     decoder: Decoder, prompt: Sequence[int], tokens: int, order: Sequence[int]
 ) -> tuple[Block, Block, Block]:
     """Blocks of the bare engine, of `decoder`, and of the bare engine again, run in `order`."""
-    arms = (_bare, _through, _bare)
+    arms = (bare, through, bare)
     found = {number: _block(arms[number](decoder, prompt, tokens), tokens) for number in order}
     return found[0], found[1], found[2]
 
@@ -148,11 +148,13 @@ def _block(ids: Generator[int], tokens: int) -> Block:
     return Block(seconds / tokens, processor / tokens, [first, *written])
 
 
-def _bare(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]:
+def bare(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]:
+    """`tokens` + 1 ids of the bare engine; the first pays for the prompt."""
     yield from decoder.edge.bare_loop(prompt, tokens)
 
 
-def _through(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]:
+def through(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]:
+    """As `bare`, by the whole loop; no end token ends it."""
     edge: Any = _Endless(decoder.edge)
     endless = Decoder(edge, router=decoder.router, policy=decoder.policy, cloud=decoder.cloud)
     with endless.stream(prompt, max_tokens=tokens + 1) as events:
@@ -162,17 +164,17 @@ def _through(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[
 
 
 def _processor(
-    bare: Sequence[Block], through: Sequence[Block], again: Sequence[Block]
+    engine: Sequence[Block], loop: Sequence[Block], again: Sequence[Block]
 ) -> Ratio | None:
-    if not all(block.processor for block in (*bare, *through, *again)):
+    if not all(block.processor for block in (*engine, *loop, *again)):
         return None
-    return _ratio(*([block.processor for block in arm] for arm in (bare, through, again)))
+    return _ratio(*([block.processor for block in arm] for arm in (engine, loop, again)))
 
 
-def _ratio(bare: Sequence[float], through: Sequence[float], again: Sequence[float]) -> Ratio:
+def _ratio(engine: Sequence[float], loop: Sequence[float], again: Sequence[float]) -> Ratio:
     """From seconds a token, a round each."""
-    ratios = [one / other for one, other in zip(bare, through, strict=True)]
-    null = median_interval([one / other for one, other in zip(bare, again, strict=True)])
+    ratios = [one / other for one, other in zip(engine, loop, strict=True)]
+    null = median_interval([one / other for one, other in zip(engine, again, strict=True)])
     return Ratio(median(ratios), *median_interval(ratios), max(abs(end - 1) for end in null))
 
 

@@ -203,9 +203,7 @@ class KvSession:
 
     def _next_end(self, wanted: int) -> int:
         """Where the next run ends: a prompt but for its last id is read without outputs."""
-        if wanted - self._computed <= self._few and not self._marks:
-            return wanted
-        marks = [mark for mark in self._marks if self._computed < mark < wanted]
+        marks = self._marks and [mark for mark in self._marks if self._computed < mark < wanted]
         if wanted - self._computed <= self._few and not marks:
             return wanted
         return min(wanted - 1, self._computed + self._cache.turn, *marks)

@@ -111,7 +111,7 @@ class LogitsStep:
 
     def _normalise(self) -> None:
         """One pass gives the partition function and the entropy, in parts that a cache holds."""
-        highest = self.logits[self.proposed]
+        highest = self._logits[self.proposed]
         total = weighted = 0.0
         for at in range(0, self.size, _PART):
             part = self._logits[at : at + _PART]
@@ -144,6 +144,7 @@ class LogitsStep:
     @property
     def entropy(self) -> float:
         if self._entropy is None:
+            self._check(_LOGITS)
             self._normalise()
         assert self._entropy is not None
         return self._entropy
@@ -152,6 +153,7 @@ class LogitsStep:
     def log_sum(self) -> float:
         """log of the sum of exp(logits)."""
         if self._log_sum is None:
+            self._check(_LOGITS)
             self._normalise()
         assert self._log_sum is not None
         return self._log_sum

@@ -52,7 +52,8 @@ class Mlp:
 
     def score(self, step: Step) -> float:
         """The probability that the cloud should write this token."""
-        x = features(step, self._inputs, self._top_k)
+        alone = self._inputs == ("hidden",)
+        x = step.hidden if alone else features(step, self._inputs, self._top_k)
         last = len(self._layers) - 1
         for index, (weight, bias) in enumerate(self._layers):
             x = weight.dot(x)
