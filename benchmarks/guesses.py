@@ -213,7 +213,8 @@ class Run:
             right = min(drafted, place.matches)
             seconds = self._pace.of(drafted + 1)
             self.seconds += seconds
-            self._redrafts.gained(place.score, (right + 1) * self._pace.of(1) - seconds)
+            step = self._pace.of(1)
+            self._redrafts.gained(place.score, (right + 1) * step - seconds, step)
             self._head = min(index + 1 + right, len(self._answer) - 1)
 
     def _walk(self, index: int, *, right: bool) -> None:
