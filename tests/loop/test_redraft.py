@@ -128,7 +128,7 @@ def test_it_is_given_up_where_it_loses_time_and_tried_again() -> None:
     told = Redrafts()
     assert told.pays(0.4)
     told.gained(0.4, -0.02, STEP)
-    assert [told.pays(0.4) for _ in range(16)] == [*[False] * 7, True] * 2
+    assert [told.pays(0.4) for _ in range(64)] == [*[False] * 31, True] * 2
     told.gained(0.4, 1.0, STEP)
     assert told.pays(0.4)
     assert told.made == 2

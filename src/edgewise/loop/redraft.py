@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 _WEIGHT = 1 / 8
-_AGAIN = 8
+_AGAIN = 32
 _LEAST = 2.0**-16
 
 
