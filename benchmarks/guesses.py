@@ -198,9 +198,9 @@ class Run:
     def _consult(self, index: int, place: Place) -> None:
         lands = self._known.pop(index, None)
         lands = lands or self._flights.pop(index, self.seconds + self._trip)
-        self._walk(index)
         branches = self._way.branches if self._head == index else 1
         right = place.rank is not None and place.rank < branches
+        self._walk(index, right=right)
         ahead = self._run_ahead(index, lands, branches, right=right)
         if self._way.span > 1:
             self._known[index + 1] = lands
@@ -213,15 +213,18 @@ class Run:
             right = min(drafted, place.matches)
             seconds = self._pace.of(drafted + 1)
             self.seconds += seconds
-            self._redrafts.gained(place.score, (right + 1) * self._pace.of(1) - seconds)
+            step = self._pace.of(1)
+            self._redrafts.gained(place.score, (right + 1) * step - seconds, step)
             self._head = min(index + 1 + right, len(self._answer) - 1)
 
-    def _walk(self, index: int) -> None:
-        """Steps that are there already send their consults at once."""
+    def _walk(self, index: int, *, right: bool) -> None:
+        """Steps that are there already send their consults at once, up to a wrong guess."""
         for at in range(index + 1, self._head + 1):
-            self._send(index, at)
+            if self._answer[at - 1].rank and not (right and at - 1 == index):
+                break
+            self._send(at)
 
-    def _send(self, index: int, at: int) -> None:
+    def _send(self, at: int) -> None:
         asked = self._answer[at].rank is not None
         if asked and at not in self._flights and len(self._flights) < FLIGHTS - 1:
             self._flights[at] = self.seconds + self._trip
@@ -238,7 +241,7 @@ class Run:
             self.seconds += self._pace.of(branches)
             self._head += 1
             if off is None:
-                self._send(index, self._head)
+                self._send(self._head)
         self.seconds = max(self.seconds, lands)
         return self._head - index
 

@@ -35,6 +35,8 @@ def test_a_confirmed_guess_costs_nothing_and_a_wrong_one_the_trip() -> None:
     assert seconds(ONE, {3: place(0)}) == pytest.approx(ALONE)
     assert seconds(ONE, {3: place(1)}) == pytest.approx(ALONE + TRIP)
     # The second left when the first had been guessed.
+    assert seconds(ONE, {3: place(0), TOKENS - 1: place(2)}) == pytest.approx(ALONE + TRIP)
+    assert seconds(ONE, {3: place(0), 4: place(0), 9: place(2)}) == pytest.approx(ALONE + TRIP)
     assert seconds(ONE, {3: place(0), 5: place(2)}) == pytest.approx(ALONE + TRIP)
 
 

@@ -28,6 +28,7 @@ from tests.loop.test_run_ahead import IDS, PROMPT, Slow, _Late
 
 EDGE, CLOUD = "grey sky", "gray sky"
 CHANGED = 2
+STEP = 0.01
 
 Redrafted = Literal["exact", "always", "never"]
 
@@ -125,20 +126,29 @@ def test_a_draft_is_no_longer_than_a_batch_that_is_still_cheap() -> None:
 
 def test_it_is_given_up_where_it_loses_time_and_tried_again() -> None:
     told = Redrafts()
-    for _ in range(2):
-        assert told.pays(0.4)
-        told.gained(0.4, -0.01)
-    assert [told.pays(0.4) for _ in range(16)] == [*[False] * 7, True] * 2
-    told.gained(0.4, 1.0)
     assert told.pays(0.4)
-    assert told.made == 3
+    told.gained(0.4, -0.02, STEP)
+    assert [told.pays(0.4) for _ in range(64)] == [*[False] * 31, True] * 2
+    told.gained(0.4, 1.0, STEP)
+    assert told.pays(0.4)
+    assert told.made == 2
+
+
+def test_the_less_it_costs_the_longer_it_is_tried() -> None:
+    told = Redrafts()
+    for _ in range(5):
+        assert told.pays(0.4)
+        told.gained(0.4, -STEP / 10, STEP)
+    assert told.pays(0.4)
+    for _ in range(40):
+        told.gained(0.4, -STEP / 10, STEP)
+    assert not told.pays(0.4)
 
 
 def test_it_is_told_apart_by_the_score() -> None:
     told = Redrafts()
     for score, gain in ((0.4, 0.01), (0.01, -0.01), (0.0, -0.01), (1.0, 0.01)):
-        told.gained(score, gain)
-        told.gained(score, gain)
+        told.gained(score, 2 * gain, STEP)
     assert [told.pays(score) for score in (0.3, 0.45, 1.0)] == [True] * 3
     assert [told.pays(score) for score in (0.009, 0.015, 0.0)] == [False] * 3
     # Nothing is known of these.

@@ -189,7 +189,7 @@ class RunAhead:
         agree = [read.token == token for read, token in zip(reads, draft, strict=False)]
         right = [*agree, False].index(False)
         step = self._latency.step or 0.0
-        self._latency.redrafts.gained(redraft.score, (right + 1) * step - seconds)
+        self._latency.redrafts.gained(redraft.score, (right + 1) * step - seconds, step)
         if self._rules.policy.redraft == "exact" and not self._latency.redrafts.proven(len(ids)):
             draft = draft[:right]
             reads = self._proven(redraft.start, len(ids), reads, draft)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 _WEIGHT = 1 / 8
-_TRIALS, _AGAIN = 2, 8
+_AGAIN = 32
 _LEAST = 2.0**-16
 
 
@@ -58,10 +58,10 @@ class Redrafts:
         with self._lock:
             return self._gains[_octave(score)].pays()
 
-    def gained(self, score: float, seconds: float) -> None:
-        """One gained so many seconds, less than none where it lost them."""
+    def gained(self, score: float, seconds: float, step: float) -> None:
+        """One gained so many seconds, less than none where it lost them; `step`: of the edge's."""
         with self._lock:
-            self._gains[_octave(score)].add(seconds)
+            self._gains[_octave(score)].add(seconds, step)
 
     def proven(self, size: int) -> bool:
         """Whether passes over `size` ids are known to be exact: as large a one was compared."""
@@ -76,19 +76,25 @@ class Redrafts:
 
 
 class _Gain:
-    """Mean of seconds gained: of all at first, exponentially weighted from eight on."""
+    """Mean of seconds gained: of all at first, exponentially weighted from then on.
+
+    It begins with a step, as if one had gained that: where drafts cost little many are tried before
+    they are given up, where they cost much few.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self._mean = 0.0
         self._declined = 0
 
-    def add(self, seconds: float) -> None:
+    def add(self, seconds: float, step: float) -> None:
+        if not self.count:
+            self._mean = step
         self.count += 1
-        self._mean += max(_WEIGHT, 1 / self.count) * (seconds - self._mean)
+        self._mean += max(_WEIGHT, 1 / (self.count + 1)) * (seconds - self._mean)
 
     def pays(self) -> bool:
-        if self.count < _TRIALS or self._mean > 0:
+        if not self.count or self._mean > 0:
             return True
         self._declined = (self._declined + 1) % _AGAIN
         return not self._declined
