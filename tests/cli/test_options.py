@@ -58,6 +58,7 @@ FLAGS: dict[str, set[str]] = {
     "gateway keys revoke": set(),
     "bench edge": {"edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"},
     "bench link": ONE_VOCABULARY | {"router", "run_ahead", "ctx", "threads"},
+    "bench frontier": ONE_VOCABULARY | {"run_ahead", "ctx", "threads"},
     "bench paper": {"edge", "edge_engine", "cloud", "threads", "gpu_layers"}
     | (CONNECTING - {"cloud_engine"}),
     "trace show": set(),
@@ -69,6 +70,7 @@ OWN = {
     "eval": {"router", "cloud_share", "max_tokens"},
     "demo": {"cloud_share"},
     "bench link": {"cloud_share"},
+    "bench frontier": {"router", "cloud_share", "max_tokens"},
     "bench paper": {"cloud_share"},
     # The number of log-probs that a router reads, which is not the sampling's.
     "train": {"top_k", "max_tokens"},
@@ -88,6 +90,7 @@ REFUSED: dict[str, set[str]] = {
     | COSTS
     | VIEW
     | {"threshold", "deadline", "on_cloud_error", "cloud_tokenizer", "push"},
+    "bench frontier": GREEDY_TASK | COSTS | VIEW | {"threshold", "deadline", "cloud_tokenizer"},
     "bench paper": {
         "cloud_engine",
         "cloud_tokenizer",
@@ -124,6 +127,7 @@ ENDS_EARLY: dict[str, tuple[tuple[str, ...], str]] = {
     "gateway keys revoke": (("me", "--keys", "keys.json"), "no key 'me'"),
     "bench edge": (("--blocks", "2"), "at least 5 blocks"),
     "bench link": (("--round-trip", "-1"), "round trip must be"),
+    "bench frontier": (("--plot", "no/f.png"), "no such folder"),
     "bench paper": ((), "asks an engine"),
     "trace show": (("none.jsonl",), "none.jsonl"),
 }
