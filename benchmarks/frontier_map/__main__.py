@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.05)
     parser.add_argument("--pace", type=float, nargs=3, default=EnginePace(), metavar="SECONDS")
     parser.add_argument("--points", action="store_true", help="check six by real runs")
-    parser.add_argument("--only", type=int, nargs="*", help="of the six, by number from 0")
+    parser.add_argument("--only", type=int, nargs="*", choices=range(6), help="of the six")
     parser.add_argument("--beside", type=int, default=3, help="points side by side")
     parser.add_argument("--inputs", type=Path, help="JSON of what was measured; made when missing")
     parser.add_argument("--json", type=Path)

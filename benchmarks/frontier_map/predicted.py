@@ -24,6 +24,8 @@ NAMES = {
 }
 LARGER = 1.45
 DRAFTS = (1, 2, 3, 4, 6, 8, 12, 16)
+LEAST_PIPELINED = 4
+"""Tokens a draft at least where drafting goes on: else each token would be a request of its own."""
 _REPLAYED = 32
 
 
@@ -96,7 +98,11 @@ def predicted(
 
 def _best(inputs: Inputs, pace: EnginePace, at: MeasuredConditions) -> Drafting:
     """The best draft length, plain or pipelined, over the first questions."""
-    every = [Drafting(draft, late) for draft, late in product(DRAFTS, (False, True))]
+    every = [
+        Drafting(draft, late)
+        for draft, late in product(DRAFTS, (False, True))
+        if not late or draft >= LEAST_PIPELINED
+    ]
     return min(every, key=lambda one: replayed(inputs, pace, at, one, most=_REPLAYED))
 
 

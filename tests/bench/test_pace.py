@@ -96,3 +96,10 @@ def test_a_models_own_pace_is_measured_and_nothing_is_left_open() -> None:
     assert len(pace.seconds) == len(pace.ids)
     assert all(seconds > 0 for seconds in pace.seconds)
     assert model.sessions == 0
+
+
+def test_a_slower_model_is_as_many_times_as_slow_at_every_size() -> None:
+    slower = Pace((1, 4), (0.1, 0.2)).times(1.5)
+    assert slower.ids == (1, 4)
+    assert slower.of(1) == pytest.approx(0.15)
+    assert slower.of(8) == pytest.approx(0.6)

@@ -96,6 +96,7 @@ REFUSED: dict[str, set[str]] = {
     | COSTS
     | VIEW
     | {"threshold", "deadline", "on_cloud_error", "cloud_tokenizer", "push"},
+    "bench frontier": GREEDY_TASK | COSTS | VIEW | {"threshold", "deadline", "cloud_tokenizer"},
     "bench paper": {
         "cloud_engine",
         "cloud_tokenizer",
@@ -133,8 +134,8 @@ ENDS_EARLY: dict[str, tuple[tuple[str, ...], str]] = {
     "gateway keys revoke": (("me", "--keys", "keys.json"), "no key 'me'"),
     "bench edge": (("--blocks", "2"), "at least 5 blocks"),
     "bench energy": (("no-task",), "no task 'no-task'"),
-    "bench frontier": (("no-task",), "no task 'no-task'"),
     "bench link": (("--round-trip", "-1"), "round trip must be"),
+    "bench frontier": (("--plot", "no/f.png"), "no such folder"),
     "bench paper": ((), "asks an engine"),
     "trace show": (("none.jsonl",), "none.jsonl"),
 }
