@@ -68,7 +68,7 @@ def main() -> None:
                 lines += line([*cells, f"{found.ratio:.1f} ({spread})"])
     print("\n".join(lines))
     shown = f"{options.rounds} rounds of {options.tokens} tokens"
-    print(f"\n{shown} after {options.context} random ids.")
+    print(f"\n{shown} after {options.context} ids of prose.")
 
 
 if __name__ == "__main__":

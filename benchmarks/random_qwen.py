@@ -7,7 +7,7 @@ python -m benchmarks.random_qwen OUT
 
 import sys
 from collections.abc import Iterator
-from itertools import islice, product
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 CONTEXT = 32_768
 STD = 0.05
-MERGE = "a b"
+BLANK, LETTERS = "Ġ", "abcdefghijklmnopqrst"
 _Q4_0_BYTES, _Q4_0_STD = 18, 4.61  # standard deviation of a uniform draw from -8..7
 
 
@@ -44,9 +44,14 @@ def byte_letters() -> list[str]:
 
 
 def vocabulary(shape: Shape) -> list[str]:
-    """The 256 bytes, what their one merge makes, four-letter tokens, and the end token."""
-    words = ("".join(word) for word in product("abcdefghijklmnopqrst", repeat=4))
-    ids = [*byte_letters(), MERGE.replace(" ", ""), *islice(words, shape.vocabulary - 257)]
+    """The 256 bytes, words of up to four letters with the blank before them, the end token.
+
+    Every word merges from the one that it is longer than by a letter, so that any sequence of them
+    is its own text's ids.
+    """
+    lengths = (product(LETTERS, repeat=length) for length in range(1, 5))
+    words = (BLANK + "".join(word) for word in chain.from_iterable(lengths))
+    ids = [*byte_letters(), *islice(words, shape.vocabulary - 256)]
     ids[shape.eos] = "<|im_end|>"
     return ids
 
@@ -86,7 +91,8 @@ def _describe(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    writer.add_token_merges([MERGE])
+    words = [token for token in tokens[256:] if token.startswith(BLANK)]
+    writer.add_token_merges([f"{word[:-1]} {word[-1]}" for word in words])
     writer.add_eos_token_id(shape.eos)
     writer.add_add_bos_token(False)
 

@@ -185,6 +185,21 @@ def _agreed(question: Question) -> Agreed:
     return agreed(_Worker.edge, _Worker.cloud, question)
 
 
+def _step_taken(one: Agreed) -> float:
+    """Seconds of an edge's step along an answer: a machine that is busy adds to them."""
+    session = _Worker.edge.session()
+    try:
+        session.open(one.prompt)
+        session.step()
+        begun = time.monotonic()
+        for token in one.ids[:-1]:
+            session.extend([token])
+            session.step()
+        return (time.monotonic() - begun) / max(1, len(one.ids) - 1)
+    finally:
+        session.close()
+
+
 def _timed(cell: Cell, one: Agreed) -> Run:
     late = cell.trip / 1000 + _Worker.engine
     with closing(LocalVerifier(_Worker.cloud, lambda _: late)) as verifier:
@@ -316,6 +331,8 @@ def main() -> None:
         found = list(pool.map(_agreed, questions, chunksize=8))
         show_acceptance(found)
         best = show_computed(found, engine)
+        taken = median(pool.map(_step_taken, found[: 4 * options.workers]))
+        print(f"A step of the edge took {1000 * taken:.1f} ms here, {1000 * STEP:.0f} were told.\n")
         swept = [Cell(t, d, way) for t in (50, 100) for way in (False, True) for d in SWEPT]
         chosen = [Cell(trip, draft, way) for (trip, way), draft in best.items()]
         for cells, limit in ((swept, options.swept), (chosen, options.paced)):

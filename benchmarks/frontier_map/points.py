@@ -145,12 +145,13 @@ class _Run:
 
 
 class _Alone:
-    """The edge alone: by how much its passes miss their pace here, the loop's own work with it."""
+    """The edge alone: by how much its passes miss their pace here, loop and router with it."""
 
     def __init__(self, model: LlamaModel, point: Point) -> None:
         self._pace, self._most = scaled(point.step), pocketqa().max_tokens
         edge: Any = PacedEdge(model, self._pace)
-        self._edge, self._decoder = edge, Decoder(edge, router=Constant(0.0), policy=ALONE)
+        router, _ = parts.open_router(Settings(), model)
+        self._edge, self._decoder = edge, Decoder(edge, router=router, policy=ALONE)
         self._late = 0.0
 
     def block(self, questions: Sequence[Question]) -> None:

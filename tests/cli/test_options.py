@@ -57,6 +57,7 @@ FLAGS: dict[str, set[str]] = {
     "gateway keys rotate": set(),
     "gateway keys revoke": set(),
     "bench edge": {"edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"},
+    "bench energy": ANSWERING - SAMPLING - COSTS - {"sent_counts"},
     "bench link": ONE_VOCABULARY | {"router", "run_ahead", "ctx", "threads"},
     "bench frontier": ONE_VOCABULARY | {"run_ahead", "ctx", "threads"},
     "bench paper": {"edge", "edge_engine", "cloud", "threads", "gpu_layers"}
@@ -86,6 +87,7 @@ REFUSED: dict[str, set[str]] = {
     # Always the bundled pair, which has no sliding windows.
     | {"threshold", "edge", "edge_engine", "cloud", "router", "swa_full"},
     "bench edge": {"temperature"},
+    "bench energy": {"max_tokens", "temperature", "system"} | COSTS,
     "bench link": GREEDY_TASK
     | COSTS
     | VIEW
@@ -126,6 +128,7 @@ ENDS_EARLY: dict[str, tuple[tuple[str, ...], str]] = {
     "gateway keys rotate": (("me", "--keys", "keys.json"), "no key 'me'"),
     "gateway keys revoke": (("me", "--keys", "keys.json"), "no key 'me'"),
     "bench edge": (("--blocks", "2"), "at least 5 blocks"),
+    "bench energy": (("no-task",), "no task 'no-task'"),
     "bench link": (("--round-trip", "-1"), "round trip must be"),
     "bench frontier": (("--plot", "no/f.png"), "no such folder"),
     "bench paper": ((), "asks an engine"),

@@ -1,7 +1,7 @@
 """Against the method of the paper's demo (arXiv 2504.07878), over the same link in the same run.
 
-That method has no KV cache on the device (each token reads the whole text again), sends the whole
-text with each consult over a new connection, keeps one token of the reply, and waits for it.
+What that method lacks is told in `edgewise.bench.methods`; what each part of ours makes of it is
+measured by `edgewise.bench.method_parts`.
 """
 
 import asyncio
@@ -11,33 +11,25 @@ from statistics import median
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
-from edgewise.bench.link import http_target
-from edgewise.cloud.engine import EngineCloud
-from edgewise.edge.base import EdgeModel, Needs, Step
+from edgewise.bench.methods import PAPER, TO_AN_ENGINE, EngineAt, Methods
+from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.engines.base import Engine
 from edgewise.engines.detect import GATEWAY, found_at
 from edgewise.engines.named import ENGINES, model_for
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
-from edgewise.loop.policy import LONGEST_DEADLINE, Policy
-from edgewise.routers.base import Router
-from edgewise.sampling import Sampling
-from edgewise.testing.link import Link, Quality
+from edgewise.testing.link import Quality
 
-
-class Every:
-    """A router that asks for every `n`-th token: where is no matter when only time counts."""
-
-    needs, top = Needs.HIDDEN, 0
-
-    def __init__(self, n: int) -> None:
-        self._n = n
-
-    def score(self, step: Step) -> float:
-        """1 where the cloud shall be asked, else 0."""
-        return float(step.position % self._n == 0)
+_PROSE = """\
+The harbour wakes before the town does. Boats that left in the dark come back one after the \
+other, low in the water, and the gulls know each of them by its engine. On the quay the buyers \
+stand with their hands in their sleeves and say little; whoever speaks first has already paid too \
+much. By seven the crates are on ice, by eight the lorries have gone up the hill, and the women \
+who mend the nets have taken their places along the wall, out of the wind, where the sun will be \
+in an hour. The old pilot walks past them to the end of the mole, looks at the bar, looks at the \
+sky, and goes home to write down in a blue book what the day will be. He has been wrong eleven \
+times in forty years, and he remembers every one of them. """
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,42 +53,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     ratio_high: float
 
 
-class PaperMethod:
-    """Answers as the demo does."""
-
-    def __init__(
-        self, edge: EdgeModel, router: Router, threshold: float, connect: Callable[[], Engine]
-    ) -> None:
-        """`connect` makes an engine whose first request opens a connection."""
-        self._edge, self._router, self._threshold = edge, router, threshold
-        self._connect = connect
-
-    def generate(self, prompt: Sequence[int], tokens: int) -> list[int]:
-        """`tokens` tokens."""
-        session = self._edge.session(self._router.needs, top=self._router.top)
-        ids = list(prompt)
-        try:
-            for _ in range(tokens):
-                session.rewind(0)
-                session.open(ids)
-                step = session.step()
-                token = step.proposed
-                if self._router.score(step) >= self._threshold:
-                    token = asyncio.run(self._consult(ids))
-                ids.append(token)
-        finally:
-            session.close()
-        return ids[len(prompt) :]
-
-    async def _consult(self, ids: Sequence[int]) -> int:
-        engine = self._connect()
-        try:
-            async with asyncio.timeout(LONGEST_DEADLINE):
-                return (await engine.complete(ids, 1, Sampling())).ids[0]
-        finally:
-            await engine.close()
-
-
 class _Round(NamedTuple):
     """Seconds a token of each way, and what the pair's consults did."""
 
@@ -106,6 +62,33 @@ class _Round(NamedTuple):
     consults: int
     changed: int
     written: int
+
+
+def prose(tokenizer: Tokenizer, length: int, number: int | None = None) -> list[int]:
+    """So many ids of plain English, with a number in front where one is given.
+
+    It begins anew where it is too short.
+    """
+    ids = tokenizer.encode(_PROSE)
+    many = ids * -(-length // len(ids))
+    front = [] if number is None else tokenizer.encode(f"{number}. ")
+    return [*front, *many][:length]
+
+
+def served_at(url: str, *, key: str | None = None, model: str | None = None) -> EngineAt:
+    """The engine there. Raises `UsageError` for a gateway, or a `CloudError`."""
+    name = asyncio.run(found_at(url, key=key, model=model))
+    if name == GATEWAY:
+        raise UsageError(
+            f"{url!r} is a gateway, and the paper's method asks an engine", hint="name that"
+        )
+    make = ENGINES.load(name)
+    named = model_for(make, name, model)
+
+    def connect(at: str) -> Engine:
+        return make(at, key=key, **named)
+
+    return EngineAt(url, connect, key)
 
 
 def compare(
@@ -122,46 +105,27 @@ def compare(
     rounds: int,
     done: Callable[[], None] = lambda: None,
 ) -> Comparison:
-    """Both methods and the edge alone, in turn, on `context` random ids; `tokens` each.
+    """Both methods and the edge alone, in turn, after `context` ids of prose; `tokens` each.
 
     A consult falls on every 1 / `share`-th token, with both methods. `url` is an engine's,
     plain HTTP, where `model` is one of those it serves; `engine_seconds` are added to each
     consult. Raises `UsageError` or `CloudError`.
     """
-    name = asyncio.run(found_at(url, key=key, model=model))
-    if name == GATEWAY:
-        raise UsageError(
-            f"{url!r} is a gateway, and the paper's method asks an engine", hint="name that"
-        )
-    rng = np.random.default_rng(0)
-    prompt = [int(i) for i in rng.integers(10, edge.tokenizer.size // 2, context)]
-    router = Every(max(1, round(1 / share)))
-    link = Link(*http_target(url), Quality(round_trip=round_trip + engine_seconds))
-
-    def connect() -> Engine:
-        make = ENGINES.load(name)
-        return make(link.url, key=key, **model_for(make, name, model))
-
-    cloud = EngineCloud(connect())
-    try:
-        cloud.check(edge.tokenizer)
-        alone = Decoder(edge, router=router, policy=Policy(cloud_share=0.0))
-        policy = Policy(threshold=0.5, run_ahead=16)
-        pair = Decoder(edge, router=router, policy=policy, cloud=cloud)
-        paper = PaperMethod(edge, router, 0.5, connect)
+    served = served_at(url, key=key, model=model)
+    prompt = prose(edge.tokenizer, context)
+    quality = Quality(round_trip=round_trip + engine_seconds)
+    with Methods(edge, served, share=share, quality=quality) as methods:
+        alone, pair, paper = (methods.decoder(one) for one in (None, TO_AN_ENGINE, PAPER))
         found: list[_Round] = []
         for _ in range(rounds + 1):
             found.append(_round(alone, pair, paper, prompt, tokens))
             done()
-    finally:
-        cloud.close()
-        link.close()
     # The first round warms caches up.
     return _comparison(round_trip, context, tokens, found[1:])
 
 
 def _round(
-    alone: Decoder, pair: Decoder, paper: PaperMethod, prompt: Sequence[int], tokens: int
+    alone: Decoder, pair: Decoder, paper: Decoder, prompt: Sequence[int], tokens: int
 ) -> _Round:
     begun = time.monotonic()
     edge_answer = alone.generate(prompt, max_tokens=tokens)
@@ -169,11 +133,11 @@ def _round(
     answer = pair.generate(prompt, max_tokens=tokens)
     end = time.monotonic()
     written = len(answer.tokens)
-    paper.generate(prompt, written)
+    old = paper.generate(prompt, max_tokens=written)
     return _Round(
         edge=(middle - begun) / len(edge_answer.tokens),
         edgewise=(end - middle) / written,
-        paper=(time.monotonic() - end) / written,
+        paper=(time.monotonic() - end) / len(old.tokens),
         consults=answer.usage.cloud_tokens,
         changed=answer.usage.changing_tokens,
         written=written,

@@ -1,4 +1,4 @@
-"""`edgewise bench`: speeds on this machine."""
+"""`edgewise bench`: speeds and energy on this machine."""
 
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
@@ -18,6 +18,7 @@ from edgewise.bench.pace import HALF_BILLION, UNPACED, Pace, measured
 from edgewise.bench.paper_method import Comparison, compare
 from edgewise.bench.speed import measure
 from edgewise.cli import options, render
+from edgewise.cli.energy import energy
 from edgewise.cli.options import (
     CONNECTING,
     COSTS,
@@ -47,7 +48,8 @@ from edgewise.settings import Settings
 PAPER_SHARE = 0.07
 """Cloud share of the paper's demo."""
 
-app = typer.Typer(help="Measure speeds on this machine.", no_args_is_help=True)
+app = typer.Typer(help="Measure speeds and energy on this machine.", no_args_is_help=True)
+app.command()(energy)
 
 EngineTime = Annotated[
     float, typer.Option(min=0, help="Milliseconds added to a consult, as a large model takes.")
@@ -165,7 +167,7 @@ def paper(
         float, typer.Option(min=0, max=10_000, help="Round trip of the emulated link, ms.")
     ] = 100.0,
     engine_time: EngineTime = 25.0,
-    context: Annotated[int, typer.Option(min=1, help="Random ids before the answer.")] = 128,
+    context: Annotated[int, typer.Option(min=1, help="Ids of prose before the answer.")] = 128,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 28,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 5,
     json: options.Json = False,
@@ -326,7 +328,7 @@ def _told(found: Comparison, name: str) -> str:
     return (
         f"{name}, {1000 * found.round_trip:.0f} ms round trip, {found.share:.1%} of the tokens "
         f"consulted ({found.changed:.0%} of them changed), {found.rounds} rounds of "
-        f"{found.tokens} tokens after {found.context} random ids: edge alone "
+        f"{found.tokens} tokens after {found.context} ids of prose: edge alone "
         f"{1000 * found.edge:.0f} ms a token, Edgewise {1000 * found.edgewise:.0f}, the paper's "
         f"method {1000 * found.paper:.0f}, {found.ratio:.1f} times as long "
         f"({found.ratio_low:.1f} to {found.ratio_high:.1f})"
