@@ -7,6 +7,7 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.bench.frontier.recorded import PacedCloud, RecordedCloud
+from edgewise.bench.frontier.spans import CloudInSpans
 from edgewise.bench.frontier.streamed import Streamed
 from edgewise.bench.frontier.timed import Timed, TimedCommitPoint, pair_policy, timed_edge
 from edgewise.bench.link import http_target
@@ -85,6 +86,19 @@ def test_an_engines_time_may_be_told_instead_of_metered() -> None:
     assert found.gap >= 0.1
     prompts = [request.prompt - request.seen for request in found.requests]
     assert [r.engine_seconds for r in found.requests] == [read + 0.5 for read in prompts]
+
+
+def test_a_cloud_that_does_not_stream_is_asked_in_spans_and_billed_as_one_request() -> None:
+    text = "the sea is as blue as it ever was."
+    cloud = ScriptedCloud(replying(text, prompt=PROMPT), delay=0.05)
+    system = CloudInSpans(RecordedCloud(cloud), ByteTokenizer(), 64)
+    found = system.answer(QUESTION)
+    assert (found.outcome.text, found.outcome.right) == (text, True)
+    assert len(cloud.asks) == found.outcome.consults == 3
+    (request,) = found.requests
+    assert (request.prompt, request.seen, request.written) == (len(PROMPT), 0, len(text) + 1)
+    assert 0.05 <= found.ttft < found.outcome.seconds
+    assert found.gap >= 0.05
 
 
 def test_a_request_that_was_declined_is_none() -> None:

@@ -17,7 +17,8 @@ from edgewise.routers.base import Router
 from edgewise.testing.link import Link
 
 SPANS_NOTE = (
-    "asked for 16 tokens at a time, since only an engine streams; name an engine's URL for that"
+    "asked for 16 tokens at a time, since only an engine streams, and billed as one request; name "
+    "an engine's URL to have it streamed"
 )
 PLACE_NOTE = "its place was found before, by an answer that is not counted"
 

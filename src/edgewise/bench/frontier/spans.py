@@ -1,8 +1,9 @@
 """The cloud alone where it cannot be streamed: through a gateway, or in this process."""
 
+from collections.abc import Sequence
 from contextlib import closing
 
-from edgewise.bench.frontier.base import MeasuredAnswer
+from edgewise.bench.frontier.base import CloudRequest, MeasuredAnswer
 from edgewise.bench.frontier.recorded import RecordedCloud
 from edgewise.bench.frontier.timed import Travelled, Watch
 from edgewise.edge.base import Tokenizer
@@ -13,10 +14,15 @@ from edgewise.loop.policy import CLOUD_SPAN
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.link import Link
+from edgewise.verdict import metered
 
 
 class CloudInSpans:
-    """Implements `MeasuredSystem`: the cloud writes `CLOUD_SPAN` tokens a request."""
+    """Implements `MeasuredSystem`: the cloud writes `CLOUD_SPAN` tokens a request.
+
+    What it asks for is told as the one request that the cloud alone would be: nobody would pay for
+    the prompt again. Times are those of the spans.
+    """
 
     def __init__(
         self,
@@ -53,7 +59,7 @@ class CloudInSpans:
             outcome=outcome,
             ttft=ttft,
             gap=watch.gap,
-            requests=requests,
+            requests=(_as_one(requests, len(ids)),),
             sent=sent,
             received=received,
         )
@@ -68,3 +74,20 @@ class CloudInSpans:
                 ids += verdict.ids
                 watch.saw(text_of(self._tokenizer, verdict.ids))
         return ids
+
+
+def _as_one(spans: Sequence[CloudRequest], written: int) -> CloudRequest:
+    """The first prompt, and all that was written; the engine's work is that of all spans."""
+    taken = [span.engine_seconds for span in spans]
+    known = [seconds for seconds in taken if seconds is not None]
+    computed: int | None = 0
+    for span in spans:
+        computed = metered(computed, span.computed)
+    return CloudRequest(
+        prompt=spans[0].prompt,
+        seen=0,
+        written=written,
+        cached=spans[0].cached,
+        computed=computed,
+        engine_seconds=sum(known) if len(known) == len(taken) else None,
+    )
