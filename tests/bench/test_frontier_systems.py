@@ -251,6 +251,32 @@ def test_a_meter_may_come_in_an_event_of_its_own() -> None:
     assert found.outcome.seconds >= found.ttft >= 0.05
 
 
+def test_a_connection_that_was_just_being_closed_is_made_anew() -> None:
+    """As llama-server closes it behind a stream; one that is always closed is no engine."""
+    whole = Wire(
+        [
+            HEAD,
+            b'data: {"choices":[{"text":"the sea","finish_reason":"stop"}],',
+            b'"usage":{"prompt_tokens":4,"completion_tokens":8}}\n\ndata: [DONE]\n\n',
+        ]
+    )
+    asked: list[int] = []
+
+    def hangs_up(number: int) -> Wire:
+        asked.append(number)
+        return Wire([]) if len(asked) in (1, 3, 4) else whole
+
+    engine = ScriptedEngine(dialect="fireworks", fault=hangs_up)
+    system = Streamed(engine.url, ByteTokenizer(), 32, model="scripted")
+    try:
+        assert system.answer(QUESTION).outcome.text == "the sea"
+        with pytest.raises(CloudUnavailable, match="broke off"):
+            system.answer(QUESTION)
+    finally:
+        system.close()
+        engine.close()
+
+
 def test_the_connection_is_kept_from_answer_to_answer(engine: str) -> None:
     """A new one for each would be a round trip more; llama-server hangs up behind a stream."""
     with (

@@ -96,7 +96,6 @@ REFUSED: dict[str, set[str]] = {
     | COSTS
     | VIEW
     | {"threshold", "deadline", "on_cloud_error", "cloud_tokenizer", "push"},
-    "bench frontier": GREEDY_TASK | COSTS | VIEW | {"threshold", "deadline", "cloud_tokenizer"},
     "bench paper": {
         "cloud_engine",
         "cloud_tokenizer",

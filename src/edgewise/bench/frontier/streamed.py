@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import takewhile
 from typing import Annotated, Any
 
@@ -155,10 +155,8 @@ class Streamed:
     @contextmanager
     def _response(self, body: bytes) -> Generator[httpx2.Response]:
         """The reply's head; what is no stream is told in a sentence."""
-        headers = {"Content-Type": "application/json"}
-        address = self._url + COMPLETIONS
         try:
-            with self._http.stream("POST", address, content=body, headers=headers) as response:
+            with closing(self._begun(body)) as response:
                 self._require_stream(response)
                 yield response
         except httpx2.TimeoutException as error:
@@ -170,6 +168,17 @@ class Streamed:
                 f"A streamed answer of {self._url!r} broke off ({type(error).__name__})",
                 hint="check that it runs",
             ) from error
+
+    def _begun(self, body: bytes) -> httpx2.Response:
+        headers = {"Content-Type": "application/json"}
+        request = self._http.build_request(
+            "POST", self._url + COMPLETIONS, content=body, headers=headers
+        )
+        try:
+            return self._http.send(request, stream=True)
+        except httpx2.RemoteProtocolError:
+            # A kept connection that the engine was just closing: it has not seen the request.
+            return self._http.send(request, stream=True)
 
     def _require_stream(self, response: httpx2.Response) -> None:
         status = response.status_code
