@@ -18,7 +18,7 @@ from edgewise.bench.frontier.base import CloudRequest
 from edgewise.bench.frontier.verifiers import Choice, Requested, Verified, judged
 from edgewise.cloud.io_thread import IoThread
 from edgewise.edge.base import Tokenizer
-from edgewise.engines.base import Client
+from edgewise.engines.base import PROBE_SECONDS, Client
 from edgewise.engines.completions import COMPLETIONS, Meter, only
 from edgewise.engines.http import decoded
 from edgewise.engines.vllm import VllmEngine, id_of
@@ -76,7 +76,10 @@ class VllmVerifier:
         link: Link | None = None,
         deadline: float = DEADLINE,
     ) -> None:
-        """Bytes are the link's where there is one, else those of the bodies."""
+        """Bytes are the link's where there is one, else those of the bodies.
+
+        `deadline` is for a request, seconds; the proof of a vocabulary has 30 at least.
+        """
         self.engine = VllmEngine(url, key=key, model=model)
         self.form: Form = form
         self.link = link
@@ -84,7 +87,7 @@ class VllmVerifier:
         self._deadline = deadline
 
     def check(self, tokenizer: Tokenizer) -> None:
-        self._io.submit(self.engine.probe(), self._deadline).result()
+        self._io.submit(self.engine.probe(), max(self._deadline, PROBE_SECONDS)).result()
         self.engine.prove(tokenizer)
 
     def open(self) -> "VllmVerification":
