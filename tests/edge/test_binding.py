@@ -73,11 +73,39 @@ def test_the_build_is_named() -> None:
     assert version(name) == release == binding.VERSIONS[name]
 
 
+@pytest.mark.parametrize(
+    ("installed", "system", "used"),
+    [
+        (("xllamacpp",), "linux", "xllamacpp"),
+        (("xllamacpp", "edgewise_llama"), "linux", "edgewise-llama"),
+        (("xllamacpp", "edgewise_llama", "llama_cpp"), "linux", "llama-cpp-python"),
+        (("xllamacpp", "edgewise_llama"), "win32", "edgewise-llama"),
+    ],
+)
+def test_what_fits_better_goes_first(
+    installed: tuple[str, ...], system: str, used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binding, "find_spec", lambda name: name if name in installed else None)
+    monkeypatch.setattr(sys, "platform", system)
+    assert binding.package() == used
+
+
+def test_where_nothing_can_be_called_nothing_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Windows the library of xllamacpp exports no call."""
+    monkeypatch.setattr(binding, "find_spec", lambda name: name if name == "xllamacpp" else None)
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(UsageError, match=r"not installed.*edgewise\[native\]"):
+        binding.package()
+
+
 def test_an_answer_comes_without_llama_cpp_python(prebuilt: Path, edgewise_with: Run) -> None:
-    done = edgewise_with(*ASK, hidden=("llama_cpp",))
+    done = edgewise_with(*ASK, hidden=("llama_cpp", "edgewise_llama"))
     assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
     assert done.stdout.strip()
-    assert "llama.cpp (xllamacpp" in edgewise_with("doctor", hidden=("llama_cpp",)).stdout
+    assert (
+        "llama.cpp (xllamacpp"
+        in edgewise_with("doctor", hidden=("llama_cpp", "edgewise_llama")).stdout
+    )
 
 
 def test_the_structs_are_those_of_the_prebuilt_library(prebuilt: Path) -> None:
@@ -120,11 +148,16 @@ BROKEN = {
         "llama-cpp-python",
         {"llama_cpp/__init__.py": "raise RuntimeError('no libllama')"},
     ),
+    "edgewise_llama": (
+        "edgewise-llama",
+        {"edgewise_llama/__init__.py": "", "edgewise_llama/libllama.so": "none"},
+    ),
     "xllamacpp": (
         "xllamacpp",
         {"xllamacpp/__init__.py": "", "xllamacpp/xllamacpp.abi3.so": "none"},
     ),
 }
+ORDER = tuple(BROKEN)
 
 
 @pytest.mark.parametrize("module", BROKEN)
@@ -133,7 +166,7 @@ def test_a_library_that_cannot_be_loaded_is_a_sentence(
 ) -> None:
     package, files = BROKEN[module]
     install(tmp_path, package, binding.VERSIONS[package], files)
-    hidden = ("llama_cpp",) if module == "xllamacpp" else ()
+    hidden = ORDER[: ORDER.index(module)]
     told = said(edgewise_with(*ASK, hidden=hidden))
     assert told.startswith(f"edgewise: The llama.cpp of {package} cannot be loaded (")
     assert f"pip install --force-reinstall {package}==" in told
@@ -147,23 +180,23 @@ def test_a_library_that_cannot_be_loaded_is_a_sentence(
 def test_another_release_is_a_sentence(module: str, tmp_path: Path, edgewise_with: Run) -> None:
     package, files = BROKEN[module]
     install(tmp_path, package, "0.0.1", files)
-    told = said(edgewise_with(*ASK, hidden=("llama_cpp",) if module == "xllamacpp" else ()))
+    told = said(edgewise_with(*ASK, hidden=ORDER[: ORDER.index(module)]))
     assert f"{package} {binding.VERSIONS[package]}, and 0.0.1 is installed" in told
 
 
 def test_none_at_all_is_a_sentence(edgewise_with: Run) -> None:
-    nothing = ("llama_cpp", "xllamacpp")
+    nothing = ORDER
     assert "edgewise[native]" in said(edgewise_with(*ASK, hidden=nothing))
     assert edgewise_with("--help", hidden=nothing).returncode == 0
     assert edgewise_with("--version", hidden=nothing).returncode == 0
 
 
 def test_a_missing_runtime_of_openmp_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(path: Path) -> None:
+    def missing(path: Path, *, backends: bool) -> None:
         raise OSError("libgomp.so.1: cannot open shared object file: No such file or directory")
 
     monkeypatch.setattr(
-        binding, "find_spec", lambda name: None if name == "llama_cpp" else REAL(name)
+        binding, "find_spec", lambda name: REAL(name) if name == "xllamacpp" else None
     )
     monkeypatch.setattr(libllama, "load", missing)
     monkeypatch.setattr(binding, "llama_cpp", type(binding.llama_cpp)())
@@ -181,7 +214,7 @@ def test_amx_is_left_out_of_what_is_compiled(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="Linux says what a processor can")
 def test_a_processor_that_lacks_instructions_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        binding, "find_spec", lambda name: None if name == "llama_cpp" else REAL(name)
+        binding, "find_spec", lambda name: REAL(name) if name == "xllamacpp" else None
     )
     monkeypatch.setattr(binding, "_processor", lambda: frozenset({"fma", "sse4_2"}))
     monkeypatch.setattr("platform.machine", lambda: "x86_64")

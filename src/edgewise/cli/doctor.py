@@ -135,7 +135,7 @@ def _engine() -> Check:
     gpu = "with GPU" if binding.llama_cpp.llama_supports_gpu_offload() else "CPU only"
     told = f"llama.cpp ({binding.build()}), {gpu}"
     if binding.is_slower():
-        told += f"; {binding.how_to_compile()}, which decodes faster"
+        told += f"; {binding.how_to_compile()}, which may decode faster"
     return Check("engine", "ok", told)
 
 

@@ -1,7 +1,8 @@
 """llama.cpp's calls, of the library that is installed here; it is loaded when one is first used.
 
 Where somebody installed llama-cpp-python it is that: it was compiled for this processor or its GPU.
-Else it is the one in the wheel of xllamacpp, which was built for any.
+Else it is a prebuilt one: that of edgewise-llama, which has code for each kind of processor
+(`deploy/llama_wheel.py` builds it), or that of xllamacpp, which has what all of them can run.
 """
 
 import platform
@@ -15,9 +16,12 @@ from typing import Any
 from edgewise.edge import libllama
 from edgewise.errors import UsageError
 
-NATIVE, PREBUILT = "llama-cpp-python", "xllamacpp"
-VERSIONS = {NATIVE: "0.3.36", PREBUILT: "2026.10.11549"}
+NATIVE, FITTING, PREBUILT = "llama-cpp-python", "edgewise-llama", "xllamacpp"
+VERSIONS = {NATIVE: "0.3.36", FITTING: "2026.10.11549", PREBUILT: "2026.10.11549"}
 """What the structs that are handed over were written for."""
+
+_MODULES = {NATIVE: "llama_cpp", FITTING: "edgewise_llama", PREBUILT: "xllamacpp"}
+"""First come, first used."""
 
 _COMPILE = "pip install 'edgewise[native]'"
 # GCC before 13 miscompiles llama.cpp's AMX kernels, and that ends the process.
@@ -44,11 +48,10 @@ llama_cpp: Any = _Library()
 
 def package() -> str:
     """The distribution that brings llama.cpp here. Raises `UsageError` where none does."""
-    if find_spec("llama_cpp") is not None:
-        return NATIVE
-    # On Windows the wheel's library hands out nothing but its own module.
-    if sys.platform != "win32" and find_spec(PREBUILT) is not None:
-        return PREBUILT
+    for name, module in _MODULES.items():
+        # On Windows xllamacpp's library hands out nothing but its own module.
+        if find_spec(module) is not None and (name, sys.platform) != (PREBUILT, "win32"):
+            return name
     raise UsageError("llama.cpp is not installed", hint=how_to_compile())
 
 
@@ -83,10 +86,13 @@ def _load(name: str) -> Any:
         )
     if name == PREBUILT:
         _require_instructions()
+    # What llama-cpp-python raises where its library is missing or broken is its own affair.
+    causes = Exception if name == NATIVE else (OSError, UsageError)
     try:
-        return import_module("llama_cpp") if name == NATIVE else libllama.load(_prebuilt())
-    # What a package raises whose library is missing or broken is its own affair.
-    except Exception as error:
+        if name == NATIVE:
+            return import_module(_MODULES[name])
+        return libllama.load(_library(name), backends=name == FITTING)
+    except causes as error:
         raise _unloaded(name, str(error)) from error
 
 
@@ -97,14 +103,16 @@ def _version(name: str) -> str:
         return "none"
 
 
-def _prebuilt() -> Path:
-    """The library in the wheel: found, not imported."""
-    spec = find_spec(PREBUILT)
+def _library(name: str) -> Path:
+    """The library in a package: found, not imported."""
+    spec = find_spec(_MODULES[name])
     assert spec is not None
     assert spec.origin is not None
-    # A build for Python without a lock has a name of its own.
     folder = Path(spec.origin).parent
-    return next(folder.glob("xllamacpp*.so"), folder / "xllamacpp.abi3.so")
+    # Of xllamacpp the build for Python without a lock has a name of its own.
+    stem = "*llama." if name == FITTING else "xllamacpp*."
+    found = (path for path in folder.glob(f"{stem}*") if path.suffix in _SUFFIXES)
+    return next(found, folder / "libllama.so")
 
 
 def _require_instructions() -> None:
@@ -129,6 +137,7 @@ def _processor() -> frozenset[str]:
     )
 
 
+_SUFFIXES = (".so", ".dylib", ".dll")
 _FLAGS = ("flags", "Features")
 
 

@@ -6,6 +6,7 @@ the library has said which build it is.
 """
 
 import ctypes
+import os
 from collections.abc import Sequence
 from ctypes import (
     POINTER,
@@ -192,10 +193,11 @@ _CONSTANTS = {
 }
 
 
-def load(path: Path) -> SimpleNamespace:
+def load(path: Path, *, backends: bool = False) -> SimpleNamespace:
     """The library's calls by name, with structs, callback and constants.
 
-    Raises `OSError` where it cannot be loaded, `UsageError` where it is another build.
+    With `backends` what computes lies beside it, and the best that this processor can run is
+    loaded. Raises `OSError` where it cannot be loaded, `UsageError` where it is another build.
     """
     library = ctypes.CDLL(str(path))
     for name, expected in VERSIONS.items():
@@ -209,6 +211,8 @@ def load(path: Path) -> SimpleNamespace:
         call.restype, call.argtypes = result, arguments
     _require_defaults(library, "llama_context_default_params", _CONTEXT_DEFAULTS)
     _require_defaults(library, "llama_model_default_params", _MODEL_DEFAULTS)
+    if backends:
+        _load_backends(library, path.parent)
     types = (llama_token, llama_batch, llama_model_params, llama_context_params)
     return SimpleNamespace(
         **calls,
@@ -219,6 +223,20 @@ def load(path: Path) -> SimpleNamespace:
 
 
 _TYPES = ("llama_token", "llama_batch", "llama_model_params", "llama_context_params")
+
+
+@llama_log_callback
+def _say_nothing(_level: int, _text: bytes, _data: object) -> None:
+    """It would name on stderr what it loads."""
+
+
+def _load_backends(library: ctypes.CDLL, folder: Path) -> None:
+    library.llama_log_set(_say_nothing, c_void_p(0))
+    library.ggml_backend_load_all_from_path.argtypes = (c_char_p,)
+    library.ggml_backend_load_all_from_path(os.fsencode(folder))
+    library.ggml_backend_dev_count.restype = c_size_t
+    if not library.ggml_backend_dev_count():
+        raise UsageError("it has no code that this processor can run")
 
 
 def _said(library: ctypes.CDLL, name: str) -> str | None:
