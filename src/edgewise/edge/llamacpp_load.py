@@ -3,6 +3,7 @@
 import ctypes
 import os
 from collections import deque
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +19,14 @@ _ERROR = 4  # ggml.h: GGML_LOG_LEVEL_ERROR
 _log_tail: deque[str] = deque(maxlen=20)
 
 
-@llama_cpp.llama_log_callback
 def _keep_log(level: int, text: bytes, _data: object) -> None:
     if level == _ERROR and text:
         _log_tail.append(text.decode("utf-8", "replace").strip())
+
+
+@cache
+def _log_callback() -> Any:
+    return llama_cpp.llama_log_callback(_keep_log)
 
 
 def _engine_log() -> str:
@@ -60,7 +65,7 @@ def open_weights(
 
     Raises `ModelError`.
     """
-    llama_cpp.llama_log_set(_keep_log, ctypes.c_void_p(0))
+    llama_cpp.llama_log_set(_log_callback(), ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_default_params()
     params.n_gpu_layers, params.use_extra_bufts = gpu_layers, repack
@@ -140,7 +145,7 @@ def _offloaded_layers(gpu_layers: int | Literal["auto"]) -> int:
         raise UsageError(
             f"{gpu_layers} layers on a GPU need a GPU build of llama.cpp, and this one is for the "
             "CPU",
-            hint="reinstall llama-cpp-python with its CUDA or Metal flags, or offload 0 layers",
+            hint="install llama-cpp-python with its CUDA or Metal flags, or offload 0 layers",
             setting="gpu_layers",
         )
     return gpu_layers

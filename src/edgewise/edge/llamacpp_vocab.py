@@ -11,7 +11,7 @@ from edgewise.errors import UsageError
 _LONGEST_PIECE = 64
 """Bytes; the few longer pieces are asked for twice."""
 
-_SPECIAL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+_SPECIAL = 1 << 3 | 1 << 0  # llama.h: LLAMA_TOKEN_ATTR_CONTROL, LLAMA_TOKEN_ATTR_UNKNOWN
 
 
 class _Life:

@@ -14,11 +14,11 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO, cast
 
 from edgewise.addresses import bundled
+from edgewise.edge import binding
 from edgewise.errors import ModelError
 from edgewise.model_files import parts_of
 
@@ -60,7 +60,7 @@ def require_survived(path: Path) -> None:
 
 def _identity(path: Path) -> str:
     """Changes with the file, its parts and the library. Raises `ModelError`."""
-    held = [version("llama-cpp-python")]
+    held = [binding.build()]
     for part in (path.with_name(name) for name in parts_of(path.name)):
         try:
             stat = part.stat()

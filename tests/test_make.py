@@ -1,0 +1,74 @@
+"""When `make` compiles llama.cpp: with what stands for pip."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PIP = """#!/bin/sh
+case "$*" in "-m venv "*) mkdir -p "$3" ;; *) echo "$CMAKE_ARGS | $*" >>pip.log ;; esac
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A clone in which nothing can be installed."""
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "cmake", tmp_path / "cmake")
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(PIP)
+    python.chmod(0o755)
+    return tmp_path
+
+
+def compiled(clone: Path, goal: str, arguments: str | None = None) -> list[str]:
+    """With what llama.cpp was compiled, each time that it was."""
+    log = clone / "pip.log"
+    log.unlink(missing_ok=True)
+    variables = {name: text for name, text in os.environ.items() if name != "CMAKE_ARGS"}
+    given = {} if arguments is None else {"CMAKE_ARGS": arguments}
+    subprocess.run(
+        ["make", "-s", goal, f"BIN={clone / 'bin'}", f"PYTHON={clone / 'bin' / 'python'}"],
+        cwd=clone,
+        env=variables | given,
+        check=True,
+        timeout=60,
+    )
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [line for line in lines if "--no-binary llama-cpp-python" in line]
+
+
+def test_an_install_compiles_nothing(clone: Path) -> None:
+    assert compiled(clone, "install") == []
+
+
+def test_other_arguments_compile_it_again(clone: Path) -> None:
+    (first,) = compiled(clone, "install", "-DGGML_CUDA=on")
+    told, pip = first.split(" | ")
+    assert told.endswith(" -DGGML_CUDA=on")
+    assert "llama-only.cmake" in told
+    assert "--no-cache-dir --force-reinstall" in pip
+    assert compiled(clone, "install", "-DGGML_CUDA=on") == []
+    assert len(compiled(clone, "install", "-DGGML_VULKAN=on")) == 1
+    assert compiled(clone, "install") == []
+
+
+def test_another_release_is_compiled(clone: Path) -> None:
+    (first,) = compiled(clone, "native")
+    assert "llama-cpp-python==0.3.36" in first
+    project = clone / "pyproject.toml"
+    project.write_text(project.read_text().replace("==0.3.36", "==0.3.37"))
+    (later,) = compiled(clone, "native")
+    assert "llama-cpp-python==0.3.37" in later
+
+
+def test_what_is_shown_of_an_install_moves(clone: Path) -> None:
+    """Pip's own progress: the newcomer sees that something is done."""
+    compiled(clone, "install")
+    (line,) = [one for one in (clone / "pip.log").read_text().splitlines() if "--editable" in one]
+    assert "--quiet" not in line
