@@ -65,7 +65,8 @@ test-training: .venv/tested  ## run the tests that need torch, too
 	touch $@
 
 test-native: .venv-native/installed  ## run the tests of the llama.cpp engine on a compiled one
-	.venv-native/bin/python -m pytest -n auto tests/edge tests/contracts/test_edge.py tests/smollm2
+	.venv-native/bin/python -m pytest -n auto tests/contracts/test_edge.py tests/edge/test_binding.py \
+		tests/edge/test_llamacpp.py tests/edge/test_step.py tests/smollm2/test_smollm2_answers.py
 
 .venv-mlx/installed: pyproject.toml
 	$(PYTHON) -m venv .venv-mlx
