@@ -1,6 +1,7 @@
 """Tables of figures, on a terminal and in a pipe."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -114,7 +115,7 @@ def test_a_terminal_folds_what_is_too_long() -> None:
             drawn += part
     except OSError:  # How Linux says that the other end is closed.
         pass
-    lines = drawn.decode().replace("\r", "").splitlines()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", drawn.decode()).replace("\r", "").splitlines()
     assert max(map(len, lines)) <= 80
     names = "".join(line.split()[0] for line in lines if line.strip())
     assert names.count(LONG[:12]) == 3

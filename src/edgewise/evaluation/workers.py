@@ -63,6 +63,13 @@ class Workers:
         context = multiprocessing.get_context("spawn")
         self._ahead = _AHEAD * count
         self._pool = ProcessPoolExecutor(count, context, _begin, (work,))
+        # All processes begin at the first call. Ctrl-C is for this one, which ends them: a worker
+        # that it ended first would look like one that was killed.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            self._pool.submit(os.getpid)
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def __enter__(self) -> "Workers":
         return self
@@ -143,8 +150,7 @@ _worker: list[_Worker] = []
 
 
 def _begin(work: Work) -> None:
-    # The process that began this one says what there is to say, and answers to Ctrl-C.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # The process that began this one says what there is to say.
     logging.disable()
     _worker.append(_Worker(work))
 
