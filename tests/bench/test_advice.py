@@ -51,7 +51,7 @@ def test_a_quick_edge_is_fastest_and_routing_beats_streaming() -> None:
     assert 1000 * found.streaming == pytest.approx((140 + 299 * 27) / 300)
     first, second = found.sentences
     assert first == (
-        "Fastest is the edge alone, about 10 ms a token, then routing (13.7 ms) and streaming from "
+        "Fastest is the edge alone, about 10 ms a token, then routing (13.6 ms) and streaming from "
         "the cloud (27.4 ms), over an answer of 300 tokens, once the prompt is read; what is "
         "cheapest is not known without a price."
     )

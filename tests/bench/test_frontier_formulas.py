@@ -100,7 +100,8 @@ def test_values_by_hand() -> None:
     assert cloud_alone(AT) == pytest.approx(0.1 + 0.045 + 35 * 0.027)
     assert waiting(AT) == pytest.approx(1.35 + 36 * 0.05 * 0.14)
     # Four steps fit into a trip, so near the end of an answer some of it shows.
-    left = sum(0.14 - steps * 0.03 for steps in range(5)) / 36
+    # And none of that where another consult left on the way, one in twenty tokens.
+    left = sum(0.95**steps * (0.14 - steps * 0.03) for steps in range(5)) / 36
     expected = 0.5 * 0.14 + 0.5 * left + 0.125 * 0.03
     assert excess(AT) == pytest.approx(expected)
     assert ahead(AT) == pytest.approx(1.35 + 36 * 0.05 * expected)
@@ -116,7 +117,7 @@ def test_ahead_costs_what_the_guesses_do_not_hide() -> None:
     quick = replace(AT, step=0.005, round_trip=0.3, answer=LONG)
     hidden = 15 * 0.005
     assert excess(quick) == pytest.approx(
-        0.5 * 0.34 + 0.5 * (0.34 - hidden) + 0.125 * 0.005, rel=1e-4
+        0.5 * 0.34 + 0.5 * 0.95**15 * (0.34 - hidden) + 0.125 * 0.005, rel=1e-4
     )
     assert excess(replace(quick, run_ahead=128)) < excess(quick)
     assert excess(replace(quick, run_ahead=0)) == pytest.approx(0.34)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from edgewise.bench.frontier.speculation_time import expected
 from edgewise.loop.price import Price
@@ -24,6 +25,8 @@ QUALITY: dict[Way, str] = {
     "pipelined": "the cloud's",
 }
 """Whose words come out: speeds of different quality are no alternatives by themselves."""
+
+_HALVINGS = 40
 
 LONGEST_DRAFT = 32
 """Tokens that speculation drafts at most before it has them verified."""
@@ -100,7 +103,9 @@ def excess(at: MeasuredConditions) -> float:
 
     d (RTT + c), that is, a verdict that differs is waited for in full. A confirmed one is waited
     for where the guesses end before it is there: behind `run_ahead` of them, or at the end of the
-    answer, near which consults are as likely as elsewhere. Steps are not cut short: the loop begins
+    answer, near which consults are as likely as elsewhere; and only where no guess on the way asked
+    for itself, (1 - p) to their number, since its verdict comes later and is the one that is waited
+    for. Steps are not cut short: the loop begins
     none unless the verdict is a part d of a step away, so on the average over where in a step it
     comes, d (1 - d) / 2 steps are lost. Never more than waiting costs.
     """
@@ -115,8 +120,12 @@ def _unhidden(at: MeasuredConditions) -> float:
     # The first guess is the token that the consult is about: its step is done.
     farthest = max(0, at.run_ahead - 1)
     longest = min(farthest, tokens - 1)
-    near_end = sum(max(0.0, at.trip - left * at.step) for left in range(longest))
-    return (near_end + (tokens - longest) * max(0.0, at.trip - longest * at.step)) / tokens
+
+    def waited(guesses: int) -> float:
+        return (1 - at.asked) ** guesses * max(0.0, at.trip - guesses * at.step)
+
+    near_end = sum(map(waited, range(longest)))
+    return (near_end + (tokens - longest) * waited(longest)) / tokens
 
 
 def expected_tokens(acceptance: float, draft: int) -> float:
@@ -176,11 +185,22 @@ def break_even(at: MeasuredConditions, way: Literal["waiting", "ahead"] = "waiti
 
     0 where the edge alone is slower already, 1 where the pair is faster with every token asked for.
     """
-    each = at.answer * (at.trip if way == "waiting" else excess(at))
     gain = cloud_alone(at) - edge_alone(at)
     if gain <= 0:
         return 0.0
-    return min(1.0, gain / each) if each else 1.0
+
+    def loses(share: float) -> bool:
+        # What a consult costs that is run ahead of depends on how many there are.
+        each = at.trip if way == "waiting" else excess(replace(at, asked=share))
+        return at.answer * share * each > gain
+
+    if not loses(1.0):
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if loses(middle) else (middle, high)
+    return low
 
 
 class Money(NamedTuple):
