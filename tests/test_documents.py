@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from edgewise.addresses import bundled
 from edgewise.cloud.sent_files import MAX_COUNTS
@@ -93,3 +94,24 @@ def test_every_defence_names_a_test_that_is_there() -> None:
     rows = [line for line in defended.splitlines() if line.startswith("|") and "---" not in line]
     for row in rows:
         assert "](tests/" in row or re.search(r"\| test \|$", row), row
+
+
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name in a page: its headings, as the web shows them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        other = (page.parent / name).resolve() if name else page
+        assert other.exists(), target
+        if anchor:
+            assert anchor in anchors(other), target
