@@ -51,8 +51,9 @@ from tests.llama_server_process import llama_server
 LEFT_OUT = {"same": range(0), "half": range(10, 16), "never": range(4, 28)}
 """Blocks that the cloud lacks."""
 
-ROOM = {"n_ctx": 4096, "cache_ram_mib": 0}
-"""Text may be more ids to the engine than it was to the device."""
+ROOM = {"n_ctx": 4096, "cache_ram_mib": 0, "n_threads_http": 64}
+"""Text may be more ids to the engine than it was to the device; and a connection that is kept holds
+one of its threads until it was idle for 5 s, which who comes then would wait for."""
 
 HEAD = ["method", "ms a token", "of the one before", "the paper's takes times as long"]
 HEAD += ["bytes up a consult", "ids computed in a consult"]
