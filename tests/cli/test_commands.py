@@ -252,3 +252,12 @@ def test_version(cli: Run) -> None:
 
 def test_control_characters_never_reach_the_terminal() -> None:
     assert printable("a\x1b[31m\x07b\n\tc\x9bd") == "a[31mb\n\tcd"
+
+
+def test_the_shell_is_told_what_completes_a_command(cli: Run) -> None:
+    variables = {
+        "_EDGEWISE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "edgewise do",
+        "COMP_CWORD": "1",
+    }
+    assert cli(**variables).stdout.split() == ["doctor"]
