@@ -1,6 +1,8 @@
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
+# Real servers on busy machines: a test that fails is run once more, and the summary names it.
+PYTEST := pytest --reruns 1 -rR
 
 # What llama.cpp is compiled with: CMAKE_ARGS, and no more of it than Edgewise needs (no multimodal
 # part, tools, server, examples).
@@ -48,11 +50,11 @@ demo: install  ## install, then run the bundled pair on held-out questions
 	touch $@
 
 test: .venv/tested  ## run the tests
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m $(PYTEST) -n auto
 
 test-training: .venv/tested  ## run the tests that need torch, too
 	$(BIN)/python -m pip install --quiet --editable '.[train,pocket,transformers]'
-	$(BIN)/python -m pytest -n auto tests/training tests/pocket tests/benchmarks \
+	$(BIN)/python -m $(PYTEST) -n auto tests/training tests/pocket tests/benchmarks \
 		tests/edge/test_transformers.py tests/edge/test_answers_over_a_link.py \
 		tests/smollm2/test_smollm2_engines.py \
 		tests/cli/test_edge_engines_cli.py tests/cli/test_train_command.py
@@ -65,7 +67,7 @@ test-training: .venv/tested  ## run the tests that need torch, too
 	touch $@
 
 test-native: .venv-native/installed  ## run the tests of the llama.cpp engine on a compiled one
-	.venv-native/bin/python -m pytest -n auto tests/contracts/test_edge.py tests/edge/test_binding.py \
+	.venv-native/bin/python -m $(PYTEST) -n auto tests/contracts/test_edge.py tests/edge/test_binding.py \
 		tests/edge/test_llamacpp.py tests/edge/test_step.py tests/smollm2/test_smollm2_answers.py
 
 .venv-mlx/installed: pyproject.toml
@@ -74,7 +76,7 @@ test-native: .venv-native/installed  ## run the tests of the llama.cpp engine on
 	touch $@
 
 test-mlx: .venv-mlx/installed  ## run the tests of the MLX engine (on Linux on the CPU)
-	.venv-mlx/bin/python -m pytest -n auto tests/edge/test_mlx.py tests/cli/test_mlx_cli.py \
+	.venv-mlx/bin/python -m $(PYTEST) -n auto tests/edge/test_mlx.py tests/cli/test_mlx_cli.py \
 		tests/pocket/test_convert_mlx.py
 
 .venv-vllm/installed:
@@ -84,7 +86,7 @@ test-mlx: .venv-mlx/installed  ## run the tests of the MLX engine (on Linux on t
 	touch $@
 
 test-vllm: .venv/tested .venv-vllm/installed  ## run the contract tests against a real vLLM (3 GB)
-	VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/contracts/test_cloud.py \
+	VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m $(PYTEST) tests/contracts/test_cloud.py \
 		tests/contracts/test_text_dialects.py tests/bench/test_verifier_vllm.py \
 		tests/bench/test_frontier_vllm.py -k vllm
 
@@ -94,7 +96,7 @@ test-vllm: .venv/tested .venv-vllm/installed  ## run the contract tests against 
 	touch $@
 
 test-litellm: .venv/tested .venv-litellm/installed  ## run the tests of LiteLLM against the server
-	LITELLM_PYTHON=$(CURDIR)/.venv-litellm/bin/python $(BIN)/python -m pytest tests/server/test_clients.py
+	LITELLM_PYTHON=$(CURDIR)/.venv-litellm/bin/python $(BIN)/python -m $(PYTEST) tests/server/test_clients.py
 
 lint: .venv/tested  ## ruff and pyright
 	$(BIN)/ruff check .

@@ -175,8 +175,11 @@ def _widen(path: Path) -> None:
 
 @asynccontextmanager
 async def client() -> AsyncIterator[aiohttp.ClientSession]:
-    """For streams and meters: as many connections as are asked for."""
-    connector = aiohttp.TCPConnector(limit=0)
+    """For streams and meters: as many connections as are asked for, each for one request.
+
+    A server may close a kept one in the moment in which it is used again, which fails a stream.
+    """
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
         yield http

@@ -63,14 +63,14 @@ class Found(NamedTuple):
     """Latency of what was due, seconds (inf: it never came), and of the engine's own answers.
 
     `first`: from when an answer was due to its first token; `between`: the tokens after it.
-    `stopped`: cut off as soon as too many were late. `own`: CPU of this process, in cores, over
-    the `seconds` that were measured.
+    `failed`: what was said of each that failed. `stopped`: cut off as soon as too many were late.
+    `own`: CPU of this process, in cores, over the `seconds` that were measured.
     """
 
     late: Sequence[float]
     first: Sequence[float]
     between: Sequence[float]
-    failed: int
+    failed: Sequence[str]
     stopped: bool
     own: float
     seconds: float
@@ -130,7 +130,7 @@ class Run:
         self._between: list[float] = []
         self._waiting: dict[int, float] = {}
         self._keys = iter(range(1 << 62))
-        self._failed = 0
+        self._failed: list[str] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def found(self, meter: Callable[[], Awaitable[_T]]) -> tuple[Found, tuple[_T, _T]]:
@@ -202,8 +202,8 @@ class Run:
         try:
             async with turn:
                 await self._engine.complete(ids, 1, Sampling(), client)
-        except CloudError:
-            self._failed += 1
+        except CloudError as error:
+            self._failed.append(str(error))
             return
         self._came(key, due)
 
@@ -226,8 +226,8 @@ class Run:
                 for place in range(came, min(came + more, len(keys))):
                     self._came(keys[place], dues[place])
                 came += more
-        except CloudError:
-            self._failed += 1
+        except CloudError as error:
+            self._failed.append(str(error))
 
     def _start(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

@@ -124,7 +124,7 @@ def _limits(model: Model, gpu: Gpu, bits: float, use: Use) -> list[str]:
 def _measured(rows: Sequence[Row]) -> list[str]:
     p50, p95 = ([row.found.percentile(part) * 1000 for row in rows] for part in (50, 95))
     due = sum(len(row.found.late) for row in rows)
-    failed = sum(row.found.failed for row in rows)
+    failed = sum(len(row.found.failed) for row in rows)
     means = [np.mean([pick(row) for row in rows]) for pick in (_computed, _written, _own)]
     computed_ids, written, own = means
     cells = [_spread(p50), _spread(p95), f"{due:,}", f"{failed}"]
