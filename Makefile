@@ -14,7 +14,7 @@ NATIVE = $(shell sed -n 's/^native = \["\(.*\)"\]$$/\1/p' pyproject.toml)
 COMPILE = install --no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python $(NATIVE)
 
 .PHONY: help install native demo test test-training test-native test-mlx test-vllm test-litellm \
-	lint pocket faults bench lock sbom digests image wheel clean
+	lint docs pocket faults bench lock sbom digests image wheel try clean
 
 help:  ## show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -103,6 +103,14 @@ lint: .venv/tested  ## ruff and pyright
 	$(BIN)/ruff format --check src tests
 	$(BIN)/pyright
 
+.venv/documented: .venv/tested
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	touch $@
+
+docs: .venv/documented  ## build the documentation's site: build/site
+	$(BIN)/python -m website
+	$(BIN)/zensical build --strict --clean
+
 pocket: .venv/installed  ## train the bundled pair and its router anew (needs wordnet-base)
 	$(BIN)/python -m pip install --quiet --editable '.[pocket,train]'
 	$(BIN)/python -m pocket.build
@@ -147,6 +155,15 @@ wheel: .venv/installed  ## build what is published: dist/
 	$(BIN)/python -m pip install --quiet build
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
+
+# Nothing is taken from a cache, so this is what a stranger waits for; the wheel is that of dist/.
+TRY = $(BIN)/uvx --no-cache --find-links dist --from \
+	"edgewise==$$(sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)" edgewise
+
+try: wheel  ## install the wheel as a stranger would (uvx), download included, and answer within a minute
+	$(BIN)/python -m pip install --quiet 'uv>=0.9,<1'
+	timeout 60 $(TRY) demo
+	timeout 60 $(TRY) doctor
 
 clean:  ## remove what was built
 	rm -rf .venv .venv-native .venv-mlx .venv-vllm .venv-litellm build dist
