@@ -156,14 +156,15 @@ wheel: .venv/installed  ## build what is published: dist/
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 
-# Nothing is taken from a cache, so this is what a stranger waits for; the wheel is that of dist/.
-TRY = $(BIN)/uvx --no-cache --find-links dist --from \
+# A cache of its own, empty at first: the minute is a stranger's, download included.
+TRY = UV_CACHE_DIR=build/uv timeout 60 $(BIN)/uvx --isolated --find-links dist --from \
 	"edgewise==$$(sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)" edgewise
 
-try: wheel  ## install the wheel as a stranger would (uvx), download included, and answer within a minute
+try: wheel  ## install the wheel as a stranger would, with uvx, and answer within a minute
 	$(BIN)/python -m pip install --quiet 'uv>=0.9,<1'
-	timeout 60 $(TRY) demo
-	timeout 60 $(TRY) doctor
+	rm -rf build/uv
+	$(TRY) demo --questions 10
+	$(TRY) doctor
 
 clean:  ## remove what was built
 	rm -rf .venv .venv-native .venv-mlx .venv-vllm .venv-litellm build dist
