@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -33,7 +34,10 @@ def test_a_server_that_is_told_to_end_is_done(tmp_path: Path) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as server:
         assert server.stderr is not None
         try:
-            assert "serving" in server.stderr.readline()
+            told = re.search(r"serving .* at (http://\S+)", server.stderr.readline())
+            assert told
+            # It waits in the socket until the server runs, and knows what a signal means.
+            assert urlopen(f"{told[1]}/health", timeout=60).status == 200
             server.send_signal(signal.SIGINT)
             assert server.wait(60) == 0
         finally:
