@@ -14,7 +14,7 @@ NATIVE = $(shell sed -n 's/^native = \["\(.*\)"\]$$/\1/p' pyproject.toml)
 COMPILE = install --no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python $(NATIVE)
 
 .PHONY: help install native demo test test-training test-native test-mlx test-vllm test-litellm \
-	lint docs pocket faults bench lock sbom digests image wheel try clean
+	lint pocket faults bench lock sbom digests image wheel clean
 
 help:  ## show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -107,6 +107,7 @@ lint: .venv/tested  ## ruff and pyright
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	touch $@
 
+.PHONY: docs
 docs: .venv/documented  ## build the documentation's site: build/site
 	$(BIN)/python -m website
 	$(BIN)/zensical build --strict --clean
@@ -160,6 +161,7 @@ wheel: .venv/installed  ## build what is published: dist/
 TRY = UV_CACHE_DIR=build/uv timeout 60 $(BIN)/uvx --isolated --find-links dist --from \
 	"edgewise==$$(sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)" edgewise
 
+.PHONY: try
 try: wheel  ## install the wheel as a stranger would, with uvx, and answer within a minute
 	$(BIN)/python -m pip install --quiet 'uv>=0.9,<1'
 	rm -rf build/uv
