@@ -17,6 +17,7 @@ from prometheus_client import generate_latest
 
 from edgewise.cloud.sent_record import by_answer
 from edgewise.listening.visitors import ANY, Visitors
+from edgewise.parts import cloud_address
 from edgewise.server import chat_completions, completions
 from edgewise.server.answering import Answering
 from edgewise.server.errors import install
@@ -165,6 +166,7 @@ def _about(answering: Answering, guarded: Sequence[Any]) -> APIRouter:
             "status": "ok",
             "edge": answering.edge.name,
             "cloud": answering.cloud.name if answering.cloud else None,
+            "bundled": answering.settings.edge == cloud_address(answering.settings) == "bundled",
             "cloud_paused": answering.breaker.is_open,
             "round_trip_seconds": latency.round_trip,
             "engine_seconds": latency.engine,

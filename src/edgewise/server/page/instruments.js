@@ -1,0 +1,10 @@
+// What is shown beside conversations and answers, by place: lists of components. Each is given the
+// models of its place (conversation.js, answer.js) and reads no more than these and `state`.
+import { Sent } from "./drawer.js";
+import { Meters } from "./meters.js";
+
+export const overConversation = []; // {conversation}: above the questions
+export const underTurn = []; // {conversation, turn}: under a question's answers
+export const underAnswer = [Meters]; // {conversation, turn, answer}
+export const aboutToken = []; // {conversation, answer, token, number}: in the token's panel
+export const drawers = [Sent]; // {conversation}: at the foot of the page
