@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -137,11 +138,12 @@ def test_nothing_is_asked_after_the_cut(
     """Behind what had come by then the answer is the edge's own, whatever was under way."""
     cloud, plug = ScriptedCloud(noise(seed)), Plug()
     policy = Policy(threshold=0.4, span=span, run_ahead=ahead, cloud_share=share)
+    late: Any = LateCloud(cloud, lambda written, computed: 0.001)
     decoder = Decoder(
         ScriptedEdge(noise(seed + 1)),
         router=Entropy(),
         policy=policy,
-        cloud=plug.cloud(LateCloud(cloud, lambda written, computed: 0.001)),
+        cloud=plug.cloud(late),
         breaker=plug.breaker(Breaker()),
     )
     asked: list[int] = []

@@ -165,7 +165,7 @@ class ReplyWriter(ABC):
                         yield {**self._chunk({}), "choices": [], "usage": usage(event.usage)}
 
     def _prompt(self) -> dict[str, Any]:
-        return {"prompt_token_ids": list(self.prompt_ids)}
+        return {"prompt_token_ids": list(self.prompt_ids)} if self.prompt_ids else {}
 
     def _chunk(self, choice: dict[str, Any], own: dict[str, Any] | None = None) -> dict[str, Any]:
         made: dict[str, Any] = {**self._head, "object": self.chunk_kind}
