@@ -4,10 +4,15 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
+from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
+from edgewise.addresses import is_url
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.late import Delay, LateCloud
 from edgewise.cloud.sent_record import SentRecord
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.fitting import longest_piece, overflow, require_fitting, require_short
@@ -17,7 +22,9 @@ from edgewise.loop.billing import Billing
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.latency import Latency
+from edgewise.loop.plug import Plug
 from edgewise.loop.policy import Policy
+from edgewise.parts import cloud_address
 from edgewise.prompts import Prompt
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
@@ -25,6 +32,7 @@ from edgewise.sampling import Sampling
 from edgewise.server.admission import Admission, Ticket
 from edgewise.server.local_messages import LocalMessages
 from edgewise.server.metrics import Metrics
+from edgewise.server.plugs import Plugs
 from edgewise.settings import Settings
 
 READERS = 2
@@ -43,7 +51,10 @@ class Unread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request asks of the decoder."""
+    """What a request asks of the decoder, and the `plug` that may cut it off from the cloud.
+
+    The cloud's verdicts come `round_trip` seconds later; with `one_trip` the first one does.
+    """
 
     prompt: Unread
     policy: Policy
@@ -52,6 +63,15 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: Sequence[str] = ()
     candidates: bool = False
     pending: bool = False
+    round_trip: float = 0.0
+    one_trip: bool = False
+    plug: Plug = msgspec.field(default_factory=Plug)
+
+    @property
+    def delay(self) -> Delay:
+        """How long a verdict is held back, seconds."""
+        trips = iter([self.round_trip]) if self.one_trip else repeat(self.round_trip)
+        return lambda written, computed: next(trips, 0.0)
 
 
 class Answering:
@@ -80,14 +100,28 @@ class Answering:
         self.record = record or SentRecord()
         self.billing = billing
         self.local = LocalMessages()
+        self.plugs = Plugs()
         self.metrics = Metrics(billing)
         self.admission = Admission(slots, queue)
         self._accounts: dict[float, Account] = {}
+        self._latencies: dict[tuple[float, bool], Latency] = {}
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="answer")
         # Of their own, so that neither a long prompt nor a long answer keeps the other waiting.
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="prompt")
         # Looked up once for all requests, and not while one waits.
         longest_piece(edge.tokenizer)
+
+    @property
+    def cloud_is_here(self) -> bool:
+        """Whether the cloud model is in this process."""
+        return self.cloud is not None and not is_url(cloud_address(self.settings))
+
+    @property
+    def bundled(self) -> bool:
+        """Whether it is the bundled pair that answers, by the router that was made for it."""
+        own = self.settings
+        models = (own.edge, cloud_address(own), own.router or "bundled")
+        return set(models) == {"bundled"}
 
     def close(self) -> None:
         """Wait for the threads; answers under way are stopped by the end of their requests."""
@@ -154,16 +188,7 @@ class Answering:
         def tell(event: Event | BaseException | None) -> None:
             loop.call_soon_threadsafe(told.put_nowait, event)
 
-        decoder = Decoder(
-            self.edge,
-            router=self.router,
-            policy=asked.policy,
-            cloud=self.cloud,
-            breaker=self.breaker,
-            latency=self.latency,
-            record=self.record,
-            billing=self.billing,
-        )
+        decoder = self._decoder(asked)
         account = self._account(asked.policy.cloud_share)
         taken = left = account.take()
         try:
@@ -184,12 +209,39 @@ class Answering:
                             break
                         tell(event)
             finally:
-                left = answer.budget
+                # That the cloud was unplugged says nothing of the threshold that others need.
+                pulled = asked.plug.pulled
+                left = replace(answer.budget, shift=taken.shift) if pulled else answer.budget
         except BaseException as error:
             tell(error)
         finally:
             account.settle(taken, left)
             tell(None)
+
+    def _decoder(self, asked: DecodeRequest) -> Decoder:
+        """With the cloud as this answer reaches it."""
+        cloud: Any = self.cloud
+        breaker, latency = self.breaker, self.latency
+        if cloud is not None:
+            if asked.round_trip:
+                cloud = LateCloud(cloud, asked.delay)
+                breaker, latency = Breaker(), self._latency(asked)
+            cloud, breaker = asked.plug.cloud(cloud), asked.plug.breaker(breaker)
+        return Decoder(
+            self.edge,
+            router=self.router,
+            policy=asked.policy,
+            cloud=cloud,
+            breaker=breaker,
+            latency=latency,
+            record=self.record,
+            billing=self.billing,
+        )
+
+    def _latency(self, asked: DecodeRequest) -> Latency:
+        """What is known of a round trip that is longer than it is, kept for each millisecond."""
+        key = (round(asked.round_trip, 3), asked.one_trip)
+        return self._latencies.setdefault(key, Latency())
 
     def _account(self, share: float | None) -> Account:
         """The budget of a cloud share over the server's life; shares of a thousandth apart or less

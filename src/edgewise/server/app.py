@@ -17,7 +17,7 @@ from prometheus_client import generate_latest
 
 from edgewise.cloud.sent_record import by_answer
 from edgewise.listening.visitors import ANY, Visitors
-from edgewise.server import chat_completions, completions
+from edgewise.server import chat_completions, completions, plugs
 from edgewise.server.answering import Answering
 from edgewise.server.errors import install
 from edgewise.server.guards import BodyLimit, Counted, Headers, key_check
@@ -74,6 +74,7 @@ def make_app(
     v1.include_router(_models(answering))
     v1.include_router(_sent(answering))
     v1.include_router(_savings(answering))
+    v1.include_router(plugs.routes(answering.plugs))
     app.include_router(v1)
     app.include_router(_about(answering, guarded))
     app.add_middleware(Counted, counter=answering.metrics.requests)
@@ -165,7 +166,9 @@ def _about(answering: Answering, guarded: Sequence[Any]) -> APIRouter:
             "status": "ok",
             "edge": answering.edge.name,
             "cloud": answering.cloud.name if answering.cloud else None,
+            "cloud_is_here": answering.cloud_is_here,
             "cloud_paused": answering.breaker.is_open,
+            "bundled": answering.bundled,
             "round_trip_seconds": latency.round_trip,
             "engine_seconds": latency.engine,
         }

@@ -26,6 +26,7 @@ def usage(found: Usage) -> dict[str, Any]:
             "cloud_tokens": found.cloud_tokens,
             "edge_tokens": found.edge_tokens,
             "wasted_tokens": found.wasted_tokens,
+            "changing_tokens": found.changing_tokens,
             "cloud_share": found.cloud_share,
             "cloud_calls": found.cloud_calls,
             "failed_calls": found.failed_calls,
@@ -74,6 +75,7 @@ class Shown:
             "source": token.source,
             "reason": token.reason,
             "score": token.score,
+            "threshold": token.threshold,
             "seconds": token.seconds,
             "wait": token.wait,
             "edge": self.candidates(token.edge),
@@ -96,13 +98,20 @@ class ReplyWriter(ABC):
     def __init__(self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer) -> None:
         self.shown = Shown(tokenizer)
         self._request = request
+        self.prompt_ids: Sequence[int] = ()
+        """Of the prompt, once it was read."""
         options = request.stream_options
         self._with_usage = options is not None and options.include_usage
-        self._head = {
+        self._head: dict[str, Any] = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": request.model,
         }
+
+    @property
+    def id(self) -> str:
+        """What the reply calls itself."""
+        return self._head["id"]
 
     @abstractmethod
     def piece(self, text: str, token: Token | None = None) -> dict[str, Any]:
@@ -125,7 +134,7 @@ class ReplyWriter(ABC):
         reply = {**self._head, "object": self.kind, "choices": [choice], "usage": usage(end.usage)}
         if self._request.edgewise.provenance:
             shown = [self.shown.provenance(token) for token in tokens]
-            reply["edgewise"] = {"tokens": shown, "timing": timing(end)}
+            reply["edgewise"] = {**self._prompt(), "tokens": shown, "timing": timing(end)}
         return reply
 
     async def chunks(self, events: AsyncGenerator[Event]) -> AsyncGenerator[dict[str, Any]]:
@@ -133,7 +142,9 @@ class ReplyWriter(ABC):
         request = self._request
         told = request.edgewise.provenance
         opening = self.opening()
-        if opening is not None:
+        if told:
+            yield self._chunk(opening or self.piece(""), self._prompt())
+        elif opening is not None:
             yield self._chunk(opening)
         async with aclosing(events):
             async for event in events:
@@ -152,6 +163,9 @@ class ReplyWriter(ABC):
                     yield self._chunk(last, own)
                     if self._with_usage:
                         yield {**self._chunk({}), "choices": [], "usage": usage(event.usage)}
+
+    def _prompt(self) -> dict[str, Any]:
+        return {"prompt_token_ids": list(self.prompt_ids)} if self.prompt_ids else {}
 
     def _chunk(self, choice: dict[str, Any], own: dict[str, Any] | None = None) -> dict[str, Any]:
         made: dict[str, Any] = {**self._head, "object": self.chunk_kind}

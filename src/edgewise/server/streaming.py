@@ -79,11 +79,13 @@ async def reply_with(
     Raises what `Answering.enter` and `Answering.read` do.
     """
     ticket = answering.enter(decoding)
+    ticket.at_end(answering.plugs.add(writer.id, decoding.plug, request))
     try:
         prompt = await _unless_gone(request, answering.read(decoding.prompt))
     except BaseException:
         ticket.leave()
         raise
+    writer.prompt_ids = prompt.ids
     events = answering.events(decoding, prompt, ticket)
     if stream:
         return EventStream(writer.chunks(events), ticket)
