@@ -6,17 +6,10 @@ value that asks for nothing, since clients send them unasked.
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from edgewise.server.strict import Strict
 from edgewise.server.usage_schemas import UsageReply
 
 MAX_MESSAGES = 1024
@@ -36,35 +29,20 @@ Zero = Annotated[float, Field(ge=0, le=0)]
 Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_one_stranger(cls, data: object) -> object:
-        """Of more keys than there are fields one that is none: all of a million cost seconds."""
-        known = cls.model_fields
-        if not isinstance(data, dict) or len(given := cast(dict[str, Any], data)) <= len(known):
-            return cast(object, data)
-        stranger = next(name for name in given if name not in known)
-        kept = {name: given[name] for name in known if name in given}
-        return {**kept, stranger: given[stranger]}
-
-
-class TextPart(_Strict):
+class TextPart(Strict):
     """A part of a message; only text can be read."""
 
     type: Literal["text"]
     text: BoundedText
 
 
-class MessageOptions(_Strict):
+class MessageOptions(Strict):
     """With `cloud` "none" neither the message nor what follows it is ever sent to the cloud."""
 
     cloud: Literal["none"]
 
 
-class ChatMessage(_Strict):
+class ChatMessage(Strict):
     """A turn. `developer` is another name of `system`."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -85,14 +63,14 @@ class ChatMessage(_Strict):
         return "".join(part.text for part in self.content)
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """`include_usage` adds a last chunk with the usage."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
-class EdgewiseOptions(_Strict):
+class EdgewiseOptions(Strict):
     """What only Edgewise has: with `provenance` replies say who wrote each token and why; with
     `pending` a stream also says what the edge guesses while a consult flies; with `cloud` "none"
     the conversation is local from its last message on, as a message's own `edgewise` says."""
@@ -102,7 +80,7 @@ class EdgewiseOptions(_Strict):
     cloud: Literal["none"] | None = None
 
 
-class _Request(_Strict):
+class _Request(Strict):
     model: Annotated[str, Field(max_length=200)]
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -126,7 +104,7 @@ class _Request(_Strict):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
-class TextFormat(_Strict):
+class TextFormat(Strict):
     """Answers are plain text."""
 
     type: Literal["text"]
