@@ -80,11 +80,11 @@ async def reply_with(
     """
     ticket = answering.enter(decoding)
     try:
-        prompt = await _unless_gone(request, answering.read(decoding.prompt))
+        ready = await _unless_gone(request, answering.read(decoding.prompt))
     except BaseException:
         ticket.leave()
         raise
-    events = answering.events(decoding, prompt, ticket)
+    events = answering.events(decoding, ready, ticket)
     if stream:
         return EventStream(writer.chunks(events), ticket)
     try:
