@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from edgewise.edge.base import Tokenizer
-from edgewise.events import Candidate, Event, Finished, Pending, Rewound, Token, Usage
+from edgewise.events import Candidate, Event, Finished, FinishReason, Pending, Rewound, Token, Usage
 from edgewise.server.schemas import ChatRequest, CompletionRequest
 
 
@@ -121,6 +121,14 @@ class ReplyWriter(ABC):
     def body(self, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
         """A choice's fields for a whole answer."""
 
+    def pieces(self, text: str, token: Token | None = None, *, end: bool) -> list[dict[str, Any]]:
+        """As `piece`, in as many choices as it takes; what was held back as well at the `end`."""
+        return [self.piece(text, token)]
+
+    def finish_reason(self, reason: FinishReason) -> str:
+        """How the answer ended, once it is told whole."""
+        return reason
+
     def opening(self) -> dict[str, Any] | None:
         """A choice's fields before there is any text."""
         return None
@@ -130,7 +138,8 @@ class ReplyWriter(ABC):
         end = next(event for event in reversed(events) if isinstance(event, Finished))
         tokens = [event for event in events if isinstance(event, Token)]
         text = "".join(token.text for token in tokens) + end.text
-        choice = {"index": 0, **self.body(text, tokens), "finish_reason": end.finish_reason}
+        body = self.body(text, tokens)
+        choice = {"index": 0, **body, "finish_reason": self.finish_reason(end.finish_reason)}
         reply = {**self._head, "object": self.kind, "choices": [choice], "usage": usage(end.usage)}
         if self._request.edgewise.provenance:
             shown = [self.shown.provenance(token) for token in tokens]
@@ -151,7 +160,10 @@ class ReplyWriter(ABC):
                 if isinstance(event, Token):
                     own = {"token": self.shown.provenance(event)} if told else None
                     if event.text or own or request.logprobs not in (None, False):
-                        yield self._chunk(self.piece(event.text, event), own)
+                        *first, last = self.pieces(event.text, event, end=False)
+                        for piece in first:
+                            yield self._chunk(piece)
+                        yield self._chunk(last, own)
                 elif isinstance(event, Pending):
                     guess = {"index": event.index, "text": event.text}
                     yield self._chunk(self.piece(""), {"pending": guess})
@@ -159,8 +171,11 @@ class ReplyWriter(ABC):
                     yield self._chunk(self.piece(""), {"rewound": {"index": event.index}})
                 elif isinstance(event, Finished):
                     own = {"timing": timing(event)} if told else None
-                    last = {**self.piece(event.text), "finish_reason": event.finish_reason}
-                    yield self._chunk(last, own)
+                    *first, last = self.pieces(event.text, end=True)
+                    for piece in first:
+                        yield self._chunk(piece)
+                    reason = self.finish_reason(event.finish_reason)
+                    yield self._chunk({**last, "finish_reason": reason}, own)
                     if self._with_usage:
                         yield {**self._chunk({}), "choices": [], "usage": usage(event.usage)}
 

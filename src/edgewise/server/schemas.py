@@ -6,17 +6,18 @@ value that asks for nothing, since clients send them unasked.
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from edgewise.server.form_schemas import (
+    AnswerToolCall,
+    CallId,
+    MessageToolCalls,
+    ResponseFormat,
+    ToolChoice,
+    Tools,
+)
+from edgewise.server.strict import Strict
 from edgewise.server.usage_schemas import UsageReply
 
 MAX_MESSAGES = 1024
@@ -39,63 +40,55 @@ Zero = Annotated[float, Field(ge=0, le=0)]
 Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_one_stranger(cls, data: object) -> object:
-        """Of more keys than there are fields one that is none: all of a million cost seconds."""
-        known = cls.model_fields
-        if not isinstance(data, dict) or len(given := cast(dict[str, Any], data)) <= len(known):
-            return cast(object, data)
-        stranger = next(name for name in given if name not in known)
-        kept = {name: given[name] for name in known if name in given}
-        return {**kept, stranger: given[stranger]}
-
-
-class TextPart(_Strict):
+class TextPart(Strict):
     """A part of a message; only text can be read."""
 
     type: Literal["text"]
     text: BoundedText
 
 
-class MessageOptions(_Strict):
+class MessageOptions(Strict):
     """With `cloud` "none" neither the message nor what follows it is ever sent to the cloud."""
 
     cloud: Literal["none"]
 
 
-class ChatMessage(_Strict):
-    """A turn. `developer` is another name of `system`."""
+class ChatMessage(Strict):
+    """A turn. `developer` is another name of `system`; `tool` says what a call came to."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: BoundedText | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: BoundedText | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None = None
+    tool_calls: MessageToolCalls | None = None
+    tool_call_id: CallId | None = None
     # What OpenAI's own client adds when an answer is sent back as it came.
     refusal: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: Nothing | None = None
     annotations: Nothing | None = None
     edgewise: MessageOptions | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "ChatMessage":
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("no_content", "it has neither content nor tool_calls")
+        return self
 
     @property
     def text(self) -> str:
         """The content in one piece."""
-        if isinstance(self.content, str):
-            return self.content
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
         return "".join(part.text for part in self.content)
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """`include_usage` adds a last chunk with the usage."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
-class EdgewiseOptions(_Strict):
+class EdgewiseOptions(Strict):
     """What only Edgewise has: with `provenance` replies say who wrote each token and why; with
     `pending` a stream also says what the edge guesses while a consult flies; with `cloud` "none"
     the conversation is local from its last message on, as a message's own `edgewise` says. A cloud
@@ -107,7 +100,7 @@ class EdgewiseOptions(_Strict):
     round_trip: Annotated[float, Field(ge=0, le=MAX_ROUND_TRIP)] | None = None
 
 
-class _Request(_Strict):
+class _Request(Strict):
     model: Annotated[str, Field(max_length=200)]
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -129,12 +122,6 @@ class _Request(_Strict):
     def stops(self) -> list[str]:
         """Stop strings as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
-
-class TextFormat(_Strict):
-    """Answers are plain text."""
-
-    type: Literal["text"]
 
 
 _MOST_PARTS = {"most": MAX_PARTS}
@@ -160,9 +147,10 @@ class ChatRequest(_Request):
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
-    response_format: TextFormat | None = None
-    tools: Nothing | None = None
-    tool_choice: Literal["none"] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     store: Literal[False] | None = None
 
 
@@ -238,8 +226,9 @@ class AnswerMessage(BaseModel):
     """The assistant's turn; with `edgewise` where it is local, as it should come back then."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[AnswerToolCall] | None = None
     edgewise: MessageOptions | None = None
 
 
@@ -281,7 +270,7 @@ class ChatChoice(BaseModel):
     index: Literal[0] = 0
     message: AnswerMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatCompletion(BaseModel):

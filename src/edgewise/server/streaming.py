@@ -81,12 +81,12 @@ async def reply_with(
     ticket = answering.enter(decoding)
     ticket.at_end(answering.plugs.add(writer.id, decoding.plug, request))
     try:
-        prompt = await _unless_gone(request, answering.read(decoding.prompt))
+        ready = await _unless_gone(request, answering.read(decoding.prompt))
     except BaseException:
         ticket.leave()
         raise
-    writer.prompt_ids = prompt.ids
-    events = answering.events(decoding, prompt, ticket)
+    writer.prompt_ids = ready.prompt.ids
+    events = answering.events(decoding, ready, ticket)
     if stream:
         return EventStream(writer.chunks(events), ticket)
     try:

@@ -10,6 +10,7 @@ export const FAULTS = {
   refused: "refused the key",
   rejected: "declined the request",
   protocol: "answered with something else",
+  grammar: "wrote what the answer's form does not allow",
   circuit_open: "paused after failures",
 };
 
