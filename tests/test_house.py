@@ -17,7 +17,7 @@ LAYERS = (
     ("edge",),
     ("sampling", "prompts"),
     ("routers", "wire", "engines"),
-    ("cloud",),
+    ("cloud", "keys"),
     ("rollouts", "loop"),
     ("testing", "traces", "gateway"),
     ("parts",),

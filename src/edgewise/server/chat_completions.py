@@ -10,22 +10,27 @@ from edgewise.edge.base import Tokenizer
 from edgewise.events import Token
 from edgewise.prompts import Message, prompt_of
 from edgewise.server.answering import Answering, DecodeRequest, Unread
+from edgewise.server.callers import caller_of
 from edgewise.server.decoding import asks_local, decode_request
 from edgewise.server.errors import ApiError
+from edgewise.server.models import Models
 from edgewise.server.replies import ReplyWriter
 from edgewise.server.schemas import ChatCompletion, ChatMessage, ChatRequest
 from edgewise.server.streaming import STREAMED, reply_with
 
 
-def routes(answering: Answering) -> APIRouter:
-    """The endpoint over a loaded pair."""
+def routes(models: Models) -> APIRouter:
+    """The endpoint over the loaded pairs."""
     router = APIRouter()
 
     @router.post("/chat/completions", response_model=ChatCompletion, responses=STREAMED)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """An answer to a conversation, whole or as server-sent events."""
+        answering = models.asked(body.model)
         messages = [_message(one) for one in body.messages]
-        messages = answering.local.marked(messages, local=asks_local(body, request))
+        messages = answering.local.marked(
+            messages, local=asks_local(body, request), owner=caller_of(request).name
+        )
         decoding = _decode_request(answering, body, messages)
         writer = ChatReply(body, answering.edge.tokenizer, local=messages[-1].local)
         return await reply_with(writer, decoding, answering, request, stream=body.stream)

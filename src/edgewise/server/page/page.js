@@ -29,9 +29,16 @@ function mode() {
 }
 
 function modelOf(which) {
-  if (which === "edge") return "edgewise:edge";
-  if (which === "cloud") return "edgewise:cloud";
-  return `edgewise@${Number(find("share").value) / 100}`;
+  const name = find("model").value || "edgewise";
+  return which === "pair" ? `${name}@${Number(find("share").value) / 100}` : `${name}:${which}`;
+}
+
+// There is a choice where the server has several.
+function tellModels(models) {
+  const choice = find("model");
+  if (choice.length === models.length) return;
+  choice.replaceChildren(...models.map((one) => new Option(one.model)));
+  find("model-field").hidden = models.length < 2;
 }
 
 function layOut() {
@@ -311,7 +318,9 @@ async function send(event) {
 
 async function tellStatus() {
   try {
-    const health = await (await fetch("health")).json();
+    const { models } = await (await fetch("health")).json();
+    tellModels(models);
+    const health = models.find((one) => one.model === find("model").value);
     const trip = health.round_trip_seconds;
     const parts = [health.edge, health.cloud ? `with ${health.cloud}` : "without a cloud"];
     if (trip !== null) parts.push(`round trip ${(1000 * trip).toFixed(0)} ms`);
@@ -349,6 +358,7 @@ async function tellSent() {
 find("sent").addEventListener("toggle", tellSent);
 settings.addEventListener("change", layOut);
 settings.addEventListener("submit", (event) => event.preventDefault());
+find("model").addEventListener("change", tellStatus);
 find("share").addEventListener("input", () => {
   find("share-value").textContent = `${find("share").value}%`;
 });
