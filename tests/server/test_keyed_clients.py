@@ -24,6 +24,7 @@ from edgewise.server.models import Models
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
 from edgewise.testing.scripted_engine import ScriptedEngine
 from tests.cli.conftest import Edgewise, edgewise
+from tests.gateway.processes import until
 from tests.server.in_process import ASK, CHAT, TEXT, answering_of
 from tests.server.serving import running
 
@@ -148,8 +149,7 @@ def test_answers_and_their_prompts_at_a_time(keys: Path) -> None:
         assert held.begun.wait(60)
         assert "1 answers at a time" in over(post(client, one))
         second = pool.submit(post, client, few)
-        while "edgewise_waiting 1.0" not in metrics(client, one):
-            pass
+        until(lambda: "edgewise_waiting 1.0" in metrics(client, one), "the second answer")
         assert "7 tokens at a time" in over(post(client, few))
         held.gate.set()
         assert [first.result(60).status_code, second.result(60).status_code] == [200, 200]
@@ -244,8 +244,11 @@ def test_serve_takes_a_file_of_keys(keys: Path, edgewise: Edgewise) -> None:
             ask(client.copy(api_key="ew-wrong"))
         assert edgewise("keys", "revoke", "laptop", "--keys", str(keys)).code == 0
         shown = {"Authorization": f"Bearer {secret}"}
-        while httpx2.get(f"{server.url}/v1/models", headers=shown, trust_env=False).is_success:
-            pass
+        models = f"{server.url}/v1/models"
+        until(
+            lambda: httpx2.get(models, headers=shown, trust_env=False).status_code == 401,
+            "the revocation",
+        )
 
 
 @pytest.mark.parametrize(
@@ -254,6 +257,11 @@ def test_serve_takes_a_file_of_keys(keys: Path, edgewise: Edgewise) -> None:
         (("--keys", "none.json"), "make one with edgewise keys add"),
         (("--keys", "none.json", "--api-key", "k"), "--api-key or --keys"),
         (("--limits", "memory"), "Limits are those of keys"),
+        # Encryption says who the server is, and not who asks.
+        (
+            ("--host", "0.0.0.0", "--certificate", "c.pem", "--private-key", "k.pem"),
+            "give --api-key, or --keys FILE",
+        ),
     ],
 )
 def test_what_cannot_be_is_a_sentence(
