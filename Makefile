@@ -131,8 +131,8 @@ faults: .venv/tested  ## every fault between device, gateway and engine, at ever
 bench: .venv/tested  ## measure decoding speed on a 0.5B-shaped model
 	$(BIN)/python -m benchmarks.edge_speed
 
-# What the gateway's image installs beyond the base install.
-IMAGE_EXTRAS ?= gateway-redis otel
+# What the image installs beyond the base install.
+IMAGE_EXTRAS ?= gateway-redis otel serve
 LOCKED = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
 	--generate-hashes --no-annotate --no-header
 

@@ -18,7 +18,7 @@ LAYERS = (
     ("sampling", "prompts"),
     ("grammar",),
     ("routers", "wire", "engines"),
-    ("cloud",),
+    ("cloud", "keys"),
     ("rollouts", "loop"),
     ("testing", "traces", "gateway"),
     ("parts",),

@@ -37,6 +37,9 @@ from edgewise.server.metrics import Metrics
 from edgewise.server.plugs import Plugs
 from edgewise.settings import Settings
 
+PAIR = "edgewise"
+"""What a server's one model is called."""
+
 READERS = 2
 """Prompts that are rendered and tokenised at a time; a long one takes memory."""
 
@@ -100,17 +103,21 @@ class Answering:
         queue: int,
         record: SentRecord | None = None,
         billing: Billing | None = None,
+        local: LocalMessages | None = None,
+        name: str = PAIR,
     ) -> None:
         """`slots` answers at a time, which `edge` must have sessions for; `queue` more may wait.
 
-        What they send is told to `record`, what they cost to `billing`.
+        What they send is told to `record`, what they cost to `billing`. Pairs that a conversation
+        may go on with know from one `local` what of it stays here.
         """
+        self.name = name
         self.edge, self.router, self.card = edge, router, card
         self.settings, self.cloud = settings, cloud
         self.breaker, self.latency = Breaker(), Latency()
         self.record = record or SentRecord()
         self.billing = billing
-        self.local = LocalMessages()
+        self.local = local or LocalMessages()
         self.plugs = Plugs()
         self.metrics = Metrics(billing)
         self.admission = Admission(slots, queue)

@@ -13,23 +13,28 @@ from edgewise.grammar.form import AnswerForm
 from edgewise.prompts import Message, prompt_of
 from edgewise.prompts.conversation import said
 from edgewise.server.answering import Answering, DecodeRequest, Unread
+from edgewise.server.callers import caller_of
 from edgewise.server.decoding import asks_local, decode_request
 from edgewise.server.errors import ApiError
 from edgewise.server.forms import delta_of, form_of, message_of, told_call
+from edgewise.server.models import Models
 from edgewise.server.replies import ReplyWriter
 from edgewise.server.schemas import ChatCompletion, ChatRequest
 from edgewise.server.streaming import STREAMED, reply_with
 
 
-def routes(answering: Answering) -> APIRouter:
-    """The endpoint over a loaded pair."""
+def routes(models: Models) -> APIRouter:
+    """The endpoint over the loaded pairs."""
     router = APIRouter()
 
     @router.post("/chat/completions", response_model=ChatCompletion, responses=STREAMED)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """An answer to a conversation, whole or as server-sent events."""
+        answering = models.asked(body.model)
         messages = [message_of(one) for one in body.messages]
-        messages = answering.local.marked(messages, local=asks_local(body, request))
+        messages = answering.local.marked(
+            messages, local=asks_local(body, request), owner=caller_of(request).name
+        )
         form = form_of(body)
         decoding = _decode_request(answering, body, messages, form)
         tokenizer = answering.edge.tokenizer

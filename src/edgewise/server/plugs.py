@@ -1,7 +1,7 @@
 """`POST /v1/answers/{id}/unplug` and `/plug`: an answer that is being written, and the cloud."""
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fastapi import APIRouter, Request
 
@@ -28,10 +28,19 @@ class Plugs:
 
         return end
 
-    def of(self, answer: str, request: Request) -> Plug:
-        """The plug of an answer. Raises `ApiError` 404."""
+    def find(self, answer: str, request: Request) -> Plug | None:
+        """The plug of an answer, for who asked for it."""
         key, plug = self._plugs.get(answer, (b"", None))
-        if plug is None or not hmac.compare_digest(key, _key(request)):
+        return plug if hmac.compare_digest(key, _key(request)) else None
+
+
+def routes(plugs: Sequence[Plugs]) -> APIRouter:
+    """The endpoints over the plugs of each model."""
+    router = APIRouter()
+
+    def of(answer: str, request: Request) -> Plug:
+        found = filter(None, (one.find(answer, request) for one in plugs))
+        if (plug := next(found, None)) is None:
             raise ApiError(
                 404,
                 f"No answer {answer[:60]!r} is being written; it may be over.",
@@ -39,21 +48,16 @@ class Plugs:
             )
         return plug
 
-
-def routes(plugs: Plugs) -> APIRouter:
-    """The endpoints."""
-    router = APIRouter()
-
     @router.post("/answers/{answer}/unplug")
     async def unplug(answer: str, request: Request) -> PlugReply:  # pyright: ignore[reportUnusedFunction]
         """Cut a running answer off from the cloud: the edge goes on alone."""
-        plugs.of(answer, request).unplug()
+        of(answer, request).unplug()
         return PlugReply(id=answer, plugged=False)
 
     @router.post("/answers/{answer}/plug")
     async def plug(answer: str, request: Request) -> PlugReply:  # pyright: ignore[reportUnusedFunction]
         """Let it reach the cloud again; its consults resume when one of them succeeds."""
-        plugs.of(answer, request).plug()
+        of(answer, request).plug()
         return PlugReply(id=answer, plugged=True)
 
     return router

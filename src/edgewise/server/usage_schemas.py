@@ -77,6 +77,7 @@ class UsageReply(BaseModel):
 class SentEntry(SentUsage):
     """An answer's part of the record; `at` is when it began to send, in seconds since 1970."""
 
+    model: str
     at: float
     conversation: str
     answer: str
@@ -92,17 +93,27 @@ class SentList(BaseModel):
 class SavingsEntry(CostUsage):
     """What the answers of a conversation cost together."""
 
+    model: str
     conversation: str
     answers: int
+
+
+class ModelSavings(BaseModel):
+    """What all answers of one model cost; `total` is null where no price is known."""
+
+    model: str
+    answers: int
+    total: CostUsage | None
 
 
 class SavingsReply(BaseModel):
     """What all answers since the server began cost, and those of the last conversations.
 
-    `total` is null where no price is known.
+    `total` is null where no price is known, or some of the models have another currency.
     """
 
     object: Literal["savings"] = "savings"
     answers: int
     total: CostUsage | None
+    models: list[ModelSavings]
     conversations: list[SavingsEntry]
