@@ -23,13 +23,22 @@ from edgewise.parts import (
     cloud_address,
     make_billing,
     make_policy,
+    notice,
     open_cloud,
     open_edge,
     open_router,
     sampling_of,
     viewing,
 )
-from edgewise.prompts import Message, Prompt, Prompted, prepare, prompt_from, require_text
+from edgewise.prompts import (
+    Message,
+    Prompt,
+    Prompted,
+    message_of,
+    prepare,
+    prompt_from,
+    require_text,
+)
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.routers.named import checked_router
@@ -145,6 +154,17 @@ class Pair:
         """
         require_fitting(self.edge.tokenizer, _texts(asked), self.edge.context)
         return prompt_from(self.edge.tokenizer, asked, system=self.settings.system)
+
+    def notice(self, asked: Prompted) -> str | None:
+        """What must be said beside an answer: that the bundled pair was never taught to give it.
+
+        None for what it was taught, for other models, and for ids.
+        """
+        if isinstance(asked, Prompt):
+            return notice(self.settings, asked.messages or ())
+        told = [Message("user", asked)] if isinstance(asked, str) else asked
+        messages = [message_of(one) for one in told if isinstance(one, Message | Mapping)]
+        return notice(self.settings, messages)
 
     def ask(self, prompt: Prompted, **wishes: Unpack[Wishes]) -> Answer:
         """The whole answer; raises as `stream`."""

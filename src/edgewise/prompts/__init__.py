@@ -1,7 +1,7 @@
 """From messages to the ids that the edge model is given, by the chat template in its file."""
 
 from edgewise.prompts.messages import MAX_PROMPT, Message, Prompt, Prompted, require_text
-from edgewise.prompts.prompt import last_turn, prompt_from, prompt_ids, prompt_of
+from edgewise.prompts.prompt import last_turn, message_of, prompt_from, prompt_ids, prompt_of
 from edgewise.prompts.rendering import MAX_TEMPLATE, Renderer, prepare, render
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Prompted",
     "Renderer",
     "last_turn",
+    "message_of",
     "prepare",
     "prompt_from",
     "prompt_ids",

@@ -8,6 +8,7 @@ from fastapi.responses import Response
 
 from edgewise.edge.base import Tokenizer
 from edgewise.events import Token
+from edgewise.parts import notice
 from edgewise.prompts import Message, prompt_of
 from edgewise.server.answering import Answering, DecodeRequest, Unread
 from edgewise.server.decoding import asks_local, decode_request
@@ -27,7 +28,12 @@ def routes(answering: Answering) -> APIRouter:
         messages = [_message(one) for one in body.messages]
         messages = answering.local.marked(messages, local=asks_local(body, request))
         decoding = _decode_request(answering, body, messages)
-        writer = ChatReply(body, answering.edge.tokenizer, local=messages[-1].local)
+        writer = ChatReply(
+            body,
+            answering.edge.tokenizer,
+            local=messages[-1].local,
+            notice=notice(answering.settings, messages),
+        )
         return await reply_with(writer, decoding, answering, request, stream=body.stream)
 
     return router
@@ -63,9 +69,11 @@ class ChatReply(ReplyWriter):
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, request: ChatRequest, tokenizer: Tokenizer, *, local: bool) -> None:
+    def __init__(
+        self, request: ChatRequest, tokenizer: Tokenizer, *, local: bool, notice: str | None
+    ) -> None:
         """What is `local` says so, for the client to send it back with the mark."""
-        super().__init__(request, tokenizer)
+        super().__init__(request, tokenizer, notice=notice)
         self._mark = {"edgewise": {"cloud": "none"}} if local else {}
         self._top = (request.top_logprobs or 0) if request.logprobs else None
 

@@ -14,8 +14,8 @@ from edgewise.events import Candidate, Event, Finished, Pending, Rewound, Token,
 from edgewise.server.schemas import ChatRequest, CompletionRequest
 
 
-def usage(found: Usage) -> dict[str, Any]:
-    """Token counts; what the cloud wrote under `edgewise`."""
+def usage(found: Usage, notice: str | None = None) -> dict[str, Any]:
+    """Token counts; what the cloud wrote, and what must be said of the answer, under `edgewise`."""
     written = found.edge_tokens + found.cloud_tokens
     return {
         "prompt_tokens": found.prompt_tokens,
@@ -34,6 +34,7 @@ def usage(found: Usage) -> dict[str, Any]:
             "cloud_completion_tokens": found.cloud_completion_tokens,
             "sent": msgspec.structs.asdict(found.sent),
             "cost": None if found.cost is None else msgspec.structs.asdict(found.cost),
+            "notice": notice,
         },
     }
 
@@ -93,7 +94,15 @@ class ReplyWriter(ABC):
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
-    def __init__(self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        request: ChatRequest | CompletionRequest,
+        tokenizer: Tokenizer,
+        *,
+        notice: str | None = None,
+    ) -> None:
+        """`notice` is said beside the answer."""
+        self._notice = notice
         self.shown = Shown(tokenizer)
         self._request = request
         options = request.stream_options
@@ -122,7 +131,12 @@ class ReplyWriter(ABC):
         tokens = [event for event in events if isinstance(event, Token)]
         text = "".join(token.text for token in tokens) + end.text
         choice = {"index": 0, **self.body(text, tokens), "finish_reason": end.finish_reason}
-        reply = {**self._head, "object": self.kind, "choices": [choice], "usage": usage(end.usage)}
+        reply = {
+            **self._head,
+            "object": self.kind,
+            "choices": [choice],
+            "usage": usage(end.usage, self._notice),
+        }
         if self._request.edgewise.provenance:
             shown = [self.shown.provenance(token) for token in tokens]
             reply["edgewise"] = {"tokens": shown, "timing": timing(end)}
@@ -151,7 +165,11 @@ class ReplyWriter(ABC):
                     last = {**self.piece(event.text), "finish_reason": event.finish_reason}
                     yield self._chunk(last, own)
                     if self._with_usage:
-                        yield {**self._chunk({}), "choices": [], "usage": usage(event.usage)}
+                        yield {
+                            **self._chunk({}),
+                            "choices": [],
+                            "usage": usage(event.usage, self._notice),
+                        }
 
     def _chunk(self, choice: dict[str, Any], own: dict[str, Any] | None = None) -> dict[str, Any]:
         made: dict[str, Any] = {**self._head, "object": self.chunk_kind}
