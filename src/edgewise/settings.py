@@ -28,7 +28,7 @@ _SERVICE = re.compile(r"(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT|PORT)(?:_\w+)?")
 _TYPO = 0.8
 """How like a setting's name an unknown variable's must be to be taken for it, misspelt."""
 
-_FLAGS, _ENVIRONMENT = "the flags", "the environment"
+_FLAGS, ENVIRONMENT = "the flags", "the environment"
 
 # Upper bounds keep numbers that its C structs would cut short away from llama.cpp.
 _BOUNDS = {
@@ -230,8 +230,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 NAMES = Settings.__struct_fields__
 _DEFAULTS = Settings()
 
-Vet = Callable[[Settings, Collection[str]], None]
-"""Told the settings and the names of those that the file decided; may refuse them."""
+Vet = Callable[[Settings, Mapping[str, str]], None]
+"""Told the settings and, by name, where those that are set were set last; may refuse them."""
 
 
 def load(
@@ -254,7 +254,7 @@ def load(
     places: dict[str, str] = {}
     sources: list[tuple[Mapping[str, object], str]] = [
         (_from_file((folder or Path()) / FILE), FILE),
-        (_from_environment(os.environ if environment is None else environment), _ENVIRONMENT),
+        (_from_environment(os.environ if environment is None else environment), ENVIRONMENT),
         ({name: value for name, value in flags.items() if value is not None}, _FLAGS),
     ]
     for source, where in sources:
@@ -267,14 +267,14 @@ def load(
     found = _checked(merged, "the settings")
     _require_honoured(found, {n: places[n] for n in merged if n in refused}, reader)
     if vet is not None:
-        vet(found, [name for name in merged if places[name] == FILE])
+        vet(found, {name: places[name] for name in merged})
     return found
 
 
 def settings_of(values: Mapping[str, object]) -> Settings:
     """Settings given in Python: neither file nor environment is read. Raises `UsageError`."""
     for name in values:
-        _require_known(name, f"There is no setting {name!r}")
+        require_known(name, f"There is no setting {name!r}")
     return _checked(values, "the arguments")
 
 
@@ -290,7 +290,7 @@ def variable(name: str) -> str:
 
 def _require_honoured(found: Settings, refused: Mapping[str, str], reader: str) -> None:
     told = [
-        f"{variable(name) if where == _ENVIRONMENT else spelled(name)} in {where}"
+        f"{variable(name) if where == ENVIRONMENT else spelled(name)} in {where}"
         for name, where in refused.items()
         if getattr(found, name) != getattr(_DEFAULTS, name)
     ]
@@ -300,19 +300,25 @@ def _require_honoured(found: Settings, refused: Mapping[str, str], reader: str) 
         raise UsageError(f"{reader} cannot honour {which}", hint=f"take {them} out there")
 
 
-def _from_file(path: Path) -> dict[str, object]:
-    if not path.is_file():
-        return {}
+def file_bytes(path: Path) -> bytes:
+    """What a file of settings holds; nothing where there is none. Raises `UsageError`."""
     try:
+        if not path.is_file():
+            return b""
         _require_own(path)
-        found: dict[str, object] = msgspec.toml.decode(path.read_bytes(), type=dict[str, object])
+        return path.read_bytes()
     except OSError as error:
         raise UsageError(f"{FILE} cannot be read: {error.strerror}.") from error
+
+
+def _from_file(path: Path) -> dict[str, object]:
+    try:
+        found: dict[str, object] = msgspec.toml.decode(file_bytes(path), type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{FILE} is no valid TOML: {error}.") from error
     names = {name.replace("-", "_"): value for name, value in found.items()}
     for name in names:
-        _require_known(name, f"{FILE} has the unknown key {name!r}")
+        require_known(name, f"{FILE} has the unknown key {name!r}")
     return names
 
 
@@ -336,13 +342,14 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
             if name in NAMES:
                 found[name] = value
             elif difflib.get_close_matches(name, NAMES, 1, _TYPO):
-                _require_known(name, f"The environment has the unknown variable {key!r}")
+                require_known(name, f"The environment has the unknown variable {key!r}")
             elif not _SERVICE.fullmatch(name.upper()):
                 _log.warning("%s in the environment is no setting, so nothing reads it.", key)
     return found
 
 
-def _require_known(name: str, problem: str) -> None:
+def require_known(name: str, problem: str) -> None:
+    """Raises `UsageError` that says `problem`, and which setting may be meant."""
     if name not in NAMES:
         close = difflib.get_close_matches(name, NAMES, 1)
         advice = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(NAMES)}."

@@ -1,7 +1,7 @@
 """The commands' options that stand for settings, and which command honours which setting."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from types import NoneType, UnionType
@@ -101,7 +101,7 @@ def takes(
             context = values[asked] if asked else values.pop(_CONTEXT)
             flags = {name: values.pop(name) for name in options}
             flags |= {name: _first(values[name]) for name in reads if name in own}
-            chosen = settings.load(flags, refused=refused, reader=context.command_path, vet=_vetted)
+            chosen = settings.load(flags, refused=refused, reader=context.command_path, vet=vetted)
             try:
                 command(**values, chosen=chosen)
             except VocabularyMismatch as error:
@@ -147,8 +147,9 @@ def fix(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:
     return error.hint and error.hint + (f" ({where})" if where else "")
 
 
-def _vetted(chosen: Settings, of_file: Collection[str]) -> None:
+def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
     """A folder's file runs no code, sends nobody's secrets, says seen where prompts and key go."""
+    of_file = [name for name, where in places.items() if where == settings.FILE]
     if "router" in of_file and chosen.router and runs_code(chosen.router):
         raise UsageError(
             f"router in {settings.FILE} runs code, which a file in the working folder may not",
