@@ -89,20 +89,23 @@ def run(
         recorded = recorder.events(events) if recorder else events
         if json:
             print(msgspec.json.encode(collect(recorded)).decode())
+            render.beside(pair.notice(asked))
         else:
-            _show(recorded)
+            _show(recorded, pair.notice(asked))
 
 
-def _show(events: Iterator[Event]) -> None:
+def _show(events: Iterator[Event], notice: str | None) -> None:
     """The answer as it comes, and what it came to, interrupted or not."""
     with interruptible() as interrupted:
         said = list(until(interrupted, render.painted(events)))
     if said and isinstance(said[-1], Finished):
+        render.beside(notice)
         render.note(render.summary(collect(iter(said))))
         return
     tokens = [event for event in said if isinstance(event, Token)]
     by_cloud = sum(token.source == "cloud" for token in tokens)
     render.out.print()
+    render.beside(notice)
     render.note(f"interrupted after {len(tokens)} tokens, {by_cloud} by the cloud")
     raise typer.Exit(130)
 
