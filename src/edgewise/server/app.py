@@ -165,6 +165,7 @@ def _about(answering: Answering, guarded: Sequence[Any]) -> APIRouter:
             "status": "ok",
             "edge": answering.edge.name,
             "cloud": answering.cloud.name if answering.cloud else None,
+            "vocabulary": answering.cloud.proof if answering.cloud else None,
             "cloud_paused": answering.breaker.is_open,
             "round_trip_seconds": latency.round_trip,
             "engine_seconds": latency.engine,
