@@ -12,6 +12,7 @@ from typing import Annotated, BinaryIO
 import msgspec
 import typer
 
+from edgewise.addresses import is_url
 from edgewise.cli import options, render
 from edgewise.cli.interrupts import interruptible, until
 from edgewise.cli.options import (
@@ -31,6 +32,7 @@ from edgewise.events import Event, Finished, Token
 from edgewise.grammar.form import MAX_SCHEMA
 from edgewise.loop.decoder import collect
 from edgewise.pair import Pair, open_pair
+from edgewise.parts import cloud_address
 from edgewise.prompts import MAX_PROMPT, require_text
 from edgewise.settings import Settings
 from edgewise.traces.recorder import Recorder
@@ -92,6 +94,8 @@ def run(
             render.beside(pair.notice(asked))
         else:
             _show(recorded, pair.notice(asked))
+            if pair.cloud is not None and is_url(cloud_address(chosen)):
+                render.note(f"vocabulary: {pair.cloud.proof}")
 
 
 def _show(events: Iterator[Event], notice: str | None) -> None:
