@@ -124,7 +124,7 @@ def test_one_line_of_meters(page: Page) -> None:
     ask(page, "Tell me about copper.")
     for counter, form in (
         ("time", r"^\d+\.\d\d s$"),
-        ("changed", r"^\d+ / \d+$"),
+        ("calls", r"^\d+ / \d+$"),
         ("read", r"^[\d,]+ / [\d,]+$"),
         ("bytes", r"^[1-9][\d,]* bytes$"),
     ):
@@ -192,8 +192,9 @@ def test_a_running_answer_is_unplugged(browser: Browser, problems: list[str]) ->
             )
             expect(page.locator(".problem")).to_contain_text("cannot be reached (unavailable)")
             expect(page.locator(".answer .token.cloud")).to_have_count(0)
-            # Meters never say 0 for what nobody counted, and there was no curve of this pair.
-            expect(page.locator("[data-counter=changed]")).to_have_text(re.compile(r"^0 / \d"))
+            expect(page.locator("[data-counter=calls]")).to_have_text(re.compile(r"^0 / \d"))
+            # Never 0 for what nobody counted.
+            expect(page.locator("[data-counter=read]")).to_have_text("– / –")
 
 
 @pytest.mark.parametrize("width", [1280, 360])
