@@ -1,5 +1,5 @@
 // Requests to the server.
-import { changed, state } from "./state.js";
+import { redraw, state } from "./state.js";
 
 function headers() {
   return { "Content-Type": "application/json", ...(state.key ? { Authorization: `Bearer ${state.key}` } : {}) };
@@ -44,7 +44,7 @@ export async function reasonOf(response) {
 // What runs, and what has left.
 export async function refresh() {
   await Promise.all([readHealth(), readSent()]);
-  changed();
+  redraw();
 }
 
 async function readHealth() {
@@ -73,7 +73,7 @@ export async function readRecordings() {
   } catch {
     // `gone` says it.
   }
-  changed();
+  redraw();
 }
 
 const traces = new Map();
