@@ -198,17 +198,21 @@ def test_a_running_answer_is_unplugged(browser: Browser, problems: list[str]) ->
 
 
 @pytest.mark.parametrize("width", [1280, 360])
-def test_instruments_fit(here: Page, width: int, tmp_path: Path) -> None:
+def test_instruments_fit_and_axe_finds_nothing(here: Page, width: int, tmp_path: Path) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     here.set_viewport_size({"width": width, "height": 740})
     here.get_by_label("Cloud share").fill("30")
     ask_canned(here)
-    here.locator(".ghosts button").first.click()
     here.get_by_label("Replay at a share of").fill("10")
     expect(here.locator(".frontier svg")).to_be_visible()
     done(here)
+    here.locator(".ghosts button").first.click()
+    expect(here.locator(".ghost .mark")).to_be_visible()
     for scheme in ("light", "dark"):
         here.emulate_media(color_scheme=scheme)
         kept = Path(os.environ.get("SCREENSHOTS", tmp_path))
         here.screenshot(path=kept / f"instruments-{width}-{scheme}.png")
+        found = axe.Axe().run(here)
+        assert found.generate_report() == "Found 0 accessibility violations:\n"
     assert here.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     expect(here.get_by_label("Message")).to_be_in_viewport()

@@ -1,5 +1,5 @@
 // Requests to the server.
-import { changed, state } from "./state.js";
+import { redraw, state } from "./state.js";
 import { asked } from "./trip.js";
 
 export function headers() {
@@ -45,7 +45,7 @@ export async function reasonOf(response) {
 // What runs, and what has left.
 export async function refresh() {
   await Promise.all([readHealth(), readSent()]);
-  changed();
+  redraw();
 }
 
 async function readHealth() {
@@ -74,7 +74,7 @@ export async function readRecordings() {
   } catch {
     // `gone` says it.
   }
-  changed();
+  redraw();
 }
 
 const traces = new Map();

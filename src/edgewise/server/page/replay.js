@@ -2,7 +2,7 @@
 import { regenerate, set } from "./actions.js";
 import { Frontier } from "./frontier.js";
 import { isRight } from "./graded.js";
-import { changed, state } from "./state.js";
+import { redraw, state } from "./state.js";
 import { html, useState } from "./ui.js";
 
 const MOST = 15; // percent
@@ -41,7 +41,7 @@ async function replay(conversation, share) {
   if (answer?.phase === "done" && answer.usage) {
     replays.set(conversation, [...(replays.get(conversation) ?? []), { turn, answer, asked: share }]);
   }
-  changed();
+  redraw();
   const wanted = next;
   next = null;
   if (wanted !== null && wanted !== share) await replay(conversation, wanted);
@@ -58,7 +58,7 @@ function readCurve() {
     curve = undefined;
     fetch("curve.json").then(async (response) => {
       if (response.ok) curve = await response.json();
-      changed();
+      redraw();
     });
   }
   return curve ?? null;
