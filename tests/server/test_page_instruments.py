@@ -51,6 +51,11 @@ def ask_canned(page: Page, title: str = CATSUP) -> None:
     done(page)
 
 
+def experiments(page: Page) -> None:
+    """Open them."""
+    page.locator("#experiments summary").click()
+
+
 def test_how_the_edge_would_have_ended_and_which_ending_is_right(here: Page) -> None:
     here.get_by_label("Cloud share").fill("30")
     bodies = sent_bodies(here)
@@ -75,6 +80,7 @@ def test_how_the_edge_would_have_ended_and_which_ending_is_right(here: Page) -> 
 
 def test_a_replay_is_a_point_over_the_curve(here: Page) -> None:
     ask_canned(here)
+    experiments(here)
     slider = here.get_by_label("Replay at a share of")
     for share in ("0", "15"):
         slider.fill(share)
@@ -91,6 +97,11 @@ def test_a_replay_is_a_point_over_the_curve(here: Page) -> None:
     # One turn, asked again; the header's share went along.
     expect(here.locator(".turn")).to_have_count(1)
     expect(here.locator("#share-value")).to_have_text("15%")
+    # What is moved keeps the focus, so that arrow keys go on, and stays in sight with the answer.
+    expect(slider).to_be_in_viewport()
+    expect(here.locator(".answer .text")).to_be_in_viewport()
+    here.keyboard.press("Escape")
+    expect(slider).to_be_hidden()
 
 
 def test_where_nothing_was_routed_it_says_why(here: Page) -> None:
@@ -107,6 +118,7 @@ def test_where_nothing_was_routed_it_says_why(here: Page) -> None:
 
 def test_a_race_over_a_way_of_ones_choosing(here: Page) -> None:
     ask_canned(here)
+    experiments(here)
     bodies = sent_bodies(here)
     here.get_by_label("Round trip to the cloud").select_option("200")
     here.get_by_role("button", name="Race the last question").click()
@@ -203,6 +215,7 @@ def test_instruments_fit_and_axe_finds_nothing(here: Page, width: int, tmp_path:
     here.set_viewport_size({"width": width, "height": 740})
     here.get_by_label("Cloud share").fill("30")
     ask_canned(here)
+    experiments(here)
     here.get_by_label("Replay at a share of").fill("10")
     expect(here.locator(".frontier svg")).to_be_visible()
     done(here)

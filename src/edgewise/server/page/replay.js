@@ -13,7 +13,6 @@ let next = null; // the share to replay at when this replay is over
 
 export function Replay({ conversation }) {
   const [share, choose] = useState(Math.min(MOST, state.settings.share));
-  if (!conversation.turns.length || !state.health?.cloud) return null;
   const points = (replays.get(conversation) ?? []).map(pointOf);
   return html`
     <section class="instrument" aria-label="Replay at another share">
