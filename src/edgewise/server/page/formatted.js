@@ -25,6 +25,8 @@ const ALLOWED = {
 };
 
 DOMPurify.addHook("afterSanitizeAttributes", (node) => {
+  // What may be wider than the page scrolls, by keyboard too.
+  if (node.tagName === "PRE" || node.tagName === "TABLE") node.setAttribute("tabindex", "0");
   if (node.tagName !== "A") return;
   node.setAttribute("rel", "noopener noreferrer nofollow");
   node.setAttribute("target", "_blank");

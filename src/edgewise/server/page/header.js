@@ -15,6 +15,10 @@ export function Header() {
     <header>
       <h1>Edgewise</h1>
       <p id="status" role="status">${status()}</p>
+      <div class="actions">
+        <button type="button" aria-expanded=${state.panel === "settings"} aria-controls="settings" onClick=${() => toggle("settings")}>Settings</button>
+        <button type="button" onClick=${newChat}>New chat</button>
+      </div>
       <form id="settings-bar" aria-label="Who writes" onSubmit=${(event) => event.preventDefault()}>
         <fieldset id="modes">
           <legend>Who writes</legend>
@@ -27,8 +31,6 @@ export function Header() {
         <label title="Nothing from here on is sent to the cloud, until a new chat begins">
           <input id="local" type="checkbox" checked=${local} disabled=${fixed} onChange=${(event) => keepLocal(event.target.checked)} /> local
         </label>
-        <button type="button" aria-expanded=${state.panel === "settings"} aria-controls="settings" onClick=${() => toggle("settings")}>Settings</button>
-        <button type="button" onClick=${newChat}>New chat</button>
       </form>
       ${state.panel === "settings" && html`<${SettingsPanel} />`}
       ${state.notice && html`<p class="notice" role="status">${state.notice}</p>`}

@@ -38,9 +38,14 @@ function TokenView({ token, number, struck, chosen }) {
   const changed = token.kind === "changed";
   return html`
     <span class=${`token${CLASSES[token.kind]}${chosen ? " chosen" : ""}`} data-number=${number} data-reason=${token.reason}>
-      ${changed && struck && html`<del>${token.edge[0].token || UNSEEN}</del>`}${token.shown || (changed ? html`<i>${UNSEEN}</i>` : "")}
+      ${changed && struck && html`<del>${visible(token.edge[0].token)}</del>`}${token.shown || (changed ? html`<i>${UNSEEN}</i>` : "")}
     </span>
   `;
+}
+
+// What was struck stands alone, so its own spaces say nothing.
+function visible(text) {
+  return text.trim() || (text.includes("\n") ? "⏎" : text ? "␣" : UNSEEN);
 }
 
 function isChosen(answer, number) {
