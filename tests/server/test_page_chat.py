@@ -183,7 +183,7 @@ def test_settings_are_sent(page: Page) -> None:
     page.get_by_label("Longest answer").fill("3")
     page.keyboard.press("Escape")
     expect(page.get_by_label("Temperature")).to_have_count(0)
-    expect(page.get_by_role("button", name="Settings")).to_be_focused()
+    expect(page.get_by_role("button", name="Settings (set)")).to_be_focused()
     ask(page, "Tell me about tin.")
     expect(page.get_by_text("Cut at")).to_be_visible()
     body = json.loads(bodies[-1])
