@@ -51,6 +51,17 @@ def test_an_answer_is_formatted_and_nothing_in_it_runs(page: Page) -> None:
     expect(page.locator(".text")).to_be_visible()
 
 
+def test_what_cannot_be_formatted_is_shown_as_it_is(page: Page) -> None:
+    """Nested so deep that the library gives up: the page does not."""
+    page.get_by_role("button", name="Play:").first.click()
+    done(page)
+    page.get_by_role("button", name="Formatted").click()
+    reply(page, [token(0, ">" * 5000 + " deep"), END])
+    ask(page, "tin")
+    expect(page.locator(".formatted").last).to_contain_text("deep")
+    expect(page.locator(".formatted").first).to_contain_text("Therefore")
+
+
 def test_an_answer_is_copied_without_what_was_struck(page: Page) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     both = {"edge": [{"token": " no", "logprob": -1}], "cloud": [{"token": " a", "logprob": -1}]}
