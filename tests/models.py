@@ -1,7 +1,7 @@
 """Tiny random GGUF models. Weights are wide (std 0.15) and the head untied, so that text varies."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gguf
@@ -98,6 +98,12 @@ def write_byte_level(path: Path, *, seed: int = 0) -> Path:
     return write_transformer(path, byte_level(), seed=seed)
 
 
+def write_with_tools(path: Path, template: str) -> Path:
+    """(a) with another template, and room for what it makes of tools."""
+    vocabulary = replace(byte_level(), template=template)
+    return write_transformer(path, vocabulary, context=4096)
+
+
 def write_sentencepiece(path: Path, *, seed: int = 1) -> Path:
     """(b) A transformer with a sentencepiece vocabulary."""
     return write_transformer(path, sentencepiece(), seed=seed)
@@ -114,11 +120,16 @@ def write_packed(path: Path, *, seed: int = 0) -> Path:
 
 
 def write_transformer(
-    path: Path, vocabulary: Vocabulary, *, seed: int = 0, packed: bool = False
+    path: Path,
+    vocabulary: Vocabulary,
+    *,
+    seed: int = 0,
+    packed: bool = False,
+    context: int = CONTEXT,
 ) -> Path:
     """A llama with random weights, its matrices in q4_0 if `packed`."""
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(CONTEXT)
+    writer.add_context_length(context)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(LAYERS)
     writer.add_feed_forward_length(FFN)

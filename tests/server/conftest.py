@@ -4,7 +4,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.models import write_with_tools
 from tests.server.serving import serving
+from tests.tool_models import HERMES
+
+
+@pytest.fixture(scope="session")
+def tool_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An edge model whose template has tools, and whose weights are random."""
+    path = write_with_tools(tmp_path_factory.mktemp("tools") / "tools.gguf", HERMES)
+    with serving("--edge", str(path), "--cloud", "none", "--threads", "1") as found:
+        yield found
 
 
 @pytest.fixture(scope="session")
