@@ -13,9 +13,11 @@ SOURCE = Path(__file__).parents[1] / "src" / "edgewise"
 LAYERS = (
     ("errors",),
     ("registry", "events", "settings", "model_files", "model_folders", "hub_client"),
+    ("model_cache",),
     ("verdict", "addresses", "listening"),
     ("edge",),
     ("sampling", "prompts"),
+    ("grammar",),
     ("routers", "wire", "engines"),
     ("cloud", "keys"),
     ("rollouts", "loop"),

@@ -63,6 +63,9 @@ class CloudModel(Protocol):
 
     name: str
 
+    proof: str = ""
+    """How `check` proved the vocabulary, in words: all ids, or fixed strings alone."""
+
     def open(self, prompt: Prompt) -> CloudSession:
         """A session about `prompt`; nothing is sent yet."""
         ...
@@ -154,6 +157,16 @@ def then(asked: "Future[_A]", read: Callable[[_A], _B]) -> "Future[_B]":
     made.add_done_callback(lambda _: asked.cancel() if made.cancelled() else None)
     asked.add_done_callback(told)
     return made
+
+
+def settle(made: "Future[_A]", done: "Future[_A]") -> None:
+    """Give `made` the outcome of `done`, unless nobody waits for it any more."""
+    if done.cancelled() or not made.set_running_or_notify_cancel():
+        made.cancel()
+    elif (error := done.exception()) is not None:
+        made.set_exception(error)
+    else:
+        made.set_result(done.result())
 
 
 def log_failure(done: "Future[None]") -> None:

@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 
 from edgewise.cloud.sent_record import by_answer
 from edgewise.listening.visitors import ANY, Visitors
-from edgewise.server import chat_completions, completions
+from edgewise.server import chat_completions, completions, plugs
 from edgewise.server.answering import Answering
 from edgewise.server.callers import Callers
 from edgewise.server.errors import install
@@ -77,6 +77,7 @@ def make_app(
     v1.include_router(_models(models))
     v1.include_router(_sent(models), dependencies=own)
     v1.include_router(_savings(models), dependencies=own)
+    v1.include_router(plugs.routes([one.plugs for one in models.all]))
     metrics = ServerMetrics()
     app.include_router(v1)
     app.include_router(_about(models, metrics, guarded))
@@ -221,7 +222,10 @@ def _health_of(answering: Answering) -> dict[str, Any]:
     return {
         "edge": answering.edge.name,
         "cloud": answering.cloud.name if answering.cloud else None,
+        "vocabulary": answering.cloud.proof if answering.cloud else None,
+        "cloud_is_here": answering.cloud_is_here,
         "cloud_paused": answering.breaker.is_open,
+        "bundled": answering.bundled,
         "round_trip_seconds": latency.round_trip,
         "engine_seconds": latency.engine,
     }

@@ -91,14 +91,16 @@ async def reply_with(
     try:
         await caller.ask(cloud=decoding.policy.asks)
         ticket = answering.enter(decoding)
-        prompt = await _unless_gone(request, answering.read(decoding.prompt))
-        prompt = await caller.read(prompt)
+        ticket.at_end(answering.plugs.add(writer.id, decoding.plug, request))
+        ready = await _unless_gone(request, answering.read(decoding.prompt))
+        ready = ready._replace(prompt=await caller.read(ready.prompt))
     except BaseException:
         if ticket is not None:
             ticket.leave()
         await caller.leave()
         raise
-    events = _seen(caller, answering.events(decoding, prompt, ticket))
+    writer.prompt_ids = ready.prompt.ids
+    events = _seen(caller, answering.events(decoding, ready, ticket))
     if stream:
         return EventStream(writer.chunks(events), ticket, caller)
     try:

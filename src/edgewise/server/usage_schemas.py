@@ -40,12 +40,15 @@ class CloudUsage(BaseModel):
     """What of an answer the cloud wrote, and what that took.
 
     Its prompt tokens are by its engine's own meter, null where it has none; its completion tokens
-    are those of its own vocabulary. `cost` is null where no price is known.
+    are those of its own vocabulary. `changing_tokens` differ from what the edge would have written
+    there. `cost` is null where no price is known. `notice` is what must be said beside the answer:
+    that the bundled pair was never taught to give it.
     """
 
     cloud_tokens: int
     edge_tokens: int
     wasted_tokens: int
+    changing_tokens: int
     cloud_share: float
     cloud_calls: int
     failed_calls: int
@@ -54,6 +57,7 @@ class CloudUsage(BaseModel):
     cloud_completion_tokens: int
     sent: SentUsage
     cost: CostUsage | None
+    notice: str | None
 
 
 class PromptDetails(BaseModel):
