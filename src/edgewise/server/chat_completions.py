@@ -70,7 +70,12 @@ class ChatReply(ReplyWriter):
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(
-        self, request: ChatRequest, tokenizer: Tokenizer, *, local: bool, notice: str | None
+        self,
+        request: ChatRequest,
+        tokenizer: Tokenizer,
+        *,
+        local: bool,
+        notice: str | None = None,
     ) -> None:
         """What is `local` says so, for the client to send it back with the mark."""
         super().__init__(request, tokenizer, notice=notice)
