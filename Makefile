@@ -171,4 +171,4 @@ try: wheel  ## install the wheel as a stranger would, with uvx, and answer withi
 	$(TRY) doctor
 
 clean:  ## remove what was built
-	rm -rf .venv .venv-native .venv-mlx .venv-vllm .venv-litellm build dist
+	rm -rf .venv .venv-native .venv-mlx .venv-vllm .venv-litellm .cache build dist
