@@ -14,7 +14,7 @@ NATIVE = $(shell sed -n 's/^native = \["\(.*\)"\]$$/\1/p' pyproject.toml)
 COMPILE = install --no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python $(NATIVE)
 
 .PHONY: help install native demo test test-training test-native test-mlx test-vllm test-litellm \
-	lint pocket faults bench lock sbom digests image wheel clean
+	lint pocket recordings vendor faults bench lock sbom digests image wheel clean
 
 help:  ## show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -121,14 +121,20 @@ pocket: .venv/installed  ## train the bundled pair and its router anew (needs wo
 	cp $(addprefix pocket/work/router/,config.json model.safetensors trained_on.txt README.md) \
 		src/edgewise/bundled/router
 
+recordings: .venv/tested  ## record the bundled pair for the page's first screen
+	$(BIN)/python -m pocket.recordings
+
+vendor:  ## fetch the page's libraries as page/vendor/vendor.json lists them (needs npm)
+	$(PYTHON) deploy/vendor.py
+
 faults: .venv/tested  ## every fault between device, gateway and engine, at every token (ten minutes)
 	$(BIN)/python -m benchmarks.faults
 
 bench: .venv/tested  ## measure decoding speed on a 0.5B-shaped model
 	$(BIN)/python -m benchmarks.edge_speed
 
-# What the gateway's image installs beyond the base install.
-IMAGE_EXTRAS ?= gateway-redis otel
+# What the image installs beyond the base install.
+IMAGE_EXTRAS ?= gateway-redis otel serve
 LOCKED = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
 	--generate-hashes --no-annotate --no-header
 

@@ -53,9 +53,13 @@ FLAGS: dict[str, set[str]] = {
     "router push": set(),
     "gateway": {"cloud_model", "cloud_key_env"},
     "gateway keys add": set(),
+    "keys add": set(),
     "gateway keys list": set(),
+    "keys list": set(),
     "gateway keys rotate": set(),
+    "keys rotate": set(),
     "gateway keys revoke": set(),
+    "keys revoke": set(),
     "bench edge": {"edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"},
     "bench energy": ANSWERING - SAMPLING - COSTS - {"sent_counts"},
     "bench frontier": ONE_VOCABULARY | {"run_ahead", "ctx", "threads"},
@@ -111,7 +115,8 @@ REFUSED: dict[str, set[str]] = {
 }
 """What a command cannot honour; everything else it honours, or it cannot matter to it."""
 
-NO_SETTINGS = {"sent", "router show", "router push", "trace show"}
+KEYS = {"keys add", "keys list", "keys rotate", "keys revoke"}
+NO_SETTINGS = {"sent", "router show", "router push", "trace show"} | KEYS
 """Commands that read no file of settings."""
 
 ENDS_EARLY: dict[str, tuple[tuple[str, ...], str]] = {
@@ -128,9 +133,13 @@ ENDS_EARLY: dict[str, tuple[tuple[str, ...], str]] = {
     "router push": (("./none", "me/router"), "no checkpoint"),
     "gateway": (("--port", "8400"), "needs an engine"),
     "gateway keys add": (("me", "--keys", "no/keys.json"), "keys.json"),
+    "keys add": (("me", "--keys", "no/keys.json"), "keys.json"),
     "gateway keys list": (("--keys", "keys.json"), "no file of keys"),
+    "keys list": (("--keys", "keys.json"), "no file of keys"),
     "gateway keys rotate": (("me", "--keys", "keys.json"), "no key 'me'"),
+    "keys rotate": (("me", "--keys", "keys.json"), "no key 'me'"),
     "gateway keys revoke": (("me", "--keys", "keys.json"), "no key 'me'"),
+    "keys revoke": (("me", "--keys", "keys.json"), "no key 'me'"),
     "bench edge": (("--blocks", "2"), "at least 5 blocks"),
     "bench energy": (("no-task",), "no task 'no-task'"),
     "bench link": (("--round-trip", "-1"), "round trip must be"),

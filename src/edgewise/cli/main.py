@@ -16,6 +16,7 @@ from edgewise.cli.demo import demo
 from edgewise.cli.doctor import doctor
 from edgewise.cli.eval import evaluate
 from edgewise.cli.frontier import frontier
+from edgewise.cli.keys import keys_app
 from edgewise.cli.run import run
 from edgewise.cli.sent import sent
 from edgewise.cli.serve import serve
@@ -43,6 +44,7 @@ app.add_typer(gateway.app, name="gateway")
 bench.app.command()(frontier)
 app.add_typer(bench.app, name="bench")
 app.add_typer(trace.app, name="trace")
+app.add_typer(keys_app, name="keys")
 
 
 def _version(wanted: bool) -> None:
