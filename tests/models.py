@@ -1,8 +1,9 @@
 """Tiny random GGUF models. Weights are wide (std 0.15) and the head untied, so that text varies."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import gguf
 import numpy as np
@@ -76,6 +77,20 @@ def byte_level(merges: Sequence[str] = MERGES) -> Vocabulary:
         merges=merges,
         template=TEMPLATE,
     )
+
+
+def qwen(generation: Literal["2.5", "3"]) -> Vocabulary:
+    """As the families are: one BPE, and four ids more in the later one where the other pads."""
+    plain = byte_level()
+    tools = ["<tool_call>", "</tool_call>"]
+    thoughts = ["<tool_response>", "</tool_response>", "<think>", "</think>"]
+    later = len(thoughts) if generation == "3" else 0
+    begun = [*plain.tokens, *tools, *thoughts[:later]]
+    padding = len(plain.tokens) + len(tools) + 2 * len(thoughts) - len(begun)
+    names = [f"[PAD{len(begun) + number}]" for number in range(padding)]
+    defined = [gguf.TokenType.USER_DEFINED] * (len(tools) + later)
+    kinds = [*plain.kinds, *defined, *[gguf.TokenType.UNUSED] * padding]
+    return replace(plain, tokens=[*begun, *names], kinds=kinds)
 
 
 def sentencepiece() -> Vocabulary:

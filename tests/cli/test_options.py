@@ -48,6 +48,13 @@ FLAGS: dict[str, set[str]] = {
     "eval": MODELS | VIEW | MACHINE | {"deadline"},
     "train": ONE_VOCABULARY | MACHINE | {"seed"},
     "demo": set(),
+    "config": set(),
+    "config path": set(),
+    "config set": set(),
+    "config unset": set(),
+    "models list": set(),
+    "models pull": set(),
+    "models remove": set(),
     "router show": set(),
     "router check": {"edge", "edge_engine", "threads"},
     "router push": set(),
@@ -116,7 +123,12 @@ REFUSED: dict[str, set[str]] = {
 """What a command cannot honour; everything else it honours, or it cannot matter to it."""
 
 KEYS = {"keys add", "keys list", "keys rotate", "keys revoke"}
-NO_SETTINGS = {"sent", "router show", "router push", "trace show"} | KEYS
+NO_SETTINGS = {
+    *("sent", "router show", "router push", "trace show"),
+    # They look at the file itself, or at no settings.
+    *("config path", "config set", "config unset", "models list", "models pull", "models remove"),
+    *KEYS,
+}
 """Commands that read no file of settings."""
 
 ENDS_EARLY: dict[str, tuple[tuple[str, ...], str]] = {
@@ -128,6 +140,13 @@ ENDS_EARLY: dict[str, tuple[tuple[str, ...], str]] = {
     "eval": (("pocketqa", "--limit", "0"), "limit must be"),
     "train": (("pocketqa", "--out", "r", "--stage", "collect", "--limit", "0"), "limit must be"),
     "demo": (("--questions", "0"), "--questions must be"),
+    "config": ((), "edgewise.toml"),
+    "config path": ((), "edgewise.toml"),
+    "config set": (("spam", "1"), "no setting 'spam'"),
+    "config unset": (("spam",), "no setting 'spam'"),
+    "models list": ((), "bundled:mid"),
+    "models pull": (("bundled",), "no hub repository"),
+    "models remove": (("bundled",), "cannot be removed"),
     "router show": (("./none",), "no checkpoint"),
     "router check": (("./none",), "no checkpoint"),
     "router push": (("./none", "me/router"), "no checkpoint"),
@@ -196,7 +215,7 @@ VALUES: dict[str, object] = {
 def commands(command: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every command that does something, by what is typed."""
     command = command or get_command(app)
-    if not isinstance(command, TyperGroup) or path == "gateway":
+    if not isinstance(command, TyperGroup) or path in ("gateway", "config"):
         yield path, command
     if isinstance(command, TyperGroup):
         for name, one in command.commands.items():

@@ -51,6 +51,11 @@ def ask_canned(page: Page, title: str = CATSUP) -> None:
     done(page)
 
 
+def experiments(page: Page) -> None:
+    """Open them."""
+    page.locator("#experiments summary").click()
+
+
 def test_how_the_edge_would_have_ended_and_which_ending_is_right(here: Page) -> None:
     here.get_by_label("Cloud share").fill("30")
     bodies = sent_bodies(here)
@@ -75,6 +80,7 @@ def test_how_the_edge_would_have_ended_and_which_ending_is_right(here: Page) -> 
 
 def test_a_replay_is_a_point_over_the_curve(here: Page) -> None:
     ask_canned(here)
+    experiments(here)
     slider = here.get_by_label("Replay at a share of")
     for share in ("0", "15"):
         slider.fill(share)
@@ -91,6 +97,11 @@ def test_a_replay_is_a_point_over_the_curve(here: Page) -> None:
     # One turn, asked again; the header's share went along.
     expect(here.locator(".turn")).to_have_count(1)
     expect(here.locator("#share-value")).to_have_text("15%")
+    # What is moved keeps the focus, so that arrow keys go on, and stays in sight with the answer.
+    expect(slider).to_be_in_viewport()
+    expect(here.locator(".answer .text")).to_be_in_viewport()
+    here.keyboard.press("Escape")
+    expect(slider).to_be_hidden()
 
 
 def test_where_nothing_was_routed_it_says_why(here: Page) -> None:
@@ -107,6 +118,7 @@ def test_where_nothing_was_routed_it_says_why(here: Page) -> None:
 
 def test_a_race_over_a_way_of_ones_choosing(here: Page) -> None:
     ask_canned(here)
+    experiments(here)
     bodies = sent_bodies(here)
     here.get_by_label("Round trip to the cloud").select_option("200")
     here.get_by_role("button", name="Race the last question").click()
@@ -124,7 +136,7 @@ def test_one_line_of_meters(page: Page) -> None:
     ask(page, "Tell me about copper.")
     for counter, form in (
         ("time", r"^\d+\.\d\d s$"),
-        ("changed", r"^\d+ / \d+$"),
+        ("calls", r"^\d+ / \d+$"),
         ("read", r"^[\d,]+ / [\d,]+$"),
         ("bytes", r"^[1-9][\d,]* bytes$"),
     ):
@@ -192,22 +204,28 @@ def test_a_running_answer_is_unplugged(browser: Browser, problems: list[str]) ->
             )
             expect(page.locator(".problem")).to_contain_text("cannot be reached (unavailable)")
             expect(page.locator(".answer .token.cloud")).to_have_count(0)
-            # Meters never say 0 for what nobody counted, and there was no curve of this pair.
-            expect(page.locator("[data-counter=changed]")).to_have_text(re.compile(r"^0 / \d"))
+            expect(page.locator("[data-counter=calls]")).to_have_text(re.compile(r"^0 / \d"))
+            # Never 0 for what nobody counted.
+            expect(page.locator("[data-counter=read]")).to_have_text("– / –")
 
 
 @pytest.mark.parametrize("width", [1280, 360])
-def test_instruments_fit(here: Page, width: int, tmp_path: Path) -> None:
+def test_instruments_fit_and_axe_finds_nothing(here: Page, width: int, tmp_path: Path) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     here.set_viewport_size({"width": width, "height": 740})
     here.get_by_label("Cloud share").fill("30")
     ask_canned(here)
-    here.locator(".ghosts button").first.click()
+    experiments(here)
     here.get_by_label("Replay at a share of").fill("10")
     expect(here.locator(".frontier svg")).to_be_visible()
     done(here)
+    here.locator(".ghosts button").first.click()
+    expect(here.locator(".ghost .mark")).to_be_visible()
     for scheme in ("light", "dark"):
         here.emulate_media(color_scheme=scheme)
         kept = Path(os.environ.get("SCREENSHOTS", tmp_path))
         here.screenshot(path=kept / f"instruments-{width}-{scheme}.png")
+        found = axe.Axe().run(here)
+        assert found.generate_report() == "Found 0 accessibility violations:\n"
     assert here.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     expect(here.get_by_label("Message")).to_be_in_viewport()

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.measure import Measurement
 from rich.table import Table
 
 from edgewise.cli import render
@@ -25,8 +24,6 @@ Limits = Annotated[
         help="What keys use is kept in this file, redis://... or memory; default: beside the keys."
     ),
 ]
-
-_WIDTH = 200
 
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 
@@ -92,10 +89,7 @@ def list_keys(file: File) -> None:
         )
         shown = (f"{limit:,.10g}" if limit else "no limit" for limit in limits)
         table.add_row(render.printable(key.name), key.created, _expiry(key, now), *shown)
-    # As wide as it is: a date that is cut off tells nothing.
-    wide = render.out.options.update(width=_WIDTH)
-    table.width = Measurement.get(render.out, wide, table).maximum
-    render.out.print(table)
+    render.show(table)
 
 
 @keys_app.command()

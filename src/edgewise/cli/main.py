@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from edgewise.cli import bench, gateway, options, render, router, trace
+from edgewise.cli import bench, config, gateway, models, options, render, router, trace
 from edgewise.cli.chat import chat
 from edgewise.cli.demo import demo
 from edgewise.cli.doctor import doctor
@@ -39,6 +39,8 @@ app.command()(doctor)
 app.command()(sent)
 app.command("eval")(evaluate)
 app.command()(train)
+app.add_typer(config.app, name="config")
+app.add_typer(models.app, name="models")
 app.add_typer(router.app, name="router")
 app.add_typer(gateway.app, name="gateway")
 bench.app.command()(frontier)

@@ -106,7 +106,7 @@ def takes(
             flags = {name: values.pop(name) for name in options}
             flags |= {name: _first(values[name]) for name in reads if name in own}
             load = partial(
-                settings.load, flags, refused=refused, reader=context.command_path, vet=_vetted
+                settings.load, flags, refused=refused, reader=context.command_path, vet=vetted
             )
 
             def with_file(file: Path) -> Settings:
@@ -160,8 +160,10 @@ def fix(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:
     return error.hint and error.hint + (f" ({where})" if where else "")
 
 
-def _vetted(chosen: Settings, of_file: Mapping[str, str]) -> None:
+def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
     """A file runs no code, sends nobody's secrets, says seen where prompts and key go."""
+    named = (settings.ENVIRONMENT, settings.FLAGS)
+    of_file = {name: where for name, where in places.items() if where not in named}
     if "router" in of_file and chosen.router and runs_code(chosen.router):
         raise UsageError(
             f"router in {of_file['router']} runs code, which {_who(of_file['router'])} may not",

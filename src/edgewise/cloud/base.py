@@ -63,6 +63,9 @@ class CloudModel(Protocol):
 
     name: str
 
+    proof: str = ""
+    """How `check` proved the vocabulary, in words: all ids, or fixed strings alone."""
+
     def open(self, prompt: Prompt) -> CloudSession:
         """A session about `prompt`; nothing is sent yet."""
         ...

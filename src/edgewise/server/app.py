@@ -222,6 +222,7 @@ def _health_of(answering: Answering) -> dict[str, Any]:
     return {
         "edge": answering.edge.name,
         "cloud": answering.cloud.name if answering.cloud else None,
+        "vocabulary": answering.cloud.proof if answering.cloud else None,
         "cloud_is_here": answering.cloud_is_here,
         "cloud_paused": answering.breaker.is_open,
         "bundled": answering.bundled,

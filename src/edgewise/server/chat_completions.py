@@ -10,6 +10,7 @@ from edgewise.edge.base import Tokenizer
 from edgewise.events import FinishReason, Token
 from edgewise.grammar.calls import CallReader, call_reader, collected
 from edgewise.grammar.form import AnswerForm
+from edgewise.parts import notice
 from edgewise.prompts import Message, prompt_of
 from edgewise.prompts.conversation import said
 from edgewise.server.answering import Answering, DecodeRequest, Unread
@@ -38,8 +39,13 @@ def routes(models: Models) -> APIRouter:
         form = form_of(body)
         decoding = _decode_request(answering, body, messages, form)
         tokenizer = answering.edge.tokenizer
-        calls = call_reader(tokenizer, form)
-        writer = ChatReply(body, tokenizer, local=messages[-1].local, calls=calls)
+        writer = ChatReply(
+            body,
+            tokenizer,
+            local=messages[-1].local,
+            notice=notice(answering.settings, messages),
+            calls=call_reader(tokenizer, form),
+        )
         return await reply_with(writer, decoding, answering, request, stream=body.stream)
 
     return router
@@ -78,11 +84,12 @@ class ChatReply(ReplyWriter):
         tokenizer: Tokenizer,
         *,
         local: bool,
+        notice: str | None,
         calls: CallReader | None = None,
     ) -> None:
         """What is `local` says so, for the client to send it back with the mark. `calls` reads
         those of an answer that may have some."""
-        super().__init__(request, tokenizer)
+        super().__init__(request, tokenizer, notice=notice)
         self._calls = calls
         self._mark = {"edgewise": {"cloud": "none"}} if local else {}
         self._top = (request.top_logprobs or 0) if request.logprobs else None

@@ -75,7 +75,7 @@ def decode_request(
         pending=body.edgewise.pending,
         round_trip=trip or 0.0,
         # A stream would pay it once.
-        one_trip=body.model == CLOUD,
+        one_trip=body.model == cloud_alone(answering),
     )
 
 

@@ -14,8 +14,8 @@ from edgewise.events import Candidate, Event, Finished, FinishReason, Pending, R
 from edgewise.server.schemas import ChatRequest, CompletionRequest
 
 
-def usage(found: Usage) -> dict[str, Any]:
-    """Token counts; what the cloud wrote under `edgewise`."""
+def usage(found: Usage, notice: str | None = None) -> dict[str, Any]:
+    """Token counts; what the cloud wrote, and what must be said of the answer, under `edgewise`."""
     written = found.edge_tokens + found.cloud_tokens
     return {
         "prompt_tokens": found.prompt_tokens,
@@ -35,6 +35,7 @@ def usage(found: Usage) -> dict[str, Any]:
             "cloud_completion_tokens": found.cloud_completion_tokens,
             "sent": msgspec.structs.asdict(found.sent),
             "cost": None if found.cost is None else msgspec.structs.asdict(found.cost),
+            "notice": notice,
         },
     }
 
@@ -95,7 +96,15 @@ class ReplyWriter(ABC):
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
-    def __init__(self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        request: ChatRequest | CompletionRequest,
+        tokenizer: Tokenizer,
+        *,
+        notice: str | None = None,
+    ) -> None:
+        """`notice` is said beside the answer."""
+        self._notice = notice
         self.shown = Shown(tokenizer)
         self._request = request
         self.prompt_ids: Sequence[int] = ()
@@ -140,7 +149,12 @@ class ReplyWriter(ABC):
         text = "".join(token.text for token in tokens) + end.text
         body = self.body(text, tokens)
         choice = {"index": 0, **body, "finish_reason": self.finish_reason(end.finish_reason)}
-        reply = {**self._head, "object": self.kind, "choices": [choice], "usage": usage(end.usage)}
+        reply = {
+            **self._head,
+            "object": self.kind,
+            "choices": [choice],
+            "usage": usage(end.usage, self._notice),
+        }
         if self._request.edgewise.provenance:
             shown = [self.shown.provenance(token) for token in tokens]
             reply["edgewise"] = {**self._prompt(), "tokens": shown, "timing": timing(end)}
@@ -177,7 +191,11 @@ class ReplyWriter(ABC):
                     reason = self.finish_reason(event.finish_reason)
                     yield self._chunk({**last, "finish_reason": reason}, own)
                     if self._with_usage:
-                        yield {**self._chunk({}), "choices": [], "usage": usage(event.usage)}
+                        yield {
+                            **self._chunk({}),
+                            "choices": [],
+                            "usage": usage(event.usage, self._notice),
+                        }
 
     def _prompt(self) -> dict[str, Any]:
         return {"prompt_token_ids": list(self.prompt_ids)} if self.prompt_ids else {}

@@ -41,7 +41,8 @@ class CloudUsage(BaseModel):
 
     Its prompt tokens are by its engine's own meter, null where it has none; its completion tokens
     are those of its own vocabulary. `changing_tokens` differ from what the edge would have written
-    there. `cost` is null where no price is known.
+    there. `cost` is null where no price is known. `notice` is what must be said beside the answer:
+    that the bundled pair was never taught to give it.
     """
 
     cloud_tokens: int
@@ -56,6 +57,7 @@ class CloudUsage(BaseModel):
     cloud_completion_tokens: int
     sent: SentUsage
     cost: CostUsage | None
+    notice: str | None
 
 
 class PromptDetails(BaseModel):

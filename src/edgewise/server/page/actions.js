@@ -3,7 +3,7 @@ import { Answer } from "./answer.js";
 import { ask, modelOf, readTrace, refresh } from "./api.js";
 import { Conversation, Turn } from "./conversation.js";
 import { chunksOf, feed, played } from "./feed.js";
-import { changed, state } from "./state.js";
+import { changed, redraw, state } from "./state.js";
 import { MODES } from "./words.js";
 
 // The models that every trace has.
@@ -93,5 +93,5 @@ export function show(token) {
   const { answer, number, pinned } = state.token ?? {};
   if (answer === token?.answer && number === token?.number && pinned === token?.pinned) return;
   state.token = token;
-  changed();
+  redraw();
 }

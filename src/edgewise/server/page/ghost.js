@@ -1,7 +1,7 @@
 // How the edge would have ended from a token that the cloud changed: asked for by going back there.
 import { headers, reasonOf } from "./api.js";
 import { inWords, isRight, mark } from "./graded.js";
-import { changed, state } from "./state.js";
+import { redraw, state } from "./state.js";
 import { html } from "./ui.js";
 import { UNSEEN } from "./words.js";
 
@@ -48,16 +48,16 @@ function Ghost({ turn, answer, index, ghost }) {
 async function toggle(answer, token) {
   const made = ghosts.get(answer) ?? new Map();
   ghosts.set(answer, made);
-  if (made.delete(token.index)) return changed();
+  if (made.delete(token.index)) return redraw();
   const ghost = { text: null, problem: "" };
   made.set(token.index, ghost);
-  changed();
+  redraw();
   try {
     ghost.text = await edgeFrom(answer, token.index);
   } catch (error) {
     ghost.problem = error instanceof TypeError ? "The server does not answer." : error.message;
   }
-  changed();
+  redraw();
 }
 
 // The edge's own words from a place of the answer on; nothing leaves for them.

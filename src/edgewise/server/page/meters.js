@@ -21,7 +21,7 @@ export function Meters({ turn, answer }) {
 }
 
 const NONE = "–";
-const FIRST = [["time", "time"], ["first", "first token"], ["rate", "tokens/s"], ["share", "cloud share"], ["changed", "changed / consulted"]];
+const FIRST = [["time", "time"], ["first", "first token"], ["rate", "tokens/s"], ["share", "cloud share"], ["calls", "changed / consulted"]];
 
 // While it is written from the tokens, at the end as the server says: what nobody counted is a dash.
 function counters(answer, cloud) {
@@ -38,15 +38,17 @@ function counters(answer, cloud) {
     first: milliseconds(timing?.ttft ?? tokens[0].seconds),
     rate: (tokens.length / seconds).toFixed(1),
     share: percent(own?.cloud_share ?? (cloud + late) / tokens.length),
-    changed: `${own?.changing_tokens ?? changed} / ${own?.cloud_calls ?? calls}`,
+    calls: `${own?.changing_tokens ?? changed} / ${own?.cloud_calls ?? calls}`,
   };
-  return [...FIRST.map(([name, title]) => [name, title, now[name]]), ...(own ? atTheEnd(own) : [])];
+  return [...FIRST.map(([name, title]) => [name, title, now[name]]), ...(own ? atTheEnd(own, cloud) : [])];
 }
 
-function atTheEnd({ cloud_prompt_cached, cloud_prompt_computed, sent, cost }) {
+function atTheEnd({ cloud_calls, cloud_prompt_cached, cloud_prompt_computed, sent, cost }, cloud) {
   const count = (known) => (known == null ? NONE : known.toLocaleString("en"));
+  // The meter is that of answered consults; what the others made the cloud read nobody knows.
+  const read = cloud_calls && !cloud ? [null, null] : [cloud_prompt_cached, cloud_prompt_computed];
   return [
-    ["read", "prompts cached / computed", `${count(cloud_prompt_cached)} / ${count(cloud_prompt_computed)}`],
+    ["read", "prompts cached / computed", read.map(count).join(" / ")],
     ["bytes", "left this device", `${count(sent?.bytes)} bytes`],
     ...(cost ? costs(cost) : []),
   ];

@@ -7,7 +7,7 @@
 //   api.js           requests; actions.js: what a reader can do; keeping.js: what a reload finds
 //   app.js           the layout; it puts the instruments of instruments.js in their places
 //
-// Models are plain objects: whoever changes one calls `changed`, and the page is drawn from the top.
+// Models are plain objects: whoever changes one calls `changed` (or `redraw`, where nothing is to be kept), and the page is drawn from the top.
 import { readRecordings, refresh } from "./api.js";
 import { App } from "./app.js";
 import { closePanels } from "./panels.js";

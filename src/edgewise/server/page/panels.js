@@ -1,9 +1,9 @@
 // Panels over the page; Escape closes the one that was opened last.
-import { changed, state } from "./state.js";
+import { redraw, state } from "./state.js";
 
 export function toggle(name) {
   state.panel = state.panel === name ? "" : name;
-  changed();
+  redraw();
 }
 
 // The focus goes back to what opened it.
@@ -21,5 +21,5 @@ export function closePanels() {
       open.querySelector("summary").focus();
     }
   }
-  changed();
+  redraw();
 }

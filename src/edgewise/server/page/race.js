@@ -1,14 +1,13 @@
 // The last question asked of edge, pair and cloud at once, over a way as long as one likes.
 import { regenerate, set } from "./actions.js";
 import { state } from "./state.js";
-import { canBeLonger, TRIPS } from "./trip.js";
+import { TRIPS } from "./trip.js";
 import { html } from "./ui.js";
 import { NAMES } from "./words.js";
 
 const raced = new WeakMap(); // turn -> milliseconds
 
 export function Race({ conversation }) {
-  if (!conversation.turns.length || !canBeLonger()) return null;
   return html`
     <form class="instrument" aria-label="Race" onSubmit=${(event) => (event.preventDefault(), race(conversation))}>
       <label>Round trip to the cloud

@@ -2,7 +2,7 @@
 import { regenerate, set } from "./actions.js";
 import { Frontier } from "./frontier.js";
 import { isRight } from "./graded.js";
-import { changed, state } from "./state.js";
+import { redraw, state } from "./state.js";
 import { html, useState } from "./ui.js";
 
 const MOST = 15; // percent
@@ -13,7 +13,6 @@ let next = null; // the share to replay at when this replay is over
 
 export function Replay({ conversation }) {
   const [share, choose] = useState(Math.min(MOST, state.settings.share));
-  if (!conversation.turns.length || !state.health?.cloud) return null;
   const points = (replays.get(conversation) ?? []).map(pointOf);
   return html`
     <section class="instrument" aria-label="Replay at another share">
@@ -41,7 +40,7 @@ async function replay(conversation, share) {
   if (answer?.phase === "done" && answer.usage) {
     replays.set(conversation, [...(replays.get(conversation) ?? []), { turn, answer, asked: share }]);
   }
-  changed();
+  redraw();
   const wanted = next;
   next = null;
   if (wanted !== null && wanted !== share) await replay(conversation, wanted);
@@ -58,7 +57,7 @@ function readCurve() {
     curve = undefined;
     fetch("curve.json").then(async (response) => {
       if (response.ok) curve = await response.json();
-      changed();
+      redraw();
     });
   }
   return curve ?? null;

@@ -1,16 +1,16 @@
 // Settings of the answers to come; what is left empty is as the server has it.
 import { set } from "./actions.js";
-import { changed, state } from "./state.js";
+import { state } from "./state.js";
 import { html, useEffect, useRef } from "./ui.js";
 
 export function SettingsPanel() {
-  const first = useRef();
-  useEffect(() => first.current.focus(), []);
-  const { settings } = state;
+  const panel = useRef();
+  const { asksKey, settings } = state;
+  useEffect(() => panel.current.querySelector(asksKey ? "#key" : "#system").focus(), [asksKey]);
   return html`
-    <section id="settings" class="panel" aria-label="Settings">
+    <section ref=${panel} id="settings" class="panel" aria-label="Settings">
       <label>System prompt
-        <textarea ref=${first} id="system" rows="2" defaultValue=${settings.system} onInput=${typed("system")}></textarea>
+        <textarea id="system" rows="2" defaultValue=${settings.system} onInput=${typed("system")}></textarea>
       </label>
       <label>Temperature
         <input id="temperature" type="number" min="0" max="2" step="0.1" placeholder="the server's" defaultValue=${settings.temperature} onInput=${typed("temperature")} />
@@ -18,7 +18,7 @@ export function SettingsPanel() {
       <label>Longest answer, tokens
         <input id="limit" type="number" min="1" max="1048576" step="1" placeholder="the server's" defaultValue=${settings.limit} onInput=${typed("limit")} />
       </label>
-      ${state.asksKey && html`<${Key} />`}
+      ${asksKey && html`<${Key} />`}
     </section>
   `;
 }
@@ -31,12 +31,10 @@ function typed(name) {
 }
 
 function Key() {
-  const field = useRef();
-  useEffect(() => field.current.focus(), []);
-  const typedKey = (event) => ((state.key = event.target.value), changed());
+  const typedKey = (event) => (state.key = event.target.value);
   return html`
     <label>API key
-      <input ref=${field} id="key" type="password" autocomplete="off" spellcheck=${false} defaultValue=${state.key} onInput=${typedKey} />
+      <input id="key" type="password" autocomplete="off" spellcheck=${false} defaultValue=${state.key} onInput=${typedKey} />
     </label>
   `;
 }

@@ -1,4 +1,4 @@
-// The page's whole state, in one place. Views read it, actions change it and call `changed`.
+// The page's whole state, in one place. Views read it; who changes it calls `changed` or `redraw`.
 import { Conversation } from "./conversation.js";
 import { load, save } from "./keeping.js";
 
@@ -37,8 +37,14 @@ export function subscribe(shown) {
   draw = shown;
 }
 
+// After a change of what is kept: the conversation, the settings.
 export function changed() {
   dirty = true;
+  redraw();
+}
+
+// After any other.
+export function redraw() {
   if (drawing) return;
   drawing = true;
   requestAnimationFrame(() => {
@@ -63,6 +69,6 @@ export function keep() {
   const notice = save(state);
   if (notice !== state.notice) {
     state.notice = notice;
-    changed();
+    redraw();
   }
 }

@@ -1,6 +1,6 @@
 // A running answer, cut off from the cloud: the edge goes on.
 import { headers } from "./api.js";
-import { changed, state } from "./state.js";
+import { redraw, state } from "./state.js";
 import { html } from "./ui.js";
 
 const cuts = new WeakMap(); // answer -> {at, plugged}: how many tokens it had, and whether it is plugged in again
@@ -26,5 +26,5 @@ async function turn(answer, off) {
   const reply = await fetch(`v1/answers/${answer.id}/${off ? "unplug" : "plug"}`, { method: "POST", headers: headers() }).catch(() => null);
   // Refused where the answer is over by now; a server that is gone shows in the answer itself.
   if (reply?.ok) cuts.set(answer, { at: cuts.get(answer)?.at ?? answer.tokens.length, plugged: !off });
-  changed();
+  redraw();
 }
