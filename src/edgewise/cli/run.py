@@ -82,8 +82,8 @@ def run(
             print(msgspec.json.encode(collect(recorded)).decode())
         else:
             _show(recorded)
-            if pair.cloud is not None and is_url(cloud_address(chosen)):
-                render.note(f"vocabulary: {pair.cloud.proof}")
+        if pair.cloud is not None and is_url(cloud_address(chosen)):
+            render.note(f"vocabulary: {pair.cloud.proof}")
 
 
 def _show(events: Iterator[Event]) -> None:
