@@ -16,6 +16,7 @@ Reason = Literal[
     "below_threshold",  # the router saw no need
     "critical",  # the router asked, the cloud answered
     "span",  # a further token of the same consult
+    "forced",  # the answer's form allows this token alone, so nobody was asked
     "mid_word",  # the router asked, but a bridge's cloud is asked between words
     "reasoning",  # the router asked, but the cloud cannot go on inside of a block of reasoning
     "withheld",  # the router asked, but what would be sent may not leave the device
@@ -42,7 +43,8 @@ class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
     """A token of the answer. It is final.
 
     `text` is what can be shown now: empty while a character is incomplete or a stop string may
-    be forming. `score` is the router's (None where it was not asked: later tokens of a consult).
+    be forming. `score` is the router's (None where it was not asked: later tokens of a consult),
+    `threshold` what it was held against (None too where the answer can never ask the cloud).
     `logprob` (nats) is that of the model which wrote the token, None where it did not say.
     `seconds` since the token before (the first: since the start), `wait` of those spent waiting
     for the cloud. `edge` and `cloud` hold both models' candidates where they are known.
@@ -57,6 +59,7 @@ class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
     seconds: float
     wait: float
     reason: Reason | Fault
+    threshold: float | None = None
     edge: tuple[Candidate, ...] = ()
     cloud: tuple[Candidate, ...] = ()
 

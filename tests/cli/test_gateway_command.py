@@ -149,7 +149,7 @@ def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     [
         (("--port", "8400"), "needs an engine"),
         (("--engine", "bundled", "--host", "0.0.0.0"), "give --keys FILE"),
-        (("--engine", "bundled", "--keys", "none.json"), "gateway keys add"),
+        (("--engine", "bundled", "--keys", "none.json"), "edgewise keys add"),
         (("--engine", "bundled", "--certificate", "c.pem"), "both --certificate"),
         (("--engine", "bundled", "--engine-kind", "vllm"), "no vllm; leave the kind out"),
         (("--engine", "ftp://x"), "no http://"),

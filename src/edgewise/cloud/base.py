@@ -173,6 +173,16 @@ def then(asked: "Future[_A]", read: Callable[[_A], _B]) -> "Future[_B]":
     return made
 
 
+def settle(made: "Future[_A]", done: "Future[_A]") -> None:
+    """Give `made` the outcome of `done`, unless nobody waits for it any more."""
+    if done.cancelled() or not made.set_running_or_notify_cancel():
+        made.cancel()
+    elif (error := done.exception()) is not None:
+        made.set_exception(error)
+    else:
+        made.set_result(done.result())
+
+
 def log_failure(done: "Future[None]") -> None:
     """For calls that nobody waits for: what goes wrong in them is told here."""
     error = None if done.cancelled() else done.exception()

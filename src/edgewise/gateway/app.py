@@ -17,13 +17,13 @@ from edgewise.gateway.connection import Connection
 from edgewise.gateway.consults import KeyedConsults
 from edgewise.gateway.detokenizing import Detokenizing
 from edgewise.gateway.fleet import Fleet
-from edgewise.gateway.keys import Keys
 from edgewise.gateway.large_frames import LargeFrames
-from edgewise.gateway.limits import KeyLimits
-from edgewise.gateway.limits_sqlite import SqliteLimits
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Sessions
 from edgewise.gateway.telemetry import telemetry
+from edgewise.keys.keys import Keys
+from edgewise.keys.limits import KeyLimits
+from edgewise.keys.limits_sqlite import SqliteLimits
 from edgewise.listening.visitors import ANY, Visitors
 from edgewise.wire.protocol import PATH, VERSION
 

@@ -1,7 +1,15 @@
 """From messages to the ids that the edge model is given, by the chat template in its file."""
 
-from edgewise.prompts.messages import MAX_PROMPT, Message, Prompt, Prompted, require_text
-from edgewise.prompts.prompt import last_turn, prompt_from, prompt_ids, prompt_of
+from edgewise.prompts.messages import (
+    MAX_PROMPT,
+    Message,
+    Prompt,
+    Prompted,
+    Tool,
+    ToolCall,
+    require_text,
+)
+from edgewise.prompts.prompt import last_turn, message_of, prompt_from, prompt_ids, prompt_of
 from edgewise.prompts.rendering import MAX_TEMPLATE, Renderer, prepare, render
 
 __all__ = [
@@ -11,7 +19,10 @@ __all__ = [
     "Prompt",
     "Prompted",
     "Renderer",
+    "Tool",
+    "ToolCall",
     "last_turn",
+    "message_of",
     "prepare",
     "prompt_from",
     "prompt_ids",

@@ -7,45 +7,65 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from edgewise.edge.base import Tokenizer
-from edgewise.events import Token
+from edgewise.events import FinishReason, Token
+from edgewise.grammar.calls import CallReader, call_reader, collected
+from edgewise.grammar.form import AnswerForm
+from edgewise.parts import notice
 from edgewise.prompts import Message, prompt_of
+from edgewise.prompts.conversation import said
 from edgewise.server.answering import Answering, DecodeRequest, Unread
+from edgewise.server.callers import caller_of
 from edgewise.server.decoding import asks_local, decode_request
 from edgewise.server.errors import ApiError
+from edgewise.server.forms import delta_of, form_of, message_of, told_call
+from edgewise.server.models import Models
 from edgewise.server.replies import ReplyWriter
-from edgewise.server.schemas import ChatCompletion, ChatMessage, ChatRequest
+from edgewise.server.schemas import ChatCompletion, ChatRequest
 from edgewise.server.streaming import STREAMED, reply_with
 
 
-def routes(answering: Answering) -> APIRouter:
-    """The endpoint over a loaded pair."""
+def routes(models: Models) -> APIRouter:
+    """The endpoint over the loaded pairs."""
     router = APIRouter()
 
     @router.post("/chat/completions", response_model=ChatCompletion, responses=STREAMED)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """An answer to a conversation, whole or as server-sent events."""
-        messages = [_message(one) for one in body.messages]
-        messages = answering.local.marked(messages, local=asks_local(body, request))
-        decoding = _decode_request(answering, body, messages)
-        writer = ChatReply(body, answering.edge.tokenizer, local=messages[-1].local)
+        answering = models.asked(body.model)
+        messages = [message_of(one) for one in body.messages]
+        messages = answering.local.marked(
+            messages, local=asks_local(body, request), owner=caller_of(request).name
+        )
+        form = form_of(body)
+        decoding = _decode_request(answering, body, messages, form)
+        tokenizer = answering.edge.tokenizer
+        writer = ChatReply(
+            body,
+            tokenizer,
+            local=messages[-1].local,
+            notice=notice(answering.settings, messages),
+            calls=call_reader(tokenizer, form),
+        )
         return await reply_with(writer, decoding, answering, request, stream=body.stream)
 
     return router
 
 
 def _decode_request(
-    answering: Answering, body: ChatRequest, messages: Sequence[Message]
+    answering: Answering, body: ChatRequest, messages: Sequence[Message], form: AnswerForm | None
 ) -> DecodeRequest:
     if body.max_tokens and body.max_completion_tokens:
         raise ApiError(400, "Give max_tokens or max_completion_tokens, not both.")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs true.", param="top_logprobs")
+    tools = form.tools if form else ()
     return decode_request(
         answering,
         body,
         Unread(
-            read=lambda: prompt_of(answering.edge.tokenizer, messages),
-            texts=[message.content for message in messages],
+            read=lambda: prompt_of(answering.edge.tokenizer, messages, tools),
+            texts=said(messages, tools),
+            form=form,
         ),
         local=messages[-1].local,
         max_tokens=body.max_completion_tokens or body.max_tokens,
@@ -53,32 +73,57 @@ def _decode_request(
     )
 
 
-def _message(turn: ChatMessage) -> Message:
-    role = "system" if turn.role == "developer" else turn.role
-    return Message(role, turn.text, local=turn.edgewise is not None)
-
-
 class ChatReply(ReplyWriter):
     """Choices with a message."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, request: ChatRequest, tokenizer: Tokenizer, *, local: bool) -> None:
-        """What is `local` says so, for the client to send it back with the mark."""
-        super().__init__(request, tokenizer)
+    def __init__(
+        self,
+        request: ChatRequest,
+        tokenizer: Tokenizer,
+        *,
+        local: bool,
+        notice: str | None,
+        calls: CallReader | None = None,
+    ) -> None:
+        """What is `local` says so, for the client to send it back with the mark. `calls` reads
+        those of an answer that may have some."""
+        super().__init__(request, tokenizer, notice=notice)
+        self._calls = calls
         self._mark = {"edgewise": {"cloud": "none"}} if local else {}
         self._top = (request.top_logprobs or 0) if request.logprobs else None
 
     def opening(self) -> dict[str, Any]:
         return {"delta": {"role": "assistant", "content": "", **self._mark}}
 
+    def pieces(self, text: str, token: Token | None = None, *, end: bool) -> list[dict[str, Any]]:
+        if self._calls is None:
+            return super().pieces(text, token, end=end)
+        parts = [*self._calls.feed(text), *(self._calls.finish() if end else [])]
+        deltas = [delta_of(part) for part in parts] or [{}]
+        logprobs = self._logprobs([token] if token else [])
+        last = len(deltas) - 1
+        return [
+            {"delta": delta, "logprobs": logprobs if at == last else None}
+            for at, delta in enumerate(deltas)
+        ]
+
     def piece(self, text: str, token: Token | None = None) -> dict[str, Any]:
         delta = {"content": text} if text or token else {}
         return {"delta": delta, "logprobs": self._logprobs([token] if token else [])}
 
     def body(self, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None, **self._mark}
-        return {"message": message, "logprobs": self._logprobs(tokens)}
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self._calls is not None:
+            text, calls = collected(self._calls, text)
+            told = {"tool_calls": [told_call(call) for call in calls]} if calls else {}
+            message |= {"content": text or (None if calls else ""), **told}
+        return {"message": message | self._mark, "logprobs": self._logprobs(tokens)}
+
+    def finish_reason(self, reason: FinishReason) -> str:
+        called = self._calls is not None and self._calls.called
+        return "tool_calls" if called and reason == "stop" else reason
 
     def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
         """None where they were not asked for; a token whose writer did not say is left out."""

@@ -12,18 +12,20 @@ from edgewise.prompts import Prompt
 from edgewise.server.answering import Answering, DecodeRequest, Unread
 from edgewise.server.decoding import asks_local, decode_request
 from edgewise.server.errors import ApiError
+from edgewise.server.models import Models
 from edgewise.server.replies import ReplyWriter
 from edgewise.server.schemas import Completion, CompletionRequest
 from edgewise.server.streaming import STREAMED, reply_with
 
 
-def routes(answering: Answering) -> APIRouter:
-    """The endpoint over a loaded pair."""
+def routes(models: Models) -> APIRouter:
+    """The endpoint over the loaded pairs."""
     router = APIRouter()
 
     @router.post("/completions", response_model=Completion, responses=STREAMED)
     async def completions(body: CompletionRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """The continuation of a prompt, whole or as server-sent events."""
+        answering = models.asked(body.model)
         decoding = _decode_request(answering, body, local=asks_local(body, request))
         writer = TextReply(body, answering.edge.tokenizer)
         return await reply_with(writer, decoding, answering, request, stream=body.stream)

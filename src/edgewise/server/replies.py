@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import msgspec
 
 from edgewise.edge.base import Tokenizer
-from edgewise.events import Candidate, Event, Finished, Pending, Rewound, Token, Usage
+from edgewise.events import Candidate, Event, Finished, FinishReason, Pending, Rewound, Token, Usage
 from edgewise.server.schemas import ChatRequest, CompletionRequest
 
 
-def usage(found: Usage) -> dict[str, Any]:
-    """Token counts; what the cloud wrote under `edgewise`."""
+def usage(found: Usage, notice: str | None = None) -> dict[str, Any]:
+    """Token counts; what the cloud wrote, and what must be said of the answer, under `edgewise`."""
     written = found.edge_tokens + found.cloud_tokens
     return {
         "prompt_tokens": found.prompt_tokens,
@@ -26,6 +26,7 @@ def usage(found: Usage) -> dict[str, Any]:
             "cloud_tokens": found.cloud_tokens,
             "edge_tokens": found.edge_tokens,
             "wasted_tokens": found.wasted_tokens,
+            "changing_tokens": found.changing_tokens,
             "cloud_share": found.cloud_share,
             "cloud_calls": found.cloud_calls,
             "failed_calls": found.failed_calls,
@@ -34,6 +35,7 @@ def usage(found: Usage) -> dict[str, Any]:
             "cloud_completion_tokens": found.cloud_completion_tokens,
             "sent": msgspec.structs.asdict(found.sent),
             "cost": None if found.cost is None else msgspec.structs.asdict(found.cost),
+            "notice": notice,
         },
     }
 
@@ -74,6 +76,7 @@ class Shown:
             "source": token.source,
             "reason": token.reason,
             "score": token.score,
+            "threshold": token.threshold,
             "seconds": token.seconds,
             "wait": token.wait,
             "edge": self.candidates(token.edge),
@@ -93,16 +96,31 @@ class ReplyWriter(ABC):
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
-    def __init__(self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        request: ChatRequest | CompletionRequest,
+        tokenizer: Tokenizer,
+        *,
+        notice: str | None = None,
+    ) -> None:
+        """`notice` is said beside the answer."""
+        self._notice = notice
         self.shown = Shown(tokenizer)
         self._request = request
+        self.prompt_ids: Sequence[int] = ()
+        """Of the prompt, once it was read."""
         options = request.stream_options
         self._with_usage = options is not None and options.include_usage
-        self._head = {
+        self._head: dict[str, Any] = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": request.model,
         }
+
+    @property
+    def id(self) -> str:
+        """What the reply calls itself."""
+        return self._head["id"]
 
     @abstractmethod
     def piece(self, text: str, token: Token | None = None) -> dict[str, Any]:
@@ -111,6 +129,14 @@ class ReplyWriter(ABC):
     @abstractmethod
     def body(self, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
         """A choice's fields for a whole answer."""
+
+    def pieces(self, text: str, token: Token | None = None, *, end: bool) -> list[dict[str, Any]]:
+        """As `piece`, in as many choices as it takes; what was held back as well at the `end`."""
+        return [self.piece(text, token)]
+
+    def finish_reason(self, reason: FinishReason) -> str:
+        """How the answer ended, once it is told whole."""
+        return reason
 
     def opening(self) -> dict[str, Any] | None:
         """A choice's fields before there is any text."""
@@ -121,11 +147,17 @@ class ReplyWriter(ABC):
         end = next(event for event in reversed(events) if isinstance(event, Finished))
         tokens = [event for event in events if isinstance(event, Token)]
         text = "".join(token.text for token in tokens) + end.text
-        choice = {"index": 0, **self.body(text, tokens), "finish_reason": end.finish_reason}
-        reply = {**self._head, "object": self.kind, "choices": [choice], "usage": usage(end.usage)}
+        body = self.body(text, tokens)
+        choice = {"index": 0, **body, "finish_reason": self.finish_reason(end.finish_reason)}
+        reply = {
+            **self._head,
+            "object": self.kind,
+            "choices": [choice],
+            "usage": usage(end.usage, self._notice),
+        }
         if self._request.edgewise.provenance:
             shown = [self.shown.provenance(token) for token in tokens]
-            reply["edgewise"] = {"tokens": shown, "timing": timing(end)}
+            reply["edgewise"] = {**self._prompt(), "tokens": shown, "timing": timing(end)}
         return reply
 
     async def chunks(self, events: AsyncGenerator[Event]) -> AsyncGenerator[dict[str, Any]]:
@@ -133,14 +165,19 @@ class ReplyWriter(ABC):
         request = self._request
         told = request.edgewise.provenance
         opening = self.opening()
-        if opening is not None:
+        if told:
+            yield self._chunk(opening or self.piece(""), self._prompt())
+        elif opening is not None:
             yield self._chunk(opening)
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, Token):
                     own = {"token": self.shown.provenance(event)} if told else None
                     if event.text or own or request.logprobs not in (None, False):
-                        yield self._chunk(self.piece(event.text, event), own)
+                        *first, last = self.pieces(event.text, event, end=False)
+                        for piece in first:
+                            yield self._chunk(piece)
+                        yield self._chunk(last, own)
                 elif isinstance(event, Pending):
                     guess = {"index": event.index, "text": event.text}
                     yield self._chunk(self.piece(""), {"pending": guess})
@@ -148,10 +185,20 @@ class ReplyWriter(ABC):
                     yield self._chunk(self.piece(""), {"rewound": {"index": event.index}})
                 elif isinstance(event, Finished):
                     own = {"timing": timing(event)} if told else None
-                    last = {**self.piece(event.text), "finish_reason": event.finish_reason}
-                    yield self._chunk(last, own)
+                    *first, last = self.pieces(event.text, end=True)
+                    for piece in first:
+                        yield self._chunk(piece)
+                    reason = self.finish_reason(event.finish_reason)
+                    yield self._chunk({**last, "finish_reason": reason}, own)
                     if self._with_usage:
-                        yield {**self._chunk({}), "choices": [], "usage": usage(event.usage)}
+                        yield {
+                            **self._chunk({}),
+                            "choices": [],
+                            "usage": usage(event.usage, self._notice),
+                        }
+
+    def _prompt(self) -> dict[str, Any]:
+        return {"prompt_token_ids": list(self.prompt_ids)} if self.prompt_ids else {}
 
     def _chunk(self, choice: dict[str, Any], own: dict[str, Any] | None = None) -> dict[str, Any]:
         made: dict[str, Any] = {**self._head, "object": self.chunk_kind}

@@ -6,17 +6,18 @@ value that asks for nothing, since clients send them unasked.
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from edgewise.server.form_schemas import (
+    AnswerToolCall,
+    CallId,
+    MessageToolCalls,
+    ResponseFormat,
+    ToolChoice,
+    Tools,
+)
+from edgewise.server.strict import Strict
 from edgewise.server.usage_schemas import UsageReply
 
 MAX_MESSAGES = 1024
@@ -30,79 +31,76 @@ MAX_TOKENS = 1 << 20
 TOP_LOGPROBS = 5
 """Most candidates per token: as many as a consult brings."""
 
+MAX_ROUND_TRIP = 0.5
+"""Seconds; a way around the world and back."""
+
 BoundedText = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
 Zero = Annotated[float, Field(ge=0, le=0)]
 Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_one_stranger(cls, data: object) -> object:
-        """Of more keys than there are fields one that is none: all of a million cost seconds."""
-        known = cls.model_fields
-        if not isinstance(data, dict) or len(given := cast(dict[str, Any], data)) <= len(known):
-            return cast(object, data)
-        stranger = next(name for name in given if name not in known)
-        kept = {name: given[name] for name in known if name in given}
-        return {**kept, stranger: given[stranger]}
-
-
-class TextPart(_Strict):
+class TextPart(Strict):
     """A part of a message; only text can be read."""
 
     type: Literal["text"]
     text: BoundedText
 
 
-class MessageOptions(_Strict):
+class MessageOptions(Strict):
     """With `cloud` "none" neither the message nor what follows it is ever sent to the cloud."""
 
     cloud: Literal["none"]
 
 
-class ChatMessage(_Strict):
-    """A turn. `developer` is another name of `system`."""
+class ChatMessage(Strict):
+    """A turn. `developer` is another name of `system`; `tool` says what a call came to."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: BoundedText | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: BoundedText | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None = None
+    tool_calls: MessageToolCalls | None = None
+    tool_call_id: CallId | None = None
     # What OpenAI's own client adds when an answer is sent back as it came.
     refusal: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: Nothing | None = None
     annotations: Nothing | None = None
     edgewise: MessageOptions | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "ChatMessage":
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("no_content", "it has neither content nor tool_calls")
+        return self
 
     @property
     def text(self) -> str:
         """The content in one piece."""
-        if isinstance(self.content, str):
-            return self.content
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
         return "".join(part.text for part in self.content)
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """`include_usage` adds a last chunk with the usage."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
-class EdgewiseOptions(_Strict):
+class EdgewiseOptions(Strict):
     """What only Edgewise has: with `provenance` replies say who wrote each token and why; with
     `pending` a stream also says what the edge guesses while a consult flies; with `cloud` "none"
-    the conversation is local from its last message on, as a message's own `edgewise` says."""
+    the conversation is local from its last message on, as a message's own `edgewise` says. A cloud
+    model in the server's process answers `round_trip` seconds later."""
 
     provenance: bool = False
     pending: bool = False
     cloud: Literal["none"] | None = None
+    round_trip: Annotated[float, Field(ge=0, le=MAX_ROUND_TRIP)] | None = None
 
 
-class _Request(_Strict):
+class _Request(Strict):
     model: Annotated[str, Field(max_length=200)]
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -124,12 +122,6 @@ class _Request(_Strict):
     def stops(self) -> list[str]:
         """Stop strings as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
-
-class TextFormat(_Strict):
-    """Answers are plain text."""
-
-    type: Literal["text"]
 
 
 _MOST_PARTS = {"most": MAX_PARTS}
@@ -155,9 +147,10 @@ class ChatRequest(_Request):
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
-    response_format: TextFormat | None = None
-    tools: Nothing | None = None
-    tool_choice: Literal["none"] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     store: Literal[False] | None = None
 
 
@@ -233,16 +226,18 @@ class AnswerMessage(BaseModel):
     """The assistant's turn; with `edgewise` where it is local, as it should come back then."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[AnswerToolCall] | None = None
     edgewise: MessageOptions | None = None
 
 
 class TokenProvenance(BaseModel):
     """Who wrote a token, and why. Times in seconds, logprobs in nats.
 
-    `score` is the router's; `wait` was spent on the cloud; `edge` and `cloud` are both models'
-    candidates as far as they are known.
+    `score` is the router's, `threshold` what it was held against, null where the answer can never
+    ask the cloud; `wait` was spent on the cloud; `edge` and `cloud` are both models' candidates as
+    far as they are known.
     """
 
     index: int
@@ -251,6 +246,7 @@ class TokenProvenance(BaseModel):
     source: Literal["edge", "cloud"]
     reason: str
     score: float | None
+    threshold: float | None
     seconds: float
     wait: float
     edge: list[TopLogprob]
@@ -258,8 +254,12 @@ class TokenProvenance(BaseModel):
 
 
 class Provenance(BaseModel):
-    """On demand; `timing` in seconds."""
+    """On demand; `timing` in seconds.
 
+    `/v1/completions` goes on from `prompt_token_ids` and ids of `tokens`, at any place.
+    """
+
+    prompt_token_ids: list[int]
     tokens: list[TokenProvenance]
     timing: dict[str, float]
 
@@ -270,7 +270,7 @@ class ChatChoice(BaseModel):
     index: Literal[0] = 0
     message: AnswerMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatCompletion(BaseModel):
@@ -313,6 +313,14 @@ class Completion(BaseModel):
     choices: list[CompletionChoice]
     usage: UsageReply
     edgewise: Provenance | None = None
+
+
+class PlugReply(BaseModel):
+    """Whether a running answer reaches the cloud."""
+
+    id: str
+    object: Literal["answer.plug"] = "answer.plug"
+    plugged: bool
 
 
 class ModelEntry(BaseModel):

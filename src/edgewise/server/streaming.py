@@ -16,6 +16,7 @@ from edgewise.errors import EdgewiseError
 from edgewise.events import Event
 from edgewise.server.admission import Ticket
 from edgewise.server.answering import Answering, DecodeRequest
+from edgewise.server.callers import Caller, caller_of
 from edgewise.server.errors import ApiError, api_error, unexpected
 from edgewise.server.replies import ReplyWriter
 
@@ -36,9 +37,14 @@ _log = logging.getLogger(__name__)
 class EventStream(EventSourceResponse):
     """Chunks as SSE, `[DONE]` at the end, pings while nothing comes; gives the ticket back."""
 
-    def __init__(self, chunks: AsyncGenerator[dict[str, Any]], ticket: Ticket) -> None:
+    def __init__(
+        self,
+        chunks: AsyncGenerator[dict[str, Any]],
+        ticket: Ticket,
+        caller: Caller | None = None,
+    ) -> None:
         super().__init__(_encoded(chunks), ping=PING_SECONDS, sep="\n")
-        self._chunks, self._ticket = chunks, ticket
+        self._chunks, self._ticket, self._caller = chunks, ticket, caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -48,6 +54,8 @@ class EventStream(EventSourceResponse):
             await self._chunks.aclose()
             if not self._ticket.running:
                 self._ticket.leave()
+            if self._caller is not None:
+                await self._caller.leave()
 
 
 async def _encoded(chunks: AsyncGenerator[dict[str, Any]]) -> AsyncIterator[dict[str, str]]:
@@ -76,22 +84,37 @@ async def reply_with(
 ) -> Response:
     """Answer, and end the work where the client leaves.
 
-    Raises what `Answering.enter` and `Answering.read` do.
+    Raises what `Answering.enter` and `Answering.read` do, and `ApiError` for a key at its limits.
     """
-    ticket = answering.enter(decoding)
+    caller, ticket = caller_of(request), None
+    caller.enter()
     try:
-        prompt = await _unless_gone(request, answering.read(decoding.prompt))
+        await caller.ask(cloud=decoding.policy.asks)
+        ticket = answering.enter(decoding)
+        ticket.at_end(answering.plugs.add(writer.id, decoding.plug, request))
+        ready = await _unless_gone(request, answering.read(decoding.prompt))
+        ready = ready._replace(prompt=await caller.read(ready.prompt))
     except BaseException:
-        ticket.leave()
+        if ticket is not None:
+            ticket.leave()
+        await caller.leave()
         raise
-    events = answering.events(decoding, prompt, ticket)
+    writer.prompt_ids = ready.prompt.ids
+    events = _seen(caller, answering.events(decoding, ready, ticket))
     if stream:
-        return EventStream(writer.chunks(events), ticket)
+        return EventStream(writer.chunks(events), ticket, caller)
     try:
         return JSONResponse(writer.whole(await _unless_gone(request, _collected(events))))
     finally:
         if not ticket.running:
             ticket.leave()
+        await caller.leave()
+
+
+async def _seen(caller: Caller, events: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
+    async with aclosing(events):
+        async for event in events:
+            yield caller.seen(event)
 
 
 async def _collected(events: AsyncGenerator[Event]) -> list[Event]:

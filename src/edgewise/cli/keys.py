@@ -1,0 +1,146 @@
+"""`edgewise keys`: add, list, rotate and revoke the keys of a gateway or a server."""
+
+import re
+from datetime import UTC, date, datetime, time, timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from edgewise.cli import render
+from edgewise.errors import UsageError
+from edgewise.keys.key_file import Key, read_keys
+from edgewise.keys.keys import add_key, revoke_key, rotate_key
+
+keys_app = typer.Typer(no_args_is_help=True, help="Add, list, rotate and revoke keys.")
+
+File = Annotated[Path, typer.Option("--keys", help="File of keys.")]
+Name = Annotated[str, typer.Argument(help="Whose key.")]
+Limits = Annotated[
+    str | None,
+    typer.Option(
+        help="What keys use is kept in this file, redis://... or memory; default: beside the keys."
+    ),
+]
+
+_UNITS = {"d": "days", "h": "hours", "m": "minutes"}
+
+
+def require_keys(file: Path) -> None:
+    """Raises `UsageError` where there is no file of keys."""
+    if not file.exists():
+        raise UsageError(f"There is no file {str(file)!r}; make one with edgewise keys add.")
+
+
+@keys_app.command("add")
+def add(
+    name: Annotated[str, typer.Argument(help="Whose key it is; shown in metrics and logs.")],
+    file: File,
+    asks_per_second: Annotated[
+        float, typer.Option(help="Consults, of a server requests, a second; 0: no limit.")
+    ] = 50.0,
+    ids_per_second: Annotated[
+        float, typer.Option(help="Token ids a second, sent or computed; 0: no limit.")
+    ] = 20_000.0,
+    tokens_per_day: Annotated[int, typer.Option(help="Cloud tokens a day (UTC); 0: no limit.")] = 0,
+    sessions: Annotated[
+        int,
+        typer.Option(help="Devices at a time, of a server answers, at each of them; 0: no limit."),
+    ] = 16,
+    ids: Annotated[
+        int,
+        typer.Option(help="Token ids held by these at a time, at each of them; 0: no limit."),
+    ] = 2_000_000,
+    expires: Annotated[
+        str | None, typer.Option(help="Its last day (2027-01-31, UTC), or for how long (90d, 12h).")
+    ] = None,
+) -> None:
+    """Make a key, print it once, keep its hash."""
+    secret = add_key(
+        file,
+        name,
+        asks_per_second=asks_per_second,
+        ids_per_second=ids_per_second,
+        tokens_per_day=tokens_per_day,
+        sessions=sessions,
+        ids=ids,
+        expires=None if expires is None else _end(expires),
+    )
+    _show(secret)
+
+
+@keys_app.command("list")
+def list_keys(file: File) -> None:
+    """Names, limits and dates; never the keys."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    columns = ("name", "created", "expires", "asks/s", "ids/s", "tokens/day", "sessions", "ids")
+    for column in columns:
+        table.add_column(column)
+    now = datetime.now(UTC)
+    for key in read_keys(file):
+        limits = (
+            key.asks_per_second,
+            key.ids_per_second,
+            key.tokens_per_day,
+            key.sessions,
+            key.ids,
+        )
+        shown = (f"{limit:,.10g}" if limit else "no limit" for limit in limits)
+        table.add_row(render.printable(key.name), key.created, _expiry(key, now), *shown)
+    render.show(table)
+
+
+@keys_app.command()
+def rotate(
+    name: Name,
+    file: File,
+    grace: Annotated[
+        str, typer.Option(help="How long the old secret works still (7d, 12h, 30m, 0d).")
+    ] = "1d",
+) -> None:
+    """Give a key another secret, print it once; the old one works for a while still."""
+    _show(rotate_key(file, name, grace=_duration(grace, "--grace")))
+
+
+@keys_app.command()
+def revoke(name: Name, file: File) -> None:
+    """Stop a key from working, within a second, in open sessions and answers too."""
+    revoke_key(file, name)
+
+
+def _show(secret: str) -> None:
+    print(secret)
+    render.note(
+        "A device needs it as EDGEWISE_CLOUD_KEY, a server's client as its API key; it cannot be "
+        "shown again."
+    )
+
+
+def _expiry(key: Key, now: datetime) -> str:
+    if key.expires is None:
+        end = "never"
+    else:
+        end = f"{key.expires.astimezone(UTC):%Y-%m-%d %H:%M}"
+        end += " (over)" if key.expired(now) else ""
+    old = [retired.until for retired in key.retired if now < retired.until]
+    return end + (f", old secret {max(old).astimezone(UTC):%Y-%m-%d %H:%M}" if old else "")
+
+
+def _end(told: str) -> datetime:
+    """From a last day, or a duration from now."""
+    try:
+        last = date.fromisoformat(told)
+        return datetime.combine(last + timedelta(days=1), time(), UTC)
+    except (ValueError, OverflowError):
+        pass
+    return datetime.now(UTC) + _duration(told, "--expires")
+
+
+def _duration(told: str, flag: str) -> timedelta:
+    found = re.fullmatch(r"([0-9]{1,6})([dhm])", told)
+    if found is None:
+        day = "a day such as 2027-01-31, or " if flag == "--expires" else ""
+        raise UsageError(f"{flag} {told!r} is not understood; give {day}a time such as 90d or 12h.")
+    return timedelta(**{_UNITS[found[2]]: int(found[1])})
