@@ -79,8 +79,8 @@ async def reply_with(
     Raises what `Answering.enter` and `Answering.read` do.
     """
     ticket = answering.enter(decoding)
-    ticket.at_end(answering.plugs.add(writer.id, decoding.plug, request))
     try:
+        ticket.at_end(answering.plugs.add(writer.id, decoding.plug, request))
         prompt = await _unless_gone(request, answering.read(decoding.prompt))
     except BaseException:
         ticket.leave()
