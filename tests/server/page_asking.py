@@ -39,9 +39,10 @@ def token(index: int, text: str, **more: Any) -> dict[str, Any]:
 END: dict[str, Any] = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
 
 
-def reply(page: Page, chunks: Sequence[Mapping[str, Any]]) -> None:
-    """Whatever is asked from now on, these chunks answer it."""
-    lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
+def reply(page: Page, chunks: Sequence[Mapping[str, Any] | str]) -> None:
+    """Whatever is asked from now on, these chunks answer it; text goes as it is."""
+    sent = [chunk if isinstance(chunk, str) else json.dumps(chunk) for chunk in chunks]
+    lines = [f"data: {chunk}\n\n" for chunk in sent]
     body = "".join([*lines, "data: [DONE]\n\n"])
 
     def answer(route: Route) -> None:

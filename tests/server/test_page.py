@@ -78,7 +78,7 @@ def test_kinds_of_tokens_are_told_without_colour(page: Page) -> None:
     assert len(set(shown)) == 4
     # What nobody knows otherwise is marked as the cloud's alone.
     assert shown[1] == shown[3]
-    assert drawn.locator("del").all_text_contents() == [" no"]
+    assert drawn.locator("del").all_text_contents() == ["no"]
     classes = [node.get_attribute("class") for node in drawn.all()]
     kinds = ["", "cloud confirmed", "cloud changed", "cloud", "fallback"]
     assert classes == [f"token {kind}".strip() for kind in kinds]
@@ -88,7 +88,7 @@ def test_what_the_edge_would_have_written_can_be_hidden(page: Page) -> None:
     reply(page, KINDS)
     ask(page, "tin")
     struck = page.locator(".text del")
-    expect(struck).to_have_text(" no")
+    expect(struck).to_have_text("no")
     assert "line-through" in struck.evaluate("node => getComputedStyle(node).textDecoration")
     switch = page.get_by_label("show what the edge would have written")
     switch.uncheck()

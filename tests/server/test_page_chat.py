@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -50,12 +51,23 @@ def test_an_answer_is_formatted_and_nothing_in_it_runs(page: Page) -> None:
     expect(page.locator(".text")).to_be_visible()
 
 
+def test_what_cannot_be_formatted_is_shown_as_it_is(page: Page) -> None:
+    """Nested so deep that the library gives up: the page does not."""
+    page.get_by_role("button", name="Play:").first.click()
+    done(page)
+    page.get_by_role("button", name="Formatted").click()
+    reply(page, [token(0, ">" * 5000 + " deep"), END])
+    ask(page, "tin")
+    expect(page.locator(".formatted").last).to_contain_text("deep")
+    expect(page.locator(".formatted").first).to_contain_text("Therefore")
+
+
 def test_an_answer_is_copied_without_what_was_struck(page: Page) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     both = {"edge": [{"token": " no", "logprob": -1}], "cloud": [{"token": " a", "logprob": -1}]}
     reply(page, [token(0, "Tin is"), token(1, " a", source="cloud", **both), END])
     ask(page, "tin")
-    expect(page.locator(".text del")).to_have_text(" no")
+    expect(page.locator(".text del")).to_have_text("no")
     page.get_by_role("button", name="Copy").click()
     expect(page.locator(".answer .note")).to_have_text("copied")
     assert page.evaluate("navigator.clipboard.readText()") == "Tin is a"
@@ -118,6 +130,22 @@ def test_an_answer_is_stopped(page: Page, linked: tuple[str, Link]) -> None:
     expect(page.locator("[data-counter=share]")).to_have_text(re.compile(r"\d"))
 
 
+def test_a_reload_in_mid_answer_keeps_the_question(page: Page, linked: tuple[str, Link]) -> None:
+    _, link = linked
+    page.get_by_label("Cloud share").fill("30")
+    link.stall()
+    try:
+        page.get_by_label("Message").fill(QUESTION)
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("button", name="Stop")).to_be_visible()
+        page.reload()
+        expect(page.get_by_text("Stopped.")).to_be_visible()
+    finally:
+        link.restore()
+    expect(page.locator(".question")).to_have_text(QUESTION)
+    expect(page.get_by_role("button", name="Regenerate")).to_be_visible()
+
+
 def test_a_reload_keeps_the_conversation(page: Page) -> None:
     ask(page, QUESTION)
     ask(page, "Tell me about copper.")
@@ -166,7 +194,7 @@ def test_settings_are_sent(page: Page) -> None:
     page.get_by_label("Longest answer").fill("3")
     page.keyboard.press("Escape")
     expect(page.get_by_label("Temperature")).to_have_count(0)
-    expect(page.get_by_role("button", name="Settings")).to_be_focused()
+    expect(page.get_by_role("button", name="Settings (set)")).to_be_focused()
     ask(page, "Tell me about tin.")
     expect(page.get_by_text("Cut at")).to_be_visible()
     body = json.loads(bodies[-1])
@@ -176,7 +204,7 @@ def test_settings_are_sent(page: Page) -> None:
     # What the server would refuse is marked and not sent.
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("Temperature").fill("7")
-    assert page.locator("#temperature:invalid").count() == 1
+    expect(page.locator("#temperature:invalid")).to_have_count(1)
     ask(page, "Tell me about tin.")
     assert json.loads(bodies[-1])["temperature"] == 0.5
 
@@ -221,10 +249,18 @@ def test_a_server_that_is_gone_is_told_and_the_question_kept(browser: Browser) -
     page.close()
 
 
-def test_an_answer_that_breaks_off_is_told(page: Page) -> None:
-    reply(page, [token(0, "Tin is")])
+BROKEN = [
+    ([token(0, "Tin is")], "broke off"),
+    ([token(0, "Tin is"), {"error": {"message": "The engine fell over."}}], "fell over"),
+    ([token(0, "Tin is"), "{"], "something else than an answer"),
+]
+
+
+@pytest.mark.parametrize(("chunks", "said"), BROKEN, ids=["end", "error", "garbled"])
+def test_an_answer_that_breaks_off_is_told(page: Page, chunks: list[Any], said: str) -> None:
+    reply(page, chunks)
     ask(page, "tin")
-    expect(page.get_by_role("alert")).to_contain_text("broke off")
+    expect(page.get_by_role("alert")).to_contain_text(said)
     expect(page.locator(".text")).to_have_text("Tin is")
 
 

@@ -54,7 +54,7 @@ export class Answer {
 
   #add(token, text) {
     this.#forget((guess) => guess.index > token.index);
-    this.tokens.push({ ...token, shown: text, kind: kindOf(token) });
+    this.tokens.push({ ...token, edge: token.edge ?? [], cloud: token.cloud ?? [], shown: text, kind: kindOf(token) });
     // A pause follows from what failed before it, which says more.
     const fault = faultOf(token);
     if (fault && !(this.problem && token.reason === "circuit_open")) {

@@ -12,7 +12,7 @@ export function AnswerView({ conversation, turn, answer }) {
   return html`
     <article class="answer" aria-busy=${answer.busy}>
       ${answer.recorded && html`<p class="recording">A recording of the bundled pair</p>`}
-      ${formatted ? html`<${Formatted} text=${answer.said} />` : html`<${Tokens} answer=${answer} />`}
+      ${formatted ? html`<${Formatted} text=${answer.said} busy=${answer.busy} />` : html`<${Tokens} answer=${answer} />`}
       ${answer.problem && html`<p class="problem" role="alert">${answer.problem}</p>`}
       ${answer.phase === "stopped" && html`<p class="note">Stopped.</p>`}
       ${answer.finish === "length" && html`<p class="note">Cut at the longest length.</p>`}

@@ -15,7 +15,7 @@ export function modelOf(mode) {
 // A streamed reply. Raises an Error with the server's sentence where it refuses.
 export async function ask(model, messages, signal) {
   const { temperature, limit, system } = state.settings;
-  const response = await fetch("v1/chat/completions", {
+  const response = await reach("v1/chat/completions", {
     method: "POST",
     headers: headers(),
     signal,
@@ -33,7 +33,17 @@ export async function ask(model, messages, signal) {
   return response;
 }
 
-export async function reasonOf(response) {
+// A response. Raises an Error with a sentence where there is no server: browsers say "Failed to fetch".
+async function reach(path, options) {
+  try {
+    return await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("The server does not answer. Start it again, then ask again: your question is kept.", { cause: error });
+  }
+}
+
+async function reasonOf(response) {
   if (response.status === 401) Object.assign(state, { asksKey: true, panel: "settings" });
   try {
     return String((await response.json()).error.message);
@@ -80,6 +90,6 @@ export async function readRecordings() {
 const traces = new Map();
 
 export async function readTrace(name) {
-  if (!traces.has(name)) traces.set(name, await (await fetch(`traces/${name}.json`)).json());
+  if (!traces.has(name)) traces.set(name, await (await reach(`traces/${name}.json`)).json());
   return traces.get(name);
 }

@@ -15,7 +15,7 @@ export function App() {
   const { turns } = conversation;
   return html`
     <${Header} />
-    <${Legend} />
+    ${turns.length > 0 && html`<${Legend} />`}
     <${Scroller} last=${turns.at(-1)?.id}>
       ${turns.length === 0 && html`<${FirstScreen} />`}
       ${overConversation.map((Place) => html`<${Place} conversation=${conversation} />`)}

@@ -6,13 +6,26 @@ export async function* chunksOf(response) {
   let rest = "";
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch(brokeOff);
     if (done) return;
     const lines = (rest + value).split("\n");
     rest = lines.pop();
     for (const line of lines) {
-      if (line.startsWith("data: ") && line !== "data: [DONE]") yield JSON.parse(line.slice(6));
+      if (line.startsWith("data: ") && line !== "data: [DONE]") yield read(line.slice(6));
     }
+  }
+}
+
+function brokeOff(error) {
+  if (error.name === "AbortError") throw error;
+  throw new Error("The connection to the server broke off; what was written stays.", { cause: error });
+}
+
+function read(text) {
+  try {
+    return JSON.parse(text);
+  } catch (cause) {
+    throw new Error("The server sent something else than an answer; what was written stays.", { cause });
   }
 }
 
@@ -46,15 +59,7 @@ export async function feed(answer, chunks) {
     else answer.settle("failed", "The answer broke off before its end; what was written stays.");
   } catch (error) {
     if (error.name === "AbortError") answer.settle("stopped");
-    else answer.settle("failed", sentenceOf(error, answer));
+    else answer.settle("failed", error.message);
   }
   changed();
-}
-
-// Browsers say "network error" or "Failed to fetch".
-function sentenceOf(error, answer) {
-  if (!(error instanceof TypeError)) return error.message;
-  return answer.tokens.length
-    ? "The connection to the server broke off; what was written stays."
-    : "The server does not answer. Start it again, then ask again: your question is kept.";
 }

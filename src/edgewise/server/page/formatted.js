@@ -25,15 +25,39 @@ const ALLOWED = {
 };
 
 DOMPurify.addHook("afterSanitizeAttributes", (node) => {
+  // What may be wider than the page scrolls, by keyboard too.
+  if (node.tagName === "PRE" || node.tagName === "TABLE") node.setAttribute("tabindex", "0");
   if (node.tagName !== "A") return;
   node.setAttribute("rel", "noopener noreferrer nofollow");
   node.setAttribute("target", "_blank");
 });
 
-export function Formatted({ text }) {
+// Milliseconds between two looks at an answer that is being written, and the most characters of one.
+const PAUSE = 250;
+const LONGEST = 100_000;
+
+export function Formatted({ text, busy }) {
   const place = useRef();
+  const drawn = useRef(-Infinity);
   useLayoutEffect(() => {
-    place.current.replaceChildren(DOMPurify.sanitize(marked.parse(text), ALLOWED));
-  }, [text]);
+    const draw = () => {
+      place.current.replaceChildren(nodesOf(text));
+      drawn.current = performance.now();
+    };
+    const wait = busy ? drawn.current + PAUSE - performance.now() : 0;
+    if (wait <= 0) return draw();
+    const timer = setTimeout(draw, wait);
+    return () => clearTimeout(timer);
+  }, [text, busy]);
   return html`<div ref=${place} class="formatted"></div>`;
+}
+
+function nodesOf(text) {
+  if (text.length > LONGEST) return document.createTextNode(text);
+  try {
+    return DOMPurify.sanitize(marked.parse(text), ALLOWED);
+  } catch {
+    // Nested deeper than the library goes; it is text all the same.
+    return document.createTextNode(text);
+  }
 }

@@ -11,10 +11,16 @@ export function Header() {
   const { local } = conversation;
   // Once something was said here, it stays so until a new chat begins.
   const fixed = local && conversation.turns.some((turn) => turn.local);
+  // What a reload has kept and nobody sees would be a riddle.
+  const own = ["system", "temperature", "limit"].some((name) => settings[name] !== "");
   return html`
     <header>
       <h1>Edgewise</h1>
       <p id="status" role="status">${status()}</p>
+      <div class="actions">
+        <button type="button" aria-expanded=${state.panel === "settings"} aria-controls="settings" onClick=${() => toggle("settings")}>Settings${own && " (set)"}</button>
+        <button type="button" onClick=${begin}>New chat</button>
+      </div>
       <form id="settings-bar" aria-label="Who writes" onSubmit=${(event) => event.preventDefault()}>
         <fieldset id="modes">
           <legend>Who writes</legend>
@@ -27,8 +33,6 @@ export function Header() {
         <label title="Nothing from here on is sent to the cloud, until a new chat begins">
           <input id="local" type="checkbox" checked=${local} disabled=${fixed} onChange=${(event) => keepLocal(event.target.checked)} /> local
         </label>
-        <button type="button" aria-expanded=${state.panel === "settings"} aria-controls="settings" onClick=${() => toggle("settings")}>Settings</button>
-        <button type="button" onClick=${newChat}>New chat</button>
       </form>
       ${state.panel === "settings" && html`<${SettingsPanel} />`}
       ${state.notice && html`<p class="notice" role="status">${state.notice}</p>`}
@@ -50,6 +54,11 @@ function Mode({ mode }) {
       /> ${NAMES[mode]}
     </label>
   `;
+}
+
+function begin() {
+  newChat();
+  document.getElementById("prompt").focus();
 }
 
 function keepLocal(local) {

@@ -10,14 +10,14 @@ const CLASSES = { edge: "", fallback: " fallback", confirmed: " cloud confirmed"
 
 export function Tokens({ answer }) {
   const { struck } = state.settings;
-  const chosen = state.token?.answer === answer ? state.token.number : -1;
+  const chosen = chosenOf(answer);
   return html`
     <div
       class="text"
       role="group"
       tabindex="0"
       aria-label="Answer; arrow keys go from token to token"
-      onKeyDown=${(event) => walk(event, answer, chosen)}
+      onKeyDown=${(event) => walk(event, answer)}
       onBlur=${hide}
       onPointerOver=${(event) => !state.token?.pinned && point(event, answer)}
       onPointerLeave=${hide}
@@ -25,7 +25,7 @@ export function Tokens({ answer }) {
     >
       <${Blocks}
         items=${answer.tokens}
-        draw=${(token, number) => html`<${TokenView} token=${token} number=${number} struck=${state.settings.struck} chosen=${isChosen(answer, number)} />`}
+        draw=${(token, number) => html`<${TokenView} token=${token} number=${number} struck=${state.settings.struck} chosen=${chosenOf(answer) === number} />`}
         mark=${(start, end) => `${struck} ${chosen >= start && chosen < end ? chosen : ""}`}
       />
       ${answer.tail}
@@ -38,17 +38,25 @@ function TokenView({ token, number, struck, chosen }) {
   const changed = token.kind === "changed";
   return html`
     <span class=${`token${CLASSES[token.kind]}${chosen ? " chosen" : ""}`} data-number=${number} data-reason=${token.reason}>
-      ${changed && struck && html`<del>${token.edge[0].token || UNSEEN}</del>`}${token.shown || (changed ? html`<i>${UNSEEN}</i>` : "")}
+      ${changed && struck && html`<del>${visible(token.edge[0].token)}</del>`}${token.shown || (changed ? html`<i>${UNSEEN}</i>` : "")}
     </span>
   `;
 }
 
-function isChosen(answer, number) {
-  return state.token?.answer === answer && state.token.number === number;
+// What was struck stands alone, so its own spaces say nothing.
+function visible(text) {
+  return text.trim() || (text.includes("\n") ? "⏎" : text ? "␣" : UNSEEN);
+}
+
+// The number of the token that is looked at; -1 where it is another answer's, or none.
+function chosenOf(answer) {
+  return state.token?.answer === answer ? state.token.number : -1;
 }
 
 // Arrows go from token to token; Enter keeps the panel open and goes there.
-function walk(event, answer, chosen) {
+function walk(event, answer) {
+  // As it is now: keys come faster than the page is drawn.
+  const chosen = chosenOf(answer);
   const step = STEPS[event.key];
   if (event.key === "Enter" && chosen >= 0) show({ answer, number: chosen, pinned: true });
   if (!step || !answer.tokens.length) return;
