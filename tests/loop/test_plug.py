@@ -188,6 +188,11 @@ def test_others_are_not_paused() -> None:
     unplugged = pair(cloud, cut, Policy(threshold=0.5), shared)
     cut_after(unplugged, cut, 2, IDS, TOKENS)
     assert not shared.is_open
+    # Nor for one that was cut off while it waited for its turn.
+    early = Plug()
+    early.unplug()
+    pair(cloud, early, Policy(threshold=0.5), shared).generate(IDS, max_tokens=TOKENS)
+    assert not shared.is_open
     other = pair(cloud, whole, Policy(threshold=0.5), shared).generate(IDS, max_tokens=TOKENS)
     assert {token.source for token in other.tokens} == {"cloud"}
 

@@ -201,7 +201,7 @@ def test_who_leaves_while_a_prompt_is_read_gives_the_place_back() -> None:
                 await leaving[number].wait()
                 return {"type": "http.disconnect"}
 
-            return Request({"type": "http"}, receive)
+            return Request({"type": "http", "headers": []}, receive)
 
         writer = TextReply(CompletionRequest(model="edgewise", prompt="x"), held)
         for stream in (True, False):

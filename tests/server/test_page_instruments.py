@@ -17,7 +17,7 @@ from edgewise.testing.scripted_edge import ScriptedEdge, completing, replying
 from edgewise.verdict import Sent, Verdict
 from tests.server.at_port import at_port
 from tests.server.in_process import TEXT, answering_of
-from tests.server.page_asking import ask, done, sent_bodies
+from tests.server.page_asking import END, ask, done, reply, sent_bodies, token
 
 CATSUP = "A word the edge has wrong"
 SAID = "sky:"
@@ -114,6 +114,28 @@ def test_where_nothing_was_routed_it_says_why(here: Page) -> None:
     here.get_by_label("local", exact=True).check()
     ask(here, "Tell me about tin.")
     expect(here.locator(".why")).to_contain_text("the conversation is local")
+    here.get_by_role("button", name="New chat").click()
+    here.get_by_role("button", name="Play: Nothing to ask the cloud for").click()
+    done(here)
+    expect(here.locator(".why")).to_contain_text("the router was never above its threshold")
+
+
+def test_every_reason_has_a_sentence(here: Page) -> None:
+    measured = {"score": 0.25, "threshold": 0.5}
+    said = {
+        "budget": "the share is spent for now",
+        "circuit_open": "consults are paused after failures",
+        "no_cloud": "the server has no cloud model",
+        "cost": "a consult would cost more than the cloud alone",
+        "below_threshold": "never above its threshold (nearest: 0.250 of 0.500)",
+    }
+    for reason, sentence in said.items():
+        reply(here, [token(0, "so", reason=reason, **measured), END])
+        ask(here, reason)
+        expect(here.locator(".why").last).to_contain_text(sentence)
+    reply(here, [token(0, "so", reason="below_threshold", score=0.2, threshold=None), END])
+    ask(here, "kept here")
+    expect(here.locator(".why").last).to_contain_text("by the server's settings")
 
 
 def test_a_race_over_a_way_of_ones_choosing(here: Page) -> None:

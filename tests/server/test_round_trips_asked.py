@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import httpx2
 import pytest
 from starlette.testclient import TestClient
 
@@ -67,7 +68,8 @@ def test_it_is_refused_where_the_cloud_is_elsewhere(address: str) -> None:
     )
     with TestClient(make_app(answering)) as client:
         reply = asked(client, edgewise={"round_trip": 0.1})
-        assert not client.get("/health").json()["cloud_is_here"]
+        health = client.get("/health").json()
+    assert (health["cloud_is_here"], health["bundled"]) == (False, False)
     answering.close()
     assert reply.status_code == 400
     assert "in the server's process" in reply.json()["error"]["message"]
@@ -79,6 +81,11 @@ def test_only_what_a_link_can_be_is_taken(trip: object) -> None:
     with app(cloud()) as client:
         reply = asked(client, edgewise={"round_trip": trip})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "edgewise.round_trip")
+
+
+def test_the_bundled_pair_is_known_as_such(url: str) -> None:
+    health = httpx2.get(f"{url}/health", trust_env=False).json()
+    assert (health["cloud_is_here"], health["bundled"]) == (True, True)
 
 
 def test_the_edge_alone_waits_for_nobody() -> None:

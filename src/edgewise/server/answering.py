@@ -136,10 +136,10 @@ class Answering:
 
     @property
     def bundled(self) -> bool:
-        """Whether it is the bundled pair that answers, by the router that was made for it."""
+        """Whether it is the bundled pair that answers, by its own router and without a bridge."""
         own = self.settings
-        models = (own.edge, cloud_address(own), own.router or "bundled")
-        return set(models) == {"bundled"}
+        parts = {own.edge, cloud_address(own), own.router or "bundled"}
+        return parts == {"bundled"} and self.cloud is not None and self.cloud.seams is None
 
     def close(self) -> None:
         """Wait for the threads; answers under way are stopped by the end of their requests."""

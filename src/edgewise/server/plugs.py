@@ -24,7 +24,7 @@ class Plugs:
         self._plugs[answer] = (_key(request), plug)
 
         def end() -> None:
-            del self._plugs[answer]
+            self._plugs.pop(answer, None)
 
         return end
 

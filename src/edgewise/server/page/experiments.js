@@ -7,9 +7,12 @@ import { html } from "./ui.js";
 
 export function Experiments({ conversation }) {
   if (!conversation.turns.length || !state.health?.cloud) return null;
+  const { trip } = state.settings;
   return html`
     <details id="experiments">
-      <summary>Try the last question at another share${canBeLonger() ? ", or race it against the cloud alone" : ""}</summary>
+      <summary>
+        Try the last question at another share${canBeLonger() ? ", or race it against the cloud alone" : ""}${canBeLonger() && trip ? ` (for now the cloud is ${trip} ms away)` : ""}
+      </summary>
       ${canBeLonger() && html`<${Race} conversation=${conversation} />`}
       <${Replay} conversation=${conversation} />
     </details>

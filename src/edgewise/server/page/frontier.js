@@ -29,8 +29,8 @@ const inOneLine = ({ asked, share, right, work }) =>
   (work === null ? "" : `, the cloud computed and wrote ${work} tokens`);
 
 function Plot({ points, curve }) {
-  const most = Math.max(SHARES.at(-1), ...points.map((point) => point.share));
-  const least = Math.floor(Math.min(curve.edge.right, ...curve.pair.map((point) => point.low)) / 10) * 10;
+  const most = Math.max(SHARES.at(-1), ...[...curve.pair, ...points].map((point) => point.share));
+  const least = Math.floor((Math.min(curve.edge.right, ...curve.pair.map((point) => point.low)) - 1) / 10) * 10;
   const x = (share) => LEFT + (share / most) * (WIDTH - LEFT - RIGHT);
   const y = (right) => TOP + ((100 - right) / (100 - least)) * (HEIGHT - TOP - BOTTOM);
   return html`

@@ -25,6 +25,8 @@ function reason(turn, { model, local, tokens }) {
   if (state.health && !state.health.cloud && !answerHas(tokens, "no_cloud")) return HELD.no_cloud;
   const held = Object.keys(HELD).find((name) => answerHas(tokens, name));
   if (held) return HELD[held];
+  // Recordings may be older than the page.
+  if (tokens.every((token) => token.threshold === undefined)) return "the router was never above its threshold";
   const scored = tokens.filter((token) => token.score !== null && token.threshold != null);
   if (!scored.length) return "by the server's settings nothing of this conversation may leave, or nothing at all";
   const best = scored.reduce((one, other) => (other.score - other.threshold > one.score - one.threshold ? other : one));
