@@ -29,7 +29,7 @@ from edgewise.cli.options import (
 from edgewise.edge.fitting import require_fitting
 from edgewise.errors import UsageError
 from edgewise.events import Event, Finished, Token
-from edgewise.grammar.form import MAX_SCHEMA
+from edgewise.grammar.schema import MAX_SCHEMA
 from edgewise.loop.decoder import collect
 from edgewise.pair import Pair, open_pair
 from edgewise.parts import cloud_address

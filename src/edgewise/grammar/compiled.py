@@ -56,9 +56,10 @@ class Constraint:
         self._bits = np.zeros((size + 31) // 32, np.uint32)
         self._held: list[int] = []
 
-    def allowed(self, ids: Sequence[int]) -> Allowed:
-        """What may come behind `ids`. Raises `UsageError` for a grammar that is too much work."""
-        self._follow(ids)
+    def allowed(self, ids: Sequence[int], guesses: Sequence[int] = ()) -> Allowed:
+        """What may come behind `ids` and `guesses`. Raises `UsageError` for a grammar that is too
+        much work."""
+        self._follow(ids, guesses)
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         self._require_sound()
         bits = np.unpackbits(self._bits.view(np.uint8), count=self._size, bitorder="little")
@@ -72,7 +73,7 @@ class Constraint:
 
         With `ends` the last one ends the answer, whatever it stands for. Raises as `allowed`.
         """
-        self._follow(ids)
+        self._follow(ids, ())
         last = len(more) - 1
         end = next(
             (at for at, token in enumerate(more) if token in self._ends or (ends and at == last)),
@@ -82,12 +83,12 @@ class Constraint:
         self._require_sound()
         if fit < end or end == len(more):
             return fit
-        self._follow([*ids, *more[:end]])
+        self._follow(ids, more[:end])
         return end + bool(self._matcher.is_accepting())
 
-    def _follow(self, ids: Sequence[int]) -> None:
-        """Make `ids` what the matcher has read."""
-        written = list(ids[self._start :])
+    def _follow(self, ids: Sequence[int], more: Sequence[int]) -> None:
+        """Make the answer in `ids`, and `more`, what the matcher has read."""
+        written = [*ids[self._start :], *more]
         same = len(self._held)
         if written[:same] != self._held:
             pairs = zip(self._held, written, strict=False)
@@ -204,6 +205,7 @@ def _library() -> Any:
 
 
 _places = threading.Semaphore(COMPILING)
+_starting = threading.Lock()
 
 
 def _within(work: Callable[[], Grammar]) -> Grammar:
@@ -220,7 +222,7 @@ def _within(work: Callable[[], Grammar]) -> Grammar:
         finally:
             _places.release()
 
-    with _reading:
+    with _starting:
         before = threading.stack_size(_STACK)
         try:
             threading.Thread(target=run, name="grammar", daemon=True).start()

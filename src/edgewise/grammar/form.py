@@ -2,33 +2,20 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import msgspec
 
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
 from edgewise.grammar.compiled import Grammar, compiled
+from edgewise.grammar.schema import MAX_SCHEMA, schema_text
 from edgewise.prompts import Tool
-from edgewise.prompts.conversation import inner, require_shallow
+from edgewise.prompts.conversation import require_shallow
 from edgewise.prompts.tool_formats import ToolFormat, markers, tool_format
-
-MAX_SCHEMA = 1 << 17
-"""Longest JSON text of an answer's schema, and of all tools together, bytes."""
-
-MAX_VALUES = 20_000
-"""Most values of a schema, at all depths."""
-
-MAX_KEYS = 1000
-"""Most keys of one object in a schema: what they come to grows with their square."""
 
 MAX_TOOLS = 128
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-
-_BLANKS = r"\x20|\x0A{1,2}[\x20\x09]{0,20}"
-"""What may stand between JSON's parts, as in llama.cpp: a blank, or a new line and what indents it.
-Unbounded, a small model goes on with blanks for good."""
 
 
 class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +67,7 @@ def grammar_of(tokenizer: Tokenizer, form: AnswerForm) -> Grammar:
     """What holds answers to a form. Raises `UsageError` for one that is refused."""
     try:
         if not form.tools:
-            return compiled(tokenizer, f"start: {_json(form.schema, 'The schema')}\n", {})
+            return compiled(tokenizer, f"start: %json {_of_text(form)}\n", {})
         style, special = tool_format(tokenizer), markers(tokenizer)
         shown = {token: text.encode() for text, token in special.items()}
         return compiled(tokenizer, _calling(form, style, special), shown)
@@ -116,35 +103,12 @@ def require_form(form: AnswerForm) -> None:
             )
 
 
+def _of_text(form: AnswerForm) -> str:
+    return schema_text(form.schema, "The schema")
+
+
 def _wrong(what: str, hint: str) -> UsageError:
     return UsageError(what, hint=hint, setting="tools")
-
-
-def _json(schema: Mapping[str, object] | None, what: str) -> str:
-    """JSON of a schema, for a grammar. Raises `UsageError`."""
-    _require_small(schema, what)
-    own = {**(schema or {}), "x-guidance": {"whitespace_pattern": _BLANKS}}
-    try:
-        text = msgspec.json.encode(own).decode()
-    except (TypeError, UnicodeEncodeError) as error:
-        raise UsageError(f"{what} is no JSON", hint="give a JSON schema") from error
-    if len(text) > MAX_SCHEMA:
-        raise UsageError(f"{what} has more than {MAX_SCHEMA} characters", hint="shorten it")
-    return f"%json {text}"
-
-
-def _require_small(schema: Mapping[str, object] | None, what: str) -> None:
-    require_shallow(schema, what)
-    left: list[object] = [schema]
-    count = 0
-    while left:
-        value = left.pop()
-        count += 1
-        if isinstance(value, Mapping) and len(cast(Mapping[str, object], value)) > MAX_KEYS:
-            raise UsageError(f"{what} has more than {MAX_KEYS} keys in one object", hint="split it")
-        if count > MAX_VALUES:
-            raise UsageError(f"{what} has more than {MAX_VALUES} values", hint="shorten it")
-        left += inner(value)
 
 
 def _calling(form: AnswerForm, style: ToolFormat, special: Mapping[str, int]) -> str:
@@ -188,7 +152,7 @@ def _start(
     if must:
         return [f"start: {opening} calls"]
     if form.schema is not None:
-        return [f"start: content | {opening} calls", f"content: {_json(form.schema, 'The schema')}"]
+        return [f"start: content | {opening} calls", f"content: %json {_of_text(form)}"]
     if not style.opening:
         return ["start: (TEXT | calls)?", r"TEXT: /[^{](.|\n)*/"]
     text = r"TEXT: /(.|\n)*/"
@@ -199,10 +163,10 @@ def _start(
 
 
 def _call(number: int, tool: Tool, style: ToolFormat, special: Mapping[str, int]) -> str:
-    schema = {"properties": {}, **tool.parameters, "type": "object"}
+    schema = {**(tool.parameters or {"properties": {}}), "type": "object"}
     what = f"The parameters of the tool {tool.name!r}"
     head = _terms(f"{style.before_name}{tool.name}{style.before_arguments}", special)
-    arguments = _json(cast(Mapping[str, object], schema), what)
+    arguments = f"%json {schema_text(schema, what)}"
     closing = _terms(style.closing, special)
     return f"call_{number}: {head} arguments_{number} {closing}\narguments_{number}: {arguments}"
 

@@ -102,7 +102,7 @@ class Reader:
             token = self._sampling.choose(step)
             read = Read(score, step.proposed, token, step.logprob(token), step)
         else:
-            read = self._constrained(step, score, self._constraint.allowed([*ids, *guesses]))
+            read = self._constrained(step, score, self._constraint.allowed(ids, guesses))
         return read.detailed() if self._candidates else read
 
     def _constrained(self, step: Step, score: float, allowed: Allowed) -> Read:
