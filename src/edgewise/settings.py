@@ -249,13 +249,14 @@ def load(
     A `file` of the same form stands between the folder's and the environment. A source that names
     one half of an either-or pair (threshold and cloud share, a key and the variable that holds it)
     drops the other half of the sources below it. What of the result is in `refused` and no default
-    is more than `reader`, a command, can honour. `vet` sees what came from files.
+    is more than `reader`, a command, can honour. `vet` may refuse it.
     """
     merged: dict[str, object] = {}
     places: dict[str, str] = {}
+    at = f"./{file}" if str(file) in (FLAGS, ENVIRONMENT) else str(file)  # whatever it is called
     sources: list[tuple[Mapping[str, object], str]] = [
         (_from_file((folder or Path()) / FILE, FILE, own=True), FILE),
-        (_from_file(file, str(file)) if file else {}, str(file)),
+        (_from_file(file, at) if file else {}, at),
         (_from_environment(os.environ if environment is None else environment), ENVIRONMENT),
         ({name: value for name, value in flags.items() if value is not None}, FLAGS),
     ]
@@ -317,8 +318,16 @@ def file_bytes(path: Path, called: str = FILE) -> bytes:
 
 
 def own_bytes(path: Path) -> bytes:
-    """What the folder's file holds; nothing where there is none. Raises `UsageError`."""
-    return file_bytes(path) if _is_own(path) else b""
+    """What the folder's file holds; nothing where there is none. Raises `UsageError`, for another
+    user's too: nobody else decides where a user's prompts and key go."""
+    if not path.is_file():
+        return b""
+    if hasattr(os, "getuid") and path.stat().st_uid not in (os.getuid(), 0):
+        raise UsageError(
+            f"{FILE} in this folder belongs to another user",
+            hint="copy it if you trust it, or run in a folder of your own",
+        )
+    return file_bytes(path)
 
 
 def _from_file(path: Path, called: str, *, own: bool = False) -> dict[str, object]:
@@ -331,18 +340,6 @@ def _from_file(path: Path, called: str, *, own: bool = False) -> dict[str, objec
     for name in names:
         require_known(name, f"{called} has the unknown key {name!r}")
     return names
-
-
-def _is_own(path: Path) -> bool:
-    """Whether there is one. Nobody else decides where a user's prompts and key go."""
-    if not path.is_file():
-        return False
-    if hasattr(os, "getuid") and path.stat().st_uid not in (os.getuid(), 0):
-        raise UsageError(
-            f"{FILE} in this folder belongs to another user",
-            hint="copy it if you trust it, or run in a folder of your own",
-        )
-    return True
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:

@@ -36,8 +36,9 @@ def url() -> Iterator[str]:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """While it runs, so does an event loop: `asyncio.run` fails in this process until it ends."""
     if CHROMIUM is None and not REQUIRED:
         pytest.skip("needs Debian's chromium; .ci/run installs it")
     assert CHROMIUM is not None, "chromium is required here and missing"

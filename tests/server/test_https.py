@@ -1,7 +1,6 @@
 """`serve` with a certificate: OpenAI's client and the page speak TLS to it, and nothing else."""
 
 import os
-import shutil
 import ssl
 import subprocess
 import sys
@@ -12,12 +11,9 @@ from typing import NamedTuple
 import httpx2
 import pytest
 import trustme
-from playwright.sync_api import ConsoleMessage, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, expect
 
 from tests.server.serving import running
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-REQUIRED = os.environ.get("TEST_BROWSER") == "required"
 
 ASK = """
 import sys
@@ -78,9 +74,8 @@ def test_nothing_is_served_in_the_clear(served: Encrypted) -> None:
         httpx2.get(served.url.replace("https", "http") + "/health", timeout=20, trust_env=False)
 
 
-@pytest.mark.skipif(CHROMIUM is None and not REQUIRED, reason="needs Debian's chromium")
-def test_the_page_works_by_tls(served: Encrypted) -> None:
-    """It asks for nothing in the clear, which a browser would refuse it, and tells it."""
+def test_the_page_works_by_tls(served: Encrypted, browser: Browser) -> None:
+    """It asks for nothing in the clear, which a browser would refuse it, and tell."""
     problems: list[str] = []
 
     def note(message: ConsoleMessage) -> None:
@@ -88,19 +83,16 @@ def test_the_page_works_by_tls(served: Encrypted) -> None:
         if message.type == "error" and "401" not in message.text:
             problems.append(message.text)
 
-    with sync_playwright() as playwright:
-        arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        page = browser.new_page(ignore_https_errors=True)
-        page.on("console", note)
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.goto(served.url)
-        expect(page.locator("#status")).to_contain_text("with")
-        page.get_by_label("Message").fill("Tell me about copper.")
-        page.keyboard.press("Enter")
-        page.get_by_label("API key").fill("sk-own")
-        page.get_by_label("Message").fill("Tell me about copper.")
-        page.keyboard.press("Enter")
-        expect(page.locator(".answer").last).to_contain_text("opper", timeout=60_000)
-        browser.close()
+    page = browser.new_page(ignore_https_errors=True)
+    page.on("console", note)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(served.url)
+    expect(page.locator("#status")).to_contain_text("with")
+    page.get_by_label("Message").fill("Tell me about copper.")
+    page.keyboard.press("Enter")
+    page.get_by_label("API key").fill("sk-own")
+    page.get_by_label("Message").fill("Tell me about copper.")
+    page.keyboard.press("Enter")
+    expect(page.locator(".answer").last).to_contain_text("opper")
+    page.close()
     assert problems == []

@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
+from playwright.sync_api import Browser, expect
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
@@ -22,6 +23,7 @@ from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
 from edgewise.testing.scripted_engine import ScriptedEngine
 from tests.cli.conftest import Edgewise, edgewise
 from tests.server.in_process import CHAT, TEXT, answering_of
+from tests.server.page_asking import ask
 from tests.server.serving import serving
 
 __all__ = ["edgewise"]
@@ -256,3 +258,24 @@ def test_one_key_does_not_go_to_two_places(
     assert [(engine.looks, engine.strays.total()) for engine in engines] == [(0, 0)] * 2
     for engine in engines:
         engine.close()
+
+
+def test_the_page_offers_a_choice(browser: Browser, url: str) -> None:
+    """Who is asked, and what is said of who runs, follow it; a reload keeps it.
+
+    The last one here: behind a browser no command can be run in this process.
+    """
+    page = browser.new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.post_data or ""))
+    page.goto(url)
+    expect(page.locator("#status")).to_contain_text("with")
+    page.get_by_label("Model").select_option("fast")
+    expect(page.locator("#status")).to_contain_text("without a cloud")
+    expect(page.get_by_label("cloud only")).to_be_disabled()
+    page.reload()
+    expect(page.get_by_label("Model")).to_have_value("fast")
+    ask(page, "Tell me about copper.")
+    expect(page.locator(".answer .problem")).to_have_count(0)
+    assert any('"model":"fast@0.05"' in body for body in asked)
+    page.close()

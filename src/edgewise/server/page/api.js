@@ -7,10 +7,12 @@ export function headers() {
 }
 
 export function modelOf(mode) {
-  if (mode === "edge") return "edgewise:edge";
-  if (mode === "cloud") return "edgewise:cloud";
-  return `edgewise@${Number(state.settings.share) / 100}`;
+  const name = state.health?.model ?? "edgewise";
+  return mode === "pair" ? `${name}@${Number(state.settings.share) / 100}` : `${name}:${mode}`;
 }
+
+// The edge alone of the model that an id names.
+export const edgeOf = (model) => `${model.split(/[@:]/)[0]}:edge`;
 
 // A streamed reply. Raises an Error with the server's sentence where it refuses.
 export async function ask(model, messages, signal) {
@@ -43,7 +45,7 @@ async function reach(path, options) {
   }
 }
 
-async function reasonOf(response) {
+export async function reasonOf(response) {
   if (response.status === 401) Object.assign(state, { asksKey: true, panel: "settings" });
   try {
     return String((await response.json()).error.message);
@@ -60,11 +62,17 @@ export async function refresh() {
 
 async function readHealth() {
   try {
-    state.health = await (await fetch("health")).json();
+    state.models = (await (await fetch("health")).json()).models;
+    choose(state.settings.model);
     state.gone = "";
   } catch {
     state.gone = "The server does not answer; start it again with edgewise serve.";
   }
+}
+
+// Ask this model from now on; where the server has it no more, its first.
+export function choose(name) {
+  state.health = state.models.find((one) => one.model === name) ?? state.models[0];
 }
 
 // What the record says has left, counts alone.

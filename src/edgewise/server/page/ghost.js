@@ -1,5 +1,5 @@
 // How the edge would have ended from a token that the cloud changed: asked for by going back there.
-import { headers, reasonOf } from "./api.js";
+import { edgeOf, headers, reasonOf } from "./api.js";
 import { inWords, isRight, mark } from "./graded.js";
 import { redraw, state } from "./state.js";
 import { html } from "./ui.js";
@@ -67,7 +67,7 @@ async function edgeFrom(answer, index) {
     method: "POST",
     headers: headers(),
     body: JSON.stringify({
-      model: "edgewise:edge",
+      model: edgeOf(answer.model),
       prompt: [...answer.promptIds, ...answer.tokens.slice(0, index).map((token) => token.id)],
       max_tokens: answer.tokens.length - index + MARGIN,
       ...(temperature === "" ? {} : { temperature: Number(temperature) }),

@@ -1,5 +1,6 @@
 // Who writes, how much the cloud may, what stays here, and what runs.
 import { newChat, set } from "./actions.js";
+import { choose } from "./api.js";
 import { toggle } from "./panels.js";
 import { SettingsPanel } from "./settings_panel.js";
 import { changed, state } from "./state.js";
@@ -26,6 +27,7 @@ export function Header() {
           <legend>Who writes</legend>
           ${Object.keys(NAMES).map((mode) => html`<${Mode} key=${mode} mode=${mode} />`)}
         </fieldset>
+        ${state.models.length > 1 && html`<${Choice} />`}
         <label class="share">Cloud share
           <input id="share" type="range" min="0" max="30" step="1" value=${settings.share} onInput=${(event) => set("share", Number(event.target.value))} />
           <output id="share-value" for="share">${settings.share}%</output>
@@ -52,6 +54,21 @@ function Mode({ mode }) {
         disabled=${needsCloud && state.health !== null && !state.health.cloud}
         onChange=${() => set("mode", mode)}
       /> ${NAMES[mode]}
+    </label>
+  `;
+}
+
+// There is a choice where the server has several.
+function Choice() {
+  const chosen = (event) => {
+    choose(event.target.value);
+    set("model", event.target.value);
+  };
+  return html`
+    <label class="model">Model
+      <select id="model" value=${state.health.model} onChange=${chosen}>
+        ${state.models.map(({ model }) => html`<option key=${model}>${model}</option>`)}
+      </select>
     </label>
   `;
 }

@@ -3,6 +3,7 @@ import { Conversation } from "./conversation.js";
 import { load, save } from "./keeping.js";
 
 export const DEFAULTS = {
+  model: "", // its name; empty is the server's first
   mode: "pair", // or "edge", "cloud", "beside"
   share: 5, // percent of the tokens that the cloud may write
   temperature: "", // as typed; empty is the server's own
@@ -16,7 +17,8 @@ export const DEFAULTS = {
 export const state = {
   conversation: new Conversation(),
   settings: { ...DEFAULTS },
-  health: null, // what /health says
+  models: [], // what /health says of each
+  health: null, // what it says of the one that is asked
   gone: "", // or the sentence that says that the server does not answer
   sent: [], // rows of v1/sent
   key: "", // never kept

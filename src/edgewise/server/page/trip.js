@@ -9,5 +9,5 @@ export const canBeLonger = () => Boolean(state.health?.cloud_is_here);
 // What a request says of it.
 export function asked(model) {
   const { trip } = state.settings;
-  return trip && model !== "edgewise:edge" && canBeLonger() ? { round_trip: trip / 1000 } : {};
+  return trip && !model.endsWith(":edge") && canBeLonger() ? { round_trip: trip / 1000 } : {};
 }

@@ -21,7 +21,7 @@ export function whyNothing(turn, answer) {
 
 function reason(turn, { model, local, tokens }) {
   if (turn.local || local) return "the conversation is local";
-  if (model === "edgewise@0") return "the share is 0";
+  if (model.endsWith("@0")) return "the share is 0";
   if (state.health && !state.health.cloud && !answerHas(tokens, "no_cloud")) return HELD.no_cloud;
   const held = Object.keys(HELD).find((name) => answerHas(tokens, name));
   if (held) return HELD[held];
