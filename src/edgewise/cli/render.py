@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, Group
 from rich.measure import Measurement
 from rich.progress import MofNCompleteColumn, Progress, TaskID
 from rich.segment import Segment, Segments
@@ -35,6 +35,7 @@ out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 _WIDEST = 10_000
+_ASIDE = Style(italic=True)
 _FOLDED = 16
 """Columns that a long name is folded to, rather than that a table is shown line by line."""
 
@@ -218,11 +219,9 @@ def show(table: Table) -> None:
     out.print(table if fits else _by_lines(table), soft_wrap=False)
 
 
-def _by_lines(table: Table) -> Table:
+def _by_lines(table: Table) -> Group:
     """A line for each cell, behind the name of its column; the first of a row heads the others."""
-    told = Table(
-        title=table.title, caption=table.caption, box=None, show_header=False, pad_edge=False
-    )
+    told = Table(box=None, show_header=False, pad_edge=False)
     told.add_column(overflow="fold")
     names = [" ".join(str(column.header).split()) for column in table.columns]
     cells = zip(*(column.cells for column in table.columns), strict=True)
@@ -234,7 +233,8 @@ def _by_lines(table: Table) -> Table:
         for name, cell in zip(names[1:], others, strict=True):
             if str(cell):
                 told.add_row(Text(f"  {name}: {cell}"), style=row.style)
-    return told
+    title, caption = (Text(str(said or ""), _ASIDE) for said in (table.title, table.caption))
+    return Group(*(part for part in (title, told, caption) if part))
 
 
 def _columns(title: str, *names: str) -> Table:
