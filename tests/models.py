@@ -113,6 +113,12 @@ def write_byte_level(path: Path, *, seed: int = 0) -> Path:
     return write_transformer(path, byte_level(), seed=seed)
 
 
+def write_with_tools(path: Path, template: str) -> Path:
+    """(a) with another template, and room for what it makes of tools."""
+    vocabulary = replace(byte_level(), template=template)
+    return write_transformer(path, vocabulary, context=4096)
+
+
 def write_sentencepiece(path: Path, *, seed: int = 1) -> Path:
     """(b) A transformer with a sentencepiece vocabulary."""
     return write_transformer(path, sentencepiece(), seed=seed)
@@ -129,11 +135,16 @@ def write_packed(path: Path, *, seed: int = 0) -> Path:
 
 
 def write_transformer(
-    path: Path, vocabulary: Vocabulary, *, seed: int = 0, packed: bool = False
+    path: Path,
+    vocabulary: Vocabulary,
+    *,
+    seed: int = 0,
+    packed: bool = False,
+    context: int = CONTEXT,
 ) -> Path:
     """A llama with random weights, its matrices in q4_0 if `packed`."""
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(CONTEXT)
+    writer.add_context_length(context)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(LAYERS)
     writer.add_feed_forward_length(FFN)

@@ -246,12 +246,10 @@ def load(
 ) -> Settings:
     """Merge the three sources; flags that are None were not given. Raises `UsageError`.
 
-    A `file` besides, of the same form, stands between the folder's and the environment.
-
-    A source that names one half of an either-or pair (threshold and cloud share, a key and the
-    variable that holds it) drops the other half of the sources below it. What of the result is in
-    `refused` and no default is more than `reader`, a command, can honour. `vet` sees what came
-    from a file, which whoever made the folder wrote.
+    A `file` of the same form stands between the folder's and the environment. A source that names
+    one half of an either-or pair (threshold and cloud share, a key and the variable that holds it)
+    drops the other half of the sources below it. What of the result is in `refused` and no default
+    is more than `reader`, a command, can honour. `vet` sees what came from files.
     """
     merged: dict[str, object] = {}
     places: dict[str, str] = {}
@@ -307,8 +305,7 @@ def _require_honoured(found: Settings, refused: Mapping[str, str], reader: str) 
 def file_bytes(path: Path, called: str = FILE) -> bytes:
     """What a file of settings holds, `called` so in errors. Raises `UsageError`."""
     try:
-        # A pipe or a device would be read for ever.
-        if path.exists() and not path.is_file():
+        if path.exists() and not path.is_file():  # a pipe would be read for ever
             raise UsageError(f"{called} is no file.")
         with path.open("rb") as file:
             content = file.read(MAX_FILE + 1)

@@ -18,7 +18,7 @@ from edgewise.engines.base import NOBODY, Client
 from edgewise.errors import OtherVocabulary, VocabularyMismatch
 from edgewise.gateway import detokenizing
 from edgewise.gateway import fleet as fleets
-from edgewise.gateway.keys import add_key
+from edgewise.keys.keys import add_key
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer

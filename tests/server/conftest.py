@@ -10,8 +10,18 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 from edgewise.addresses import bundled
 from edgewise.testing.link import Link, Quality
 from tests.llama_server_process import llama_server
+from tests.models import write_with_tools
 from tests.server.page_asking import PATIENCE
 from tests.server.serving import serving
+from tests.tool_models import HERMES
+
+
+@pytest.fixture(scope="session")
+def tool_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An edge model whose template has tools, and whose weights are random."""
+    path = write_with_tools(tmp_path_factory.mktemp("tools") / "tools.gguf", HERMES)
+    with serving("--edge", str(path), "--cloud", "none", "--threads", "1") as found:
+        yield found
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 expect.set_options(timeout=PATIENCE)

@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse, Response
 
 from edgewise.errors import CloudError, OtherVocabulary
 from edgewise.gateway.fleet import Fleet
-from edgewise.gateway.key_file import Key
-from edgewise.gateway.limits import KeyLimits, Tab
+from edgewise.keys.key_file import Key
+from edgewise.keys.limits import KeyLimits, Tab
 from edgewise.wire.protocol import Count
 
 MOST = 1 << 15
