@@ -19,7 +19,13 @@ from edgewise.engines import all_ids
 from edgewise.engines import proof as proofs
 from edgewise.engines.all_ids import compare_all
 from edgewise.engines.base import Client
-from edgewise.errors import CloudError, CloudUnavailable, OtherVocabulary, VocabularyMismatch
+from edgewise.errors import (
+    CloudError,
+    CloudProtocolError,
+    CloudUnavailable,
+    OtherVocabulary,
+    VocabularyMismatch,
+)
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.engine_dialects import Dialect
@@ -265,6 +271,26 @@ def lying(data: bytes) -> bytes:
 
 def gigabytes(data: bytes) -> bytes:
     return b'{"content": "' + b"a" * (5 << 20) + b'"}'
+
+
+def always_259(ids: Sequence[int]) -> int:
+    return 259
+
+
+def test_an_id_that_stands_for_nothing_to_the_edge_is_no_verdict(engine: ScriptedEngine) -> None:
+    """Where not all ids could be compared, and the cloud has more of them."""
+
+    class Padded(ByteTokenizer):
+        size = 260
+
+    engine.detokenizes = False
+    with cloud_at(engine.url) as cloud:
+        cloud.check(Padded())
+        session = cloud.open(Prompt((1,)))
+        assert session.ask([1], 1, Sampling(), 20).result().ids
+        engine.script = always_259
+        with pytest.raises(CloudProtocolError, match="id 259, which stands for nothing"):
+            session.ask([1], 1, Sampling(), 20).result()
 
 
 class TestHostile:

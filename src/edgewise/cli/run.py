@@ -94,8 +94,8 @@ def run(
             render.beside(pair.notice(asked))
         else:
             _show(recorded, pair.notice(asked))
-            if pair.cloud is not None and is_url(cloud_address(chosen)):
-                render.note(f"vocabulary: {pair.cloud.proof}")
+        if pair.cloud is not None and is_url(cloud_address(chosen)):
+            render.note(f"vocabulary: {pair.cloud.proof}")
 
 
 def _show(events: Iterator[Event], notice: str | None) -> None:

@@ -133,6 +133,20 @@ def with_end(verdict: Verdict, n: int, eos_ids: frozenset[int], name: str) -> Ve
     return verdict
 
 
+def require_meant(verdict: Verdict, nothing: frozenset[int], name: str) -> None:
+    """Raises `CloudProtocolError` for an id that stands for `nothing` to the edge model.
+
+    To the engine it does stand for something: where ids were not all compared, so they differ.
+    """
+    found = nothing.intersection(verdict.ids)
+    if found:
+        raise CloudProtocolError(
+            f"{name!r} wrote the id {min(found)}, which stands for nothing to the edge model",
+            hint="choose two models of one family, or name its own tokenizer",
+            setting="cloud_tokenizer",
+        )
+
+
 def failed(error: CloudError) -> "Future[Any]":
     """A consult that ended before it began."""
     ended: Future[Any] = Future()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from edgewise.cloud.base import CloudModel, with_end
+from edgewise.cloud.base import CloudModel, require_meant, with_end
 from edgewise.cloud.io_thread import IoThread
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.all_ids import COMPARE_SECONDS, compare_all
@@ -41,6 +41,7 @@ class EngineCloud(CloudModel):
         self.name = engine.url
         self._eos_ids = frozenset([0])
         self._size: int | None = None
+        self._nothing = frozenset[int]()
         self._proof: Proof | None = None
         self._io = IoThread(self.name)
 
@@ -58,12 +59,12 @@ class EngineCloud(CloudModel):
     def check(self, tokenizer: Tokenizer) -> str:
         """Probe the engine; compare the ids of fixed strings, and where it can all ids."""
         # Reading a vocabulary would hold the I/O thread up.
-        spelling_of(tokenizer)
+        nothing = spelling_of(tokenizer).nothing
         proof = Proof(self.engine, lambda: self._prove(tokenizer))
         self.submit(proof.look(), PROBE_SECONDS + COMPARE_SECONDS).result()
         self._proof = proof
         self._eos_ids = tokenizer.eos_ids or self._eos_ids
-        self._size = tokenizer.size
+        self._size, self._nothing = tokenizer.size, nothing
         return self.proof
 
     def submit(self, work: Coroutine[Any, Any, _T], deadline: float) -> "Future[_T]":
@@ -77,6 +78,7 @@ class EngineCloud(CloudModel):
         complete = self.engine.complete if self._proof is None else self._proof.complete
         verdict = with_end(await complete(ids, n, sampling, client), n, self._eos_ids, self.name)
         verdict.check(asked=n, prompt=len(ids), size=self._size)
+        require_meant(verdict, self._nothing, self.name)
         return verdict
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from edgewise.cloud.base import CloudModel, log_failure, with_end
+from edgewise.cloud.base import CloudModel, log_failure, require_meant, with_end
 from edgewise.cloud.gateway_link import GatewayLink, shared
 from edgewise.cloud.gateway_vocabulary import GatewayVocabulary
 from edgewise.cloud.io_thread import IoThread
@@ -60,6 +60,7 @@ class GatewayCloud(CloudModel):
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._eos_ids = frozenset([0])
         self._size: int | None = None
+        self._nothing = frozenset[int]()
         self._serves = ""
         self._idle: list[GatewayLink] = []
         self._http: aiohttp.ClientSession | None = None
@@ -79,11 +80,11 @@ class GatewayCloud(CloudModel):
         One whose engines detokenise is asked for the text of all ids besides.
         """
         # Reading a vocabulary would hold the I/O thread up.
-        spelling_of(tokenizer)
+        nothing = spelling_of(tokenizer).nothing
         before, self.tokenizer = self.tokenizer, tokenizer_fingerprint(tokenizer)
         try:
             checking = self._check(tokenizer)
-            return self.submit(checking, CHECK_SECONDS + COMPARE_SECONDS).result()
+            proof = self.submit(checking, CHECK_SECONDS + COMPARE_SECONDS).result()
         except BaseException as error:
             self.tokenizer = before
             if isinstance(error, OtherVocabulary):
@@ -93,6 +94,8 @@ class GatewayCloud(CloudModel):
                     setting="cloud_tokenizer",
                 ) from error
             raise
+        self._nothing = nothing
+        return proof
 
     def submit(self, work: Coroutine[Any, Any, _T], deadline: float) -> "Future[_T]":
         """Run `work` on the I/O thread, at most `deadline` seconds."""
@@ -102,6 +105,7 @@ class GatewayCloud(CloudModel):
         """With the edge's end token where the engine kept its own, and checked."""
         verdict = with_end(verdict, n, self._eos_ids, self.name)
         verdict.check(asked=n, prompt=prompt, size=self._size)
+        require_meant(verdict, self._nothing, self.name)
         return verdict
 
     def take(self, ids: Sequence[int]) -> GatewayLink:

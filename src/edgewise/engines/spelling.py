@@ -44,7 +44,7 @@ class Batch(NamedTuple):
 
 
 class Spelling:
-    """What a tokenizer's ids are written as."""
+    """What a tokenizer's ids are written as; `nothing` are those that stand for nothing."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Reads every id: a tenth of a second or more."""
@@ -63,6 +63,7 @@ class Spelling:
         marks: list[int] = list(self._special)
         for token, piece in self._pieces.items():
             (self._words if self._reads(token, piece) else marks).append(token)
+        self.nothing = frozenset(token for token in marks if not self.text(token))
         # Of those that stand for nothing the first are the likeliest to be another's.
         self._marks = sorted(marks, key=lambda token: (not self.text(token), token))
         random.Random(0).shuffle(self._words)
