@@ -23,6 +23,7 @@ def tool_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with serving("--edge", str(path), "--cloud", "none", "--threads", "1") as found:
         yield found
 
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 expect.set_options(timeout=PATIENCE)
 REQUIRED = os.environ.get("TEST_BROWSER") == "required"
