@@ -111,6 +111,8 @@ lint: .venv/tested  ## ruff and pyright
 docs: .venv/documented  ## build the documentation's site: build/site
 	$(BIN)/python -m website
 	$(BIN)/zensical build --strict --clean
+	# A reader's browser asks nobody else for a script, a font or a picture.
+	! grep -rnE '<(script|img|iframe|link)[^>]*(src|href)="?https?:' build/site --include='*.html'
 
 pocket: .venv/installed  ## train the bundled pair and its router anew (needs wordnet-base)
 	$(BIN)/python -m pip install --quiet --editable '.[pocket,train]'
@@ -175,4 +177,4 @@ try: wheel  ## install the wheel as a stranger would, with uvx, and answer withi
 	$(TRY) doctor
 
 clean:  ## remove what was built
-	rm -rf .venv .venv-native .venv-mlx .venv-vllm .venv-litellm build dist
+	rm -rf .venv .venv-native .venv-mlx .venv-vllm .venv-litellm .cache build dist

@@ -75,8 +75,12 @@ def test_the_reference_has_every_command_setting_and_path(site: Path) -> None:
         assert f"`edgewise {command}`" in pages["commands.md"]
     assert "--cloud-share" in pages["commands.md"]
     for setting in msgspec.structs.fields(Settings):
-        assert f"| `EDGEWISE_{setting.name.upper()}` |" in pages["settings.md"]
-    assert "| `cloud-share` | `EDGEWISE_CLOUD_SHARE` | - | Fraction of" in pages["settings.md"]
+        assert f"`EDGEWISE_{setting.name.upper()}`; " in pages["settings.md"]
+    share = pages["settings.md"].partition("## `cloud-share`")[2].partition("##")[0]
+    assert share.strip().startswith("Fraction of the tokens")
+    assert "A flag of" in share
+    assert "`run`" in share
+    assert "`train`" not in share
     assert "## `POST /v1/chat/completions`" in pages["server.md"]
     assert "| 429 | The queue is full" in pages["server.md"]
     assert all(f"::: edgewise.{name}\n" in pages["python.md"] for name in edgewise.__all__)

@@ -26,15 +26,20 @@ def commands() -> str:
 
 
 def configuration() -> str:
-    """Every setting: its names, its default, which commands have it as an option."""
-    options = _options()
-    rows = [
-        f"| `{settings.spelled(field.name)}` | `{settings.variable(field.name)}` "
-        f"| {_default(field.default)} | {_escaped(_description(field.type))} "
-        f"| {', '.join(sorted(options.get(field.name, ()))) or '-'} |"
+    """Every setting: its names, its default, which commands have it as a flag."""
+    flags = _flags()
+    return _SETTINGS + "".join(
+        _SETTING.format(
+            name=settings.spelled(field.name),
+            description=_description(field.type),
+            variable=settings.variable(field.name),
+            default=_default(field.default),
+            flag="A flag of " + ", ".join(sorted(found))
+            if (found := flags.get(field.name))
+            else "No flag",
+        )
         for field in msgspec.structs.fields(Settings)
-    ]
-    return _SETTINGS + "\n".join(rows) + "\n"
+    )
 
 
 def python() -> str:
@@ -61,11 +66,16 @@ REFERENCE: dict[str, Callable[[], str]] = {
 _SETTINGS = """# Settings
 
 A flag beats the environment, which beats `edgewise.toml` in the working folder. In the file a
-setting is written as in the first column; its flag is that name behind `--`, and `Pair` takes it as
-a keyword, with underscores. A command refuses what it cannot honour.
+setting is written as its heading here; its flag is that name behind `--`, and `Pair` takes it as a
+keyword, with underscores. A command refuses what it cannot honour.
+"""
 
-| in `edgewise.toml` | environment | default | what it is | a flag of |
-|---|---|---|---|---|
+_SETTING = """
+## `{name}`
+
+{description}
+
+`{variable}`; {default}. {flag}.
 """
 
 _ERRORS = """# Errors and reasons
@@ -88,7 +98,7 @@ The command line ends with [exit code](../exit-codes.md) 2 for each of them; the
 """
 
 
-def _options() -> dict[str, set[str]]:
+def _flags() -> dict[str, set[str]]:
     """Each setting that is a flag, and of which commands."""
     found: dict[str, set[str]] = {}
     for name, command in _commands(get_command(app)):
@@ -111,12 +121,10 @@ def _description(annotation: Any) -> str:
 
 
 def _default(value: object) -> str:
-    shown = {None: "-", True: "on", False: "off"}
-    return shown[value] if value is None or isinstance(value, bool) else f"`{value}`"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")
+    if value is None:
+        return "no default"
+    shown = {True: "on", False: "off"}[value] if isinstance(value, bool) else f"`{value}`"
+    return f"default {shown}"
 
 
 def _listed(names: tuple[str, ...]) -> str:

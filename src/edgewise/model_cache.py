@@ -3,9 +3,11 @@
 The hub's client keeps them (HF_HOME), for every program that asks the hub by it.
 """
 
+import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +18,7 @@ from edgewise.hub_client import HubAddress, explained, hub_address, short
 from edgewise.model_files import models_among, of_quant, parts_of
 
 if TYPE_CHECKING:
-    from huggingface_hub import CachedFileInfo, HFCacheInfo
+    from huggingface_hub import CachedFileInfo, DeleteCacheStrategy, HFCacheInfo
 
 _TYPO = 0.8
 """How like a known name one must be to be taken for it, misspelt."""
@@ -78,7 +80,10 @@ def explained_here(address: HubAddress) -> Generator[None]:
         with explained(address):
             yield
     except AddressError as error:
-        known = [name for name in _repositories(_cache()) if name != address.repo]
+        try:
+            known = [name for name in _repositories(_cache()) if name != address.repo]
+        except OSError:  # A cache that cannot be read is no part of what went wrong.
+            known = []
         if close := get_close_matches(address.repo, known, 1, _TYPO):
             error.hint = (
                 f"did you mean {close[0]!r}, which is here? Else {error.hint or 'check it'}"
@@ -114,7 +119,23 @@ def removal(address: str) -> Removal:
         plan = cache.delete_revisions(*hashes)
     else:
         plan = cache.delete_files(*(one for name in wanted for one in files[name]))
-    return Removal(wanted, plan.expected_freed_size, plan.execute)
+    paths = [one.file_path for name in wanted for one in files[name]]
+    return Removal(wanted, plan.expected_freed_size, partial(_removed, plan, paths))
+
+
+def _removed(plan: "DeleteCacheStrategy", paths: Sequence[Path]) -> None:
+    """Raises `AddressError` where something is still there, of which the client only warns."""
+    told = logging.getLogger(plan.__class__.__module__)
+    level = told.level
+    told.setLevel(logging.CRITICAL)
+    try:
+        plan.execute()
+    finally:
+        told.setLevel(level)
+    if left := [path for path in paths if path.is_symlink() or path.exists()]:
+        raise AddressError(
+            f"{str(left[0])!r} could not be removed", hint="check who may write in its folder"
+        )
 
 
 def _cache() -> "HFCacheInfo | None":

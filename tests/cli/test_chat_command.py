@@ -179,9 +179,12 @@ WORDS = (*METALS, "oak", "pine", "trout", "heron", "hammer", "chair")
 DROPPED = re.compile(r"the context is full: dropped the oldest questions and answers, (\d+) of \d+")
 
 
-def test_a_full_context_drops_the_oldest_turns(edgewise: Edgewise, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cloud", ["none", "bundled"])
+def test_a_full_context_drops_the_oldest_turns(
+    edgewise: Edgewise, tmp_path: Path, cloud: str
+) -> None:
     lines = "".join(f"Tell me about {word}.\n" for word in WORDS) + "/save talk.json\n"
-    flags = ("--ctx", "192", "--cloud", "none", "--system", "Be brief.")
+    flags = ("--ctx", "192", "--cloud", cloud, "--system", "Be brief.", "--threshold", "0.9")
     result = edgewise("chat", *flags, stdin=lines.encode())
     assert result.code == 0, result.err
     dropped = [int(count) for count in DROPPED.findall(result.err)]
@@ -192,7 +195,7 @@ def test_a_full_context_drops_the_oldest_turns(edgewise: Edgewise, tmp_path: Pat
     assert len(saved) == 1 + 2 * len(WORDS)
     # The last answer is that to what was kept, behind the system message.
     kept = [saved[0], *saved[1 + 2 * sum(dropped) : -1]]
-    with Pair("bundled", cloud="none", ctx=192) as pair:
+    with Pair("bundled", cloud=cloud, ctx=192, threshold=0.9) as pair:
         assert pair.ask(kept).text == saved[-1]["content"]
         assert len(pair.prompt(kept).ids) <= 192 * 3 // 4
 

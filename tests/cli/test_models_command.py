@@ -1,6 +1,7 @@
 """`edgewise models`: what is on this disk, downloaded from a hub on 127.0.0.1 and removed again."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -83,12 +84,23 @@ def test_a_model_is_downloaded_listed_and_removed(edgewise: Edgewise, asking: Ru
     assert not path.exists()
 
 
-def test_a_folder_is_one_model(edgewise: Edgewise, asking: Run) -> None:
+def test_a_folder_is_one_model(
+    edgewise: Edgewise, asking: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pulled = asking("models", "pull", "me/folder")
     assert pulled.returncode == 0, pulled.stderr
     folder = Path(pulled.stdout.strip())
     assert (folder / "model.safetensors").exists()
     assert listed(edgewise)["me/folder"]["path"] == str(folder)
+
+    def refused(path: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", refused)
+        kept = edgewise("models", "remove", "me/folder", "-y")
+    assert (kept.code, kept.err.count("\n")) == (2, 1)
+    assert "could not be removed; check who may write" in kept.err
     assert edgewise("models", "remove", "me/folder", "-y").code == 0
     assert set(listed(edgewise)) == SHIPPED
 

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
 
 from edgewise.errors import UsageError
 from edgewise.evaluation.plot import plot
 from edgewise.evaluation.report import CLOUD, EDGE, Figures, Row, as_csv, rows, summary
 from edgewise.evaluation.sweep import Cell
 from edgewise.evaluation.systems import Outcome
+from tests.drawn import require_legend_apart, saved_figures
 
 PAIR = Cell("pair", 0.1)
 
@@ -251,23 +251,10 @@ def test_a_plot_names_every_system(tmp_path: Path) -> None:
 
 
 def test_the_legend_covers_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Figure] = []
-    save = Figure.savefig
-    monkeypatch.setattr(
-        Figure, "savefig", lambda self, path: (drawn.append(self), save(self, path))
-    )
+    drawn = saved_figures(monkeypatch)
     plot([row.overall for row in table_of(0.1, 0.3)], "animals", tmp_path / "a.png")
     (figure,) = drawn
-    (legend,) = figure.legends
-    assert not any(axes.get_legend() for axes in figure.axes)
-    lines = [line for axes in figure.axes for line in axes.get_lines()]
-    assert len(lines) >= 6
-    place = legend.get_window_extent()
-    for axes in figure.axes:
-        assert not place.overlaps(axes.get_tightbbox())
-    assert not any(place.overlaps(line.get_window_extent()) for line in lines)
-    assert figure.bbox.containsx(place.x1)
-    assert figure.bbox.containsy(place.y0)
+    require_legend_apart(figure)
 
 
 @pytest.mark.parametrize("name", ["a.docx", "no/such/folder.png"])

@@ -5,20 +5,21 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-import tomlkit
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
-from tomlkit.exceptions import TOMLKitError
 
 from edgewise import settings
 from edgewise.cli import options, render
 from edgewise.errors import UsageError
 from edgewise.settings import FILE, NAMES, Settings, spelled, variable
+
+if TYPE_CHECKING:
+    from tomlkit import TOMLDocument
 
 app = typer.Typer(
     invoke_without_command=True, help="Show the settings in force; edit edgewise.toml."
@@ -82,6 +83,7 @@ def set_value(
         document.remove(one)
     document[written[0] if written else spelled(name)] = found
     _write(document)
+    render.note(f"set {spelled(name)} in {Path(FILE).absolute()}")
 
 
 @app.command()
@@ -130,8 +132,11 @@ def _known(key: str) -> str:
     return _plain(key)
 
 
-def _document() -> tomlkit.TOMLDocument:
+def _document() -> "TOMLDocument":
     """The file as it is, comments and all; empty where there is none. Raises `UsageError`."""
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
     data = settings.own_bytes(Path(FILE))
     try:
         return tomlkit.parse(data) if data else tomlkit.document()
@@ -139,9 +144,9 @@ def _document() -> tomlkit.TOMLDocument:
         raise UsageError(f"{FILE} is no valid TOML: {error}.") from error
 
 
-def _write(document: tomlkit.TOMLDocument, *, vet: bool = True) -> None:
+def _write(document: "TOMLDocument", *, vet: bool = True) -> None:
     """Put the file in its place as a whole, if commands would take it. Raises `UsageError`."""
-    text = tomlkit.dumps(document)
+    text = document.as_string()
     if vet:
         with TemporaryDirectory() as folder:
             (Path(folder) / FILE).write_text(text, encoding="utf-8")

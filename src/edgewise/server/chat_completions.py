@@ -84,7 +84,7 @@ class ChatReply(ReplyWriter):
         tokenizer: Tokenizer,
         *,
         local: bool,
-        notice: str | None,
+        notice: str | None = None,
         calls: CallReader | None = None,
     ) -> None:
         """What is `local` says so, for the client to send it back with the mark. `calls` reads
