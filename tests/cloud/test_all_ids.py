@@ -33,6 +33,7 @@ from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.testing.scripted_engine import Edited, Misdeed, ScriptedEngine
 from tests import models
 from tests.gateway.doubles import PlainEngine
+from tests.hub_files import vocabulary_of, write_tokenizer
 from tests.llama_server_process import llama_server
 
 BYTES = ByteTokenizer()
@@ -162,6 +163,35 @@ def vocabularies(bpe_path: Path, spm_path: Path) -> Iterator[dict[str, Tokenizer
         LlamaModel(bundled("edge"), threads=1, context=32) as own,
     ):
         yield {"bpe": bpe.tokenizer, "spm": spm.tokenizer, "bundled": own.tokenizer}
+
+
+class Decoding(PlainEngine):
+    """Writes ids as the library does with which vLLM and SGLang detokenise."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder))
+        self.library = pytest.importorskip("tokenizers").Tokenizer.from_file(
+            str(folder / "tokenizer.json")
+        )
+
+    async def detokenize(self, ids: Sequence[int], client: Client | None = None) -> str | None:
+        return self.library.decode(list(ids), skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "spm", "bundled"])
+def test_the_library_tokenizers_writes_the_same(
+    kind: str,
+    bpe_path: Path,
+    spm_path: Path,
+    vocabularies: dict[str, Tokenizer],
+    tmp_path: Path,
+) -> None:
+    """Byte-level, and pieces with bytes to fall back to, of which it drops the first blank."""
+    path = {"bpe": bpe_path, "spm": spm_path, "bundled": bundled("edge")}[kind]
+    write_tokenizer(tmp_path, vocabulary_of(path), pre="qwen2")
+    one = vocabularies[kind]
+    said = asyncio.run(compare_all(Decoding(tmp_path), one))
+    assert said == f"; all {one.size:,} ids stand for the same"
 
 
 KINDS = st.sampled_from(["bpe", "spm", "bundled"])

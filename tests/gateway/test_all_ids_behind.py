@@ -164,6 +164,19 @@ def test_another_gateway_at_the_address_is_found_out(
 
 
 class TestRequests:
+    def test_an_engine_that_stalls(
+        self, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(detokenizing, "SECONDS", 0.2)
+        engine.aside = lambda path: "hang" if path == "/detokenize" else None
+        with gateway([engine.url]) as running:
+            assert post(running, {"tokens": [72]}).status_code == 503
+            how = told(running.url)
+            assert how.startswith(
+                "the gateway's llama-server engine has the same ids for 5 strings"
+            )
+            assert "its other ids are not proven" in how
+
     def test_keys_and_what_they_may_use(self, engine: ScriptedEngine, tmp_path: Path) -> None:
         keys = tmp_path / "keys.json"
         secret = add_key(
@@ -192,3 +205,9 @@ class TestRequests:
             assert post(running, {"tokens": [258]}).status_code == 400
             assert engine.detokenized == 0
             assert ALL in told(running.url)
+
+    def test_the_protocols_page_has_these_numbers(self) -> None:
+        page = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+        most, bytes_ = f"{detokenizing.MOST:,} ids", f"{detokenizing.MAX_BODY:,} bytes"
+        assert f"no list of 1 to {most} in at most {bytes_}" in page
+        assert f"within {detokenizing.SECONDS:g} s" in page

@@ -21,6 +21,9 @@ MOST = 1 << 15
 MAX_BODY = 1 << 19
 """Of a request, bytes: ten digits an id, a comma and a blank, and room."""
 
+SECONDS = 15.0
+"""How long the engines may take, the wait for a key's turn included."""
+
 _NOT_FOUND = "The engine does not detokenise."
 
 
@@ -41,14 +44,20 @@ class Detokenizing:
         if asked is None:
             return _refused(400, f"The body holds at most {MOST} token ids.")
         turn = self._turns.setdefault(key.name, asyncio.Lock())
-        async with turn:
-            if wait := await self._limits.charge(key, Tab()):
-                later = {"Retry-After": str(math.ceil(wait))}
-                return _refused(429, "Too many token ids in too short a time.", later)
-            tab = Tab()
-            tab.ids = len(asked.tokens)
-            await self._limits.charge(key, tab)
-            return await self._spelled(asked.tokens)
+        try:
+            async with asyncio.timeout(SECONDS), turn:
+                return await self._in_turn(asked.tokens, key)
+        except TimeoutError:
+            return _refused(503, "The engine does not detokenise in time.")
+
+    async def _in_turn(self, ids: list[int], key: Key) -> Response:
+        if wait := await self._limits.charge(key, Tab()):
+            later = {"Retry-After": str(math.ceil(wait))}
+            return _refused(429, "Too many token ids in too short a time.", later)
+        tab = Tab()
+        tab.ids = len(ids)
+        await self._limits.charge(key, tab)
+        return await self._spelled(ids)
 
     async def _spelled(self, ids: list[int]) -> Response:
         size = self._fleet.size
