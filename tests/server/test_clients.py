@@ -27,7 +27,7 @@ def run(command: list[str], folder: Path | None = None) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -75,7 +75,7 @@ def test_openais_client_in_all_its_ways(url: str) -> None:
 def test_no_input_makes_the_server_fail(url: str, tmp_path: Path) -> None:
     """Schemathesis over the server's own description, bounded."""
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"]
-    command += ["--max-examples", "25", "--seed", "1", "--request-timeout", "60"]
+    command += ["--max-examples", "15", "--seed", "1", "--request-timeout", "60"]
     command += ["--checks", "not_a_server_error,response_schema_conformance,"]
     command[-1] += "content_type_conformance,status_code_conformance"
     run(command, tmp_path)

@@ -17,8 +17,9 @@ from prometheus_client import generate_latest
 
 from edgewise.cloud.sent_record import by_answer
 from edgewise.listening.visitors import ANY, Visitors
-from edgewise.server import chat_completions, completions
+from edgewise.server import chat_completions, completions, messages, responses, tokenizing
 from edgewise.server.answering import Answering
+from edgewise.server.elsewhere import Elsewhere
 from edgewise.server.errors import install
 from edgewise.server.guards import BodyLimit, Counted, Headers, key_check
 from edgewise.server.models import model_ids, policy_for
@@ -71,10 +72,13 @@ def make_app(
     v1 = APIRouter(prefix="/v1", dependencies=guarded, responses=_REFUSALS)
     v1.include_router(chat_completions.routes(answering))
     v1.include_router(completions.routes(answering))
+    v1.include_router(responses.routes(answering))
+    v1.include_router(messages.routes(answering))
     v1.include_router(_models(answering))
     v1.include_router(_sent(answering))
     v1.include_router(_savings(answering))
     app.include_router(v1)
+    app.include_router(tokenizing.routes(answering), dependencies=guarded, responses=_REFUSALS)
     app.include_router(_about(answering, guarded))
     app.add_middleware(Counted, counter=answering.metrics.requests)
     if origins:
@@ -85,7 +89,8 @@ def make_app(
     app.add_middleware(BodyLimit)
     app.add_middleware(Visitors, hosts=hosts, origins=origins)
     app.mount(_DOCS, StaticFiles(directory=swagger_ui_bundle.swagger_ui_path))
-    app.mount("/", StaticFiles(directory=str(files("edgewise.server") / "page"), html=True))
+    page = StaticFiles(directory=str(files("edgewise.server") / "page"), html=True)
+    app.mount("/", Elsewhere(app, page))
     return app
 
 

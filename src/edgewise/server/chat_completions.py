@@ -24,13 +24,20 @@ def routes(answering: Answering) -> APIRouter:
     @router.post("/chat/completions", response_model=ChatCompletion, responses=STREAMED)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """An answer to a conversation, whole or as server-sent events."""
-        messages = [_message(one) for one in body.messages]
-        messages = answering.local.marked(messages, local=asks_local(body, request))
-        decoding = _decode_request(answering, body, messages)
-        writer = ChatReply(body, answering.edge.tokenizer, local=messages[-1].local)
+        decoding, writer = prepared(answering, body, request)
         return await reply_with(writer, decoding, answering, request, stream=body.stream)
 
     return router
+
+
+def prepared(
+    answering: Answering, body: ChatRequest, request: Request
+) -> tuple[DecodeRequest, "ChatReply"]:
+    """What is asked of the decoder, and who writes the reply. Raises `ApiError`."""
+    messages = [_message(one) for one in body.messages]
+    messages = answering.local.marked(messages, local=asks_local(body, request))
+    decoding = _decode_request(answering, body, messages)
+    return decoding, ChatReply(body, answering.edge.tokenizer, local=messages[-1].local)
 
 
 def _decode_request(
@@ -43,13 +50,22 @@ def _decode_request(
     return decode_request(
         answering,
         body,
-        Unread(
-            read=lambda: prompt_of(answering.edge.tokenizer, messages),
-            texts=[message.content for message in messages],
-        ),
+        _unread(answering, messages),
         local=messages[-1].local,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         candidates=bool(body.top_logprobs),
+    )
+
+
+def unread(answering: Answering, turns: Sequence[ChatMessage]) -> Unread:
+    """A conversation's prompt."""
+    return _unread(answering, [_message(turn) for turn in turns])
+
+
+def _unread(answering: Answering, messages: Sequence[Message]) -> Unread:
+    return Unread(
+        read=lambda: prompt_of(answering.edge.tokenizer, messages),
+        texts=[message.content for message in messages],
     )
 
 

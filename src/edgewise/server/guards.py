@@ -82,18 +82,26 @@ class Headers:
         await self._app(scope, receive, with_headers)
 
 
+def given_key(request: Request) -> str:
+    """The key that a request brings; empty where it brings none. A bearer token comes first."""
+    scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+    return bearer if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
 def key_check(key: str | None) -> Callable[[Request], None]:
-    """A dependency that asks for `key` as a bearer token; without one it asks for nothing."""
+    """A dependency that asks for `key` as a bearer token, or as Anthropic's clients send it.
+
+    Without one it asks for nothing.
+    """
 
     def check(request: Request) -> None:
         if key is None:
             return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        right = hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode())
-        if scheme.lower() != "bearer" or not right:
+        given = given_key(request)
+        if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode()):
             raise ApiError(
                 401,
-                "The API key is wrong or missing; send it as a bearer token.",
+                "The API key is wrong or missing; send it as a bearer token or as x-api-key.",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )

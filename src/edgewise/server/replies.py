@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
@@ -11,7 +11,9 @@ import msgspec
 
 from edgewise.edge.base import Tokenizer
 from edgewise.events import Candidate, Event, Finished, Pending, Rewound, Token, Usage
+from edgewise.server.harmless import ignored
 from edgewise.server.schemas import ChatRequest, CompletionRequest
+from edgewise.server.writing import Writer
 
 
 def usage(found: Usage) -> dict[str, Any]:
@@ -86,8 +88,8 @@ def timing(event: Finished) -> dict[str, float]:
     return {"ttft": event.timing.ttft, "total": event.timing.total, "wait": event.timing.wait}
 
 
-class ReplyWriter(ABC):
-    """The reply to one request, whole or in chunks; its two forms differ in their choices only."""
+class ReplyWriter(Writer):
+    """OpenAI's older reply, whole or in chunks; its two forms differ in their choices only."""
 
     prefix: ClassVar[str]
     kind: ClassVar[str]
@@ -96,6 +98,7 @@ class ReplyWriter(ABC):
     def __init__(self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer) -> None:
         self.shown = Shown(tokenizer)
         self._request = request
+        self.ignored = ignored(request)
         options = request.stream_options
         self._with_usage = options is not None and options.include_usage
         self._head = {
@@ -121,7 +124,7 @@ class ReplyWriter(ABC):
         end = next(event for event in reversed(events) if isinstance(event, Finished))
         tokens = [event for event in events if isinstance(event, Token)]
         text = "".join(token.text for token in tokens) + end.text
-        choice = {"index": 0, **self.body(text, tokens), "finish_reason": end.finish_reason}
+        choice = {"index": 0, **self.body(text, tokens), **self._ended(end)}
         reply = {**self._head, "object": self.kind, "choices": [choice], "usage": usage(end.usage)}
         if self._request.edgewise.provenance:
             shown = [self.shown.provenance(token) for token in tokens]
@@ -148,10 +151,13 @@ class ReplyWriter(ABC):
                     yield self._chunk(self.piece(""), {"rewound": {"index": event.index}})
                 elif isinstance(event, Finished):
                     own = {"timing": timing(event)} if told else None
-                    last = {**self.piece(event.text), "finish_reason": event.finish_reason}
+                    last = {**self.piece(event.text), **self._ended(event)}
                     yield self._chunk(last, own)
                     if self._with_usage:
                         yield {**self._chunk({}), "choices": [], "usage": usage(event.usage)}
+
+    def _ended(self, end: Finished) -> dict[str, Any]:
+        return {"finish_reason": end.finish_reason, "stop_reason": end.stop}
 
     def _chunk(self, choice: dict[str, Any], own: dict[str, Any] | None = None) -> dict[str, Any]:
         made: dict[str, Any] = {**self._head, "object": self.chunk_kind}

@@ -1,7 +1,8 @@
 """What requests may say and what replies look like, in OpenAI's terms.
 
 Every field is honoured or refused. Fields of the API that change nothing here are accepted at the
-value that asks for nothing, since clients send them unasked.
+value that asks for nothing, since clients send them unasked, or at any value where they are
+`Harmless`: the reply's header names those.
 """
 
 from typing import Annotated, Any, Literal, cast
@@ -9,14 +10,14 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
+from edgewise.server.harmless import HARMLESS, Harmless
+from edgewise.server.strict import Strict
 from edgewise.server.usage_schemas import UsageReply
 
 MAX_MESSAGES = 1024
@@ -36,35 +37,20 @@ Zero = Annotated[float, Field(ge=0, le=0)]
 Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_one_stranger(cls, data: object) -> object:
-        """Of more keys than there are fields one that is none: all of a million cost seconds."""
-        known = cls.model_fields
-        if not isinstance(data, dict) or len(given := cast(dict[str, Any], data)) <= len(known):
-            return cast(object, data)
-        stranger = next(name for name in given if name not in known)
-        kept = {name: given[name] for name in known if name in given}
-        return {**kept, stranger: given[stranger]}
-
-
-class TextPart(_Strict):
+class TextPart(Strict):
     """A part of a message; only text can be read."""
 
     type: Literal["text"]
     text: BoundedText
 
 
-class MessageOptions(_Strict):
+class MessageOptions(Strict):
     """With `cloud` "none" neither the message nor what follows it is ever sent to the cloud."""
 
     cloud: Literal["none"]
 
 
-class ChatMessage(_Strict):
+class ChatMessage(Strict):
     """A turn. `developer` is another name of `system`."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -85,14 +71,14 @@ class ChatMessage(_Strict):
         return "".join(part.text for part in self.content)
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """`include_usage` adds a last chunk with the usage."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
-class EdgewiseOptions(_Strict):
+class EdgewiseOptions(Strict):
     """What only Edgewise has: with `provenance` replies say who wrote each token and why; with
     `pending` a stream also says what the edge guesses while a consult flies; with `cloud` "none"
     the conversation is local from its last message on, as a message's own `edgewise` says."""
@@ -102,7 +88,7 @@ class EdgewiseOptions(_Strict):
     cloud: Literal["none"] | None = None
 
 
-class _Request(_Strict):
+class _Request(Strict):
     model: Annotated[str, Field(max_length=200)]
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -114,7 +100,7 @@ class _Request(_Strict):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
     n: Literal[1] | None = None
-    user: Annotated[str, Field(max_length=1000)] | None = None
+    user: Annotated[Annotated[str, Field(max_length=1000)] | None, HARMLESS] = None
     frequency_penalty: Zero | None = None
     presence_penalty: Zero | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
@@ -126,7 +112,7 @@ class _Request(_Strict):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
-class TextFormat(_Strict):
+class TextFormat(Strict):
     """Answers are plain text."""
 
     type: Literal["text"]
@@ -158,7 +144,18 @@ class ChatRequest(_Request):
     response_format: TextFormat | None = None
     tools: Nothing | None = None
     tool_choice: Literal["none"] | None = None
-    store: Literal[False] | None = None
+    # Nothing is stored, billed by tier, screened, or cached by a key.
+    store: Annotated[bool | None, HARMLESS] = None
+    metadata: Harmless = None
+    service_tier: Harmless = None
+    safety_identifier: Harmless = None
+    prompt_cache_key: Harmless = None
+    prompt_cache_retention: Harmless = None
+    prompt_cache_options: Harmless = None
+    # Hints for models that take them.
+    reasoning_effort: Harmless = None
+    verbosity: Harmless = None
+    prediction: Harmless = None
 
 
 TokenIds = Annotated[
@@ -178,7 +175,10 @@ def _form(prompt: object) -> str:
 
 
 class CompletionRequest(_Request):
-    """`POST /v1/completions`: one prompt, as text or as token ids."""
+    """`POST /v1/completions`: one prompt, as text or as token ids.
+
+    With `echo` the prompt comes back before its continuation, which may be of no tokens then.
+    """
 
     prompt: Annotated[
         Annotated[BoundedText, Tag("text")]
@@ -187,8 +187,9 @@ class CompletionRequest(_Request):
         | Annotated[list[TokenIds], Field(min_length=1, max_length=1), Tag("lists")],
         Discriminator(_form),
     ]
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
-    echo: Literal[False] | None = None
+    echo: bool | None = None
     best_of: Literal[1] | None = None
     suffix: None = None
 
@@ -265,12 +266,13 @@ class Provenance(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """The one answer."""
+    """The one answer; `stop_reason` is the stop string that ended it, as vLLM says it."""
 
     index: Literal[0] = 0
     message: AnswerMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: Literal["stop", "length"]
+    stop_reason: str | None = None
 
 
 class ChatCompletion(BaseModel):
@@ -290,7 +292,7 @@ class CompletionLogprobs(BaseModel):
 
     tokens: list[str]
     token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -301,6 +303,7 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: Literal["stop", "length"]
+    stop_reason: str | None = None
 
 
 class Completion(BaseModel):

@@ -2,11 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-import msgspec
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from sse_starlette.sse import EventSourceResponse
@@ -17,27 +16,36 @@ from edgewise.events import Event
 from edgewise.server.admission import Ticket
 from edgewise.server.answering import Answering, DecodeRequest
 from edgewise.server.errors import ApiError, api_error, unexpected
-from edgewise.server.replies import ReplyWriter
+from edgewise.server.harmless import IGNORED_HEADER
+from edgewise.server.writing import Framing, Writer
 
 PING_SECONDS = 10
-
-STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The answer; with `stream` as server-sent events that end with `[DONE]`.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
-    }
-}
-"""What an endpoint's description says of both forms."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class EventStream(EventSourceResponse):
-    """Chunks as SSE, `[DONE]` at the end, pings while nothing comes; gives the ticket back."""
+def streamed(how: str) -> dict[int | str, dict[str, Any]]:
+    """What an endpoint's description says of both forms, `how` of the stream."""
+    content = {"text/event-stream": {"schema": {"type": "string"}}}
+    return {200: {"description": f"The answer; {how}.", "content": content}}
 
-    def __init__(self, chunks: AsyncGenerator[dict[str, Any]], ticket: Ticket) -> None:
-        super().__init__(_encoded(chunks), ping=PING_SECONDS, sep="\n")
+
+STREAMED = streamed("with `stream` as server-sent events that end with `[DONE]`")
+
+
+class EventStream(EventSourceResponse):
+    """Chunks as SSE, pings while nothing comes; gives the ticket back."""
+
+    def __init__(
+        self,
+        chunks: AsyncGenerator[dict[str, Any]],
+        ticket: Ticket,
+        framing: Framing | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        events = _encoded(chunks, framing or Framing())
+        super().__init__(events, ping=PING_SECONDS, sep="\n", headers=headers)
         self._chunks, self._ticket = chunks, ticket
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,24 +58,26 @@ class EventStream(EventSourceResponse):
                 self._ticket.leave()
 
 
-async def _encoded(chunks: AsyncGenerator[dict[str, Any]]) -> AsyncIterator[dict[str, str]]:
-    encode = msgspec.json.encode
+async def _encoded(
+    chunks: AsyncGenerator[dict[str, Any]], framing: Framing
+) -> AsyncIterator[dict[str, str]]:
     try:
         async with aclosing(chunks):
             async for chunk in chunks:
-                yield {"data": encode(chunk).decode()}
+                yield framing.frame(chunk)
     except ApiError as error:
-        yield {"data": encode(error.body()).decode()}
+        yield framing.frame(framing.failed(error))
     except EdgewiseError as error:
-        yield {"data": encode(api_error(error).body()).decode()}
+        yield framing.frame(framing.failed(api_error(error)))
     except Exception:
         _log.exception("an answer failed")
-        yield {"data": encode(unexpected().body()).decode()}
-    yield {"data": "[DONE]"}
+        yield framing.frame(framing.failed(unexpected()))
+    if framing.end is not None:
+        yield {"data": framing.end}
 
 
 async def reply_with(
-    writer: ReplyWriter,
+    writer: Writer,
     decoding: DecodeRequest,
     answering: Answering,
     request: Request,
@@ -80,15 +90,19 @@ async def reply_with(
     """
     ticket = answering.enter(decoding)
     try:
-        prompt = await _unless_gone(request, answering.read(decoding.prompt))
+        prompt = await unless_gone(request, answering.read(decoding.prompt))
+        await unless_gone(request, writer.read(prompt, ticket))
     except BaseException:
-        ticket.leave()
+        if not ticket.running:
+            ticket.leave()
         raise
+    headers = {IGNORED_HEADER: ", ".join(writer.ignored)} if writer.ignored else None
     events = answering.events(decoding, prompt, ticket)
     if stream:
-        return EventStream(writer.chunks(events), ticket)
+        return EventStream(writer.chunks(events), ticket, writer, headers)
     try:
-        return JSONResponse(writer.whole(await _unless_gone(request, _collected(events))))
+        whole = writer.whole(await unless_gone(request, _collected(events)))
+        return JSONResponse(whole, headers=headers)
     finally:
         if not ticket.running:
             ticket.leave()
@@ -99,7 +113,21 @@ async def _collected(events: AsyncGenerator[Event]) -> list[Event]:
         return [event async for event in events]
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+async def queued(
+    answering: Answering, request: Request, work: Callable[[], Coroutine[Any, Any, _T]]
+) -> _T:
+    """`work`'s result, from a place in the queue: no more is read than could be answered.
+
+    Raises `ApiError` as `Answering.enter` and `unless_gone` do.
+    """
+    ticket = answering.admission.enter()
+    try:
+        return await unless_gone(request, work())
+    finally:
+        ticket.leave()
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     """`work`'s result; it is cancelled when the client leaves. Raises `ApiError` 499 then."""
 
     async def gone() -> None:
