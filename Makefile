@@ -14,7 +14,7 @@ NATIVE = $(shell sed -n 's/^native = \["\(.*\)"\]$$/\1/p' pyproject.toml)
 COMPILE = install --no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python $(NATIVE)
 
 .PHONY: help install native demo test test-training test-native test-mlx test-vllm test-litellm \
-	lint pocket faults bench lock sbom digests image wheel clean
+	test-lmeval lint pocket faults bench lock sbom digests image wheel clean
 
 help:  ## show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -98,6 +98,17 @@ test-vllm: .venv/tested .venv-vllm/installed  ## run the contract tests against 
 test-litellm: .venv/tested .venv-litellm/installed  ## run the tests of LiteLLM against the server
 	LITELLM_PYTHON=$(CURDIR)/.venv-litellm/bin/python $(BIN)/python -m $(PYTEST) tests/server/test_clients.py
 
+# What Edgewise and its tests need lies in the other one.
+.venv-lmeval/installed: .venv/tested
+	$(PYTHON) -m venv .venv-lmeval
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		>"$$(.venv-lmeval/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
+	.venv-lmeval/bin/python -m pip install --quiet 'lm-eval[api]>=0.4.13,<0.5'
+	touch $@
+
+test-lmeval: .venv-lmeval/installed  ## run the tests of the LM Evaluation Harness, by URL and by class
+	LMEVAL_PYTHON=$(CURDIR)/.venv-lmeval/bin/python $(BIN)/python -m $(PYTEST) tests/server/test_lm_eval.py
+
 lint: .venv/tested  ## ruff and pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check src tests
@@ -149,4 +160,4 @@ wheel: .venv/installed  ## build what is published: dist/
 	$(BIN)/python -m build --outdir dist
 
 clean:  ## remove what was built
-	rm -rf .venv .venv-native .venv-mlx .venv-vllm .venv-litellm build dist
+	rm -rf .venv .venv-native .venv-mlx .venv-vllm .venv-litellm .venv-lmeval build dist

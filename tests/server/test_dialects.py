@@ -174,6 +174,8 @@ def test_system_text_is_read_wherever_it_stands(url: str) -> None:
         assert found["usage"]["input_tokens"] == wanted["usage"]["prompt_tokens"]
 
 
+THOUGHT: list[Any] = [{"type": "thinking", "thinking": "x"}]
+
 # What today's agents send beside what is answered: Codex, Claude Code, the SDKs.
 CODEX: dict[str, Any] = {
     "model": MODEL,
@@ -252,6 +254,8 @@ def test_harmless_fields_are_taken_and_said(url: str) -> None:
         ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
         ("responses", {"input": []}, "input"),
         ("responses", {"input": [[None]]}, "input"),
+        ("responses", {"input": [{"type": "reasoning"}]}, "no message that can be read"),
+        ("messages", {"messages": [{"role": "user", "content": THOUGHT}]}, "no message that can"),
         ("messages", {"messages": [{"role": "user", "content": [[None]]}]}, "messages"),
         ("responses", {"max_output_tokens": 0}, "max_output_tokens"),
         ("responses", {"model": "gpt-5"}, "no model 'gpt-5'"),
