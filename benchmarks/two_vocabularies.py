@@ -22,10 +22,11 @@ from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.bridge import Bridge
 from edgewise.cloud.named import AUTO
 from edgewise.cloud.reach import reach
-from edgewise.cloud.seam import BLANKS, Seams, bytes_of
+from edgewise.cloud.seam import BLANKS, Seams
 from edgewise.cloud.text import TextCloud
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.spelling import bytes_of
 from edgewise.edge.tokenizer import open_tokenizer
 from edgewise.engines.base import NOBODY, Client, Described
 from edgewise.engines.text import GoneOn, TextEngine

@@ -16,6 +16,7 @@ LAYERS = (
     ("verdict", "addresses", "listening"),
     ("edge",),
     ("sampling", "prompts"),
+    ("grammar",),
     ("routers", "wire", "engines"),
     ("cloud",),
     ("rollouts", "loop"),

@@ -124,10 +124,11 @@ def test_one_answer_may_differ_from_its_pair(alone: Pair) -> None:
     assert alone.ask(QUESTION).text == whole.text
 
 
-def test_wishes_are_settings_but_for_the_stop_strings() -> None:
+def test_wishes_are_settings_but_for_stop_strings_and_forms() -> None:
     names = set(Wishes.__annotations__)
-    assert names - {"stop"} <= set(NAMES)
-    assert "stop" not in NAMES
+    own = {"stop", "json_schema", "tools", "tool_choice", "parallel_tool_calls"}
+    assert names - own <= set(NAMES)
+    assert not own & set(NAMES)
 
 
 def test_a_system_message_stands_first_unless_the_conversation_brings_one() -> None:
@@ -158,7 +159,7 @@ def test_a_system_message_stands_first_unless_the_conversation_brings_one() -> N
         ([None], "A prompt is text, messages or token ids, not NoneType."),
         ([1, Message("user", "x")], "A prompt is text, messages or token ids"),
         ([{"role": "robot", "content": "x"}], "This is no message (Invalid enum value 'robot'"),
-        ([{"role": "user"}], "give a role (system, user or assistant) and a content."),
+        ([{"role": "user"}], "give a role (system, user, assistant or tool) and"),
         ([{"role": "user", "content": 3}], "This is no message (Expected `str`, got `int`"),
         ([{"role": "user", "content": "x", "name": "y"}], "unknown field `name`"),
         ([Message("user", "\udce9")], "A message is no valid UTF-8; convert it first."),
@@ -439,7 +440,7 @@ def test_the_readme_shows_what_works(
 
 def test_a_message_has_the_roles_that_templates_know() -> None:
     hint = Message.__annotations__["role"]
-    assert set(get_args(hint)) == {"system", "user", "assistant"}
+    assert set(get_args(hint)) == {"system", "user", "assistant", "tool"}
 
 
 def test_a_loop_that_breaks_off_keeps_no_slot() -> None:

@@ -15,6 +15,7 @@
         +-- CloudRejected        the engine understood the request and declined it
         |   +-- OtherVocabulary  the cloud model was replaced by one with other ids
         |   +-- NothingUsable    it answered well, but with nothing for this place
+        |   |   +-- BreaksGrammar  not with what the answer's form allows
         |   +-- Withheld         nothing was sent: it may not leave the device
         +-- CloudProtocolError   the reply was not what the engine promises
 
@@ -24,7 +25,7 @@ flag or field that is, is for the command line and the server to say: `setting` 
 
 from typing import ClassVar, Literal
 
-Fault = Literal["timeout", "unavailable", "refused", "rejected", "protocol"]
+Fault = Literal["timeout", "unavailable", "refused", "rejected", "protocol", "grammar"]
 """The ways a consult fails."""
 
 
@@ -134,6 +135,12 @@ class OtherVocabulary(CloudRejected):
 
 class NothingUsable(CloudRejected):
     """The cloud answered well, and nothing of it can be taken at this place: no whole word, say."""
+
+
+class BreaksGrammar(NothingUsable):
+    """The cloud answered well, but not with what the answer's form allows at this place."""
+
+    reason = "grammar"
 
 
 class Withheld(CloudRejected):

@@ -16,6 +16,7 @@ Reason = Literal[
     "below_threshold",  # the router saw no need
     "critical",  # the router asked, the cloud answered
     "span",  # a further token of the same consult
+    "forced",  # the answer's form allows this token alone, so nobody was asked
     "mid_word",  # the router asked, but a bridge's cloud is asked between words
     "reasoning",  # the router asked, but the cloud cannot go on inside of a block of reasoning
     "withheld",  # the router asked, but what would be sent may not leave the device

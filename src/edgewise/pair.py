@@ -15,6 +15,8 @@ from edgewise.edge.base import EdgeAbilities, EdgeModel
 from edgewise.edge.fitting import require_fitting
 from edgewise.errors import UsageError
 from edgewise.events import Event
+from edgewise.grammar.calls import CallReader, call_reader, collected
+from edgewise.grammar.form import AnswerForm, form_from, grammar_of
 from edgewise.loop.account import Account
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.generation import Generation
@@ -29,7 +31,15 @@ from edgewise.parts import (
     sampling_of,
     viewing,
 )
-from edgewise.prompts import Message, Prompt, Prompted, prepare, prompt_from, require_text
+from edgewise.prompts import (
+    Message,
+    Prompt,
+    Prompted,
+    Tool,
+    prepare,
+    prompt_from,
+    require_text,
+)
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.routers.named import checked_router
@@ -37,7 +47,11 @@ from edgewise.settings import Settings, settings_of, spelled
 
 
 class Wishes(TypedDict, total=False):
-    """What one answer may have otherwise than its pair's settings say."""
+    """What one answer may have otherwise than its pair's settings say.
+
+    With `json_schema` its text is JSON that this allows. `tools` it may call, unless `tool_choice`
+    is "none"; it must where that is "required", or the name of one.
+    """
 
     max_tokens: int | None
     stop: str | Sequence[str]
@@ -46,6 +60,10 @@ class Wishes(TypedDict, total=False):
     top_p: float
     min_p: float
     seed: int
+    json_schema: Mapping[str, object] | None
+    tools: Sequence[Tool | Mapping[str, object]]
+    tool_choice: str
+    parallel_tool_calls: bool
 
 
 class Pair:
@@ -136,20 +154,25 @@ class Pair:
             raise UsageError("This needs a cloud model", hint="name one", setting="cloud")
         return self.edge, self.cloud
 
-    def prompt(self, asked: Prompted) -> Prompt:
-        """What the edge model is given for `asked`. Raises `UsageError`.
+    def prompt(self, asked: Prompted, *, tools: Sequence[Tool] = ()) -> Prompt:
+        """What the edge model is given for `asked` and `tools`. Raises `UsageError`.
 
         Text and messages go through the model's chat template, behind the settings' system
         message where they bring none; ids go as they are. What is clearly too long for the context
         is a `ContextOverflow` before much work is done.
         """
         require_fitting(self.edge.tokenizer, _texts(asked), self.edge.context)
-        return prompt_from(self.edge.tokenizer, asked, system=self.settings.system)
+        system = self.settings.system
+        return prompt_from(self.edge.tokenizer, asked, system=system, tools=tools)
 
     def ask(self, prompt: Prompted, **wishes: Unpack[Wishes]) -> Answer:
-        """The whole answer; raises as `stream`."""
+        """The whole answer, calls of tools apart from its text; raises as `stream`."""
         with self.stream(prompt, **wishes) as events:
-            return collect(events)
+            answer = collect(events)
+        if events.calls is None:
+            return answer
+        text, calls = collected(events.calls, answer.text)
+        return replace(answer, text=text, tool_calls=calls)
 
     def stream(
         self,
@@ -161,9 +184,11 @@ class Pair:
     ) -> "AnswerStream":
         """The answer event by event; see `Decoder.stream` for `pending` and `candidates`.
 
-        Raises `UsageError`; and a `CloudError` on the way where `on_cloud_error` says so.
+        Calls of tools are text in its events. Raises `UsageError`; and a `CloudError` on the way
+        where `on_cloud_error` says so.
         """
         stop = wishes.pop("stop", ())
+        form = _form(wishes)
         for name in wishes:
             if name not in Wishes.__annotations__:
                 raise UsageError(f"One answer cannot have another {spelled(name)} than its pair.")
@@ -172,18 +197,20 @@ class Pair:
         taken = account.take()
         try:
             generation = self.decoder.stream(
-                self.prompt(prompt),
+                self.prompt(prompt, tools=form.tools if form else ()),
                 max_tokens=own.max_tokens,
                 sampling=sampling_of(own),
                 stop=(stop,) if isinstance(stop, str) else stop,
                 budget=taken,
                 pending=pending,
                 candidates=candidates,
+                grammar=grammar_of(self.edge.tokenizer, form) if form else None,
             )
         except BaseException:
             account.settle(taken, taken)
             raise
-        return AnswerStream(generation, lambda left: account.settle(taken, left))
+        calls = call_reader(self.edge.tokenizer, form)
+        return AnswerStream(generation, lambda left: account.settle(taken, left), calls)
 
     def close(self) -> None:
         """Close what this pair opened, and nothing else."""
@@ -199,9 +226,14 @@ class Pair:
 class AnswerStream(Iterator[Event]):
     """An answer in the making. Closed when exhausted; use `with` where it may be abandoned."""
 
-    def __init__(self, generation: Generation, settle: Callable[[Budget], None]) -> None:
-        """`settle` is told the budget that the answer leaves, once."""
-        self._generation, self._settle = generation, settle
+    def __init__(
+        self,
+        generation: Generation,
+        settle: Callable[[Budget], None],
+        calls: CallReader | None = None,
+    ) -> None:
+        """`settle` is told the budget that the answer leaves, once; `calls` reads those in it."""
+        self._generation, self._settle, self.calls = generation, settle, calls
         self._over = False
 
     def __next__(self) -> Event:
@@ -304,6 +336,16 @@ def _texts(asked: Prompted) -> list[str]:
         if isinstance(item, Message | Mapping)
     ]
     return [text for text in contents if isinstance(text, str)]
+
+
+def _form(wishes: Wishes) -> AnswerForm | None:
+    """The form that an answer is wished to have; taken out of its wishes."""
+    return form_from(
+        wishes.pop("json_schema", None),
+        wishes.pop("tools", ()),
+        wishes.pop("tool_choice", "auto"),
+        wishes.pop("parallel_tool_calls", True),
+    )
 
 
 def _record(settings: Settings, sent_file: str | Path | None) -> SentRecord:

@@ -5,6 +5,7 @@ The draw for position i depends on the seed and on i alone, so rewinding needs n
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from edgewise.edge.base import Floats, Step
 from edgewise.edge.step import top_ids
@@ -42,12 +43,25 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         """A 32-bit seed of its own for a position, for engines that draw themselves."""
         return int(np.random.SeedSequence([self.seed, position]).generate_state(1)[0])
 
-    def choose(self, step: Step) -> int:
-        """The id to write at `step`; above temperature 0 it needs the step's logits."""
+    def choose(self, step: Step, allowed: NDArray[np.bool_] | None = None) -> int:
+        """The id to write at `step`; above temperature 0 it needs the step's logits.
+
+        With `allowed`, bool[vocabulary], it is one of these, and the logits are needed.
+        """
+        if allowed is not None:
+            return self._among(step, np.flatnonzero(allowed[: step.size]))
         if self.greedy:
             return step.proposed
-        ids, weights = self._filtered(step.logits)
-        draw = np.random.default_rng([self.seed, step.position]).random()
+        return self._drawn(step.logits, step.position)
+
+    def _among(self, step: Step, ids: NDArray[np.intp]) -> int:
+        """One of `ids`, as if there were no others."""
+        logits = step.logits[ids]
+        return int(ids[logits.argmax() if self.greedy else self._drawn(logits, step.position)])
+
+    def _drawn(self, logits: Floats, position: int) -> int:
+        ids, weights = self._filtered(logits)
+        draw = np.random.default_rng([self.seed, position]).random()
         cumulative = np.cumsum(weights, dtype=np.float64)
         index = int(np.searchsorted(cumulative, draw * cumulative[-1], side="right"))
         return int(ids[min(index, len(ids) - 1)])

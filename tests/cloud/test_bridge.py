@@ -12,9 +12,9 @@ from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge import Bridge, bridged
 from edgewise.cloud.connect import connect
 from edgewise.cloud.local import LocalCloud
-from edgewise.cloud.seam import bytes_of
 from edgewise.cloud.transport import AT_ONCE, LONGEST
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.spelling import bytes_of
 from edgewise.edge.tokenizer import open_tokenizer
 from edgewise.errors import (
     CloudError,

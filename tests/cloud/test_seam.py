@@ -11,7 +11,6 @@ from hypothesis import assume, given, settings
 from edgewise.cloud.seam import (
     Seams,
     added,
-    bytes_of,
     divides,
     held_back,
     kept,
@@ -20,6 +19,7 @@ from edgewise.cloud.seam import (
     written_text,
 )
 from edgewise.edge.base import PROBES, Tokenizer
+from edgewise.edge.spelling import bytes_of
 from edgewise.errors import CloudProtocolError
 from tests.vocabularies import vocabularies
 

@@ -18,10 +18,10 @@ from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge import Bridge
 from edgewise.cloud.engine import Cerebras, Fireworks, LlamaServer, Sglang, Vllm
 from edgewise.cloud.gateway import GatewayCloud
-from edgewise.cloud.seam import bytes_of
 from edgewise.cloud.sent_files import Payload
 from edgewise.cloud.sent_record import SentRecord, summed
 from edgewise.edge.base import PROBES
+from edgewise.edge.spelling import bytes_of
 from edgewise.events import Consult, Event, Finished, SentCounts
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy

@@ -227,7 +227,7 @@ def test_what_openais_client_sends_unasked_is_accepted(url: str) -> None:
         ({"n": 2}, 400, "n "),
         ({"tools": [{"type": "function"}]}, 400, "tools"),
         ({"frequency_penalty": 0.5}, 400, "frequency_penalty"),
-        ({"response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"response_format": {"type": "json"}}, 400, "response_format"),
         ({"temperature": 3}, 400, "temperature"),
         ({"temperature": "hot"}, 400, "temperature"),
         ({"top_p": 0}, 400, "top_p"),

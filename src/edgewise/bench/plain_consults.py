@@ -6,8 +6,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from edgewise.cloud.engine import EngineCloud
-from edgewise.cloud.seam import bytes_of
 from edgewise.edge.base import Tokenizer
+from edgewise.edge.spelling import bytes_of
 from edgewise.engines.base import NOBODY, Client, Engine, sampling_fields
 from edgewise.engines.completions import COMPLETIONS
 from edgewise.engines.http import HttpEngine

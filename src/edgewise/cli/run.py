@@ -28,6 +28,7 @@ from edgewise.cli.options import (
 from edgewise.edge.fitting import require_fitting
 from edgewise.errors import UsageError
 from edgewise.events import Event, Finished, Token
+from edgewise.grammar.form import MAX_SCHEMA
 from edgewise.loop.decoder import collect
 from edgewise.pair import Pair, open_pair
 from edgewise.prompts import MAX_PROMPT, require_text
@@ -55,6 +56,10 @@ def run(
     no_template: Annotated[
         bool, typer.Option("--no-template", help="Send the prompt as it is.")
     ] = False,
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Answer with JSON that the schema in FILE allows."),
+    ] = None,
     json: options.Json = False,
     trace: Annotated[
         Path | None, typer.Option(help="Write the timeline to FILE; see edgewise trace show.")
@@ -65,6 +70,7 @@ def run(
     if no_template and chosen.system:
         raise UsageError("--no-template leaves no place for --system; drop one of them.")
     require_text("The system message", chosen.system or "")
+    schema = _schema(json_schema) if json_schema else None
     text = _read(prompt)
     with ExitStack() as stack:
         pair = stack.enter_context(open_pair(chosen, sent_file=sent_file))
@@ -73,7 +79,12 @@ def run(
         if recorder:
             pair.decoder = recorder.decoder(pair.decoder)
         events = stack.enter_context(
-            pair.stream(asked, stop=stop or (), pending=recorder is not None)
+            pair.stream(
+                asked,
+                stop=stop or (),
+                pending=recorder is not None,
+                json_schema=schema,
+            )
         )
         recorded = recorder.events(events) if recorder else events
         if json:
@@ -135,6 +146,21 @@ def _from_stdin() -> str:
     finally:
         waiting.cancel()
     return data.decode("utf-8", "surrogateescape")
+
+
+def _schema(path: Path) -> dict[str, object]:
+    """The JSON object in a file. Raises `UsageError`."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_SCHEMA + 1)
+    except OSError as error:
+        raise UsageError(f"The schema {str(path)!r} cannot be read: {error.strerror}.") from error
+    if len(data) > MAX_SCHEMA:
+        raise UsageError(f"The schema {str(path)!r} has more than {MAX_SCHEMA} bytes; shorten it.")
+    try:
+        return msgspec.json.decode(data, type=dict[str, object])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"The schema {str(path)!r} is no JSON object: {error}.") from error
 
 
 def _open(path: Path) -> BinaryIO:

@@ -5,10 +5,11 @@ from concurrent.futures import Future
 
 from edgewise.cloud.base import CloudModel, CloudSession, then
 from edgewise.cloud.bridging import BridgeSession, preceding
-from edgewise.cloud.seam import Seams, bytes_of
+from edgewise.cloud.seam import Seams
 from edgewise.cloud.transport import Part, portion
 from edgewise.cloud.view import Plain, Preceding, View, Viewing
 from edgewise.edge.base import Tokenizer
+from edgewise.edge.spelling import bytes_of
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.engines.base import Abilities
 from edgewise.errors import CloudRejected, UsageError, VocabularyMismatch

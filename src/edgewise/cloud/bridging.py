@@ -11,10 +11,11 @@ from functools import reduce
 
 from edgewise.cloud.base import failed, with_end
 from edgewise.cloud.reasoning import Reasoning
-from edgewise.cloud.seam import bytes_of, characters, held_back, kept, spelled, written_text
+from edgewise.cloud.seam import characters, held_back, kept, spelled, written_text
 from edgewise.cloud.transport import Going, Part, Transport, TransportSession
 from edgewise.cloud.view import Preceding, Sight, Told, View
 from edgewise.edge.base import Tokenizer
+from edgewise.edge.spelling import bytes_of
 from edgewise.errors import CloudError, CloudRejected, EdgewiseError, NothingUsable, Withheld
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling

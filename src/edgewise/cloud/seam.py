@@ -6,14 +6,14 @@ its KV cache is ever tokenised again. Consults are made, and replies end, betwee
 
 import codecs
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
-from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
 from edgewise.cloud.reasoning import Reasoning
 from edgewise.edge.base import Tokenizer
+from edgewise.edge.spelling import bytes_of, ids_spelling
 from edgewise.errors import CloudProtocolError, CloudRejected
 from edgewise.verdict import Verdict
 
@@ -105,23 +105,14 @@ def kept(
 
 
 def spelled(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[int]:
-    """Ids of `text` behind the ids `before`, which stand for its bytes and nothing else.
+    """Ids of `text` behind the ids `before`, as `ids_spelling`.
 
-    Those that the whole has where it begins with `before`; else those of the text alone, behind
-    a line's end (SentencePiece puts a blank before a text), or byte by byte. Raises
-    `CloudProtocolError` for a vocabulary in which none of these are the text.
+    Raises `CloudProtocolError` for a vocabulary that has none.
     """
-    data = text.encode()
-    tail = list(before[-_CONTEXT:])
-    context = bytes_of(tokenizer, tail).decode("utf-8", "replace")
-    for first, ids in ((context, tail), ("", []), ("\n", tokenizer.encode("\n"))):
-        found = tokenizer.encode(first + text)
-        if found[: len(ids)] == ids and bytes_of(tokenizer, found[len(ids) :]) == data:
-            return found[len(ids) :]
-    letters = _letters(tokenizer)
-    if all(byte in letters for byte in data):
-        return [letters[byte] for byte in data]
-    raise CloudProtocolError("The cloud model's text has no ids in the edge's vocabulary.")
+    found = ids_spelling(tokenizer, before, text)
+    if found is None:
+        raise CloudProtocolError("The cloud model's text has no ids in the edge's vocabulary.")
+    return found
 
 
 def divides(tokenizer: Tokenizer, text: str, at: int) -> bool:
@@ -138,11 +129,6 @@ def divides(tokenizer: Tokenizer, text: str, at: int) -> bool:
             break
         reached += len(piece)
     return reached == wanted or wanted == 0
-
-
-def bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
-    """What ids stand for; nothing for those that are no text."""
-    return b"".join(map(tokenizer.piece, ids))
 
 
 def characters(data: bytes) -> str:
@@ -277,16 +263,3 @@ def _like(piece: bytes) -> str:
     if not piece:
         return ""
     return "\u3042" if piece[0] in range(0xE3, 0xEA) else "\U0001f600" if piece[0] >= 0xF0 else "a"
-
-
-_known: WeakKeyDictionary[Tokenizer, Mapping[int, int]] = WeakKeyDictionary()
-
-
-def _letters(tokenizer: Tokenizer) -> Mapping[int, int]:
-    """The id of each byte that has one of its own."""
-    found = _known.get(tokenizer)
-    if found is None:
-        pieces = ((tokenizer.piece(token), token) for token in reversed(range(tokenizer.size)))
-        found = {piece[0]: token for piece, token in pieces if len(piece) == 1}
-        _known[tokenizer] = found
-    return found

@@ -19,6 +19,7 @@ from edgewise.edge.base import EdgeSession, Step
 from edgewise.edge.kv import FEW
 from edgewise.errors import UsageError
 from edgewise.events import Candidate, Reason
+from edgewise.grammar.compiled import Allowed, Constraint
 from edgewise.loop.consults import Consults, Flight
 from edgewise.loop.latency import Latency
 from edgewise.loop.redraft import Redraft
@@ -31,7 +32,10 @@ CANDIDATES = 5
 
 
 class Read(NamedTuple):
-    """What the loop needs of a step, taken before the engine's next decode."""
+    """What the loop needs of a step, taken before the engine's next decode.
+
+    Score, logprob and candidates are the model's own, whatever the answer's form allows.
+    """
 
     score: float
     proposed: int
@@ -39,6 +43,7 @@ class Read(NamedTuple):
     logprob: float
     step: Step
     candidates: tuple[Candidate, ...] = ()
+    forced: bool = False
 
     def detailed(self) -> "Read":
         """With the edge's candidates; before the engine's next decode."""
@@ -51,21 +56,40 @@ class Reader:
     """The edge's steps as the loop reads them: router's score, token drawn, logprob."""
 
     def __init__(
-        self, edge: EdgeSession, router: Router, sampling: Sampling, *, candidates: bool
+        self,
+        edge: EdgeSession,
+        router: Router,
+        sampling: Sampling,
+        *,
+        candidates: bool,
+        constraint: Constraint | None = None,
     ) -> None:
-        """With `candidates` every read has the edge's, not only those a consult may follow."""
+        """With `candidates` every read has the edge's, not only those a consult may follow.
+
+        A `constraint` allows only some tokens.
+        """
         self._edge, self._router, self._sampling = edge, router, sampling
-        self._candidates = candidates
+        self._candidates, self._constraint = candidates, constraint
 
-    def read(self) -> Read:
-        """Of the next step. Raises `UsageError` for a router whose score is none."""
-        return self._read(self._edge.step())
+    def read(self, ids: Sequence[int], guesses: Sequence[int] = ()) -> Read:
+        """Of the next step, behind `ids` and `guesses`. Raises `UsageError` for a router whose
+        score is none, and as `Constraint.allowed`."""
+        return self._read(self._edge.step(), ids, guesses)
 
-    def read_all(self, ids: Sequence[int]) -> list[Read]:
-        """Of the steps behind each of `ids`, read in one pass."""
-        return [self._read(step).detailed() for step in self._edge.steps(ids)]
+    def read_all(self, before: Sequence[int], ids: Sequence[int]) -> list[Read]:
+        """Of the steps behind each of `ids`, read in one pass; `before` stand before them."""
+        return [
+            self._read(step, before, ids[:count]).detailed()
+            for count, step in enumerate(self._edge.steps(ids), 1)
+        ]
 
-    def _read(self, step: Step) -> Read:
+    def fitting(self, ids: Sequence[int], draft: Sequence[int]) -> Sequence[int]:
+        """The beginning of `draft` that may come behind `ids`."""
+        if self._constraint is None:
+            return draft
+        return draft[: self._constraint.fitting(ids, draft)]
+
+    def _read(self, step: Step, ids: Sequence[int], guesses: Sequence[int]) -> Read:
         score = self._router.score(step)
         if not _is_score(score):
             raise UsageError(
@@ -74,9 +98,22 @@ class Reader:
                 hint="mend its score()",
                 setting="router",
             )
-        token = self._sampling.choose(step)
-        read = Read(score, step.proposed, token, step.logprob(token), step)
+        if self._constraint is None:
+            token = self._sampling.choose(step)
+            read = Read(score, step.proposed, token, step.logprob(token), step)
+        else:
+            read = self._constrained(step, score, self._constraint.allowed([*ids, *guesses]))
         return read.detailed() if self._candidates else read
+
+    def _constrained(self, step: Step, score: float, allowed: Allowed) -> Read:
+        """With the token that is drawn, or the likeliest, of those that are allowed."""
+        proposed = step.proposed
+        if not (proposed < len(allowed.mask) and allowed.mask[proposed]):
+            proposed = Sampling().choose(step, allowed.mask)
+        token = proposed
+        if not self._sampling.greedy:
+            token = self._sampling.choose(step, allowed.mask)
+        return Read(score, proposed, token, step.logprob(token), step, forced=allowed.forced)
 
 
 class RunAhead:
@@ -107,7 +144,7 @@ class RunAhead:
         redraft, self._redraft = self._redraft, None
         if redraft is not None:
             self._read_draft(redraft)
-        return self._reads.pop(len(self._ids), None) or self._reader.read()
+        return self._reads.pop(len(self._ids), None) or self._reader.read(self._ids)
 
     def begin(self, flight: Flight, read: Read, state: State) -> None:
         """A flight is waited for from now on: the next guesses follow `read`'s own token."""
@@ -126,7 +163,7 @@ class RunAhead:
             tip = tip.reaching(read.token, [*self._ids, *self.guesses], self._rules)
         if not tip.owed:
             tip, reason = self._decided(tip, read)
-        self._guess(tip, read, waits=reason == "mid_word")
+        self._guess(tip, read, waits=reason is not None and tip.waits_after(reason))
         return read.token
 
     def follow(self, token: int, score: float | None) -> tuple[int, int]:
@@ -161,7 +198,7 @@ class RunAhead:
         if position not in self._reads:
             begun = time.monotonic()
             # In detail: the answer may ask here after all, when the step is long gone.
-            self._reads[position] = self._reader.read().detailed()
+            self._reads[position] = self._reader.read(self._ids, self.guesses).detailed()
             self._latency.stepped(time.monotonic() - begun)
         return self._reads[position]
 
@@ -178,13 +215,14 @@ class RunAhead:
 
     def _read_draft(self, redraft: Redraft) -> None:
         """Read the draft behind what the session has queued, in one pass."""
-        ids = [*self._ids[redraft.start :], *redraft.draft][:FEW]
+        fitting = self._reader.fitting(self._ids, redraft.draft)
+        ids = [*self._ids[redraft.start :], *fitting][:FEW]
         draft = ids[len(self._ids) - redraft.start :]
         if not draft:
             return
         begun = time.monotonic()
         self._edge.rewind(redraft.start)
-        reads = self._reader.read_all(ids)[-len(draft) - 1 :]
+        reads = self._reader.read_all(self._ids[: redraft.start], ids)[-len(draft) - 1 :]
         seconds = time.monotonic() - begun
         agree = [read.token == token for read, token in zip(reads, draft, strict=False)]
         right = [*agree, False].index(False)
@@ -204,11 +242,11 @@ class RunAhead:
         told = [read.step.logits.copy() for read in reads[: len(draft) + 1]]
         self._edge.rewind(start)
         self._edge.extend(self._ids[start:])
-        single = [self._reader.read().detailed()]
+        single = [self._reader.read(self._ids).detailed()]
         same = np.array_equal(single[0].step.logits, told[0])
-        for token, logits in zip(draft, told[1:], strict=True):
+        for count, (token, logits) in enumerate(zip(draft, told[1:], strict=True), 1):
             self._edge.extend([token])
-            single.append(self._reader.read().detailed())
+            single.append(self._reader.read(self._ids, draft[:count]).detailed())
             same = same and np.array_equal(single[-1].step.logits, logits)
         if draft or not same:
             # The first step alone does not show what a pass leaves in the KV cache.
@@ -218,7 +256,7 @@ class RunAhead:
     def _decided(self, tip: State, read: Read) -> tuple[State, Reason]:
         """The guess at a position as the answer would decide there, its consult sent if it may."""
         ids = self._ids if self._rules.seams is None else [*self._ids, *self.guesses]
-        decision = tip.decide(read.score, read.token, ids, self._rules)
+        decision = tip.decide(read.score, read.token, ids, self._rules, forced=read.forced)
         if not decision.ask or self._consults is None:
             return tip, decision.reason
         self._edge.mark(len(self._ids) + len(self.guesses))

@@ -145,10 +145,10 @@ class Consults:
             self.waited += time.monotonic() - flight.begun - elapsed
         return flight.future.done()
 
-    def verdict(self, flight: Flight, ids: Sequence[int], proposed: int, token: int) -> Verdict:
+    def verdict(self, flight: Flight, ids: Sequence[int], token: int) -> Verdict:
         """Wait for the outcome; raises the `CloudError` that it is.
 
-        Behind `ids` the edge proposed `proposed`, and would have written `token`.
+        Behind `ids` the edge would have written `token`.
         """
         begun = time.monotonic()
         self._flights.pop(flight.position, None)
@@ -168,7 +168,6 @@ class Consults:
         finally:
             self.waited += time.monotonic() - begun
         self._breaker.succeeded()
-        self._latency.judged(changed=verdict.ids[0] != proposed)
         return verdict
 
     def drop(self, start: int = 0, end: int | None = None) -> int:

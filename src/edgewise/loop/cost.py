@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.seam import bytes_of
 from edgewise.edge.base import Tokenizer
+from edgewise.edge.spelling import bytes_of
 from edgewise.errors import CloudError
 from edgewise.events import AnswerCost
 from edgewise.loop.price import NOTHING, Bill, Price

@@ -10,25 +10,27 @@ from edgewise.cloud.sent_record import SentRecord
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.events import Event, Finished, FinishReason, Timing, Token, Usage
+from edgewise.grammar.compiled import Grammar
 from edgewise.loop.billing import Billing
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.generation import Generation, Parts
 from edgewise.loop.latency import Latency
 from edgewise.loop.policy import Budget, Policy
 from edgewise.loop.state import Rules
-from edgewise.prompts import Prompt
+from edgewise.prompts import Prompt, ToolCall
 from edgewise.routers.base import Router
 from edgewise.sampling import Sampling
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer, collected from its events."""
+    """A whole answer, collected from its events; `tool_calls` are no part of its text."""
 
     text: str
     finish_reason: FinishReason
     tokens: tuple[Token, ...]
     usage: Usage
     timing: Timing
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 class Decoder:
@@ -66,6 +68,7 @@ class Decoder:
         budget: Budget | None = None,
         pending: bool = False,
         candidates: bool = False,
+        grammar: Grammar | None = None,
     ) -> Generation:
         """Answer `prompt` event by event; the `Generation` is an iterator.
 
@@ -75,8 +78,9 @@ class Decoder:
         answers alone where it must stay here. `budget` is what an earlier answer of the
         conversation left. With `pending` the run-ahead is told too,
         as `Pending` and `Rewound`; with `candidates` every `Token` of the edge's has its
-        candidates, not only those that a consult was made for. Raises `UsageError` for bad input
-        and `ContextOverflow` for a prompt that does not fit.
+        candidates, not only those that a consult was made for. A `grammar` of the edge's vocabulary
+        holds the answer to it, which then ends only where the grammar is complete, or is cut.
+        Raises `UsageError` for bad input and `ContextOverflow` for a prompt that does not fit.
         """
         given = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
         if not given.ids:
@@ -95,8 +99,21 @@ class Decoder:
             prompt=len(given.ids),
             context=self.edge.context,
             seams=None if self.cloud is None else self.cloud.seams,
+            shown=grammar.shown if grammar else None,
         )
-        parts = Parts(
+        return Generation(
+            self._parts(),
+            given,
+            rules,
+            sampling=sampling or Sampling(),
+            budget=budget or Budget(),
+            pending=pending,
+            candidates=candidates,
+            grammar=grammar,
+        )
+
+    def _parts(self) -> Parts:
+        return Parts(
             self.edge,
             self.cloud,
             self.router,
@@ -104,15 +121,6 @@ class Decoder:
             self.latency,
             self.record,
             self.billing,
-        )
-        return Generation(
-            parts,
-            given,
-            rules,
-            sampling=sampling or Sampling(),
-            budget=budget or Budget(),
-            pending=pending,
-            candidates=candidates,
         )
 
     def _policy_for(self, prompt: Prompt) -> Policy:
@@ -138,10 +146,16 @@ class Decoder:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         budget: Budget | None = None,
+        grammar: Grammar | None = None,
     ) -> Answer:
         """`stream`, collected."""
         with self.stream(
-            prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, budget=budget
+            prompt,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop=stop,
+            budget=budget,
+            grammar=grammar,
         ) as events:
             return collect(events)
 

@@ -4,7 +4,6 @@ All that changes from token to token lies in one immutable `State` per position,
 position (random draws). So rewinding means going back to a state.
 """
 
-import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,12 +13,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.sent_files import SentMessage
 from edgewise.cloud.sent_record import SentRecord
 from edgewise.edge.base import EdgeModel, Needs
-from edgewise.errors import CloudError, Fault, NothingUsable
+from edgewise.errors import BreaksGrammar, CloudError, Fault, NothingUsable
 from edgewise.events import (
-    Consult,
     Event,
     Finished,
     Pending,
@@ -27,11 +24,11 @@ from edgewise.events import (
     Rewound,
     SentCounts,
     Source,
-    Timing,
     Token,
     Usage,
     share_of,
 )
+from edgewise.grammar.compiled import Grammar
 from edgewise.loop.ahead import Read, Reader, RunAhead
 from edgewise.loop.billing import AnswerBill, Billing
 from edgewise.loop.breaker import Breaker
@@ -39,6 +36,7 @@ from edgewise.loop.consults import Consults, Flight
 from edgewise.loop.latency import Latency
 from edgewise.loop.policy import Budget
 from edgewise.loop.state import Rules, State
+from edgewise.loop.telling import Clock, consult_over
 from edgewise.prompts import Prompt, last_turn
 from edgewise.routers.base import Router
 from edgewise.sampling import Sampling
@@ -91,6 +89,7 @@ class Generation(Iterator[Event]):
         budget: Budget,
         pending: bool,
         candidates: bool,
+        grammar: Grammar | None = None,
     ) -> None:
         self._rules, self._tokenizer = rules, rules.tokenizer
         self._ids = list(prompt.ids)
@@ -99,8 +98,9 @@ class Generation(Iterator[Event]):
         self._awaited: _Awaited | None = None
         self._finished = False
         self._pending, self._candidates = pending, candidates
-        self._clock = _Clock()
+        self._clock = Clock()
         self._bill = _billed(parts, prompt, rules)
+        self._constraint = grammar.constraint(rules.prompt) if grammar else None
         with ExitStack() as stack:
             needs = parts.router.needs | (Needs.NOTHING if sampling.greedy else Needs.LOGITS)
             edge = parts.edge.session(needs, top=parts.router.top)
@@ -128,12 +128,14 @@ class Generation(Iterator[Event]):
                 stack.callback(self._consults.close)
                 # While the edge reads the prompt the cloud can, too.
                 self._consults.push(self._ids, self._states[0])
-            reader = Reader(edge, parts.router, sampling, candidates=candidates)
+            reader = Reader(
+                edge, parts.router, sampling, candidates=candidates, constraint=self._constraint
+            )
             self._ahead = RunAhead(
                 self._ids, edge, reader, self._consults, rules=rules, latency=parts.latency
             )
             self._closing = stack.pop_all()
-        self._record, self._prompt = parts.record, prompt
+        self._record, self._prompt, self._latency = parts.record, prompt, parts.latency
         self._closed = False
 
     @property
@@ -204,7 +206,9 @@ class Generation(Iterator[Event]):
             self._write_cloud(state, "span")
         else:
             read = self._ahead.read()
-            decision = state.decide(read.score, read.token, self._ids, self._rules)
+            decision = state.decide(
+                read.score, read.token, self._ids, self._rules, forced=read.forced
+            )
             outcome = self._consulted(decision.ask) if decision.ask else decision.reason
             if isinstance(outcome, Flight):
                 self._awaited = _Awaited(outcome, read.detailed())
@@ -219,7 +223,6 @@ class Generation(Iterator[Event]):
         """Another step ahead while the consult flies, or its outcome."""
         flight, read = awaited
         assert self._consults is not None
-        about = self._consults.sent.about
         if self._rules.policy.run_ahead and not self._consults.lands(flight):
             self._ahead.begin(flight, read, state)
             guess = self._ahead.forward()
@@ -228,17 +231,35 @@ class Generation(Iterator[Event]):
                 return
         self._awaited = None
         try:
-            verdict = self._consults.verdict(flight, self._ids, read.proposed, read.token)
+            verdict = self._consults.verdict(flight, self._ids, read.token)
         except CloudError as error:
-            self._events.append(_over(state.index, flight, error, about(flight.sent)))
+            self._tell_over(flight, error)
             insists = self._rules.policy.on_cloud_error == "raise"
             if insists and not isinstance(error, NothingUsable):
                 raise
             self._write_edge(state.failed(error, flight.ask, self._rules), read, error.reason)
         else:
-            self._events.append(_over(state.index, flight, verdict, about(flight.sent)))
-            answered = state.answered(verdict, read.proposed, self._rules)
+            self._take(verdict, flight, read, state)
+
+    def _take(self, verdict: Verdict, flight: Flight, read: Read, state: State) -> None:
+        """Go on with a verdict, as far as the answer's form allows it."""
+        fit = len(verdict.ids)
+        if self._constraint is not None:
+            fit = self._constraint.fitting(self._ids, verdict.ids, ends=verdict.stopped)
+        self._latency.judged(changed=fit > 0 and verdict.ids[0] != read.proposed)
+        answered = state.answered(verdict, read.proposed, fit, self._rules)
+        if fit:
+            self._tell_over(flight, verdict)
             self._write_cloud(answered, "critical", read)
+        else:
+            said = "What the cloud wrote is nothing that the answer's form allows here."
+            self._tell_over(flight, BreaksGrammar(said))
+            self._write_edge(answered, read, BreaksGrammar.reason)
+
+    def _tell_over(self, flight: Flight, outcome: Verdict | CloudError) -> None:
+        assert self._consults is not None
+        about = self._consults.sent.about(flight.sent)
+        self._events.append(consult_over(self.index, flight, outcome, about))
 
     def _tell_pending(self, guess: int) -> None:
         if self._pending:
@@ -249,7 +270,11 @@ class Generation(Iterator[Event]):
     def _write_edge(self, state: State, read: Read, reason: Reason | Fault) -> None:
         known = read.candidates if self._candidates else ()
         after, text = state.write(
-            read.token, "edge", self._rules, waits=reason == "mid_word", held=reason == "cost"
+            read.token,
+            "edge",
+            self._rules,
+            waits=state.waits_after(reason),
+            held=reason == "cost",
         )
         token = self._token(after, read.token, text, "edge", reason, read.logprob, read.score)
         self._append(after, replace(token, edge=known) if known else token)
@@ -340,51 +365,3 @@ class Generation(Iterator[Event]):
             sent = self._consults.sent if self._consults else None
             name = sent.conversation if sent else self._record.conversation(self._prompt)
             self._bill.close(self._ids, name)
-
-
-class _Clock:
-    """Seconds from the start, between tokens, and of those spent waiting."""
-
-    def __init__(self) -> None:
-        self._started = self._last = time.monotonic()
-        self._first: float | None = None
-        self._waited = 0.0
-
-    def token(self, waited: float) -> tuple[float, float]:
-        """Seconds since the token before, and of those waited; `waited` since the start."""
-        now = time.monotonic()
-        seconds, self._last = now - self._last, now
-        wait, self._waited = waited - self._waited, waited
-        if self._first is None:
-            self._first = now - self._started
-        return seconds, wait
-
-    def timing(self) -> Timing:
-        """Of the whole answer."""
-        total = time.monotonic() - self._started
-        return Timing(ttft=self._first or 0.0, total=total, wait=self._waited)
-
-
-def _over(index: int, flight: Flight, outcome: Verdict | CloudError, about: SentMessage) -> Consult:
-    told = Consult(
-        index=index,
-        outcome=outcome.reason if isinstance(outcome, CloudError) else "answered",
-        asked=flight.ask,
-        answered=0,
-        sent_ids=flight.sent.ids,
-        sent_bytes=flight.sent.bytes,
-        seconds=time.monotonic() - flight.begun,
-        request_id=flight.sent.request_id,
-        host=about.host if about.bytes else "",
-        new_tokens=about.new_tokens,
-        new_characters=about.new_characters,
-    )
-    if isinstance(outcome, CloudError):
-        return replace(told, message=str(outcome))
-    return replace(
-        told,
-        answered=len(outcome.ids),
-        cached=outcome.cached,
-        computed=outcome.computed,
-        engine_seconds=outcome.engine_seconds,
-    )

@@ -4,7 +4,7 @@ The same pure functions decide for the answer and for the guesses beyond it, so 
 confirmed was decided on as the answer would have.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from edgewise.cloud.seam import Seams
 from edgewise.edge.base import Tokenizer
-from edgewise.errors import CloudError, CloudTimeout
-from edgewise.events import Candidate, FinishReason, Source
+from edgewise.errors import CloudError, CloudTimeout, Fault
+from edgewise.events import Candidate, FinishReason, Reason, Source
 from edgewise.loop.policy import Budget, Decision, Policy
 from edgewise.loop.text import Characters, Stops
 from edgewise.verdict import Verdict, metered
@@ -22,7 +22,8 @@ from edgewise.verdict import Verdict, metered
 class Rules(NamedTuple):
     """What holds for a whole answer: `prompt` and `context` in ids, `max_tokens` in tokens.
 
-    With `seams` consults are made there alone, for words instead of tokens.
+    With `seams` consults are made there alone, for words instead of tokens. Control tokens in
+    `shown` are text in this answer.
     """
 
     policy: Policy
@@ -32,6 +33,7 @@ class Rules(NamedTuple):
     prompt: int
     context: int
     seams: Seams | None = None
+    shown: Mapping[int, bytes] | None = None
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -49,12 +51,16 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Queued(msgspec.Struct, frozen=True):
-    """A token that a verdict holds and that is still to be written."""
+    """A token that a verdict holds and that is still to be written.
+
+    `ends`: the cloud ended the answer with it; `last`: all that the cloud said ends with it.
+    """
 
     id: int
     logprob: float | None
     top: tuple[Candidate, ...]
     ends: bool
+    last: bool
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,11 +87,16 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     end: FinishReason | None = None
     stopped: str | None = None
 
-    def decide(self, score: float, token: int, ids: Sequence[int], rules: Rules) -> Decision:
+    def decide(
+        self, score: float, token: int, ids: Sequence[int], rules: Rules, *, forced: bool = False
+    ) -> Decision:
         """Whether to consult behind `ids`, where the edge would write `token`, and for how many.
 
-        A consult that is wanted where none may be made is made at the next seam.
+        A consult that is wanted where none may be made is made at the next seam; none is where
+        `token` is `forced`.
         """
+        if forced:
+            return Decision(0, "forced")
         decision = rules.policy.decide(1.0 if self.waits else score, self.budget)
         if not decision.ask:
             return decision
@@ -94,6 +105,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
             if refused is not None:
                 return Decision(0, refused)
         return replace(decision, ask=min(decision.ask, rules.max_tokens - self.index))
+
+    def waits_after(self, reason: Reason | Fault) -> bool:
+        """Whether a consult is still wanted behind a token of the edge's with this reason."""
+        return reason == "mid_word" or (reason == "forced" and self.waits)
 
     def expecting(self, ask: int, rules: Rules) -> "State":
         """After a consult whose verdict is assumed to bring all `ask` tokens, or words."""
@@ -106,26 +121,32 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         opens = rules.seams is not None and rules.seams.opens(ids, rules.prompt, token)
         return replace(self, owed=self.owed - 1) if self.owed and opens else self
 
-    def answered(self, verdict: Verdict, proposed: int, rules: Rules) -> "State":
-        """After a consult, where the edge proposed `proposed`."""
+    def answered(self, verdict: Verdict, proposed: int, fit: int, rules: Rules) -> "State":
+        """After a consult, where the edge proposed `proposed`.
+
+        Of the verdict's ids the first `fit` are what the answer's form allows; the others, and a
+        consult with none, are wasted.
+        """
         tops = verdict.top or ((),) * len(verdict.ids)
         last = len(verdict.ids) - 1
         kept = rules.policy.kept(self.budget, len(verdict.ids))
         queue = tuple(
-            Queued(token, logprob, top, verdict.stopped and index == last)
+            Queued(token, logprob, top, verdict.stopped and index == last, index == last)
             for index, (token, logprob, top) in enumerate(
                 zip(verdict.ids, verdict.logprobs, tops, strict=True)
             )
-        )[:kept]
+        )[: min(kept, fit)]
         counts = self.counts
         return replace(
             self,
             queue=queue,
-            budget=rules.policy.charge(self.budget, len(queue)),
+            budget=rules.policy.charge(self.budget, kept),
             counts=replace(
                 counts,
                 calls=counts.calls + 1,
-                changing=counts.changing + (verdict.ids[0] != proposed),
+                failed=counts.failed + (not fit),
+                wasted=counts.wasted + kept - len(queue),
+                changing=counts.changing + (fit > 0 and verdict.ids[0] != proposed),
                 cached=metered(counts.cached, verdict.cached),
                 computed=metered(counts.computed, verdict.computed),
                 billed=counts.billed + verdict.billed,
@@ -168,6 +189,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         """
         ended = ends or token in rules.tokenizer.eos_ids
         piece = b"" if ended else rules.tokenizer.piece(token)
+        if not piece and rules.shown and not ended:
+            piece = rules.shown.get(token, b"")
         text, characters = self.characters.feed(piece)
         shown, stops, matched = self.stops.feed(text, rules.stop)
         counts, index = self.counts, self.index + 1
@@ -189,7 +212,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
             queue=self.queue[1:],
             owed=owed,
             waits=waits,
-            divided=rules.seams is not None and len(self.queue) == 1,
+            divided=rules.seams is not None and len(self.queue) == 1 and self.queue[0].last,
             held=held,
             counts=replace(
                 counts, edge=counts.edge + (not by_cloud), cloud=counts.cloud + by_cloud

@@ -1,6 +1,14 @@
 """From messages to the ids that the edge model is given, by the chat template in its file."""
 
-from edgewise.prompts.messages import MAX_PROMPT, Message, Prompt, Prompted, require_text
+from edgewise.prompts.messages import (
+    MAX_PROMPT,
+    Message,
+    Prompt,
+    Prompted,
+    Tool,
+    ToolCall,
+    require_text,
+)
 from edgewise.prompts.prompt import last_turn, prompt_from, prompt_ids, prompt_of
 from edgewise.prompts.rendering import MAX_TEMPLATE, Renderer, prepare, render
 
@@ -11,6 +19,8 @@ __all__ = [
     "Prompt",
     "Prompted",
     "Renderer",
+    "Tool",
+    "ToolCall",
     "last_turn",
     "prepare",
     "prompt_from",

@@ -11,12 +11,34 @@ MAX_PROMPT = 4 << 20
 """Longest text that is taken from a user or from a chat template, characters."""
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One turn of a conversation. One that is `local` never leaves, nor does what follows it."""
+class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What an answer may call; `parameters` is a JSON schema of an object."""
 
-    role: Literal["system", "user", "assistant"]
+    name: str
+    description: str = ""
+    parameters: Mapping[str, object] = {}
+
+
+class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call that an answer made; `arguments` is the JSON text of an object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One turn of a conversation. One that is `local` never leaves, nor does what follows it.
+
+    An assistant's may have made `tool_calls`; what one of them came to is a message of the role
+    "tool" with the call's id.
+    """
+
+    role: Literal["system", "user", "assistant", "tool"]
     content: str
     local: bool = False
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
 
 
 class Prompt(msgspec.Struct, frozen=True):

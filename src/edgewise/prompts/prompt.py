@@ -10,8 +10,10 @@ from msgspec.structs import replace
 
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
-from edgewise.prompts.messages import Message, Prompt, Prompted, require_text
+from edgewise.prompts.conversation import said
+from edgewise.prompts.messages import Message, Prompt, Prompted, Tool, require_text
 from edgewise.prompts.special import conversation_ids
+from edgewise.prompts.tool_formats import has_tools, plain, require_calls, tool_format
 
 _BEGINNING = 200
 """Characters of a message by which it is found in a prompt."""
@@ -20,11 +22,17 @@ _FEWEST = 3
 """Ids that are enough to tell a message from other text."""
 
 
-def prompt_from(tokenizer: Tokenizer, asked: Prompted, *, system: str | None = None) -> Prompt:
+def prompt_from(
+    tokenizer: Tokenizer,
+    asked: Prompted,
+    *,
+    system: str | None = None,
+    tools: Sequence[Tool] = (),
+) -> Prompt:
     """What the edge model is given for `asked`.
 
-    Text and messages go through the chat template, behind `system` where they bring no system
-    message of their own; ids go as they are. Raises `UsageError`.
+    Text and messages go through the chat template with `tools`, behind `system` where they bring no
+    system message of their own; ids go as they are. Raises `UsageError`.
     """
     if isinstance(asked, str):
         require_text("The prompt", asked)
@@ -36,7 +44,11 @@ def prompt_from(tokenizer: Tokenizer, asked: Prompted, *, system: str | None = N
     if len(messages) == len(given):
         if system and all(message.role != "system" for message in messages):
             messages = [Message("system", system), *messages]
-        return prompt_of(tokenizer, messages)
+        return prompt_of(tokenizer, messages, tools)
+    if tools:
+        raise UsageError(
+            "Token ids say nothing of tools", hint="give text or messages", setting="tools"
+        )
     ids = _ids(given, tokenizer.size)
     return replace(asked, ids=ids) if isinstance(asked, Prompt) else Prompt(ids)
 
@@ -49,9 +61,10 @@ def _message(given: Message | Mapping[str, object]) -> Message:
     except msgspec.ValidationError as error:
         raise UsageError(
             f"This is no message ({error})",
-            hint="give a role (system, user or assistant) and a content",
+            hint="give a role (system, user, assistant or tool) and a content",
         ) from error
-    require_text("A message", message.content)
+    for text in said([message], ()):
+        require_text("A message", text)
     return message
 
 
@@ -68,21 +81,35 @@ def _ids(given: Sequence[object], size: int) -> tuple[int, ...]:
     return ids
 
 
-def prompt_of(tokenizer: Tokenizer, messages: Sequence[Message]) -> Prompt:
-    """A conversation with the edge model's template; raises `ModelError` as `prompt_ids`."""
-    return Prompt(tuple(prompt_ids(tokenizer, messages)), tuple(messages))
+def prompt_of(
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = ()
+) -> Prompt:
+    """A conversation with the edge model's template; raises as `prompt_ids`.
+
+    Its messages are those without tools (`plain`), for who has another template.
+    """
+    ids = tuple(prompt_ids(tokenizer, messages, tools))
+    if has_tools(messages, tools):
+        return Prompt(ids, plain(tool_format(tokenizer), messages, tools))
+    return Prompt(ids, tuple(messages))
 
 
-def prompt_ids(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
+def prompt_ids(
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = ()
+) -> list[int]:
     """Ids of a conversation with the edge model's template, ready for the assistant's turn.
 
     A model without a template gets the contents joined by blank lines. Only the template's own
     text makes control tokens: how one is written is text in a content, whoever said it. Raises
-    `ModelError` for a template that cannot be rendered.
+    `ModelError` for a template that cannot be rendered, `UsageError` for tools that it has no place
+    for and for calls that are none.
     """
+    if has_tools(messages, tools):
+        tool_format(tokenizer)
+        require_calls(messages)
     if tokenizer.chat_template is None:
         return tokenizer.encode_prompt("\n\n".join(m.content for m in messages), special=False)
-    return conversation_ids(tokenizer, messages)
+    return conversation_ids(tokenizer, messages, tools)
 
 
 def last_turn(tokenizer: Tokenizer, prompt: Prompt) -> int:

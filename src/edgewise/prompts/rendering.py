@@ -17,7 +17,8 @@ import msgspec
 
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import ModelError, UsageError
-from edgewise.prompts.messages import MAX_PROMPT, Message
+from edgewise.prompts.conversation import Change, conversation
+from edgewise.prompts.messages import MAX_PROMPT, Message, Tool
 from edgewise.prompts.process import ProcessEnded, TemplateProcess, Why
 
 MAX_TEMPLATE = 100_000
@@ -212,14 +213,21 @@ def prepare() -> None:
         _RENDERER.start()
 
 
-def render(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
-    """The text that a tokenizer's own chat template makes of `messages`.
+def render(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] = (),
+    *,
+    change: Change = str,
+) -> str:
+    """The text that a tokenizer's own chat template makes of `messages`, and of `tools`.
 
-    Raises `ModelError` where the template refuses them, or goes beyond its limits.
+    All that somebody said is put through `change` first. Raises `ModelError` where the template
+    refuses it, or goes beyond its limits; `UsageError` for calls that are none.
     """
     assert tokenizer.chat_template is not None
     variables = {
-        "messages": [{"role": m.role, "content": m.content} for m in messages],
+        **conversation(messages, tools, change),
         "add_generation_prompt": True,
         "bos_token": tokenizer.special_text("bos"),
         "eos_token": tokenizer.special_text("eos"),

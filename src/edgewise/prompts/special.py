@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from weakref import WeakKeyDictionary
 
-from msgspec.structs import replace
-
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
-from edgewise.prompts.messages import Message
+from edgewise.prompts.conversation import said
+from edgewise.prompts.messages import Message, Tool
 from edgewise.prompts.rendering import render
 
 _MARKS = (
@@ -113,20 +112,22 @@ class ControlTokens:
                     break
 
 
-def conversation_ids(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
+def conversation_ids(
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = ()
+) -> list[int]:
     """Ids of a conversation with the tokenizer's template. Raises as `render`.
 
-    As ever where no content could make a control token. llama.cpp's user-defined tokens, such as
-    `<think>`, are text to it: in a content they are read as they are in an answer.
+    As ever where nothing that was said could make a control token. llama.cpp's user-defined tokens,
+    such as `<think>`, are text to it: in a content they are read as they are in an answer.
     """
     control = _control_tokens(tokenizer)
-    if not any(control.could_come_of(message.content) for message in messages):
-        return tokenizer.encode_prompt(render(tokenizer, messages))
-    mark = _unused(f"{tokenizer.chat_template}{''.join(m.content for m in messages)}")
+    texts = said(messages, tools)
+    if not any(map(control.could_come_of, texts)):
+        return tokenizer.encode_prompt(render(tokenizer, messages, tools))
+    mark = _unused(f"{tokenizer.chat_template}{''.join(texts)}")
 
     def with_marks(marks: Callable[[str, str], str]) -> str:
-        changed = [replace(one, content=marks(one.content, mark)) for one in messages]
-        return render(tokenizer, changed)
+        return render(tokenizer, messages, tools, change=lambda text: marks(text, mark))
 
     text = with_marks(control.marked)
     pieces, safe = control.split(text), control.split(with_marks(control.guarded))

@@ -5,7 +5,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -15,6 +15,8 @@ from edgewise.edge.base import EdgeModel
 from edgewise.edge.fitting import longest_piece, overflow, require_fitting, require_short
 from edgewise.edge.scoring import Scored
 from edgewise.events import Event, Finished, Pending, Rewound, Timing, Usage
+from edgewise.grammar.compiled import Grammar
+from edgewise.grammar.form import AnswerForm, grammar_of
 from edgewise.loop.account import Account
 from edgewise.loop.billing import Billing
 from edgewise.loop.breaker import Breaker
@@ -43,12 +45,21 @@ Scorer = Callable[[Sequence[int]], Generator[Sequence[Scored], None, None]]
 class Unread(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt as it came: `texts` that are still to be tokenised, or so many `ids`.
 
-    `read` makes the prompt of it, in any thread; it may raise an `EdgewiseError`.
+    `read` makes the prompt of it, in any thread; it may raise an `EdgewiseError`. `form` is that
+    of the answer, whose grammar is still to be compiled.
     """
 
     read: Callable[[], Prompt]
     texts: Sequence[str] = ()
     ids: int = 0
+    form: AnswerForm | None = None
+
+
+class Ready(NamedTuple):
+    """A prompt, and the grammar that holds its answer to a form."""
+
+    prompt: Prompt
+    grammar: Grammar | None = None
 
 
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +141,7 @@ class Answering:
         self._require_room(asked.prompt.ids)
         return self.admission.enter()
 
-    async def read(self, unread: Unread) -> Prompt:
+    async def read(self, unread: Unread) -> Ready:
         """The prompt, rendered and tokenised in a thread. Raises `ContextOverflow`, or what
         `Unread.read` does."""
         return await self.reading(lambda: self._read(unread))
@@ -140,18 +151,19 @@ class Answering:
         nothing is done."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
-    def _read(self, unread: Unread) -> Prompt:
-        require_fitting(self.edge.tokenizer, unread.texts, self.edge.context)
+    def _read(self, unread: Unread) -> Ready:
+        tokenizer = self.edge.tokenizer
+        require_fitting(tokenizer, unread.texts, self.edge.context)
         prompt = unread.read()
         self._require_room(len(prompt.ids))
-        return prompt
+        return Ready(prompt, grammar_of(tokenizer, unread.form) if unread.form else None)
 
     def _require_room(self, tokens: int) -> None:
         if tokens >= self.edge.context:
             raise overflow(str(tokens), self.edge.context)
 
     async def events(
-        self, asked: DecodeRequest, prompt: Prompt, ticket: Ticket
+        self, asked: DecodeRequest, ready: Ready, ticket: Ticket
     ) -> AsyncGenerator[Event]:
         """The answer's events once its turn has come. Closing it early stops the work.
 
@@ -159,13 +171,13 @@ class Answering:
         """
         if asked.max_tokens == 0:
             ticket.leave()
-            yield _nothing(prompt)
+            yield _nothing(ready.prompt)
             return
         await ticket.turn()
         loop = asyncio.get_running_loop()
         told: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
         stop = threading.Event()
-        work = loop.run_in_executor(self._threads, self._write, asked, prompt, loop, told, stop)
+        work = loop.run_in_executor(self._threads, self._write, asked, ready, loop, told, stop)
         work.add_done_callback(lambda _: ticket.leave())
         try:
             while (event := await told.get()) is not None:
@@ -206,7 +218,7 @@ class Answering:
     def _write(
         self,
         asked: DecodeRequest,
-        prompt: Prompt,
+        ready: Ready,
         loop: asyncio.AbstractEventLoop,
         told: "asyncio.Queue[Event | BaseException | None]",
         stop: threading.Event,
@@ -230,7 +242,7 @@ class Answering:
         taken = left = account.take()
         try:
             answer = decoder.stream(
-                prompt,
+                ready.prompt,
                 max_tokens=asked.max_tokens,
                 sampling=asked.sampling,
                 stop=asked.stop,
@@ -238,6 +250,7 @@ class Answering:
                 candidates=asked.candidates,
                 # Asked for always: it is where a run-ahead can be stopped.
                 pending=True,
+                grammar=ready.grammar,
             )
             try:
                 with answer as events:

@@ -7,13 +7,17 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from edgewise.edge.base import Tokenizer
-from edgewise.events import Token
+from edgewise.events import FinishReason, Token
+from edgewise.grammar.calls import CallReader, call_reader, collected
+from edgewise.grammar.form import AnswerForm
 from edgewise.prompts import Message, prompt_of
+from edgewise.prompts.conversation import said
 from edgewise.server.answering import Answering, DecodeRequest, Unread
 from edgewise.server.decoding import asks_local, decode_request
 from edgewise.server.errors import ApiError
+from edgewise.server.forms import delta_of, form_of, message_of, told_call
 from edgewise.server.replies import ReplyWriter
-from edgewise.server.schemas import ChatCompletion, ChatMessage, ChatRequest
+from edgewise.server.schemas import ChatCompletion, ChatRequest
 from edgewise.server.streaming import STREAMED, reply_with
 
 
@@ -34,14 +38,17 @@ def prepared(
     answering: Answering, body: ChatRequest, request: Request
 ) -> tuple[DecodeRequest, "ChatReply"]:
     """What is asked of the decoder, and who writes the reply. Raises `ApiError`."""
-    messages = [_message(one) for one in body.messages]
+    messages = [message_of(one) for one in body.messages]
     messages = answering.local.marked(messages, local=asks_local(body, request))
-    decoding = _decode_request(answering, body, messages)
-    return decoding, ChatReply(body, answering.edge.tokenizer, local=messages[-1].local)
+    form = form_of(body)
+    decoding = _decode_request(answering, body, messages, form)
+    tokenizer = answering.edge.tokenizer
+    calls = call_reader(tokenizer, form)
+    return decoding, ChatReply(body, tokenizer, local=messages[-1].local, calls=calls)
 
 
 def _decode_request(
-    answering: Answering, body: ChatRequest, messages: Sequence[Message]
+    answering: Answering, body: ChatRequest, messages: Sequence[Message], form: AnswerForm | None
 ) -> DecodeRequest:
     if body.max_tokens and body.max_completion_tokens:
         raise ApiError(400, "Give max_tokens or max_completion_tokens, not both.")
@@ -50,28 +57,25 @@ def _decode_request(
     return decode_request(
         answering,
         body,
-        _unread(answering, messages),
+        _unread(answering, messages, form),
         local=messages[-1].local,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         candidates=bool(body.top_logprobs),
     )
 
 
-def unread(answering: Answering, turns: Sequence[ChatMessage]) -> Unread:
-    """A conversation's prompt."""
-    return _unread(answering, [_message(turn) for turn in turns])
+def unread(answering: Answering, body: ChatRequest) -> Unread:
+    """A conversation's prompt. Raises `ApiError`, or `UsageError` for tools that are none."""
+    return _unread(answering, [message_of(turn) for turn in body.messages], form_of(body))
 
 
-def _unread(answering: Answering, messages: Sequence[Message]) -> Unread:
+def _unread(answering: Answering, messages: Sequence[Message], form: AnswerForm | None) -> Unread:
+    tools = form.tools if form else ()
     return Unread(
-        read=lambda: prompt_of(answering.edge.tokenizer, messages),
-        texts=[message.content for message in messages],
+        read=lambda: prompt_of(answering.edge.tokenizer, messages, tools),
+        texts=said(messages, tools),
+        form=form,
     )
-
-
-def _message(turn: ChatMessage) -> Message:
-    role = "system" if turn.role == "developer" else turn.role
-    return Message(role, turn.text, local=turn.edgewise is not None)
 
 
 class ChatReply(ReplyWriter):
@@ -79,22 +83,51 @@ class ChatReply(ReplyWriter):
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, request: ChatRequest, tokenizer: Tokenizer, *, local: bool) -> None:
-        """What is `local` says so, for the client to send it back with the mark."""
+    def __init__(
+        self,
+        request: ChatRequest,
+        tokenizer: Tokenizer,
+        *,
+        local: bool,
+        calls: CallReader | None = None,
+    ) -> None:
+        """What is `local` says so, for the client to send it back with the mark. `calls` reads
+        those of an answer that may have some."""
         super().__init__(request, tokenizer)
+        self._calls = calls
         self._mark = {"edgewise": {"cloud": "none"}} if local else {}
         self._top = (request.top_logprobs or 0) if request.logprobs else None
 
     def opening(self) -> dict[str, Any]:
         return {"delta": {"role": "assistant", "content": "", **self._mark}}
 
+    def pieces(self, text: str, token: Token | None = None, *, end: bool) -> list[dict[str, Any]]:
+        if self._calls is None:
+            return super().pieces(text, token, end=end)
+        parts = [*self._calls.feed(text), *(self._calls.finish() if end else [])]
+        deltas = [delta_of(part) for part in parts] or [{}]
+        logprobs = self._logprobs([token] if token else [])
+        last = len(deltas) - 1
+        return [
+            {"delta": delta, "logprobs": logprobs if at == last else None}
+            for at, delta in enumerate(deltas)
+        ]
+
     def piece(self, text: str, token: Token | None = None) -> dict[str, Any]:
         delta = {"content": text} if text or token else {}
         return {"delta": delta, "logprobs": self._logprobs([token] if token else [])}
 
     def body(self, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None, **self._mark}
-        return {"message": message, "logprobs": self._logprobs(tokens)}
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self._calls is not None:
+            text, calls = collected(self._calls, text)
+            told = {"tool_calls": [told_call(call) for call in calls]} if calls else {}
+            message |= {"content": text or (None if calls else ""), **told}
+        return {"message": message | self._mark, "logprobs": self._logprobs(tokens)}
+
+    def finish_reason(self, reason: FinishReason) -> str:
+        called = self._calls is not None and self._calls.called
+        return "tool_calls" if called and reason == "stop" else reason
 
     def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
         """None where they were not asked for; a token whose writer did not say is left out."""

@@ -19,6 +19,10 @@ REQUEST_FIELDS = frozenset(ChatRequest.model_fields) | frozenset(CompletionReque
 """What a client can set itself."""
 
 
+_OTHERWISE = {"json_schema": "response_format"}
+"""Fields that settings of one answer have another name in."""
+
+
 class ApiError(Exception):
     """A refusal with its status, type and code; `headers` go with the reply."""
 
@@ -44,9 +48,10 @@ class ApiError(Exception):
 
 def api_error(error: EdgewiseError, *, prompt: str | None = None) -> ApiError:
     """What a client is told of an error raised on purpose; `prompt` is the field that holds it."""
-    own = error.setting in REQUEST_FIELDS
-    where = f"the server's setting {error.setting}" if error.setting and not own else None
-    told, param = error.told(where), error.setting if own else None
+    setting = _OTHERWISE.get(error.setting or "", error.setting)
+    own = setting in REQUEST_FIELDS
+    where = f"the server's setting {setting}" if setting and not own else None
+    told, param = error.told(where), setting if own else None
     if isinstance(error, ContextOverflow):
         return ApiError(400, told, code="context_length_exceeded", param=param or prompt)
     if isinstance(error, UsageError):

@@ -48,7 +48,10 @@ class LocalMessages:
 
     def _after(self, beginning: bytes, message: Message) -> bytes:
         """The digest of a beginning with one more message."""
-        text = f"{message.role}\n{message.content}".encode("utf-8", "surrogatepass")
+        told = f"{message.role}\n{message.content}"
+        if message.tool_calls or message.tool_call_id:
+            told += f"\n{message.tool_call_id}\n{message.tool_calls!r}"
+        text = told.encode("utf-8", "surrogatepass")
         return hashlib.blake2b(beginning + text, key=self._key, digest_size=16).digest()
 
     def _remember(self, beginning: bytes) -> None:

@@ -55,9 +55,9 @@ def routes(answering: Answering) -> APIRouter:
             reply.headers[IGNORED_HEADER] = ", ".join(names)
         cloud = answering.cloud is not None
         policy_for(body.model, answering.settings, answering.card, cloud=cloud)
-        asked = unread(answering, body.turns())
-        prompt = await queued(answering, request, lambda: answering.read(asked))
-        return CountReply(input_tokens=len(prompt.ids))
+        asked = unread(answering, body.chat())
+        ready = await queued(answering, request, lambda: answering.read(asked))
+        return CountReply(input_tokens=len(ready.prompt.ids))
 
     return router
 

@@ -143,6 +143,10 @@ class _Conversation(Strict):
 class CountRequest(_Conversation):
     """`POST /v1/messages/count_tokens`."""
 
+    def chat(self) -> ChatRequest:
+        """The same as a chat."""
+        return ChatRequest.model_construct(model=self.model, messages=self.turns())
+
 
 class MessagesRequest(_Conversation):
     """`POST /v1/messages`."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from edgewise.edge.base import Tokenizer
-from edgewise.events import Candidate, Event, Finished, Pending, Rewound, Token, Usage
+from edgewise.events import Candidate, Event, Finished, FinishReason, Pending, Rewound, Token, Usage
 from edgewise.server.harmless import ignored
 from edgewise.server.schemas import ChatRequest, CompletionRequest
 from edgewise.server.writing import Writer
@@ -115,6 +115,14 @@ class ReplyWriter(Writer):
     def body(self, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
         """A choice's fields for a whole answer."""
 
+    def pieces(self, text: str, token: Token | None = None, *, end: bool) -> list[dict[str, Any]]:
+        """As `piece`, in as many choices as it takes; what was held back as well at the `end`."""
+        return [self.piece(text, token)]
+
+    def finish_reason(self, reason: FinishReason) -> str:
+        """How the answer ended, once it is told whole."""
+        return reason
+
     def opening(self) -> dict[str, Any] | None:
         """A choice's fields before there is any text."""
         return None
@@ -124,7 +132,8 @@ class ReplyWriter(Writer):
         end = next(event for event in reversed(events) if isinstance(event, Finished))
         tokens = [event for event in events if isinstance(event, Token)]
         text = "".join(token.text for token in tokens) + end.text
-        choice = {"index": 0, **self.body(text, tokens), **self._ended(end)}
+        body = self.body(text, tokens)
+        choice = {"index": 0, **body, **self._ended(end)}
         reply = {**self._head, "object": self.kind, "choices": [choice], "usage": usage(end.usage)}
         if self._request.edgewise.provenance:
             shown = [self.shown.provenance(token) for token in tokens]
@@ -143,7 +152,10 @@ class ReplyWriter(Writer):
                 if isinstance(event, Token):
                     own = {"token": self.shown.provenance(event)} if told else None
                     if event.text or own or request.logprobs not in (None, False):
-                        yield self._chunk(self.piece(event.text, event), own)
+                        *first, last = self.pieces(event.text, event, end=False)
+                        for piece in first:
+                            yield self._chunk(piece)
+                        yield self._chunk(last, own)
                 elif isinstance(event, Pending):
                     guess = {"index": event.index, "text": event.text}
                     yield self._chunk(self.piece(""), {"pending": guess})
@@ -151,13 +163,16 @@ class ReplyWriter(Writer):
                     yield self._chunk(self.piece(""), {"rewound": {"index": event.index}})
                 elif isinstance(event, Finished):
                     own = {"timing": timing(event)} if told else None
-                    last = {**self.piece(event.text), **self._ended(event)}
-                    yield self._chunk(last, own)
+                    *first, last = self.pieces(event.text, end=True)
+                    for piece in first:
+                        yield self._chunk(piece)
+                    yield self._chunk({**last, **self._ended(event)}, own)
                     if self._with_usage:
                         yield {**self._chunk({}), "choices": [], "usage": usage(event.usage)}
 
     def _ended(self, end: Finished) -> dict[str, Any]:
-        return {"finish_reason": end.finish_reason, "stop_reason": end.stop}
+        reason = self.finish_reason(end.finish_reason)
+        return {"finish_reason": reason, "stop_reason": end.stop}
 
     def _chunk(self, choice: dict[str, Any], own: dict[str, Any] | None = None) -> dict[str, Any]:
         made: dict[str, Any] = {**self._head, "object": self.chunk_kind}

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
+from edgewise.server.form_schemas import TextFormat
 from edgewise.server.harmless import HARMLESS, Harmless, refused
 from edgewise.server.schemas import (
     MAX_MESSAGES,
@@ -16,7 +17,6 @@ from edgewise.server.schemas import (
     Nothing,
     Provenance,
     StreamOptions,
-    TextFormat,
     TokenLogprob,
 )
 from edgewise.server.strict import Strict

@@ -7,15 +7,17 @@ value that asks for nothing, since clients send them unasked, or at any value wh
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    Discriminator,
-    Field,
-    Tag,
-)
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from edgewise.server.form_schemas import (
+    AnswerToolCall,
+    CallId,
+    MessageToolCalls,
+    ResponseFormat,
+    ToolChoice,
+    Tools,
+)
 from edgewise.server.harmless import HARMLESS, Harmless
 from edgewise.server.strict import Strict
 from edgewise.server.usage_schemas import UsageReply
@@ -51,23 +53,30 @@ class MessageOptions(Strict):
 
 
 class ChatMessage(Strict):
-    """A turn. `developer` is another name of `system`."""
+    """A turn. `developer` is another name of `system`; `tool` says what a call came to."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: BoundedText | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: BoundedText | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None = None
+    tool_calls: MessageToolCalls | None = None
+    tool_call_id: CallId | None = None
     # What OpenAI's own client adds when an answer is sent back as it came.
     refusal: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: Nothing | None = None
     annotations: Nothing | None = None
     edgewise: MessageOptions | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "ChatMessage":
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("no_content", "it has neither content nor tool_calls")
+        return self
 
     @property
     def text(self) -> str:
         """The content in one piece."""
-        if isinstance(self.content, str):
-            return self.content
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
         return "".join(part.text for part in self.content)
 
 
@@ -112,12 +121,6 @@ class _Request(Strict):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
-class TextFormat(Strict):
-    """Answers are plain text."""
-
-    type: Literal["text"]
-
-
 _MOST_PARTS = {"most": MAX_PARTS}
 
 
@@ -141,9 +144,10 @@ class ChatRequest(_Request):
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
-    response_format: TextFormat | None = None
-    tools: Nothing | None = None
-    tool_choice: Literal["none"] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     # Nothing is stored, billed by tier, screened, or cached by a key.
     store: Annotated[bool | None, HARMLESS] = None
     metadata: Harmless = None
@@ -234,8 +238,9 @@ class AnswerMessage(BaseModel):
     """The assistant's turn; with `edgewise` where it is local, as it should come back then."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[AnswerToolCall] | None = None
     edgewise: MessageOptions | None = None
 
 
@@ -271,7 +276,7 @@ class ChatChoice(BaseModel):
     index: Literal[0] = 0
     message: AnswerMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | None = None
 
 

@@ -90,14 +90,14 @@ async def reply_with(
     """
     ticket = answering.enter(decoding)
     try:
-        prompt = await unless_gone(request, answering.read(decoding.prompt))
-        await unless_gone(request, writer.read(prompt, ticket))
+        ready = await unless_gone(request, answering.read(decoding.prompt))
+        await unless_gone(request, writer.read(ready.prompt, ticket))
     except BaseException:
         if not ticket.running:
             ticket.leave()
         raise
     headers = {IGNORED_HEADER: ", ".join(writer.ignored)} if writer.ignored else None
-    events = answering.events(decoding, prompt, ticket)
+    events = answering.events(decoding, ready, ticket)
     if stream:
         return EventStream(writer.chunks(events), ticket, writer, headers)
     try:

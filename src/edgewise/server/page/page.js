@@ -7,6 +7,7 @@ const FAULTS = {
   refused: "refused the key",
   rejected: "declined the request",
   protocol: "answered with something else",
+  grammar: "wrote what the answer's form does not allow",
   circuit_open: "paused after failures",
 };
 

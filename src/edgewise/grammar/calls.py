@@ -1,0 +1,183 @@
+"""Reading calls of tools out of an answer while it is written."""
+
+import secrets
+import string
+from collections.abc import Iterator
+
+import msgspec
+
+from edgewise.edge.base import Tokenizer
+from edgewise.grammar.form import AnswerForm
+from edgewise.prompts import ToolCall
+from edgewise.prompts.tool_formats import ToolFormat, tool_format
+
+_LETTERS = string.ascii_letters + string.digits
+_ID = 9
+"""Characters of a call's id: as many as Mistral's templates insist on."""
+
+
+class Said(msgspec.Struct, frozen=True):
+    """Text of the answer."""
+
+    text: str
+
+
+class CallBegun(msgspec.Struct, frozen=True):
+    """The call number `index`, from 0 on, of a tool."""
+
+    index: int
+    id: str
+    name: str
+
+
+class CallArguments(msgspec.Struct, frozen=True):
+    """More of the JSON text of a call's arguments."""
+
+    index: int
+    text: str
+
+
+Part = Said | CallBegun | CallArguments
+
+
+class CallReader:
+    """Tells text and calls apart, in an answer whose grammar holds it to a form of calls.
+
+    `called` says whether a call has begun.
+    """
+
+    def __init__(self, style: ToolFormat) -> None:
+        self._style = style
+        self._text = ""
+        self._calls = 0
+        self._place = self._outside
+        self._arguments = _Object()
+
+    @property
+    def called(self) -> bool:
+        """Whether any call has begun."""
+        return self._calls > 0
+
+    def feed(self, text: str) -> list[Part]:
+        """What so much more of the answer says."""
+        self._text += text
+        parts: list[Part] = []
+        while self._text:
+            before = len(self._text), self._place
+            parts += self._place()
+            if before == (len(self._text), self._place):
+                break
+        return parts
+
+    def finish(self) -> list[Part]:
+        """What was held back at the end, since a call could have begun there."""
+        left, self._text = self._text, ""
+        return [Said(left)] if left and self._place in (self._outside, self._plain) else []
+
+    def _outside(self) -> Iterator[Part]:
+        opening = self._style.opening
+        if not opening:
+            yield from self._at_the_beginning()
+            return
+        before, found, behind = self._text.partition(opening)
+        if found:
+            self._text, self._place = behind, self._name
+        else:
+            known = len(self._text) - _overlap(self._text, opening)
+            before, self._text = self._text[:known], self._text[known:]
+        if before:
+            yield Said(before)
+
+    def _at_the_beginning(self) -> Iterator[Part]:
+        """Calls without an opening are the whole answer."""
+        head = self._style.before_name
+        if self._text.startswith(head):
+            self._place = self._name
+        elif not head.startswith(self._text):
+            self._place = self._plain
+        yield from ()
+
+    def _plain(self) -> Iterator[Part]:
+        text, self._text = self._text, ""
+        yield Said(text)
+
+    def _name(self) -> Iterator[Part]:
+        style = self._style
+        head, found, behind = self._text.partition(style.before_arguments)
+        if found:
+            self._text, self._place = behind, self._inside
+            self._arguments = _Object()
+            name = head.removeprefix(style.before_name)
+            yield CallBegun(
+                self._calls, "".join(secrets.choice(_LETTERS) for _ in range(_ID)), name
+            )
+            self._calls += 1
+
+    def _inside(self) -> Iterator[Part]:
+        end = self._arguments.end(self._text)
+        text = self._text if end is None else self._text[:end]
+        self._text = self._text[len(text) :]
+        if end is not None:
+            self._place = self._behind
+        yield CallArguments(self._calls - 1, text)
+
+    def _behind(self) -> Iterator[Part]:
+        following = f"{self._style.closing}{self._style.between}"
+        if self._style.between and self._text.startswith(following):
+            self._text, self._place = self._text[len(following) :], self._name
+        yield from ()
+
+
+class _Object:
+    """Finds the end of a JSON object that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._quoted = self._escaped = False
+
+    def end(self, text: str) -> int | None:
+        """How much of `text` still belongs to it; None for all, and more to come."""
+        for at, character in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._escaped = character == "\\"
+                self._quoted = character != '"'
+            elif character == '"':
+                self._quoted = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    return at + 1
+        return None
+
+
+def call_reader(tokenizer: Tokenizer, form: AnswerForm | None) -> CallReader | None:
+    """For an answer of this form; None where it has no tools, and its text is text."""
+    return CallReader(tool_format(tokenizer)) if form is not None and form.tools else None
+
+
+def collected(reader: CallReader, answer: str) -> tuple[str, tuple[ToolCall, ...]]:
+    """The text and the calls of a whole answer; the last one as far as it came."""
+    text: list[str] = []
+    begun: list[CallBegun] = []
+    arguments: list[str] = []
+    for part in [*reader.feed(answer), *reader.finish()]:
+        if isinstance(part, Said):
+            text.append(part.text)
+        elif isinstance(part, CallBegun):
+            begun.append(part)
+            arguments.append("")
+        else:
+            arguments[part.index] += part.text
+    calls = zip(begun, arguments, strict=True)
+    return "".join(text), tuple(ToolCall(one.id, one.name, given) for one, given in calls)
+
+
+def _overlap(text: str, opening: str) -> int:
+    """Characters at the end of `text` with which `opening` may begin."""
+    return next(
+        (size for size in range(len(opening) - 1, 0, -1) if text.endswith(opening[:size])), 0
+    )

@@ -1,0 +1,240 @@
+"""Grammars over a vocabulary, by the library llguidance: which tokens an answer may go on with.
+
+The grammar is a model's user's, so it is hostile: it is compiled by a thread of its own with a
+stack that is deep enough, given up after a while, and bounded in size and in work for each token.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from importlib import import_module
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgewise.edge.base import Tokenizer
+from edgewise.edge.spelling import ids_spelling
+from edgewise.errors import UsageError
+
+INSTALL = "pip install 'edgewise[grammar]'"
+
+SECONDS = 10.0
+"""Longest that a grammar may take to compile, its first step included."""
+
+FUEL = 100_000
+"""Work that the texts of a grammar may be before the first token, in llguidance's units."""
+
+COMPILING = 2
+"""Grammars that are compiled at a time; one that was given up counts until it ends."""
+
+_STACK = 64 << 20
+_LONGEST_REASON = 200
+# Bytes of an id that no text makes begin so, for llguidance.
+_SPECIAL = b"\xff"
+
+
+class Allowed(NamedTuple):
+    """Which ids may come next: bool[vocabulary], and whether it is one alone.
+
+    Where an answer can only end, one of the ids that end it will do.
+    """
+
+    mask: NDArray[np.bool_]
+    forced: bool
+
+
+class Constraint:
+    """An answer's grammar. Where it stands follows from the answer's ids alone, so that it goes
+    back wherever they do. In the answer's thread only."""
+
+    def __init__(self, matcher: Any, *, start: int, size: int, ends: frozenset[int]) -> None:
+        """The answer's ids begin at `start`; the vocabulary has `size`, and `ends` end it."""
+        self._matcher, self._start, self._ends = matcher, start, ends
+        self._size = size
+        self._bits = np.zeros((size + 31) // 32, np.uint32)
+        self._held: list[int] = []
+
+    def allowed(self, ids: Sequence[int]) -> Allowed:
+        """What may come behind `ids`. Raises `UsageError` for a grammar that is too much work."""
+        self._follow(ids)
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        self._require_sound()
+        bits = np.unpackbits(self._bits.view(np.uint8), count=self._size, bitorder="little")
+        mask = bits.view(np.bool_)
+        count = int(np.bitwise_count(self._bits).sum())
+        ending = sum(bool(mask[token]) for token in self._ends)
+        return Allowed(mask, count == 1 or count == ending)
+
+    def fitting(self, ids: Sequence[int], more: Sequence[int], *, ends: bool = False) -> int:
+        """How many of `more` may come behind `ids`, one after the other.
+
+        With `ends` the last one ends the answer, whatever it stands for. Raises as `allowed`.
+        """
+        self._follow(ids)
+        last = len(more) - 1
+        end = next(
+            (at for at, token in enumerate(more) if token in self._ends or (ends and at == last)),
+            len(more),
+        )
+        fit = int(self._matcher.validate_tokens(list(more[:end])))
+        self._require_sound()
+        if fit < end or end == len(more):
+            return fit
+        self._follow([*ids, *more[:end]])
+        return end + bool(self._matcher.is_accepting())
+
+    def _follow(self, ids: Sequence[int]) -> None:
+        """Make `ids` what the matcher has read."""
+        written = list(ids[self._start :])
+        same = len(self._held)
+        if written[:same] != self._held:
+            pairs = zip(self._held, written, strict=False)
+            same = next((at for at, (one, other) in enumerate(pairs) if one != other), len(written))
+        if same < len(self._held):
+            self._matcher.rollback(len(self._held) - same)
+            del self._held[same:]
+        if same < len(written):
+            self._matcher.consume_tokens(written[same:])
+            self._held += written[same:]
+        self._require_sound()
+
+    def _require_sound(self) -> None:
+        if self._matcher.is_error():
+            raise UsageError(
+                f"The answer's form is too much work here ({_reason(self._matcher.get_error())})",
+                hint="ask for a simpler one",
+            )
+
+
+class Grammar:
+    """A compiled grammar over a tokenizer's vocabulary; any number of answers follow it.
+
+    `shown` are control tokens that belong to its texts, and how they are written.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, matcher: Any, shown: Mapping[int, bytes]) -> None:
+        self._matcher, self.shown = matcher, shown
+        self._size, self._ends = tokenizer.size, tokenizer.eos_ids
+        self._lock = threading.Lock()
+
+    def constraint(self, start: int) -> Constraint:
+        """For an answer whose first id is at position `start`."""
+        with self._lock:
+            matcher = self._matcher.deep_copy()
+        return Constraint(matcher, start=start, size=self._size, ends=self._ends)
+
+
+def compiled(tokenizer: Tokenizer, lark: str, shown: Mapping[int, bytes]) -> Grammar:
+    """The grammar that `lark` is, in llguidance's words.
+
+    Raises `UsageError` for one that is none or too much, or without the library.
+    """
+    library, vocabulary = _library(), _vocabulary(tokenizer)
+    limits = library.LLParserLimits(initial_lexer_fuel=FUEL, verbose_errors=False)
+
+    def compile() -> Grammar:
+        matcher = library.LLMatcher(vocabulary, lark, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise UsageError(
+                f"No answer can be held to this form ({_reason(matcher.get_error())})",
+                hint="leave out what is not supported",
+            )
+        found = Grammar(tokenizer, matcher, shown)
+        # Some are found out only here, such as a schema that nothing fits.
+        found.constraint(0).allowed(())
+        return found
+
+    return _within(compile)
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance reads it."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        special = tokenizer.special
+        self.eos_token_id = min(tokenizer.eos_ids)
+        self.special_token_ids: list[int] = []
+        self.tokens = [
+            _SPECIAL + special[token].encode("utf-8", "surrogatepass")
+            if token in special
+            else tokenizer.piece(token)
+            for token in range(tokenizer.size)
+        ]
+        # Who holds the tokenizer holds this.
+        self._tokenizer = ref(tokenizer)
+
+    def __call__(self, text: str) -> list[int]:
+        """The ids that text which has to come has; called by the library."""
+        tokenizer = self._tokenizer()
+        found = None if tokenizer is None else ids_spelling(tokenizer, (), text)
+        return found or []
+
+
+_known: WeakKeyDictionary[Tokenizer, Any] = WeakKeyDictionary()
+_reading = threading.Lock()
+
+
+def _vocabulary(tokenizer: Tokenizer) -> Any:
+    """As the library has it; made once, which takes a second or so. Raises `UsageError`."""
+    if not tokenizer.eos_ids:
+        raise UsageError(
+            "The edge model has no token that ends an answer, so no answer can be held to a form"
+        )
+    with _reading:
+        found = _known.get(tokenizer)
+        if found is None:
+            library, ends = _library(), sorted(tokenizer.eos_ids)
+            found = library.LLTokenizer(_Vocabulary(tokenizer), eos_token=ends)
+            _known[tokenizer] = found
+        return found
+
+
+def _library() -> Any:
+    try:
+        return import_module("llguidance")
+    except ImportError as error:
+        raise UsageError(
+            "Answers in a form that is asked for need llguidance", hint=INSTALL
+        ) from error
+
+
+_places = threading.Semaphore(COMPILING)
+
+
+def _within(work: Callable[[], Grammar]) -> Grammar:
+    """What `work` makes, in a thread with a deep stack. Raises `UsageError` for what takes long."""
+    if not _places.acquire(timeout=SECONDS):
+        raise UsageError("Too many forms of answers are being compiled", hint="try again later")
+    done: Future[Grammar] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+        finally:
+            _places.release()
+
+    with _reading:
+        before = threading.stack_size(_STACK)
+        try:
+            threading.Thread(target=run, name="grammar", daemon=True).start()
+        finally:
+            threading.stack_size(before)
+    try:
+        return done.result(SECONDS)
+    except TimeoutError as error:
+        raise UsageError(
+            f"The answer's form takes more than {SECONDS:g} s to compile", hint="simplify it"
+        ) from error
+
+
+def _reason(told: str) -> str:
+    """What the library says of it, in one line."""
+    lines = [line.strip() for line in told[: 10 * _LONGEST_REASON].splitlines() if line.strip()]
+    return (lines[0] if lines else "no reason given")[:_LONGEST_REASON].rstrip(".")

@@ -1,0 +1,218 @@
+"""The form that an answer is to have: JSON of a schema, calls of tools, or either."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import msgspec
+
+from edgewise.edge.base import Tokenizer
+from edgewise.errors import UsageError
+from edgewise.grammar.compiled import Grammar, compiled
+from edgewise.prompts import Tool
+from edgewise.prompts.conversation import inner, require_shallow
+from edgewise.prompts.tool_formats import ToolFormat, markers, tool_format
+
+MAX_SCHEMA = 1 << 17
+"""Longest JSON text of an answer's schema, and of all tools together, bytes."""
+
+MAX_VALUES = 20_000
+"""Most values of a schema, at all depths."""
+
+MAX_KEYS = 1000
+"""Most keys of one object in a schema: what they come to grows with their square."""
+
+MAX_TOOLS = 128
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+_BLANKS = r"[\x20\x0A\x0D\x09]{1,32}"
+"""What may stand between JSON's parts. Unbounded, a small model goes on with blanks for good."""
+
+
+class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer has to be. With `schema`, JSON that it allows; without, any text.
+
+    With `tools` it may be calls of them instead, and has to be where one is `required`, or `only`
+    one of them may be called; more than one call where they may be `parallel`. Tools stand in the
+    prompt as well.
+    """
+
+    schema: Mapping[str, object] | None = None
+    tools: tuple[Tool, ...] = ()
+    required: bool = False
+    only: str | None = None
+    parallel: bool = True
+
+
+def form_from(
+    json_schema: Mapping[str, object] | None = None,
+    tools: Sequence[Tool | Mapping[str, object]] = (),
+    tool_choice: str = "auto",
+    parallel_tool_calls: bool = True,
+) -> AnswerForm | None:
+    """The form of wishes, None for plain text; tools may be dicts with a `Tool`'s fields.
+
+    `tool_choice` is "auto", "none", "required" or the name of a tool. Raises `UsageError`.
+    """
+    if json_schema is None and not tools:
+        return None
+    try:
+        plain = [dict(one) if isinstance(one, Mapping) else one for one in tools]
+        found = msgspec.convert(plain, tuple[Tool, ...], from_attributes=True)
+    except msgspec.ValidationError as error:
+        raise _wrong(
+            f"These are no tools ({error})", "give each a name, a description and parameters"
+        ) from error
+    form = AnswerForm(
+        schema=json_schema,
+        tools=() if tool_choice == "none" else found,
+        required=tool_choice == "required",
+        only=None if tool_choice in ("auto", "none", "required") else tool_choice,
+        parallel=parallel_tool_calls,
+    )
+    require_form(form)
+    return form if form.tools or json_schema is not None else None
+
+
+def grammar_of(tokenizer: Tokenizer, form: AnswerForm) -> Grammar:
+    """What holds answers to a form. Raises `UsageError` for one that is refused."""
+    try:
+        if not form.tools:
+            return compiled(tokenizer, f"start: {_json(form.schema, 'The schema')}\n", {})
+        style, special = tool_format(tokenizer), markers(tokenizer)
+        shown = {token: text.encode() for text, token in special.items()}
+        return compiled(tokenizer, _calling(form, style, special), shown)
+    except UsageError as error:
+        error.setting = error.setting or ("tools" if form.tools else "json_schema")
+        raise
+
+
+def require_form(form: AnswerForm) -> None:
+    """Raises `UsageError` for tools that are none."""
+    names = [tool.name for tool in form.tools]
+    if len(names) > MAX_TOOLS:
+        raise _wrong(f"There are {len(names)} tools, more than {MAX_TOOLS}", "send fewer")
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise _wrong(
+                f"A tool cannot be called {name[:80]!r}", "take 1 to 64 letters, digits, _ or -"
+            )
+    if len(set(names)) < len(names):
+        raise _wrong("Two tools have one name", "rename one of them")
+    if form.only is not None and form.only not in names:
+        raise UsageError(
+            f"There is no tool {form.only[:80]!r}",
+            hint="choose one of those that are given",
+            setting="tool_choice",
+        )
+    for tool in form.tools:
+        require_shallow(tool.parameters, f"The parameters of the tool {tool.name!r}")
+        if tool.parameters.get("type", "object") != "object":
+            raise _wrong(
+                f"The parameters of the tool {tool.name!r} are no object",
+                "give a schema whose type is object",
+            )
+
+
+def _wrong(what: str, hint: str) -> UsageError:
+    return UsageError(what, hint=hint, setting="tools")
+
+
+def _json(schema: Mapping[str, object] | None, what: str) -> str:
+    """JSON of a schema, for a grammar. Raises `UsageError`."""
+    _require_small(schema, what)
+    own = {**(schema or {}), "x-guidance": {"whitespace_pattern": _BLANKS}}
+    try:
+        text = msgspec.json.encode(own).decode()
+    except (TypeError, UnicodeEncodeError) as error:
+        raise UsageError(f"{what} is no JSON", hint="give a JSON schema") from error
+    if len(text) > MAX_SCHEMA:
+        raise UsageError(f"{what} has more than {MAX_SCHEMA} characters", hint="shorten it")
+    return f"%json {text}"
+
+
+def _require_small(schema: Mapping[str, object] | None, what: str) -> None:
+    require_shallow(schema, what)
+    left: list[object] = [schema]
+    count = 0
+    while left:
+        value = left.pop()
+        count += 1
+        if isinstance(value, Mapping) and len(cast(Mapping[str, object], value)) > MAX_KEYS:
+            raise UsageError(f"{what} has more than {MAX_KEYS} keys in one object", hint="split it")
+        if count > MAX_VALUES:
+            raise UsageError(f"{what} has more than {MAX_VALUES} values", hint="shorten it")
+        left += inner(value)
+
+
+def _calling(form: AnswerForm, style: ToolFormat, special: Mapping[str, int]) -> str:
+    """The grammar of calls, and of the text that may come in their place.
+
+    Text before a call is free up to the opening, from which on nothing but a call fits. Behind
+    calls there is nothing.
+    """
+    require_form(form)
+    if form.schema is not None and not style.opening:
+        raise UsageError(
+            "This model's calls are JSON as well, so an answer cannot be either",
+            hint="ask for tools or for JSON, not for both",
+            setting="json_schema",
+        )
+    called = [tool for tool in form.tools if form.only in (None, tool.name)]
+    rules = [_call(number, tool, style, special) for number, tool in enumerate(called)]
+    if sum(map(len, rules)) > MAX_SCHEMA:
+        raise _wrong(f"The tools have more than {MAX_SCHEMA} characters", "send fewer")
+    any_call = " | ".join(f"call_{number}" for number in range(len(called)))
+    more = f" ({_terms(style.between, special)} call)*" if form.parallel and style.between else ""
+    end = f" {_terms(style.end, special)}" if style.end else ""
+    must = form.required or form.only is not None
+    return "\n".join(
+        [
+            "%llguidance {}",
+            *_start(form, style, special, must=must),
+            f"calls: call{more}{end}",
+            f"call: {any_call}",
+            *rules,
+            "",
+        ]
+    )
+
+
+def _start(
+    form: AnswerForm, style: ToolFormat, special: Mapping[str, int], *, must: bool
+) -> Sequence[str]:
+    """The rules of what stands before calls, and instead of them."""
+    opening = _terms(style.opening, special)
+    if must:
+        return [f"start: {opening} calls"]
+    if form.schema is not None:
+        return [f"start: content | {opening} calls", f"content: {_json(form.schema, 'The schema')}"]
+    if not style.opening:
+        return ["start: (TEXT | calls)?", r"TEXT: /[^{](.|\n)*/"]
+    text = r"TEXT: /(.|\n)*/"
+    if any(marker in style.opening for marker in special):
+        # No text makes a control token.
+        return [f"start: TEXT | TEXT {opening} calls", text]
+    return ["start: TEXT | opening calls", f"opening[lazy]: TEXT {opening}", text]
+
+
+def _call(number: int, tool: Tool, style: ToolFormat, special: Mapping[str, int]) -> str:
+    schema = {"properties": {}, **tool.parameters, "type": "object"}
+    what = f"The parameters of the tool {tool.name!r}"
+    head = _terms(f"{style.before_name}{tool.name}{style.before_arguments}", special)
+    arguments = _json(cast(Mapping[str, object], schema), what)
+    closing = _terms(style.closing, special)
+    return f"call_{number}: {head} arguments_{number} {closing}\narguments_{number}: {arguments}"
+
+
+def _terms(text: str, special: Mapping[str, int]) -> str:
+    """A text as a grammar has it: quoted, but for its control tokens."""
+    if not special:
+        return msgspec.json.encode(text).decode() if text else ""
+    parts = re.split(f"({'|'.join(map(re.escape, special))})", text)
+    return " ".join(
+        f"<[{special[part]}]>" if part in special else msgspec.json.encode(part).decode()
+        for part in parts
+        if part
+    )

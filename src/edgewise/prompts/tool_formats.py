@@ -1,0 +1,157 @@
+"""How models write the calls of tools: known by what their chat templates say of it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from edgewise.edge.base import Tokenizer
+from edgewise.errors import UsageError
+from edgewise.prompts.conversation import arguments_of
+from edgewise.prompts.messages import Message, Tool, ToolCall
+
+
+class ToolFormat(NamedTuple):
+    """A form of calls: `opening`, then calls with `between` them, then `end`.
+
+    A call is `before_name`, the tool's name, `before_arguments`, a JSON object, and `closing`. Its
+    template has all of `signs` and none of `others`. A form without an opening is the whole answer,
+    so there is one call at most.
+    """
+
+    signs: Sequence[str]
+    opening: str
+    before_name: str
+    before_arguments: str
+    closing: str
+    between: str = ""
+    end: str = ""
+    others: Sequence[str] = ()
+
+    def written(self, calls: Sequence[ToolCall]) -> str:
+        """Calls as a model of this form writes them."""
+        texts = [
+            f"{self.before_name}{call.name}{self.before_arguments}{call.arguments}{self.closing}"
+            for call in calls
+        ]
+        return f"{self.opening}{self.between.join(texts)}{self.end}" if calls else ""
+
+
+_NAME, _ARGUMENTS, _PARAMETERS = '{"name": "', '", "arguments": ', '", "parameters": '
+_MISTRAL = "[TOOL_CALLS]"
+
+FORMATS = (
+    # Hermes, Qwen2.5, Qwen3, SmolLM3, Granite 4. Some tag every argument instead.
+    ToolFormat(
+        signs=["<tool_call>"],
+        others=["<function=", "<arg_key>"],
+        opening="<tool_call>",
+        before_name=f"\n{_NAME}",
+        before_arguments=_ARGUMENTS,
+        closing="}\n</tool_call>",
+        between="\n<tool_call>",
+    ),
+    # Mistral since its eleventh tokenizer; before that a list, with a blank before it or without.
+    ToolFormat([_MISTRAL, "[ARGS]"], _MISTRAL, "", "[ARGS]", "", between=_MISTRAL),
+    ToolFormat([f"{_MISTRAL} ["], f"{_MISTRAL} [", _NAME, _ARGUMENTS, "}", ", ", "]"),
+    ToolFormat([_MISTRAL], f"{_MISTRAL}[", _NAME, _ARGUMENTS, "}", ", ", "]"),
+    # Llama 3.1, 3.2, 3.3.
+    ToolFormat(['"parameters": ', "<|start_header_id|>"], "", _NAME, _PARAMETERS, "}"),
+)
+"""The first that fits is a model's."""
+
+MARKERS = ("[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>")
+"""Texts in them for which a vocabulary may have control tokens."""
+
+
+def tool_format(tokenizer: Tokenizer) -> ToolFormat:
+    """How the tokenizer's model writes calls. Raises `UsageError` where its template has none."""
+    template = tokenizer.chat_template or ""
+    if "tools" not in template:
+        raise UsageError(
+            "The edge model's chat template has no tools",
+            hint="leave them out, or take a model that was trained to call some",
+            setting="tools",
+        )
+    for one in FORMATS:
+        found = all(sign in template for sign in one.signs)
+        if found and not any(sign in template for sign in one.others):
+            return one
+    raise UsageError(
+        "The edge model's chat template writes the calls of tools in a form that is not known here",
+        hint="take a model that writes them as Hermes, Qwen3, Llama 3 or Mistral do",
+        setting="tools",
+    )
+
+
+def markers(tokenizer: Tokenizer) -> dict[str, int]:
+    """The control tokens among `MARKERS`: texts that no text in an answer makes."""
+    return {text: token for token, text in tokenizer.special.items() if text in MARKERS}
+
+
+def has_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
+    """Whether a conversation is more than what everybody says."""
+    return bool(tools) or any(one.tool_calls or one.role == "tool" for one in messages)
+
+
+def plain(
+    form: ToolFormat, messages: Sequence[Message], tools: Sequence[Tool]
+) -> tuple[Message, ...]:
+    """The conversation without tools, for those who know none: all of it in words.
+
+    Calls are in the form in which the edge model writes them, so that who goes on with an answer
+    goes on in it.
+    """
+    made: list[Message] = []
+    if tools:
+        first = next((one for one in messages if one.role == "system"), Message("system", ""))
+        text = "\n\n".join(filter(None, [first.content, _described(form, tools)]))
+        made.append(Message("system", text, first.local))
+        messages = [one for one in messages if one is not first]
+    results = False
+    for one in messages:
+        follows, results = results, one.role == "tool"
+        if one.role == "tool":
+            one = Message("user", f"<tool_response>\n{one.content}\n</tool_response>", one.local)
+        elif one.tool_calls:
+            text = f"{one.content}{form.written(one.tool_calls)}"
+            one = Message("assistant", text, one.local)
+        if follows and one.role == "user":
+            before = made.pop()
+            text = f"{before.content}\n{one.content}"
+            one = Message("user", text, before.local or one.local)
+        made.append(one)
+    return tuple(made)
+
+
+def _described(form: ToolFormat, tools: Sequence[Tool]) -> str:
+    lines = [msgspec.json.encode(one).decode() for one in tools]
+    example = form.written([ToolCall("", "NAME", "{...}")])
+    return "\n".join(
+        ["You may call these tools, one a line in JSON:", *lines, f"Write a call as {example}"]
+    )
+
+
+def require_calls(messages: Sequence[Message]) -> None:
+    """Raises `UsageError` for calls that are none, and for results of calls that nobody made."""
+    made: set[str] = set()
+    for one in messages:
+        if one.tool_calls and one.role != "assistant":
+            raise _wrong("Only an assistant's message has tool_calls", "leave them out")
+        if (one.tool_call_id is not None) != (one.role == "tool"):
+            raise _wrong(
+                "A message of the role tool has a tool_call_id, and no other has",
+                "name the call that it is the result of",
+            )
+        if one.tool_call_id is not None and one.tool_call_id not in made:
+            raise _wrong(
+                f"There is no call {one.tool_call_id[:60]!r} before its result",
+                "send the assistant's message with its tool_calls, too",
+            )
+        for call in one.tool_calls:
+            arguments_of(call)
+            made.add(call.id)
+
+
+def _wrong(what: str, hint: str) -> UsageError:
+    return UsageError(what, hint=hint, setting="messages")

@@ -1,0 +1,292 @@
+"""Calls of tools in every form that is known: what is written is a call, and is read as one."""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import hypothesis.strategies as st
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from msgspec.structs import replace
+
+from edgewise.edge.base import Floats
+from edgewise.errors import UsageError
+from edgewise.grammar.calls import CallArguments, CallBegun, CallReader, Part, Said, collected
+from edgewise.grammar.compiled import Grammar
+from edgewise.grammar.form import AnswerForm, form_from, grammar_of
+from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.policy import Policy
+from edgewise.prompts import Message, Tool, ToolCall, prompt_of
+from edgewise.prompts.tool_formats import tool_format
+from edgewise.routers.constant import Constant
+from edgewise.sampling import Sampling
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import EOS, Script, ScriptedEdge, noise
+from tests.tool_models import (
+    ARGS,
+    BEGIN,
+    CALLS,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    NAMED,
+    OTHER,
+    TIME,
+    WEATHER,
+    ToolTokenizer,
+    saying,
+)
+
+pytest.importorskip("llguidance")
+
+TOOLS = (WEATHER, TIME)
+ASKED = [Message("user", "Weather?")]
+PARIS, NOW = ToolCall("", "get_weather", '{"city": "Paris"}'), ToolCall("", "get_time", "{}")
+TEMPLATES = {"hermes": HERMES, "llama": LLAMA, "mistral": MISTRAL, "named": NAMED}
+TOKENIZERS = {name: ToolTokenizer(template) for name, template in TEMPLATES.items()}
+every = pytest.mark.parametrize("name", TEMPLATES)
+
+
+def written(name: str, script: Script, form: AnswerForm, **options: Any) -> Answer:
+    tokenizer = TOKENIZERS[name]
+    decoder = Decoder(
+        ScriptedEdge(script, tokenizer=tokenizer), router=Constant(0.0), policy=Policy()
+    )
+    prompt = prompt_of(tokenizer, ASKED, form.tools)
+    return decoder.generate(
+        prompt, grammar=grammar_of(tokenizer, form), **{"max_tokens": 400, **options}
+    )
+
+
+def read(name: str, answer: Answer) -> tuple[str, list[tuple[str, str]]]:
+    text, calls = collected(CallReader(tool_format(TOKENIZERS[name])), answer.text)
+    return text, [(call.name, call.arguments) for call in calls]
+
+
+@every
+def test_a_call_is_written_as_the_model_writes_it(name: str) -> None:
+    text = tool_format(TOKENIZERS[name]).written([PARIS])
+    answer = written(name, saying(text), AnswerForm(tools=TOOLS))
+    assert (answer.text, answer.finish_reason) == (text, "stop")
+    assert read(name, answer) == ("", [("get_weather", '{"city": "Paris"}')])
+
+
+@every
+def test_text_is_text_where_a_tool_may_be_called(name: str) -> None:
+    for text in ("It rains: 3 < 4 [TOO", ""):
+        answer = written(name, saying(text), AnswerForm(tools=TOOLS))
+        assert read(name, answer) == (text, [])
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral", "named"])
+def test_several_calls_behind_text(name: str) -> None:
+    text = "Let me see. " + tool_format(TOKENIZERS[name]).written([PARIS, NOW])
+    answer = written(name, saying(text), AnswerForm(tools=TOOLS))
+    calls = [("get_weather", '{"city": "Paris"}'), ("get_time", "{}")]
+    assert read(name, answer) == ("Let me see. ", calls)
+    alone = written(name, saying(text), AnswerForm(tools=TOOLS, parallel=False))
+    assert read(name, alone) == ("Let me see. ", calls[:1])
+
+
+@every
+@pytest.mark.parametrize("only", [None, "get_time"])
+def test_a_call_that_must_be_made_is(name: str, only: str | None) -> None:
+    form = AnswerForm(tools=TOOLS, required=True, only=only, parallel=False)
+    answer = written(name, saying("I would rather not."), form)
+    said, ((called, arguments),) = read(name, answer)
+    assert said == ""
+    assert called in ("get_weather", "get_time") if only is None else called == only
+    json.loads(arguments)
+
+
+@every
+@given(seed=st.integers(0, 10_000), cloudy=st.booleans())
+@settings(deadline=None, max_examples=15)
+def test_whatever_is_written_is_a_call_with_arguments_of_its_schema(
+    name: str, seed: int, cloudy: bool
+) -> None:
+    tokenizer = TOKENIZERS[name]
+
+    def wild(extra: int) -> Script:
+        def script(ids: Sequence[int]) -> Floats:
+            more = np.zeros(2, np.float32)
+            logits = np.concatenate([noise(seed + extra)(ids), more])
+            logits[[ord('"'), ord("}"), ord("]"), EOS]] += 6.0
+            return logits.astype(np.float32)
+
+        return script
+
+    decoder = Decoder(
+        ScriptedEdge(wild(0), tokenizer=tokenizer),
+        router=Constant(1.0),
+        policy=Policy(run_ahead=4, span=3),
+        cloud=ScriptedCloud(wild(1)) if cloudy else None,
+    )
+    answer = decoder.generate(
+        prompt_of(tokenizer, ASKED, TOOLS),
+        grammar=required(name),
+        sampling=Sampling(temperature=0.0 if seed % 2 else 1.0, seed=seed),
+        max_tokens=600,
+    )
+    _, calls = read(name, answer)
+    schemas = {tool.name: tool.parameters for tool in TOOLS}
+    for called, arguments in calls if answer.finish_reason == "stop" else calls[:-1]:
+        jsonschema.validate(json.loads(arguments), schemas[called])
+    assert calls or answer.finish_reason == "length"
+
+
+@cache
+def required(name: str) -> Grammar:
+    return grammar_of(TOKENIZERS[name], AnswerForm(tools=TOOLS, required=True))
+
+
+@every
+@given(cuts=st.lists(st.integers(0, 120), max_size=8), text=st.sampled_from(["", "Look: <tool_"]))
+@settings(deadline=None, max_examples=30)
+def test_calls_are_read_alike_in_pieces(name: str, cuts: list[int], text: str) -> None:
+    style = tool_format(TOKENIZERS[name])
+    calls = [PARIS, replace(NOW, arguments='{"a": "}\\"{", "b": [{}, "]"]}')]
+    whole = style.written(calls if style.opening else calls[1:])
+    whole = text + whole if style.opening else whole
+    places = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
+    reader = CallReader(style)
+    parts: list[Part] = []
+    for start, end in pairwise(places):
+        parts += reader.feed(whole[start:end])
+    parts += reader.finish()
+    assert reader.called
+    assert "".join(part.text for part in parts if isinstance(part, Said)) == (
+        text if style.opening else ""
+    )
+    begun = [part for part in parts if isinstance(part, CallBegun)]
+    told = ["", ""]
+    for part in parts:
+        if isinstance(part, CallArguments):
+            told[part.index] += part.text
+    expected = calls if style.opening else calls[1:]
+    assert [(one.name, told[one.index]) for one in begun] == [
+        (call.name, call.arguments) for call in expected
+    ]
+    assert all(len(one.id) == 9 and one.id.isalnum() for one in begun)
+
+
+def test_a_marker_that_is_a_control_token_is_one() -> None:
+    form = AnswerForm(tools=TOOLS, required=True, only="get_time")
+    for name, ids in (("mistral", [CALLS]), ("named", [CALLS, ARGS])):
+        answer = written(name, saying("no"), form)
+        assert [token.id for token in answer.tokens if token.id in (CALLS, ARGS)] == ids
+
+
+def test_text_may_be_json_of_a_schema_instead() -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    form = AnswerForm(tools=TOOLS, schema=schema)
+    for name in ("hermes", "mistral", "named"):
+        assert json.loads(written(name, saying('{"n": 3}'), form).text) == {"n": 3}
+        call = tool_format(TOKENIZERS[name]).written([NOW])
+        assert read(name, written(name, saying(call), form))[1] == [("get_time", "{}")]
+    with pytest.raises(UsageError, match="not for both"):
+        grammar_of(TOKENIZERS["llama"], form)
+
+
+@every
+def test_a_conversation_with_tools_is_what_the_template_makes_of_it(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    turns = [
+        Message("system", "Be brief.", local=True),
+        *ASKED,
+        Message("assistant", "", tool_calls=(replace(PARIS, id="call00001"),)),
+        Message("tool", "Sun.", tool_call_id="call00001"),
+        Message("user", "And now?"),
+    ]
+    prompt = prompt_of(tokenizer, turns, TOOLS)
+    text = bytes(one for one in prompt.ids if one < 256).decode()
+    assert text.endswith(BEGIN)
+    for part in ('"name": "get_weather"', '"Prague"', "<tool>Sun.", "Paris", "Be brief."):
+        assert part in text
+    # Who has another template is told the same, in words, and what is local stays so.
+    assert prompt.messages is not None
+    assert [one.role for one in prompt.messages] == ["system", "user", "assistant", "user"]
+    assert prompt.messages[0].content.startswith("Be brief.\n\n")
+    assert prompt.messages[0].local
+    assert '"Prague"' in prompt.messages[0].content
+    assert prompt.messages[2].content == tool_format(tokenizer).written([PARIS])
+    assert "Sun." in prompt.messages[3].content
+    assert prompt.messages[3].content.endswith("\nAnd now?")
+
+
+CALLED = Message("assistant", "", tool_calls=(replace(NOW, id="a"),))
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([*ASKED, Message("tool", "x", tool_call_id="a")], "There is no call 'a' before"),
+        ([*ASKED, CALLED, Message("tool", "x")], "has a tool_call_id"),
+        ([Message("user", "x", tool_calls=CALLED.tool_calls)], "Only an assistant's message"),
+        ([Message("user", "x", tool_call_id="a"), CALLED], "has a tool_call_id"),
+        ([Message("assistant", "", tool_calls=(ToolCall("a", "f", "[1]"),))], "no JSON object"),
+        ([Message("assistant", "", tool_calls=(ToolCall("a", "f", "{"),))], "no JSON object"),
+        (
+            [Message("assistant", "", tool_calls=(ToolCall("a", "f", '{"a":' * 900 + "1"),))],
+            "no JSON object",
+        ),
+        (
+            [
+                Message(
+                    "assistant",
+                    "",
+                    tool_calls=(ToolCall("a", "f", '{"a":' * 90 + "1" + "}" * 90),),
+                )
+            ],
+            "nested deeper",
+        ),
+    ],
+)
+def test_calls_that_are_none_are_refused(messages: list[Message], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        prompt_of(TOKENIZERS["hermes"], messages)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (None, "chat template has no tools"),
+        ("{{ messages }}", "chat template has no tools"),
+        (OTHER, "in a form that is not known"),
+    ],
+)
+def test_a_model_without_tools_says_so(template: str | None, said: str) -> None:
+    tokenizer = ToolTokenizer(template)
+    for messages, tools in ((ASKED, TOOLS), ([*ASKED, CALLED], ())):
+        with pytest.raises(UsageError, match=said) as caught:
+            prompt_of(tokenizer, messages, tools)
+        assert caught.value.setting == "tools"
+    with pytest.raises(UsageError, match=said):
+        grammar_of(tokenizer, AnswerForm(tools=TOOLS))
+
+
+@pytest.mark.parametrize(
+    ("wishes", "said"),
+    [
+        ({"tools": [{"name": "a b"}]}, "cannot be called 'a b'"),
+        ({"tools": [{"name": 'a": 1}'}]}, "cannot be called"),
+        ({"tools": [TIME, TIME]}, "Two tools have one name"),
+        ({"tools": [Tool(f"t{n}") for n in range(200)]}, "more than 128"),
+        ({"tools": [TIME], "tool_choice": "x"}, "There is no tool 'x'"),
+        ({"tools": [{"name": "a", "parameters": {"type": "string"}}]}, "are no object"),
+        ({"tools": [{"title": "a"}]}, "These are no tools"),
+        ({"tools": ["a"]}, "These are no tools"),
+    ],
+)
+def test_tools_that_are_none_are_refused(wishes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        form_from(**wishes)
+
+
+def test_no_choice_is_no_form() -> None:
+    assert form_from(tools=[TIME], tool_choice="none") is None
+    assert form_from() is None
