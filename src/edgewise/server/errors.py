@@ -134,7 +134,8 @@ def _invalid(problems: Sequence[Any]) -> ApiError:
     problem = max(problems, key=lambda found: len(found["loc"]))
     if problem["type"] == "json_invalid":
         return ApiError(400, "The body is no valid JSON.")
-    names = [str(part) for part in problem["loc"] if part != "body"]
+    # In brackets stands of which kind something is, which is no field.
+    names = [str(part) for part in problem["loc"] if part != "body" and str(part)[:1] != "("]
     param = ".".join(names[:3]) or None
     if problem["type"] == "extra_forbidden":
         message = f"{param} is not supported; leave it out."

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -14,7 +15,7 @@ from edgewise.server.admission import Ticket
 from edgewise.server.answering import Answering
 from edgewise.server.chat_completions import ChatReply, prepared, unread
 from edgewise.server.errors import ApiError, anthropic_body
-from edgewise.server.harmless import IGNORED_HEADER, ignored
+from edgewise.server.harmless import ignored, said
 from edgewise.server.messages_schemas import (
     AnthropicErrorReply,
     CountReply,
@@ -51,8 +52,8 @@ def routes(answering: Answering) -> APIRouter:
     async def count_tokens(body: CountRequest, request: Request, reply: Response) -> CountReply:  # pyright: ignore[reportUnusedFunction]
         """How many tokens a conversation's prompt has."""
         _check(body)
-        if names := [*ignored(body), *body.ignored, *_said(request)]:
-            reply.headers[IGNORED_HEADER] = ", ".join(names)
+        names = [*ignored(body), *body.ignored, *_said(request)]
+        reply.headers.update(said(names) or {})
         cloud = answering.cloud is not None
         policy_for(body.model, answering.settings, answering.card, cloud=cloud)
         asked = unread(answering, body.chat())
@@ -95,7 +96,8 @@ class MessagesWriter(Writer):
             "model": request.model,
         }
         self._prompt = 0
-        self._begun = False
+        self._index = -1
+        self._block: str | None = None
 
     async def read(self, prompt: Prompt, ticket: Ticket) -> None:
         self._prompt = len(prompt.ids)
@@ -103,11 +105,12 @@ class MessagesWriter(Writer):
     def whole(self, events: Sequence[Event]) -> dict[str, Any]:
         reply = self._chat.whole(events)
         (choice,) = reply["choices"]
-        text = choice["message"]["content"]
-        usage = reply["usage"]
+        message, usage = choice["message"], reply["usage"]
+        text = message["content"]
+        calls = map(_tool_use, message.get("tool_calls") or ())
         told = {
             **self._head,
-            "content": [{"type": "text", "text": text}] if text else [],
+            "content": [*([{"type": "text", "text": text}] if text else []), *filter(None, calls)],
             **self._stopped(choice, usage),
             "usage": _usage(usage),
         }
@@ -134,19 +137,35 @@ class MessagesWriter(Writer):
 
     def _pieces(self, choice: dict[str, Any], own: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Events for a chunk of the chat's."""
+        for call in choice["delta"].get("tool_calls") or ():
+            if "id" in call:
+                used = {"id": call["id"], "name": call["function"]["name"], "input": {}}
+                yield from self._opened("tool_use", **used)
+            if arguments := call["function"]["arguments"]:
+                yield self._grown({"type": "input_json_delta", "partial_json": arguments}, own)
+                own = {}
         text = choice["delta"].get("content") or ""
-        if not (text or own):
-            return
-        if not self._begun:
-            self._begun = True
-            block = {"type": "text", "text": ""}
-            yield {"type": "content_block_start", "index": 0, "content_block": block}
-        delta = {"type": "text_delta", "text": text}
-        yield {"type": "content_block_delta", "index": 0, "delta": delta, **own}
+        if text or own:
+            if self._block != "text":
+                yield from self._opened("text", text="")
+            yield self._grown({"type": "text_delta", "text": text}, own)
+
+    def _opened(self, kind: str, **more: Any) -> Iterator[dict[str, Any]]:
+        """Another block, behind the end of the one before."""
+        yield from self._closed()
+        self._index, self._block = self._index + 1, kind
+        block = {"type": kind, **more}
+        yield {"type": "content_block_start", "index": self._index, "content_block": block}
+
+    def _grown(self, delta: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta, **own}
+
+    def _closed(self) -> Iterator[dict[str, Any]]:
+        if self._block is not None:
+            yield {"type": "content_block_stop", "index": self._index}
 
     def _closing(self, last: dict[str, Any], usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        if self._begun:
-            yield {"type": "content_block_stop", "index": 0}
+        yield from self._closed()
         stopped = self._stopped(last, usage)
         yield {"type": "message_delta", "delta": stopped, "usage": _usage(usage)}
         yield {"type": "message_stop"}
@@ -157,9 +176,21 @@ class MessagesWriter(Writer):
         if choice["finish_reason"] == "length":
             full = usage["completion_tokens"] < self._most
             reason = "model_context_window_exceeded" if full else "max_tokens"
+        elif choice["finish_reason"] == "tool_calls":
+            reason = "tool_use"
         else:
             reason = "end_turn" if stop is None else "stop_sequence"
         return {"stop_reason": reason, "stop_sequence": stop}
+
+
+def _tool_use(call: dict[str, Any]) -> dict[str, Any] | None:
+    """A call of the chat's; None for one that was cut in the middle of its arguments."""
+    try:
+        given: Any = msgspec.json.decode(call["function"]["arguments"])
+    except msgspec.DecodeError:
+        return None
+    name = call["function"]["name"]
+    return {"type": "tool_use", "id": call["id"], "name": name, "input": given}
 
 
 def _usage(chat: dict[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,15 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic import BaseModel
 
 from edgewise.events import Event
+from edgewise.server import response_items as items
 from edgewise.server.answering import Answering
 from edgewise.server.chat_completions import ChatReply, prepared
 from edgewise.server.errors import ApiError
 from edgewise.server.harmless import ignored
+from edgewise.server.response_items import WrittenCall, WrittenText
 from edgewise.server.responses_schemas import ResponsesReply, ResponsesRequest
 from edgewise.server.streaming import reply_with, streamed
 from edgewise.server.writing import Writer
@@ -45,84 +48,96 @@ class ResponsesWriter(Writer):
         self._id = f"resp_{secrets.token_hex(24)}"
         self._created = int(time.time())
         self._number = -1
-        self._message: _Message | None = None
+        self._items: list[WrittenText | WrittenCall] = []
 
     def whole(self, events: Sequence[Event]) -> dict[str, Any]:
         reply = self._chat.whole(events)
         (choice,) = reply["choices"]
-        message = _Message()
-        message.add(choice["message"]["content"], _logprobs(choice))
-        told = self._ended(message, choice["finish_reason"], reply["usage"])
+        message = choice["message"]
+        calls = message.get("tool_calls") or []
+        if message["content"] or not calls:
+            self._text().add(message["content"] or "", _logprobs(choice))
+        for call in calls:
+            self._call(call).add(call["function"]["arguments"])
+        told = self._ended(choice["finish_reason"], reply["usage"])
         return {**told, "edgewise": reply["edgewise"]} if "edgewise" in reply else told
 
     async def chunks(self, events: AsyncGenerator[Event]) -> AsyncGenerator[dict[str, Any]]:
         for kind in ("created", "in_progress"):
-            yield self._event(f"response.{kind}", response=self._response("in_progress"))
+            yield self._event(kind, response=self._response("in_progress"))
         reason = "stop"
         async with aclosing(self._chat.chunks(events)) as chunks:
             async for chunk in chunks:
                 for choice in chunk["choices"]:
                     reason = choice["finish_reason"] or reason
                     own = {"edgewise": chunk["edgewise"]} if "edgewise" in chunk else {}
-                    for event in self._pieces(choice, own):
-                        yield event
+                    for event, more in self._pieces(choice, own):
+                        yield self._event(event, **more)
                 if not chunk["choices"]:
-                    for event in self._closing(reason, chunk["usage"]):
-                        yield event
+                    for event, more in self._closing(reason, chunk["usage"]):
+                        yield self._event(event, **more)
 
     def failed(self, error: ApiError) -> dict[str, Any]:
         told = {"code": error.code or "server_error", "message": str(error)}
-        response = {**self._response("failed"), "error": told}
-        return self._event("response.failed", response=response)
+        return self._event("failed", response={**self._response("failed"), "error": told})
 
-    def _pieces(self, choice: dict[str, Any], own: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Events for a chunk of the chat's."""
-        text = choice["delta"].get("content") or ""
-        logprobs = _logprobs(choice)
-        if not (text or logprobs or own):
-            return
-        if self._message is None:
-            self._message = _Message()
-            yield from self._opened(self._message)
-        self._message.add(text, logprobs)
-        yield self._event(
-            "response.output_text.delta",
-            **self._message.place,
-            delta=text,
-            logprobs=logprobs,
-            **own,
-        )
+    def _pieces(self, choice: dict[str, Any], own: dict[str, Any]) -> Iterator[items.Event]:
+        """What is said of a chunk of the chat's."""
+        text, logprobs = choice["delta"].get("content") or "", _logprobs(choice)
+        for call in choice["delta"].get("tool_calls") or ():
+            if "id" in call:
+                yield from self._close("completed")
+                yield from self._call(call).opened()
+            item = self._items[-1]
+            if arguments := call["function"]["arguments"]:
+                assert isinstance(item, WrittenCall)
+                event, more = item.add(arguments)
+                yield event, more | own
+                own = {}
+        if text or logprobs or own:
+            item = self._items[-1] if self._items else None
+            if not isinstance(item, WrittenText):
+                yield from self._close("completed")
+                item = self._text()
+                yield from item.opened()
+            event, more = item.add(text, logprobs)
+            yield event, more | own
 
-    def _opened(self, message: "_Message") -> Iterator[dict[str, Any]]:
-        item = {**message.item("in_progress"), "content": []}
-        yield self._event("response.output_item.added", output_index=0, item=item)
-        yield self._event("response.content_part.added", **message.place, part=message.part())
+    def _closing(self, reason: str, usage: dict[str, Any]) -> Iterator[items.Event]:
+        if not self._items:
+            yield from self._text().opened()
+        response = self._ended(reason, usage)
+        yield from self._close(response["status"])
+        yield response["status"], {"response": response}
 
-    def _closing(self, reason: str, usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        message = self._message
-        if message is None:
-            message = _Message()
-            yield from self._opened(message)
-        part = message.part()
-        text = {"text": part["text"], "logprobs": part["logprobs"]}
-        yield self._event("response.output_text.done", **message.place, **text)
-        yield self._event("response.content_part.done", **message.place, part=part)
-        response = self._ended(message, reason, usage)
-        (item,) = response["output"]
-        yield self._event("response.output_item.done", output_index=0, item=item)
-        yield self._event(f"response.{response['status']}", response=response)
+    def _close(self, status: str) -> Iterator[items.Event]:
+        if self._items:
+            yield from self._items[-1].closed(status)
+
+    def _text(self) -> WrittenText:
+        item = WrittenText(len(self._items))
+        self._items.append(item)
+        return item
+
+    def _call(self, call: dict[str, Any]) -> WrittenCall:
+        item = WrittenCall(len(self._items), call["id"], call["function"]["name"])
+        self._items.append(item)
+        return item
 
     def _event(self, kind: str, **more: Any) -> dict[str, Any]:
         self._number += 1
-        return {"type": kind, "sequence_number": self._number, **more}
+        return {"type": f"response.{kind}", "sequence_number": self._number, **more}
 
-    def _ended(self, message: "_Message", reason: str, usage: dict[str, Any]) -> dict[str, Any]:
+    def _ended(self, reason: str, usage: dict[str, Any]) -> dict[str, Any]:
         cut = reason == "length"
         status = "incomplete" if cut else "completed"
+        last = len(self._items) - 1
         return {
             **self._response(status),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": [message.item(status)],
+            "output": [
+                item.told(status if item.index == last else "completed") for item in self._items
+            ],
             "usage": _usage(usage),
         }
 
@@ -141,58 +156,28 @@ class ResponsesWriter(Writer):
             "metadata": asked.metadata or {},
             "model": asked.model,
             "output": [],
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
             "temperature": asked.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": asked.tool_choice or "auto",
-            "tools": [],
+            "text": {"format": _told(asked.text and asked.text.format) or {"type": "text"}},
+            "tool_choice": _told(asked.tool_choice) or "auto",
+            "tools": [_told(tool) for tool in asked.tools or ()],
             "top_p": asked.top_p,
             "truncation": "disabled",
             "usage": None,
         }
 
 
-class _Message:
-    """The answer's one message, as it grows."""
-
-    def __init__(self) -> None:
-        self._id = f"msg_{secrets.token_hex(24)}"
-        self._texts: list[str] = []
-        self._logprobs: list[Any] = []
-
-    @property
-    def place(self) -> dict[str, Any]:
-        """Where its text is in the response."""
-        return {"item_id": self._id, "output_index": 0, "content_index": 0}
-
-    def add(self, text: str, logprobs: Sequence[Any]) -> None:
-        self._texts.append(text)
-        self._logprobs += logprobs
-
-    def part(self) -> dict[str, Any]:
-        """Its text so far."""
-        text = "".join(self._texts)
-        return {
-            "type": "output_text",
-            "text": text,
-            "annotations": [],
-            "logprobs": list(self._logprobs),
-        }
-
-    def item(self, status: str) -> dict[str, Any]:
-        return {
-            "type": "message",
-            "id": self._id,
-            "role": "assistant",
-            "status": status,
-            "content": [self.part()],
-        }
-
-
 def _logprobs(choice: dict[str, Any]) -> list[Any]:
     return choice["logprobs"]["content"] if choice["logprobs"] else []
+
+
+def _told(asked: BaseModel | str | None) -> Any:
+    """A part of the request, as it came."""
+    if isinstance(asked, BaseModel):
+        return asked.model_dump(by_alias=True, exclude_none=True)
+    return asked
 
 
 def _usage(chat: dict[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,22 @@
 """What `/v1/responses` takes and returns, in OpenAI's terms; a request becomes a chat's."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from edgewise.server.form_schemas import TextFormat
-from edgewise.server.harmless import HARMLESS, Harmless, refused
+from edgewise.grammar.form import MAX_TOOLS
+from edgewise.server.errors import ApiError
+from edgewise.server.form_schemas import (
+    MAX_ARGUMENTS,
+    CallId,
+    Description,
+    FormName,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    TextFormat,
+)
+from edgewise.server.harmless import HARMLESS, Harmless, refused, shown
 from edgewise.server.schemas import (
     MAX_MESSAGES,
     MAX_TOKENS,
@@ -14,13 +25,12 @@ from edgewise.server.schemas import (
     ChatMessage,
     ChatRequest,
     EdgewiseOptions,
-    Nothing,
     Provenance,
     StreamOptions,
     TokenLogprob,
 )
 from edgewise.server.strict import Strict
-from edgewise.server.turns import joined
+from edgewise.server.turns import call_of, function_tool, joined, json_format, named_tool
 from edgewise.server.usage_schemas import CloudUsage
 
 LOGPROBS = "message.output_text.logprobs"
@@ -47,12 +57,31 @@ class InputMessage(Strict):
     status: Harmless = None
     phase: Harmless = None
 
-    @property
-    def text(self) -> str:
-        """The content in one piece."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
+
+def text_of(content: str | Sequence[InputText]) -> str:
+    """In one piece."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class CallItem(Strict):
+    """A call that an earlier answer made."""
+
+    type: Literal["function_call"]
+    call_id: CallId
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    arguments: Annotated[str, Field(max_length=MAX_ARGUMENTS)]
+    id: Harmless = None
+    status: Harmless = None
+
+
+class OutputItem(Strict):
+    """What a call came to."""
+
+    type: Literal["function_call_output"]
+    call_id: CallId
+    output: BoundedText | Annotated[list[InputText], Field(max_length=MAX_MESSAGES)]
+    id: Harmless = None
+    status: Harmless = None
 
 
 class ReasoningItem(Strict):
@@ -69,21 +98,93 @@ class ReasoningItem(Strict):
 def _kind(item: object) -> str:
     """An item without a type is a message."""
     if isinstance(item, dict):
-        return str(cast(dict[str, Any], item).get("type", "message"))
-    return str(getattr(item, "type", ""))
+        return f"({cast(dict[str, Any], item).get('type', 'message')})"
+    return f"({getattr(item, 'type', '')})"
 
 
 InputItem = Annotated[
-    Annotated[InputMessage, Tag("message")] | Annotated[ReasoningItem, Tag("reasoning")],
+    Annotated[InputMessage, Tag("(message)")]
+    | Annotated[CallItem, Tag("(function_call)")]
+    | Annotated[OutputItem, Tag("(function_call_output)")]
+    | Annotated[ReasoningItem, Tag("(reasoning)")],
     Discriminator(_kind),
 ]
+
+
+def _turn(item: InputItem) -> ChatMessage | None:
+    """An item as a chat's turn."""
+    made = ChatMessage.model_construct
+    match item:
+        case InputMessage():
+            return made(role=item.role, content=text_of(item.content))
+        case CallItem():
+            calls = [call_of(item.call_id, item.name, item.arguments)]
+            return made(role="assistant", content="", tool_calls=calls)
+        case OutputItem():
+            return made(role="tool", content=text_of(item.output), tool_call_id=item.call_id)
+        case ReasoningItem():
+            return None
+
+
+class ResponsesTool(Strict):
+    """A function that the answer may call."""
+
+    type: Literal["function"]
+    name: FormName
+    description: Description | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class OtherTool(BaseModel):
+    """A tool that is not ours to run, such as a search: no answer calls it."""
+
+    type: Annotated[str, Field(min_length=1, max_length=200)]
+
+
+def _kind_of_tool(tool: object) -> str:
+    given = cast(dict[str, Any], tool) if isinstance(tool, dict) else {}
+    found = given.get("type", getattr(tool, "type", ""))
+    return "(function)" if found == "function" else "(other)"
+
+
+AnyTool = Annotated[
+    Annotated[ResponsesTool, Tag("(function)")] | Annotated[OtherTool, Tag("(other)")],
+    Discriminator(_kind_of_tool),
+]
+
+
+class ResponsesToolName(Strict):
+    """The tool that has to be called."""
+
+    type: Literal["function"]
+    name: FormName
+
+
+class ResponsesJsonSchema(Strict):
+    """Answers are JSON that a schema allows."""
+
+    type: Literal["json_schema"]
+    name: FormName
+    description: Description | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
 
 
 class TextOptions(Strict):
     """How the answer is written."""
 
-    format: TextFormat | None = None
+    format: (
+        Annotated[TextFormat | JsonObjectFormat | ResponsesJsonSchema, Field(discriminator="type")]
+        | None
+    ) = None
     verbosity: Harmless = None
+
+    def chat(self) -> TextFormat | JsonObjectFormat | JsonSchemaFormat | None:
+        """The format as a chat's."""
+        if isinstance(self.format, ResponsesJsonSchema):
+            return json_format(self.format.name, self.format.schema_)
+        return self.format
 
 
 class ResponsesRequest(Strict):
@@ -99,8 +200,9 @@ class ResponsesRequest(Strict):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
     text: TextOptions | None = None
-    tools: Nothing | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesToolName | None = None
+    parallel_tool_calls: bool | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     previous_response_id: Annotated[
@@ -124,7 +226,6 @@ class ResponsesRequest(Strict):
     # Hints for models that take them, and limits that are never reached.
     reasoning: Harmless = None
     max_tool_calls: Harmless = None
-    parallel_tool_calls: Annotated[bool | None, HARMLESS] = None
     edgewise: EdgewiseOptions = EdgewiseOptions()
 
     @property
@@ -135,30 +236,49 @@ class ResponsesRequest(Strict):
             inside.append("include")
         if any(isinstance(item, ReasoningItem) for item in self._items):
             inside.append("input.reasoning")
+        others = {tool.type for tool in self.tools or () if isinstance(tool, OtherTool)}
+        inside += [f"tools.{shown(name)}" for name in sorted(others)]
         return inside
 
     @property
-    def _items(self) -> list[InputMessage | ReasoningItem]:
+    def _items(self) -> list[InputItem]:
         return self.input if isinstance(self.input, list) else []
 
-    def chat(self) -> ChatRequest:
-        """The same as a chat."""
-        turns = [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
+    def _turns(self) -> list[ChatMessage]:
+        made = ChatMessage.model_construct
+        turns = [made(role="system", content=self.instructions)] if self.instructions else []
         if isinstance(self.input, str):
-            turns.append(ChatMessage(role="user", content=self.input))
-        for item in self._items:
-            if isinstance(item, InputMessage):
-                turns.append(ChatMessage(role=item.role, content=item.text))
+            turns.append(made(role="user", content=self.input))
+        return [*turns, *filter(None, map(_turn, self._items))]
+
+    def chat(self) -> ChatRequest:
+        """The same as a chat. Raises `ApiError`."""
+        tools = [
+            function_tool(one.name, one.description, one.parameters)
+            for one in self.tools or ()
+            if isinstance(one, ResponsesTool)
+        ]
+        choice = self.tool_choice
+        if isinstance(choice, ResponsesToolName):
+            choice = named_tool(choice.name)
+        logprobs = LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+        if tools and logprobs:
+            raise ApiError(400, "Logprobs are told of text alone; leave them or the tools out.")
         return ChatRequest.model_construct(
             model=self.model,
-            messages=joined(turns),
+            messages=joined(self._turns()),
             stream=bool(self.stream),
             stream_options=StreamOptions(include_usage=True) if self.stream else None,
             max_completion_tokens=self.max_output_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
-            logprobs=LOGPROBS in (self.include or ()) or None,
+            logprobs=logprobs or None,
             top_logprobs=self.top_logprobs or None,
+            response_format=self.text.chat() if self.text else None,
+            tools=tools or None,
+            # Without tools nothing is chosen.
+            tool_choice=choice if tools or choice not in ("none", "auto") else None,
+            parallel_tool_calls=self.parallel_tool_calls,
             edgewise=self.edgewise,
         )
 
@@ -180,6 +300,17 @@ class OutputMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     status: Literal["in_progress", "completed", "incomplete"]
     content: list[OutputText]
+
+
+class OutputCall(BaseModel):
+    """A call that the answer makes; `arguments` is JSON text."""
+
+    type: Literal["function_call"] = "function_call"
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: Literal["in_progress", "completed", "incomplete"]
 
 
 class IncompleteDetails(BaseModel):
@@ -225,7 +356,7 @@ class ResponsesReply(BaseModel):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage]
+    output: list[OutputMessage | OutputCall]
     parallel_tool_calls: bool
     previous_response_id: None
     store: Literal[False]

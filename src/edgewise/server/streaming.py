@@ -16,7 +16,7 @@ from edgewise.events import Event
 from edgewise.server.admission import Ticket
 from edgewise.server.answering import Answering, DecodeRequest
 from edgewise.server.errors import ApiError, api_error, unexpected
-from edgewise.server.harmless import IGNORED_HEADER
+from edgewise.server.harmless import said
 from edgewise.server.writing import Framing, Writer
 
 PING_SECONDS = 10
@@ -96,7 +96,7 @@ async def reply_with(
         if not ticket.running:
             ticket.leave()
         raise
-    headers = {IGNORED_HEADER: ", ".join(writer.ignored)} if writer.ignored else None
+    headers = said(writer.ignored)
     events = answering.events(decoding, ready, ticket)
     if stream:
         return EventStream(writer.chunks(events), ticket, writer, headers)
