@@ -92,10 +92,11 @@ test-vllm: .venv/tested .venv-vllm/installed  ## run the contract tests against 
 
 .venv-litellm/installed:
 	$(PYTHON) -m venv .venv-litellm
-	.venv-litellm/bin/python -m pip install --quiet 'litellm>=1.100,<2'
+	.venv-litellm/bin/python -m pip install --quiet 'litellm>=1.100,<2' \
+		'llama-index-llms-openai-like>=0.8,<0.9'
 	touch $@
 
-test-litellm: .venv/tested .venv-litellm/installed  ## run the tests of LiteLLM against the server
+test-litellm: .venv/tested .venv-litellm/installed  ## run the tests of LiteLLM and LlamaIndex against the server
 	LITELLM_PYTHON=$(CURDIR)/.venv-litellm/bin/python $(BIN)/python -m $(PYTEST) tests/server/test_clients.py
 
 # What Edgewise and its tests need lies in the other one.

@@ -41,8 +41,9 @@ def test_what_the_documentation_shows_works(url: str, code: str) -> None:
 
 
 def python_for(code: str) -> str:
-    """LiteLLM wants an older huggingface_hub than Edgewise, so it lives in a place of its own."""
-    if "litellm" not in code:
+    """LiteLLM wants an older huggingface_hub than Edgewise, and LlamaIndex an older client of
+    OpenAI's, so they live in a place of their own."""
+    if "litellm" not in code and "llama_index" not in code:
         return sys.executable
     if LITELLM is None:
         pytest.skip("needs LITELLM_PYTHON, an interpreter with litellm; see make test-litellm")

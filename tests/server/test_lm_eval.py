@@ -16,10 +16,6 @@ import pytest
 HERE = sys.executable if importlib.util.find_spec("lm_eval") else None
 PYTHON = os.environ.get("LMEVAL_PYTHON", HERE)
 
-pytestmark = pytest.mark.skipif(
-    PYTHON is None, reason="needs LMEVAL_PYTHON, an interpreter with lm_eval; see make test-lmeval"
-)
-
 ASKED = "<|user|>Tell me about {}.<|end|><|assistant|>"
 WORDS = ("copper", "iron", "a rose")
 LINES = [
@@ -72,7 +68,7 @@ def write_tasks(folder: Path) -> None:
 
 def runs(url: str) -> dict[str, list[str]]:
     """Command lines by name."""
-    pair, whole = "cloud_share=0.2,threads=1,deadline=30", "chosen,written,rolled"
+    pair, whole = "edge=bundled,cloud=bundled,cloud_share=0.05", "chosen,written,rolled"
     listed = {
         "url": (
             *("lm_eval.__main__", "local-completions", whole),
@@ -80,10 +76,11 @@ def runs(url: str) -> dict[str, list[str]]:
         ),
         "chat": (
             *("lm_eval.__main__", "local-chat-completions", "written"),
-            f"model=edgewise,base_url={url}/v1/chat/completions",
+            f"model=edgewise@0.05,base_url={url}/v1/chat/completions",
         ),
-        "class": ("edgewise.lm_eval", "edgewise", whole, "edge=bundled,cloud=none,threads=1"),
+        "class": ("edgewise.lm_eval", "edgewise", whole, "edge=bundled,cloud=none"),
         "pair": ("edgewise.lm_eval", "edgewise", "chosen,written", f"{pair},logprobs=cloud"),
+        "edge": ("edgewise.lm_eval", "edgewise", "chosen", f"{pair},logprobs=edge"),
         "refused": ("edgewise.lm_eval", "edgewise", "chosen", pair),
     }
     return {
@@ -96,9 +93,10 @@ def runs(url: str) -> dict[str, list[str]]:
 @pytest.fixture(scope="module")
 def ran(url: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """All of them, with no host to ask but the server."""
+    if PYTHON is None:
+        pytest.skip("needs LMEVAL_PYTHON, an interpreter with lm_eval; see make test-lmeval")
     folder = tmp_path_factory.mktemp("lm_eval")
     write_tasks(folder)
-    assert PYTHON is not None
     command = [PYTHON, str(Path(__file__).with_name("lm_eval_runs.py"))]
     asked = runs(url)
     for name, arguments in asked.items():
@@ -161,6 +159,19 @@ def test_a_pair_answers_and_scores_as_told(ran: Ran) -> None:
     assert ran.codes["pair"] == 0, ran.told
     found = ran.said["pair"]
     assert len(found["written"]) == len(numbers(found["chosen"])) / 3 == len(WORDS)
+    assert ran.said["edge"]["chosen"] == ran.said["class"]["chosen"]
     assert ran.codes["refused"] == 2
     assert "add logprobs=edge or logprobs=cloud" in ran.told
     assert "Traceback" not in ran.told
+
+
+@pytest.mark.parametrize("name", ["url", "chat", "edge"])
+def test_the_documentation_shows_these_commands(name: str) -> None:
+    lines = (Path(__file__).parents[2] / "docs/clients.md").read_text().replace("\\\n", " ")
+    module, *arguments = runs("http://127.0.0.1:8300")[name]
+    command = {"lm_eval.__main__": "lm_eval", "edgewise.lm_eval": "python -m edgewise.lm_eval"}
+    shown = [line.split() for line in lines.splitlines() if line.startswith(command[module])]
+    without = [[word for word in line if "--tasks" not in word] for line in shown]
+    wanted = [word for word in arguments if word != "--tasks"]
+    tasks = arguments[arguments.index("--tasks") + 1]
+    assert any(set(wanted) - {tasks} <= set(line) for line in without)
