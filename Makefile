@@ -14,7 +14,7 @@ NATIVE = $(shell sed -n 's/^native = \["\(.*\)"\]$$/\1/p' pyproject.toml)
 COMPILE = install --no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python $(NATIVE)
 
 .PHONY: help install native demo test test-training test-native test-mlx test-vllm test-litellm \
-	lint pocket recordings vendor faults bench lock sbom digests image wheel clean
+	test-lmeval lint docs pocket recordings vendor faults bench lock sbom digests image wheel clean
 
 help:  ## show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -92,11 +92,23 @@ test-vllm: .venv/tested .venv-vllm/installed  ## run the contract tests against 
 
 .venv-litellm/installed:
 	$(PYTHON) -m venv .venv-litellm
-	.venv-litellm/bin/python -m pip install --quiet 'litellm>=1.100,<2'
+	.venv-litellm/bin/python -m pip install --quiet 'litellm>=1.100,<2' \
+		'llama-index-llms-openai-like>=0.8,<0.9'
 	touch $@
 
-test-litellm: .venv/tested .venv-litellm/installed  ## run the tests of LiteLLM against the server
+test-litellm: .venv/tested .venv-litellm/installed  ## run the tests of LiteLLM and LlamaIndex against the server
 	LITELLM_PYTHON=$(CURDIR)/.venv-litellm/bin/python $(BIN)/python -m $(PYTEST) tests/server/test_clients.py
+
+# What Edgewise and its tests need lies in the other one.
+.venv-lmeval/installed: .venv/tested
+	$(PYTHON) -m venv .venv-lmeval
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		>"$$(.venv-lmeval/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
+	.venv-lmeval/bin/python -m pip install --quiet 'lm-eval[api]>=0.4.13,<0.5'
+	touch $@
+
+test-lmeval: .venv-lmeval/installed  ## run the tests of the LM Evaluation Harness, by URL and by class
+	LMEVAL_PYTHON=$(CURDIR)/.venv-lmeval/bin/python $(BIN)/python -m $(PYTEST) tests/server/test_lm_eval.py
 
 lint: .venv/tested  ## ruff and pyright
 	$(BIN)/ruff check .
@@ -177,4 +189,4 @@ try: wheel  ## install the wheel as a stranger would, with uvx, and answer withi
 	$(TRY) doctor
 
 clean:  ## remove what was built
-	rm -rf .venv .venv-native .venv-mlx .venv-vllm .venv-litellm .cache build dist
+	rm -rf .venv .venv-native .venv-mlx .venv-vllm .venv-litellm .venv-lmeval .cache build dist

@@ -26,7 +26,7 @@ LAYERS = (
     ("pair",),
     ("__init__",),
     ("evaluation",),
-    ("bench", "server", "training"),
+    ("bench", "lm_eval", "server", "training"),
     ("cli",),
     ("__main__",),
 )

@@ -198,10 +198,14 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True):
-    """The end of an answer. `text` is what was still held back; usually empty."""
+    """The end of an answer. `text` is what was still held back; usually empty.
+
+    `stop` is the stop string that ended it, None where none did.
+    """
 
     text: str
     finish_reason: FinishReason
+    stop: str | None = None
     usage: Usage
     timing: Timing
 

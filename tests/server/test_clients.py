@@ -27,7 +27,7 @@ def run(command: list[str], folder: Path | None = None) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -43,8 +43,9 @@ def test_what_the_documentation_shows_works(url: str, tool_url: str, code: str) 
 
 
 def python_for(code: str) -> str:
-    """LiteLLM wants an older huggingface_hub than Edgewise, so it lives in a place of its own."""
-    if "litellm" not in code:
+    """LiteLLM wants an older huggingface_hub than Edgewise, and LlamaIndex an older client of
+    OpenAI's, so they live in a place of their own."""
+    if "litellm" not in code and "llama_index" not in code:
         return sys.executable
     if LITELLM is None:
         pytest.skip("needs LITELLM_PYTHON, an interpreter with litellm; see make test-litellm")
@@ -81,7 +82,7 @@ def test_tools_and_forms_of_openais_client_and_langchain(tool_url: str) -> None:
 def test_no_input_makes_the_server_fail(url: str, tmp_path: Path) -> None:
     """Schemathesis over the server's own description, bounded."""
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"]
-    command += ["--max-examples", "25", "--seed", "1", "--request-timeout", "60"]
+    command += ["--max-examples", "15", "--seed", "1", "--request-timeout", "60"]
     command += ["--checks", "not_a_server_error,response_schema_conformance,"]
     command[-1] += "content_type_conformance,status_code_conformance"
     run(command, tmp_path)

@@ -1,13 +1,20 @@
 """`/v1/completions`: prompts as text and as token ids."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.scoring import MOST
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
+from tests.server.in_process import ASK as IN_PROCESS
+from tests.server.in_process import TEXT, app
 
 PATH = "/v1/completions"
 ASK = {"model": "edgewise:edge", "prompt": "The word copper names", "max_tokens": 12}
@@ -63,7 +70,9 @@ def test_logprobs_in_the_older_form(url: str) -> None:
         ({"prompt": [1 << 30]}, "ids from 0"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": ["a", "b"]}, "prompt"),
-        ({"echo": True}, "echo"),
+        ({"max_tokens": 0}, "echo"),
+        ({"echo": True, "logprobs": 1, "model": "edgewise"}, "a pair is two"),
+        ({"echo": True, "logprobs": 1, "model": "edgewise@0.1"}, "a pair is two"),
         ({"best_of": 3}, "best_of"),
         ({"suffix": "x"}, "suffix"),
         ({"logprobs": 6}, "logprobs"),
@@ -75,3 +84,114 @@ def test_what_is_not_honoured_is_refused(url: str, more: dict[str, Any], told: s
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert told in error["message"] + str(error["param"])
+
+
+SAID = "The word copper names a metal."
+
+
+def test_the_prompt_comes_back_before_its_continuation(url: str) -> None:
+    whole = answer(url, prompt=SAID, echo=True, max_tokens=4)
+    alone = answer(url, prompt=SAID, max_tokens=4)
+    assert whole["choices"][0]["text"] == SAID + alone["choices"][0]["text"]
+    assert whole["choices"][0]["logprobs"] is None
+    assert whole["usage"]["completion_tokens"] == alone["usage"]["completion_tokens"]
+    nothing = answer(url, prompt=SAID, echo=True, max_tokens=0)
+    assert nothing["choices"][0]["text"] == SAID
+    assert nothing["choices"][0]["finish_reason"] == "length"
+    assert nothing["usage"]["completion_tokens"] == 0
+    # Of a pair as well: it is only text.
+    assert answer(url, model="edgewise", echo=True, max_tokens=0)["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("model", "file"), [("edgewise:edge", "edge"), ("edgewise:cloud", "cloud")]
+)
+def test_a_prompts_logprobs_are_the_models_own(url: str, model: str, file: str) -> None:
+    found = answer(url, model=model, prompt=SAID, echo=True, max_tokens=0, logprobs=2)
+    told = found["choices"][0]["logprobs"]
+    wanted: list[float] = []
+    with LlamaModel(bundled(file)) as loaded:
+        ids = loaded.tokenizer.encode_prompt(SAID)
+        session = loaded.session()
+        for token, following in pairwise(ids):
+            session.extend([token])
+            wanted.append(session.step().logprob(following))
+        session.close()
+    assert told["token_logprobs"][0] is None
+    assert told["top_logprobs"][0] is None
+    assert told["token_logprobs"][1:] == pytest.approx(wanted, abs=0.05)
+    assert all(len(top) <= 2 for top in told["top_logprobs"][1:])
+    assert len(told["tokens"]) == len(told["text_offset"]) == len(ids)
+
+
+def test_logprobs_of_prompt_and_answer_are_one_list(url: str) -> None:
+    asked: dict[str, Any] = {"prompt": SAID, "echo": True, "max_tokens": 3, "logprobs": 1}
+    choice = answer(url, **asked)["choices"][0]
+    told = choice["logprobs"]
+    assert "".join(told["tokens"]) == choice["text"]
+    starts = [choice["text"].index(told["tokens"][-1], told["text_offset"][-1])]
+    assert starts == told["text_offset"][-1:]
+    # What is likeliest is its own candidate, to the bit: evaluations compare them.
+    for logprob, top in zip(told["token_logprobs"][1:], told["top_logprobs"][1:], strict=True):
+        assert logprob <= max(top.values())
+    assert told["token_logprobs"][-1] == max(told["top_logprobs"][-1].values())
+    ids = [[*range(3, 9)]]
+    by_id = answer(url, **asked | {"prompt": ids})["choices"][0]["logprobs"]
+    assert len(by_id["tokens"]) == 9
+    lines = post(url, stream=True, **asked).text.splitlines()
+    first = json.loads(next(line for line in lines if line.startswith("data: "))[6:])
+    assert first["choices"][0]["text"] == SAID
+    many = len(first["choices"][0]["logprobs"]["tokens"])
+    assert first["choices"][0]["logprobs"]["token_logprobs"] == told["token_logprobs"][:many]
+
+
+def test_a_cloud_elsewhere_tells_no_logprobs_of_a_prompt() -> None:
+    cloud = ScriptedCloud(replying(TEXT, prompt="sky: "))
+    with app(cloud) as client:
+        asked = IN_PROCESS | {"model": "edgewise:cloud", "echo": True, "logprobs": 1}
+        response = client.post(PATH, json=asked)
+        after = client.post(PATH, json=IN_PROCESS)
+    assert response.status_code == 400
+    assert "tells no logprobs of a prompt" in response.json()["error"]["message"]
+    assert after.status_code == 200  # its place was given back
+
+
+def test_long_prompts_are_scored_in_batches() -> None:
+    """Of a prompt of many batches every id is scored once, in its place."""
+    script = noise(3)
+    with app(edge=ScriptedEdge(script)) as client:
+        prompt = "x" * (2 * MOST + 5)
+        asked = IN_PROCESS | {"model": "edgewise:edge", "prompt": prompt, "max_tokens": 0}
+        told = client.post(PATH, json=asked | {"echo": True, "logprobs": 1}).json()
+    ids = [*prompt.encode()]
+    found = told["choices"][0]["logprobs"]["token_logprobs"]
+    for at in range(1, len(ids)):
+        logits = script(ids[:at]).astype(float)
+        assert found[at] == pytest.approx(
+            float(logits[ids[at]] - np.log(np.exp(logits).sum())), abs=1e-4
+        )
+
+
+def test_ids_of_a_text_and_back(url: str) -> None:
+    def ask(path: str, **body: Any) -> dict[str, Any]:
+        found = httpx2.post(f"{url}/{path}", json=body, timeout=60, trust_env=False)
+        assert found.status_code == 200, found.text
+        return found.json()
+
+    info = httpx2.get(f"{url}/tokenizer_info", timeout=60, trust_env=False).json()
+    text = f"The word copper{info['eos_token']}"
+    found = ask("tokenize", prompt=text, add_special_tokens=False)
+    assert found["count"] == len(found["tokens"])
+    assert found["max_model_len"] == info["model_max_length"]
+    assert ask("detokenize", tokens=found["tokens"])["prompt"] == text
+    whole = ask("tokenize", prompt=text)["tokens"]
+    assert whole[-found["count"] :] == found["tokens"]
+    assert info["chat_template"]
+    for path, body in (
+        ("detokenize", {"tokens": [1 << 30]}),
+        ("detokenize", {"tokens": [-1]}),
+        ("tokenize", {"prompt": 3}),
+        ("tokenize", {"messages": []}),
+    ):
+        refused = httpx2.post(f"{url}/{path}", json=body, timeout=60, trust_env=False)
+        assert refused.status_code == 400, refused.text

@@ -5,7 +5,7 @@ says what it sent. So a rewind needs no call, and the device's ids are the truth
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from edgewise.cloud.seam import Seams
 from edgewise.edge.base import EdgeModel, Tokenizer
+from edgewise.edge.scoring import Scored
 from edgewise.engines.base import Abilities
-from edgewise.errors import CloudError, CloudProtocolError, EdgewiseError
+from edgewise.errors import CloudError, CloudProtocolError, EdgewiseError, UsageError
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.verdict import Sent, Verdict
@@ -104,6 +105,19 @@ class CloudModel(Protocol):
     def stays(self, prompt: Prompt) -> bool:
         """Whether what is in a prompt makes its conversation local, as a mark would."""
         return False
+
+    def scored(
+        self, ids: Sequence[int], *, top: int = 1, start: int = 0
+    ) -> Generator[Sequence[Scored], None, None]:
+        """The logprobs of `ids`, in the edge's vocabulary, as `edge.scoring.scored` says them.
+
+        Raises `UsageError` where they cannot be had.
+        """
+        raise UsageError(
+            f"The cloud model {self.name!r} tells no logprobs of a prompt: that takes one in this "
+            "process, with the edge's vocabulary",
+            hint="ask the edge for its own",
+        )
 
     def requests(self, n: int) -> tuple[int, int]:
         """Requests that a consult for `n` may take, and tokens asked for in each."""

@@ -335,10 +335,12 @@ class Generation(Iterator[Event]):
         """Release what is held back, and sum up."""
         self._finished = True
         assert state.end is not None
+        text, stopped = state.release(self._rules.stop)
         self._events.append(
             Finished(
-                text=state.release(self._rules.stop),
+                text=text,
                 finish_reason=state.end,
+                stop=stopped,
                 usage=self._usage(state),
                 timing=self._clock.timing(),
             )

@@ -68,9 +68,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     `characters` and `stops` hold text back; `queue` is what is left of a verdict, `owed` how many
     tokens (or words) a verdict that is only expected will still bring; `end` is set where the
-    answer is over. `waits`: a consult was wanted in the word so far; `divided`: a verdict's words
-    end here. `held`: the last one that was wanted would have cost too much, so until one goes the
-    controller, whose share cannot be reached, lowers no threshold.
+    answer is over, `stopped` where a stop string did it. `waits`: a consult was wanted in the word
+    so far; `divided`: a verdict's words end here. `held`: the last one that was wanted would have
+    cost too much, so until one goes the controller, whose share cannot be reached, lowers no
+    threshold.
     """
 
     budget: Budget
@@ -84,6 +85,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     held: bool = False
     counts: Counts = Counts()
     end: FinishReason | None = None
+    stopped: str | None = None
 
     def decide(
         self, score: float, token: int, ids: Sequence[int], rules: Rules, *, forced: bool = False
@@ -216,13 +218,14 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
                 counts, edge=counts.edge + (not by_cloud), cloud=counts.cloud + by_cloud
             ),
             end=end,
+            stopped=matched,
         )
         return after, shown
 
-    def release(self, stop: Sequence[str]) -> str:
-        """The text that is still held back where the answer ends."""
+    def release(self, stop: Sequence[str]) -> tuple[str, str | None]:
+        """The text that is still held back where the answer ends; the stop string that did it."""
         tail, stops, matched = self.stops.feed(self.characters.flush(), stop)
-        return tail if matched else tail + stops.held
+        return tail + stops.held, matched or self.stopped
 
     @property
     def wasted(self) -> int:

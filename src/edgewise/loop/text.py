@@ -34,19 +34,20 @@ class Stops(NamedTuple):
 
     held: str = ""
 
-    def feed(self, text: str, stops: Sequence[str]) -> tuple[str, "Stops", bool]:
-        """Returns what can be shown, the next state, and whether a stop string is complete.
+    def feed(self, text: str, stops: Sequence[str]) -> tuple[str, "Stops", str | None]:
+        """Returns what can be shown, the next state, and the first stop string that is complete.
 
         What can be shown never holds any part of a stop string; behind a match nothing is shown.
         """
         if not stops and not self.held:
-            return text, self, False
+            return text, self, None
         whole = self.held + text
-        matches = [at for stop in stops if (at := whole.find(stop)) >= 0]
+        matches = [(at, stop) for stop in stops if (at := whole.find(stop)) >= 0]
         if matches:
-            return whole[: min(matches)], Stops(), True
+            at, stop = min(matches)
+            return whole[:at], Stops(), stop
         keep = max((_overlap(whole, stop) for stop in stops), default=0)
-        return whole[: len(whole) - keep], Stops(whole[len(whole) - keep :]), False
+        return whole[: len(whole) - keep], Stops(whole[len(whole) - keep :]), None
 
 
 def _overlap(text: str, stop: str) -> int:

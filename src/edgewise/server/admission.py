@@ -60,7 +60,9 @@ class Ticket:
         self._then.append(work)
 
     async def turn(self) -> None:
-        """Wait until the answer may be written."""
+        """Wait until the answer may be written; once it may, it may."""
+        if self.running:
+            return
         await self._admission.acquire()
         self._begun = asyncio.get_running_loop().time()
         self.running = True

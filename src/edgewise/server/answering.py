@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -16,7 +17,8 @@ from edgewise.cloud.late import Delay, LateCloud
 from edgewise.cloud.sent_record import SentRecord
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.fitting import longest_piece, overflow, require_fitting, require_short
-from edgewise.events import Event, Pending, Rewound
+from edgewise.edge.scoring import Scored
+from edgewise.events import Event, Finished, Pending, Rewound, Timing, Usage
 from edgewise.grammar.compiled import Grammar
 from edgewise.grammar.form import AnswerForm, grammar_of
 from edgewise.loop.account import Account
@@ -42,6 +44,12 @@ PAIR = "edgewise"
 
 READERS = 2
 """Prompts that are rendered and tokenised at a time; a long one takes memory."""
+
+
+_T = TypeVar("_T")
+
+Scorer = Callable[[Sequence[int]], Generator[Sequence[Scored], None, None]]
+"""Says of ids how likely they are, a batch at a time."""
 
 
 class Unread(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +94,24 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
         """How long a verdict is held back, seconds."""
         trips = iter([self.round_trip]) if self.one_trip else repeat(self.round_trip)
         return lambda written, computed: next(trips, 0.0)
+
+
+def _nothing(prompt: Prompt) -> Finished:
+    """An answer without any token."""
+    usage = Usage(
+        prompt_tokens=len(prompt.ids),
+        edge_tokens=0,
+        cloud_tokens=0,
+        wasted_tokens=0,
+        changing_tokens=0,
+        cloud_share=0.0,
+        cloud_calls=0,
+        failed_calls=0,
+        cloud_prompt_cached=0,
+        cloud_prompt_computed=0,
+    )
+    timing = Timing(ttft=0.0, total=0.0, wait=0.0)
+    return Finished(text="", finish_reason="length", usage=usage, timing=timing)
 
 
 class Answering:
@@ -156,9 +182,14 @@ class Answering:
         return self.admission.enter()
 
     async def read(self, unread: Unread) -> Ready:
-        """The prompt, rendered and tokenised in a thread; where this is cancelled before its turn
-        there, nothing is done. Raises `ContextOverflow`, or what `Unread.read` does."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, unread)
+        """The prompt, rendered and tokenised in a thread. Raises `ContextOverflow`, or what
+        `Unread.read` does."""
+        return await self.reading(lambda: self._read(unread))
+
+    async def reading(self, work: Callable[[], _T]) -> _T:
+        """What `work` makes of text, in a thread; where this is cancelled before its turn there,
+        nothing is done."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
     def _read(self, unread: Unread) -> Ready:
         tokenizer = self.edge.tokenizer
@@ -178,6 +209,10 @@ class Answering:
 
         The ticket is given back when the work has ended. Raises an `EdgewiseError`.
         """
+        if asked.max_tokens == 0:
+            ticket.leave()
+            yield _nothing(ready.prompt)
+            return
         await ticket.turn()
         loop = asyncio.get_running_loop()
         told: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
@@ -193,6 +228,32 @@ class Answering:
                     yield event
         finally:
             stop.set()
+
+    async def scored(self, scorer: Scorer, prompt: Prompt, ticket: Ticket) -> list[Scored]:
+        """What `scorer` says of the prompt's ids, once its turn has come.
+
+        The ticket is kept, for the answer; where this fails or is cancelled, it is given back when
+        the work has ended. Raises an `EdgewiseError`.
+        """
+        stop = threading.Event()
+
+        def work() -> list[Scored]:
+            found: list[Scored] = []
+            with closing(scorer(prompt.ids)) as batches:
+                for batch in batches:
+                    found += batch
+                    if stop.is_set():
+                        break
+            return found
+
+        await ticket.turn()
+        working = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return await asyncio.shield(working)
+        except BaseException:
+            stop.set()
+            working.add_done_callback(lambda _: ticket.leave())
+            raise
 
     def _write(
         self,

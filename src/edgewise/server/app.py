@@ -16,9 +16,17 @@ from msgspec.structs import asdict
 
 from edgewise.cloud.sent_record import by_answer
 from edgewise.listening.visitors import ANY, Visitors
-from edgewise.server import chat_completions, completions, plugs
+from edgewise.server import (
+    chat_completions,
+    completions,
+    messages,
+    plugs,
+    responses,
+    tokenizing,
+)
 from edgewise.server.answering import Answering
 from edgewise.server.callers import Callers
+from edgewise.server.elsewhere import Elsewhere
 from edgewise.server.errors import install
 from edgewise.server.guards import BodyLimit, Counted, Headers
 from edgewise.server.metrics import ServerMetrics
@@ -72,14 +80,15 @@ def make_app(
     callers = callers or Callers()
     guarded, own = [Depends(callers.check)], [Depends(callers.check_operator)]
     v1 = APIRouter(prefix="/v1", dependencies=guarded, responses=_REFUSALS)
-    v1.include_router(chat_completions.routes(models))
-    v1.include_router(completions.routes(models))
+    for endpoints in (chat_completions, completions, responses, messages):
+        v1.include_router(endpoints.routes(models))
     v1.include_router(_models(models))
     v1.include_router(_sent(models), dependencies=own)
     v1.include_router(_savings(models), dependencies=own)
     v1.include_router(plugs.routes([one.plugs for one in models.all]))
     metrics = ServerMetrics()
     app.include_router(v1)
+    app.include_router(tokenizing.routes(models), dependencies=guarded, responses=_REFUSALS)
     app.include_router(_about(models, metrics, guarded))
     app.add_middleware(Counted, counter=metrics.requests)
     if origins:
@@ -90,7 +99,8 @@ def make_app(
     app.add_middleware(BodyLimit)
     app.add_middleware(Visitors, hosts=hosts, origins=origins)
     app.mount(_DOCS, StaticFiles(directory=swagger_ui_bundle.swagger_ui_path))
-    app.mount("/", StaticFiles(directory=str(files("edgewise.server") / "page"), html=True))
+    page = StaticFiles(directory=str(files("edgewise.server") / "page"), html=True)
+    app.mount("/", Elsewhere(app, page))
     return app
 
 

@@ -54,11 +54,11 @@ class Callers:
 
     async def check(self, request: Request) -> None:
         """A dependency, which finds the request's `Caller`. Raises `ApiError` 401."""
-        key = self._found(_bearer(request))
+        key = self._found(shown_key(request))
         if key is None:
             raise ApiError(
                 401,
-                "The API key is wrong or missing; send it as a bearer token.",
+                "The API key is wrong or missing; send it as a bearer token or as x-api-key.",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -165,9 +165,11 @@ def _unmetered(event: Event) -> Event:
     return replace(event, usage=usage)
 
 
-def _bearer(request: Request) -> str:
-    scheme, _, shown = request.headers.get("authorization", "").partition(" ")
-    return shown.strip() if scheme.lower() == "bearer" else ""
+def shown_key(request: Request) -> str:
+    """The key that a request brings; empty where it brings none. A bearer token comes first."""
+    scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+    bears = scheme.lower() == "bearer"
+    return bearer.strip() if bears else request.headers.get("x-api-key", "")
 
 
 def _over(told: str, seconds: int, *, status: int = 429) -> ApiError:

@@ -32,23 +32,30 @@ def routes(models: Models) -> APIRouter:
     async def chat_completions(body: ChatRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """An answer to a conversation, whole or as server-sent events."""
         answering = models.asked(body.model)
-        messages = [message_of(one) for one in body.messages]
-        messages = answering.local.marked(
-            messages, local=asks_local(body, request), owner=caller_of(request).name
-        )
-        form = form_of(body)
-        decoding = _decode_request(answering, body, messages, form)
-        tokenizer = answering.edge.tokenizer
-        writer = ChatReply(
-            body,
-            tokenizer,
-            local=messages[-1].local,
-            notice=notice(answering.settings, messages),
-            calls=call_reader(tokenizer, form),
-        )
+        decoding, writer = prepared(answering, body, request)
         return await reply_with(writer, decoding, answering, request, stream=body.stream)
 
     return router
+
+
+def prepared(
+    answering: Answering, body: ChatRequest, request: Request
+) -> tuple[DecodeRequest, "ChatReply"]:
+    """What is asked of the decoder, and who writes the reply. Raises `ApiError`."""
+    messages = [message_of(one) for one in body.messages]
+    messages = answering.local.marked(
+        messages, local=asks_local(body, request), owner=caller_of(request).name
+    )
+    form = form_of(body)
+    tokenizer = answering.edge.tokenizer
+    writer = ChatReply(
+        body,
+        tokenizer,
+        local=messages[-1].local,
+        notice=notice(answering.settings, messages),
+        calls=call_reader(tokenizer, form),
+    )
+    return _decode_request(answering, body, messages, form), writer
 
 
 def _decode_request(
@@ -58,18 +65,27 @@ def _decode_request(
         raise ApiError(400, "Give max_tokens or max_completion_tokens, not both.")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs true.", param="top_logprobs")
-    tools = form.tools if form else ()
     return decode_request(
         answering,
         body,
-        Unread(
-            read=lambda: prompt_of(answering.edge.tokenizer, messages, tools),
-            texts=said(messages, tools),
-            form=form,
-        ),
+        _unread(answering, messages, form),
         local=messages[-1].local,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         candidates=bool(body.top_logprobs),
+    )
+
+
+def unread(answering: Answering, body: ChatRequest) -> Unread:
+    """A conversation's prompt. Raises `ApiError`, or `UsageError` for tools that are none."""
+    return _unread(answering, [message_of(turn) for turn in body.messages], form_of(body))
+
+
+def _unread(answering: Answering, messages: Sequence[Message], form: AnswerForm | None) -> Unread:
+    tools = form.tools if form else ()
+    return Unread(
+        read=lambda: prompt_of(answering.edge.tokenizer, messages, tools),
+        texts=said(messages, tools),
+        form=form,
     )
 
 

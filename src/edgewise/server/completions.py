@@ -7,12 +7,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from edgewise.edge.base import Tokenizer
-from edgewise.events import Token
+from edgewise.edge.scoring import scored
+from edgewise.events import Candidate, Token
 from edgewise.prompts import Prompt
-from edgewise.server.answering import Answering, DecodeRequest, Unread
+from edgewise.server.admission import Ticket
+from edgewise.server.answering import Answering, DecodeRequest, Scorer, Unread
 from edgewise.server.decoding import asks_local, decode_request
 from edgewise.server.errors import ApiError
-from edgewise.server.models import Models
+from edgewise.server.models import Models, cloud_alone, edge_alone
 from edgewise.server.replies import ReplyWriter
 from edgewise.server.schemas import Completion, CompletionRequest
 from edgewise.server.streaming import STREAMED, reply_with
@@ -26,8 +28,11 @@ def routes(models: Models) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """The continuation of a prompt, whole or as server-sent events."""
         answering = models.asked(body.model)
+        if body.max_tokens == 0 and not body.echo:
+            raise ApiError(400, "max_tokens 0 needs echo true.", param="max_tokens")
         decoding = _decode_request(answering, body, local=asks_local(body, request))
-        writer = TextReply(body, answering.edge.tokenizer)
+        tokenizer = answering.edge.tokenizer
+        writer = EchoReply(body, answering) if body.echo else TextReply(body, tokenizer)
         return await reply_with(writer, decoding, answering, request, stream=body.stream)
 
     return router
@@ -76,26 +81,91 @@ class TextReply(ReplyWriter):
         self._offset = 0
 
     def piece(self, text: str, token: Token | None = None) -> dict[str, Any]:
-        return {"text": text, "logprobs": self._logprobs([token]) if token else None}
+        return {"text": text, "logprobs": self._written([token]) if token else None}
 
     def body(self, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
-        return {"text": text, "logprobs": self._logprobs(tokens)}
+        return {"text": text, "logprobs": self._written(tokens)}
 
-    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
+    def _written(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
+        """The logprobs of an answer's tokens, where they were asked for."""
         if self._top is None:
             return None
-        texts = [self.shown.text(token.id) for token in tokens]
+        return self.logprobs([(one.id, one.logprob, self._known(one)) for one in tokens])
+
+    def _known(self, token: Token) -> Sequence[Candidate] | None:
+        if token.logprob is None:
+            return ()
+        return token.cloud if token.source == "cloud" else token.edge
+
+    def logprobs(
+        self, tokens: Sequence[tuple[int, float | None, Sequence[Candidate] | None]]
+    ) -> dict[str, Any]:
+        """Of ids with their logprobs and the likeliest in their places, where there are any."""
+        texts = [self.shown.text(token) for token, _, _ in tokens]
         offsets: list[int] = []
         for text in texts:
             offsets.append(self._offset)
             self._offset += len(text)
         return {
             "tokens": texts,
-            "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [self._candidates(token, self._top) for token in tokens],
+            "token_logprobs": [logprob for _, logprob, _ in tokens],
+            "top_logprobs": [
+                None if known is None else self._candidates(known) for _, _, known in tokens
+            ],
             "text_offset": offsets,
         }
 
-    def _candidates(self, token: Token, most: int) -> dict[str, float]:
-        found = self.shown.logprob(token, most)
-        return {one["token"]: one["logprob"] for one in found["top_logprobs"]} if found else {}
+    def _candidates(self, known: Sequence[Candidate]) -> dict[str, float]:
+        """By text; of several ids with one text the likeliest."""
+        found: dict[str, float] = {}
+        for one in known[: self._top]:
+            found.setdefault(self.shown.text(one.id), one.logprob)
+        return found
+
+
+class EchoReply(TextReply):
+    """The prompt before its continuation, and how likely it is where logprobs are asked for."""
+
+    def __init__(self, request: CompletionRequest, answering: Answering) -> None:
+        """Raises `ApiError` where nobody can say how likely the prompt is."""
+        super().__init__(request, answering.edge.tokenizer)
+        self._answering = answering
+        self._scorer = None if self._top is None else _scorer(answering, request.model, self._top)
+        self._prompt = ""
+        self._of_prompt: dict[str, Any] | None = None
+
+    async def read(self, prompt: Prompt, ticket: Ticket) -> None:
+        await super().read(prompt, ticket)
+        pieces = map(self._answering.edge.tokenizer.piece, prompt.ids)
+        self._prompt = b"".join(pieces).decode("utf-8", "replace")
+        if self._scorer is not None:
+            found = await self._answering.scored(self._scorer, prompt, ticket)
+            self._of_prompt = self.logprobs(
+                [(one.id, one.logprob, None if one.logprob is None else one.top) for one in found]
+            )
+
+    def opening(self) -> dict[str, Any]:
+        return {"text": self._prompt, "logprobs": self._of_prompt}
+
+    def body(self, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
+        whole = super().body(self._prompt + text, tokens)
+        if self._of_prompt is not None:
+            written = whole["logprobs"]
+            both = {name: [*found, *written[name]] for name, found in self._of_prompt.items()}
+            whole["logprobs"] = both
+        return whole
+
+
+def _scorer(answering: Answering, model: str, top: int) -> Scorer:
+    """Who says how likely a prompt is. Raises `ApiError`."""
+    edge, cloud_only = edge_alone(answering), cloud_alone(answering)
+    if model == edge:
+        return lambda ids: scored(answering.edge, ids, top=top)
+    if model == cloud_only and (cloud := answering.cloud) is not None:
+        return lambda ids: cloud.scored(ids, top=top)
+    raise ApiError(
+        400,
+        f"A prompt's logprobs are those of one model, and a pair is two: ask for {edge} or "
+        f"{cloud_only}, or leave logprobs out.",
+        param="model",
+    )

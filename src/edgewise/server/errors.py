@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form.
+"""Errors in OpenAI's form, or in Anthropic's where that is spoken.
 
 The library's errors name a setting where one would help. Of those a request has a field for some;
 the others are the operator's, and a client is told that they are the server's.
@@ -67,34 +67,60 @@ def unexpected() -> ApiError:
     return ApiError(500, message, kind="api_error", code="internal_error")
 
 
-def install(app: FastAPI) -> None:
-    """Every error of `app` leaves in this form."""
+def anthropic_body(error: ApiError) -> dict[str, Any]:
+    """An error as Anthropic's clients read it."""
+    fallback = "api_error" if error.status >= 500 else "invalid_request_error"
+    kind = _ANTHROPIC.get(error.status, fallback)
+    return {"type": "error", "error": {"type": kind, "message": str(error)}}
 
-    async def refused(_: Request, error: Exception) -> JSONResponse:
+
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+
+_MESSAGES = "/v1/messages"
+
+_PROMPTS = {"/v1/chat/completions": "messages", "/v1/responses": "input", _MESSAGES: "messages"}
+"""The field that holds the prompt; elsewhere it is `prompt`."""
+
+
+def _reply(request: Request, error: ApiError) -> JSONResponse:
+    path = request.url.path
+    anthropic = path == _MESSAGES or path.startswith(f"{_MESSAGES}/")
+    body = anthropic_body(error) if anthropic else error.body()
+    return JSONResponse(body, error.status, headers=error.headers)
+
+
+def install(app: FastAPI) -> None:
+    """Every error of `app` leaves in the form of the API that was asked."""
+
+    async def refused(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ApiError)
-        return JSONResponse(error.body(), error.status, headers=error.headers)
+        return _reply(request, error)
 
     async def raised(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, EdgewiseError)
-        chat = request.url.path.endswith("/chat/completions")
-        told = api_error(error, prompt="messages" if chat else "prompt")
-        return JSONResponse(told.body(), told.status)
+        prompt = _PROMPTS.get(request.url.path, "prompt")
+        return _reply(request, api_error(error, prompt=prompt))
 
-    async def invalid(_: Request, error: Exception) -> JSONResponse:
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        told = _invalid(error.errors())
-        return JSONResponse(told.body(), told.status)
+        return _reply(request, _invalid(error.errors()))
 
-    async def http(_: Request, error: Exception) -> JSONResponse:
+    async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         kind = "invalid_request_error" if error.status_code < 500 else "api_error"
-        told = ApiError(error.status_code, f"{error.detail}.", kind=kind)
-        return JSONResponse(told.body(), told.status, headers=error.headers)
+        headers = dict(error.headers) if error.headers else None
+        message = f"{error.detail}".rstrip(".") + "."
+        return _reply(request, ApiError(error.status_code, message, kind=kind, headers=headers))
 
-    async def failed(_: Request, error: Exception) -> JSONResponse:
+    async def failed(request: Request, error: Exception) -> JSONResponse:
         # Starlette raises it again, so that the log has it whole.
-        told = unexpected()
-        return JSONResponse(told.body(), told.status)
+        return _reply(request, unexpected())
 
     app.add_exception_handler(Exception, failed)
     app.add_exception_handler(ApiError, refused)
@@ -125,7 +151,8 @@ def _invalid(problems: Sequence[Any]) -> ApiError:
     problem = max(problems, key=lambda found: len(found["loc"]))
     if problem["type"] == "json_invalid":
         return ApiError(400, "The body is no valid JSON.")
-    names = [str(part) for part in problem["loc"] if part != "body"]
+    # In brackets stands of which kind something is, which is no field.
+    names = [str(part) for part in problem["loc"] if part != "body" and str(part)[:1] != "("]
     param = ".".join(names[:3]) or None
     if problem["type"] == "extra_forbidden":
         message = f"{param} is not supported; leave it out."

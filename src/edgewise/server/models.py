@@ -58,6 +58,11 @@ class Models:
         ]
 
 
+def edge_alone(answering: Answering) -> str:
+    """The model id that is its edge model alone."""
+    return f"{answering.name}:edge"
+
+
 def cloud_alone(answering: Answering) -> str:
     """The model id that is its cloud model alone."""
     return f"{answering.name}:cloud"

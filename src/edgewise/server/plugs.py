@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from fastapi import APIRouter, Request
 
 from edgewise.loop.plug import Plug
+from edgewise.server.callers import shown_key
 from edgewise.server.errors import ApiError
 from edgewise.server.schemas import PlugReply
 
@@ -64,6 +65,4 @@ def routes(plugs: Sequence[Plugs]) -> APIRouter:
 
 
 def _key(request: Request) -> bytes:
-    """What a request says who asks, in either of the headers that clients use."""
-    given = request.headers.get("authorization", "").partition(" ")[2]
-    return (given or request.headers.get("x-api-key", "")).encode("utf-8", "surrogateescape")
+    return shown_key(request).encode("utf-8", "surrogateescape")

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
@@ -11,7 +11,11 @@ import msgspec
 
 from edgewise.edge.base import Tokenizer
 from edgewise.events import Candidate, Event, Finished, FinishReason, Pending, Rewound, Token, Usage
+from edgewise.prompts import Prompt
+from edgewise.server.admission import Ticket
+from edgewise.server.harmless import ignored
 from edgewise.server.schemas import ChatRequest, CompletionRequest
+from edgewise.server.writing import Writer
 
 
 def usage(found: Usage, notice: str | None = None) -> dict[str, Any]:
@@ -89,8 +93,8 @@ def timing(event: Finished) -> dict[str, float]:
     return {"ttft": event.timing.ttft, "total": event.timing.total, "wait": event.timing.wait}
 
 
-class ReplyWriter(ABC):
-    """The reply to one request, whole or in chunks; its two forms differ in their choices only."""
+class ReplyWriter(Writer):
+    """OpenAI's older reply, whole or in chunks; its two forms differ in their choices only."""
 
     prefix: ClassVar[str]
     kind: ClassVar[str]
@@ -109,18 +113,18 @@ class ReplyWriter(ABC):
         self._request = request
         self.prompt_ids: Sequence[int] = ()
         """Of the prompt, once it was read."""
+        self.ignored = ignored(request)
         options = request.stream_options
         self._with_usage = options is not None and options.include_usage
+        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._head: dict[str, Any] = {
-            "id": f"{self.prefix}-{secrets.token_hex(12)}",
+            "id": self.id,
             "created": int(time.time()),
             "model": request.model,
         }
 
-    @property
-    def id(self) -> str:
-        """What the reply calls itself."""
-        return self._head["id"]
+    async def read(self, prompt: Prompt, ticket: Ticket) -> None:
+        self.prompt_ids = prompt.ids
 
     @abstractmethod
     def piece(self, text: str, token: Token | None = None) -> dict[str, Any]:
@@ -148,7 +152,7 @@ class ReplyWriter(ABC):
         tokens = [event for event in events if isinstance(event, Token)]
         text = "".join(token.text for token in tokens) + end.text
         body = self.body(text, tokens)
-        choice = {"index": 0, **body, "finish_reason": self.finish_reason(end.finish_reason)}
+        choice = {"index": 0, **body, **self._ended(end)}
         reply = {
             **self._head,
             "object": self.kind,
@@ -188,8 +192,7 @@ class ReplyWriter(ABC):
                     *first, last = self.pieces(event.text, end=True)
                     for piece in first:
                         yield self._chunk(piece)
-                    reason = self.finish_reason(event.finish_reason)
-                    yield self._chunk({**last, "finish_reason": reason}, own)
+                    yield self._chunk({**last, **self._ended(event)}, own)
                     if self._with_usage:
                         yield {
                             **self._chunk({}),
@@ -199,6 +202,10 @@ class ReplyWriter(ABC):
 
     def _prompt(self) -> dict[str, Any]:
         return {"prompt_token_ids": list(self.prompt_ids)} if self.prompt_ids else {}
+
+    def _ended(self, end: Finished) -> dict[str, Any]:
+        reason = self.finish_reason(end.finish_reason)
+        return {"finish_reason": reason, "stop_reason": end.stop}
 
     def _chunk(self, choice: dict[str, Any], own: dict[str, Any] | None = None) -> dict[str, Any]:
         made: dict[str, Any] = {**self._head, "object": self.chunk_kind}

@@ -1,7 +1,8 @@
 """What requests may say and what replies look like, in OpenAI's terms.
 
 Every field is honoured or refused. Fields of the API that change nothing here are accepted at the
-value that asks for nothing, since clients send them unasked.
+value that asks for nothing, since clients send them unasked, or at any value where they are
+`Harmless`: the reply's header names those.
 """
 
 from typing import Annotated, Any, Literal, cast
@@ -17,6 +18,7 @@ from edgewise.server.form_schemas import (
     ToolChoice,
     Tools,
 )
+from edgewise.server.harmless import HARMLESS, Harmless
 from edgewise.server.strict import Strict
 from edgewise.server.usage_schemas import UsageReply
 
@@ -112,7 +114,7 @@ class _Request(Strict):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
     n: Literal[1] | None = None
-    user: Annotated[str, Field(max_length=1000)] | None = None
+    user: Annotated[Annotated[str, Field(max_length=1000)] | None, HARMLESS] = None
     frequency_penalty: Zero | None = None
     presence_penalty: Zero | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
@@ -151,7 +153,18 @@ class ChatRequest(_Request):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    store: Literal[False] | None = None
+    # Nothing is stored, billed by tier, screened, or cached by a key.
+    store: Annotated[bool | None, HARMLESS] = None
+    metadata: Harmless = None
+    service_tier: Harmless = None
+    safety_identifier: Harmless = None
+    prompt_cache_key: Harmless = None
+    prompt_cache_retention: Harmless = None
+    prompt_cache_options: Harmless = None
+    # Hints for models that take them.
+    reasoning_effort: Harmless = None
+    verbosity: Harmless = None
+    prediction: Harmless = None
 
 
 TokenIds = Annotated[
@@ -171,7 +184,10 @@ def _form(prompt: object) -> str:
 
 
 class CompletionRequest(_Request):
-    """`POST /v1/completions`: one prompt, as text or as token ids."""
+    """`POST /v1/completions`: one prompt, as text or as token ids.
+
+    With `echo` the prompt comes back before its continuation, which may be of no tokens then.
+    """
 
     prompt: Annotated[
         Annotated[BoundedText, Tag("text")]
@@ -180,8 +196,9 @@ class CompletionRequest(_Request):
         | Annotated[list[TokenIds], Field(min_length=1, max_length=1), Tag("lists")],
         Discriminator(_form),
     ]
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
-    echo: Literal[False] | None = None
+    echo: bool | None = None
     best_of: Literal[1] | None = None
     suffix: None = None
 
@@ -265,12 +282,13 @@ class Provenance(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """The one answer."""
+    """The one answer; `stop_reason` is the stop string that ended it, as vLLM says it."""
 
     index: Literal[0] = 0
     message: AnswerMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: str | None = None
 
 
 class ChatCompletion(BaseModel):
@@ -290,7 +308,7 @@ class CompletionLogprobs(BaseModel):
 
     tokens: list[str]
     token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -301,6 +319,7 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: Literal["stop", "length"]
+    stop_reason: str | None = None
 
 
 class Completion(BaseModel):

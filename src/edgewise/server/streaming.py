@@ -2,11 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-import msgspec
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from sse_starlette.sse import EventSourceResponse
@@ -18,32 +17,37 @@ from edgewise.server.admission import Ticket
 from edgewise.server.answering import Answering, DecodeRequest
 from edgewise.server.callers import Caller, caller_of
 from edgewise.server.errors import ApiError, api_error, unexpected
-from edgewise.server.replies import ReplyWriter
+from edgewise.server.harmless import said
+from edgewise.server.writing import Framing, Writer
 
 PING_SECONDS = 10
-
-STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The answer; with `stream` as server-sent events that end with `[DONE]`.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
-    }
-}
-"""What an endpoint's description says of both forms."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
+def streamed(how: str) -> dict[int | str, dict[str, Any]]:
+    """What an endpoint's description says of both forms, `how` of the stream."""
+    content = {"text/event-stream": {"schema": {"type": "string"}}}
+    return {200: {"description": f"The answer; {how}.", "content": content}}
+
+
+STREAMED = streamed("with `stream` as server-sent events that end with `[DONE]`")
+
+
 class EventStream(EventSourceResponse):
-    """Chunks as SSE, `[DONE]` at the end, pings while nothing comes; gives the ticket back."""
+    """Chunks as SSE, pings while nothing comes; gives the ticket back."""
 
     def __init__(
         self,
         chunks: AsyncGenerator[dict[str, Any]],
         ticket: Ticket,
         caller: Caller | None = None,
+        framing: Framing | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(_encoded(chunks), ping=PING_SECONDS, sep="\n")
+        events = _encoded(chunks, framing or Framing())
+        super().__init__(events, ping=PING_SECONDS, sep="\n", headers=headers)
         self._chunks, self._ticket, self._caller = chunks, ticket, caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,24 +62,26 @@ class EventStream(EventSourceResponse):
                 await self._caller.leave()
 
 
-async def _encoded(chunks: AsyncGenerator[dict[str, Any]]) -> AsyncIterator[dict[str, str]]:
-    encode = msgspec.json.encode
+async def _encoded(
+    chunks: AsyncGenerator[dict[str, Any]], framing: Framing
+) -> AsyncIterator[dict[str, str]]:
     try:
         async with aclosing(chunks):
             async for chunk in chunks:
-                yield {"data": encode(chunk).decode()}
+                yield framing.frame(chunk)
     except ApiError as error:
-        yield {"data": encode(error.body()).decode()}
+        yield framing.frame(framing.failed(error))
     except EdgewiseError as error:
-        yield {"data": encode(api_error(error).body()).decode()}
+        yield framing.frame(framing.failed(api_error(error)))
     except Exception:
         _log.exception("an answer failed")
-        yield {"data": encode(unexpected().body()).decode()}
-    yield {"data": "[DONE]"}
+        yield framing.frame(framing.failed(unexpected()))
+    if framing.end is not None:
+        yield {"data": framing.end}
 
 
 async def reply_with(
-    writer: ReplyWriter,
+    writer: Writer,
     decoding: DecodeRequest,
     answering: Answering,
     request: Request,
@@ -92,19 +98,21 @@ async def reply_with(
         await caller.ask(cloud=decoding.policy.asks)
         ticket = answering.enter(decoding)
         ticket.at_end(answering.plugs.add(writer.id, decoding.plug, request))
-        ready = await _unless_gone(request, answering.read(decoding.prompt))
+        ready = await unless_gone(request, answering.read(decoding.prompt))
         ready = ready._replace(prompt=await caller.read(ready.prompt))
+        await unless_gone(request, writer.read(ready.prompt, ticket))
     except BaseException:
-        if ticket is not None:
+        if ticket is not None and not ticket.running:
             ticket.leave()
         await caller.leave()
         raise
-    writer.prompt_ids = ready.prompt.ids
+    headers = said(writer.ignored)
     events = _seen(caller, answering.events(decoding, ready, ticket))
     if stream:
-        return EventStream(writer.chunks(events), ticket, caller)
+        return EventStream(writer.chunks(events), ticket, caller, writer, headers)
     try:
-        return JSONResponse(writer.whole(await _unless_gone(request, _collected(events))))
+        whole = writer.whole(await unless_gone(request, _collected(events)))
+        return JSONResponse(whole, headers=headers)
     finally:
         if not ticket.running:
             ticket.leave()
@@ -122,7 +130,21 @@ async def _collected(events: AsyncGenerator[Event]) -> list[Event]:
         return [event async for event in events]
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+async def queued(
+    answering: Answering, request: Request, work: Callable[[], Coroutine[Any, Any, _T]]
+) -> _T:
+    """`work`'s result, from a place in the queue: no more is read than could be answered.
+
+    Raises `ApiError` as `Answering.enter` and `unless_gone` do.
+    """
+    ticket = answering.admission.enter()
+    try:
+        return await unless_gone(request, work())
+    finally:
+        ticket.leave()
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     """`work`'s result; it is cancelled when the client leaves. Raises `ApiError` 499 then."""
 
     async def gone() -> None:

@@ -1,0 +1,59 @@
+"""How likely a model holds a text to be: the logprob of each id after those before it.
+
+Logits of every position of a long prompt would fill the memory, so the ids run in small batches,
+and of each position little more than a number is kept.
+"""
+
+from collections.abc import Generator, Sequence
+
+import msgspec
+
+from edgewise.edge.base import EdgeModel, Needs, Step
+from edgewise.events import Candidate
+
+ROOM = 32 << 20
+"""Bytes of logits that one batch may bring."""
+
+MOST = 64
+"""Most ids of a batch: larger ones are hardly quicker."""
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """An id of a text: its logprob (nats) there, and the model's likeliest ones, best first.
+
+    Nothing stands before the first one, so nothing is known of it: None, and no candidates.
+    """
+
+    id: int
+    logprob: float | None = None
+    top: tuple[Candidate, ...] = ()
+
+
+def scored(
+    model: EdgeModel, ids: Sequence[int], *, top: int = 1, start: int = 0
+) -> Generator[Sequence[Scored], None, None]:
+    """Those of `ids` from `start` on, a batch at a time, in a session of their own.
+
+    Close it to stop early. Raises what `EdgeModel.session` and `EdgeSession.open` do.
+    """
+    session = model.session(Needs.NOTHING)
+    most = max(1, min(MOST, model.context, ROOM // (4 * model.tokenizer.size)))
+    try:
+        if start == 0:
+            yield [Scored(token) for token in ids[:1]]
+        done = max(1, start)
+        session.open(ids[:done])
+        steps: Sequence[Step] = [session.step()] if done < len(ids) else []
+        while steps:
+            following = ids[done - len(steps) + 1 : done + 1]
+            yield [_scored(*pair, top) for pair in zip(steps, following, strict=True)]
+            # Behind the last id nothing stands.
+            batch = ids[done : min(done + most, len(ids) - 1)]
+            steps = session.steps(batch)
+            done += len(batch)
+    finally:
+        session.close()
+
+
+def _scored(step: Step, token: int, top: int) -> Scored:
+    return Scored(token, step.logprob(token), step.candidates(top))

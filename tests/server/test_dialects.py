@@ -1,0 +1,397 @@
+"""One question in every dialect: the same text, streamed and whole, by the clients people have."""
+
+import json
+from typing import Any
+
+import anthropic
+import httpx2
+import openai
+import pytest
+
+from edgewise.cloud.engine import LlamaServer
+from edgewise.testing.scripted_engine import Misbehaviour, ScriptedEngine
+from tests.server.in_process import CHAT, TEXT, app
+
+QUESTION = "Tell me about copper."
+MODEL = "edgewise:edge"  # it says the same every time
+ANSWERED = f"<|user|>{QUESTION}<|end|><|assistant|>"
+
+
+def asks(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+def asks_messages(url: str, **more: Any) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=url, **{"api_key": "none", "max_retries": 0, **more})
+
+
+def post(url: str, path: str, **body: Any) -> httpx2.Response:
+    return httpx2.post(f"{url}/v1/{path}", json=body, timeout=60, trust_env=False)
+
+
+@pytest.fixture(scope="module")
+def text(url: str) -> str:
+    """What the question is answered with."""
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    answer = asks(url).chat.completions.create(model=MODEL, messages=messages)
+    found = answer.choices[0].message.content
+    assert found
+    assert "copper" in found.lower()
+    return found
+
+
+def test_a_completion_says_the_same(url: str, text: str) -> None:
+    client = asks(url)
+    assert client.completions.create(model=MODEL, prompt=ANSWERED).choices[0].text == text
+    stream = client.completions.create(model=MODEL, prompt=ANSWERED, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == text
+
+
+def test_a_response_says_the_same(url: str, text: str) -> None:
+    client = asks(url)
+    whole = client.responses.create(model=MODEL, input=QUESTION)
+    assert whole.output_text == text
+    assert (whole.status, whole.store) == ("completed", False)
+    assert whole.usage is not None
+    assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
+    turn: Any = {"role": "user", "content": [{"type": "input_text", "text": QUESTION}]}
+    assert client.responses.create(model=MODEL, input=[turn]).output_text == text
+    # An answer goes back as it came.
+    history: list[Any] = [turn, *whole.output, {"role": "user", "content": "And iron?"}]
+    assert client.responses.create(model=MODEL, input=history).output_text
+
+
+def test_a_response_streams_the_same(url: str, text: str) -> None:
+    with asks(url).responses.stream(model=MODEL, input=QUESTION) as stream:
+        events = list(stream)
+        assert stream.get_final_response().output_text == text
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == text
+    kinds = [event.type for event in events if event.type != "response.output_text.delta"]
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+
+
+def test_a_response_that_is_cut_says_so(url: str) -> None:
+    client = asks(url)
+    cut = client.responses.create(model=MODEL, input=QUESTION, max_output_tokens=2)
+    assert cut.status == "incomplete"
+    assert cut.incomplete_details is not None
+    assert cut.incomplete_details.reason == "max_output_tokens"
+    stream = client.responses.create(model=MODEL, input=QUESTION, max_output_tokens=2, stream=True)
+    assert [event.type for event in stream][-1] == "response.incomplete"
+
+
+def test_a_responses_logprobs_are_the_chats(url: str) -> None:
+    whole = asks(url).responses.create(
+        model=MODEL, input=QUESTION, include=["message.output_text.logprobs"], top_logprobs=2
+    )
+    (part,) = whole.output[0].content  # type: ignore[union-attr]
+    found = [one.token for one in part.logprobs or ()]  # type: ignore[union-attr]
+    assert "".join(found) == whole.output_text
+    assert all(len(one.top_logprobs) == 2 for one in part.logprobs or ())  # type: ignore[union-attr]
+
+
+def test_a_message_says_the_same(url: str, text: str) -> None:
+    client = asks_messages(url)
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    whole = client.messages.create(model=MODEL, max_tokens=200, messages=messages)
+    assert [block.text for block in whole.content if block.type == "text"] == [text]
+    assert (whole.stop_reason, whole.stop_sequence) == ("end_turn", None)
+    blocks: list[Any] = [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}]
+    again = client.messages.create(model=MODEL, max_tokens=200, messages=blocks)
+    assert again.content[0].text == text  # type: ignore[union-attr]
+    history: list[Any] = [*messages, whole.to_param(), {"role": "user", "content": "And iron?"}]
+    assert client.messages.create(model=MODEL, max_tokens=20, messages=history).content
+    counted = client.messages.count_tokens(model=MODEL, messages=messages).input_tokens
+    cached = again.usage.cache_read_input_tokens or 0
+    assert counted == again.usage.input_tokens + cached
+
+
+def test_a_message_streams_the_same(url: str, text: str) -> None:
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    with asks_messages(url).messages.stream(
+        model=MODEL, max_tokens=200, messages=messages
+    ) as stream:
+        events = list(stream)
+        whole = stream.get_final_message()
+    assert whole.content[0].text == text  # type: ignore[union-attr]
+    assert (whole.stop_reason, whole.usage.output_tokens > 0) == ("end_turn", True)
+    kinds = [event.type for event in events if event.type not in ("text", "content_block_delta")]
+    assert kinds == [
+        "message_start",
+        "content_block_start",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+
+
+def test_a_stop_sequence_is_named(url: str, text: str) -> None:
+    client = asks_messages(url)
+    word = text.split()[2]
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": 200,
+        "stop_sequences": ["never written", word],
+        "messages": [{"role": "user", "content": QUESTION}],
+    }
+    whole = client.messages.create(**asked)
+    assert (whole.stop_reason, whole.stop_sequence) == ("stop_sequence", word)
+    assert whole.content[0].text == text.partition(word)[0]  # type: ignore[union-attr]
+    with client.messages.stream(**asked) as stream:
+        assert stream.get_final_message().stop_sequence == word
+    chat = post(
+        url, "chat/completions", model=MODEL, stop=[word], messages=asked["messages"]
+    ).json()
+    assert chat["choices"][0]["stop_reason"] == word
+    asked |= {"max_tokens": 2}
+    assert client.messages.create(**asked).stop_reason == "max_tokens"
+
+
+def test_system_text_is_read_wherever_it_stands(url: str) -> None:
+    said = "Say little."
+    blocks = [{"type": "text", "text": said, "cache_control": {"type": "ephemeral"}}]
+    turn = {"role": "user", "content": QUESTION}
+    chat = [{"role": "system", "content": said}, turn]
+    wanted = post(url, "chat/completions", model=MODEL, messages=chat, max_tokens=8).json()
+    for system in (said, blocks):
+        found = post(url, "messages", model=MODEL, system=system, messages=[turn], max_tokens=8)
+        usage = found.json()["usage"]
+        whole = usage["input_tokens"] + usage["cache_read_input_tokens"]
+        assert whole == wanted["usage"]["prompt_tokens"]
+    for asked in ({"instructions": said, "input": QUESTION}, {"input": chat}):
+        found = post(url, "responses", model=MODEL, max_output_tokens=8, **asked).json()
+        assert found["usage"]["input_tokens"] == wanted["usage"]["prompt_tokens"]
+
+
+THOUGHT: list[Any] = [{"type": "thinking", "thinking": "x"}]
+
+# What today's agents send beside what is answered: Codex, Claude Code, the SDKs.
+CODEX: dict[str, Any] = {
+    "model": MODEL,
+    "instructions": "You are a coding agent.",
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "b"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": QUESTION}]},
+        {"type": "reasoning", "summary": [], "encrypted_content": "x"},
+    ],
+    "tools": [],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": True,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "0",
+    "text": {"verbosity": "low"},
+    "service_tier": None,
+    "max_output_tokens": 8,
+}
+CLAUDE: dict[str, Any] = {
+    "model": MODEL,
+    "max_tokens": 8,
+    "system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "", "signature": ""}]},
+        {"role": "user", "content": [{"type": "text", "text": QUESTION}]},
+    ],
+    "metadata": {"user_id": "x"},
+    "thinking": {"type": "adaptive"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "high"},
+    "temperature": 1,
+    "stream": True,
+}
+
+
+def test_harmless_fields_are_taken_and_said(url: str) -> None:
+    response = post(url, "responses", **CODEX)
+    assert response.status_code == 200, response.text
+    assert set(response.headers["x-edgewise-ignored"].split(", ")) == {
+        "store", "prompt_cache_key", "reasoning", "text.verbosity", "include", "input.reasoning",
+    }  # fmt: skip
+    assert "event: response.completed" in response.text
+    headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "one,two"}
+    response = httpx2.post(
+        f"{url}/v1/messages?beta=true", json=CLAUDE, headers=headers, timeout=60, trust_env=False
+    )
+    assert response.status_code == 200, response.text
+    assert set(response.headers["x-edgewise-ignored"].split(", ")) == {
+        "thinking", "output_config.effort", "context_management", "metadata",
+        "messages.cache_control", "messages.thinking", "anthropic-beta",
+    }  # fmt: skip
+    assert "event: message_stop" in response.text
+    messages = [{"role": "user", "content": QUESTION}]
+    more = {"store": True, "metadata": {"a": "b"}, "service_tier": "flex", "user": "me"}
+    chat = post(url, "chat/completions", model=MODEL, messages=messages, max_tokens=2, **more)
+    assert chat.headers["x-edgewise-ignored"] == "user, store, metadata, service_tier"
+    plain = post(url, "responses", model=MODEL, input=QUESTION, store=False, max_output_tokens=2)
+    assert "x-edgewise-ignored" not in plain.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "told"),
+    [
+        ("responses", {"previous_response_id": "resp_1"}, "previous_response_id is not"),
+        ("responses", {"conversation": "conv_1"}, "send the whole one as input"),
+        ("responses", {"background": True}, "background"),
+        ("responses", {"truncation": "auto"}, "truncation"),
+        ("responses", {"prompt": {"id": "x"}}, "send its text"),
+        ("responses", {"spam": 1}, "spam is not supported"),
+        ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
+        ("responses", {"input": []}, "input"),
+        ("responses", {"input": [[None]]}, "input"),
+        ("responses", {"input": [{"type": "reasoning"}]}, "no message that can be read"),
+        ("messages", {"messages": [{"role": "user", "content": THOUGHT}]}, "no message that can"),
+        ("messages", {"messages": [{"role": "user", "content": [[None]]}]}, "messages"),
+        ("responses", {"max_output_tokens": 0}, "max_output_tokens"),
+        ("responses", {"model": "gpt-5"}, "no model 'gpt-5'"),
+        ("messages", {"max_tokens": 0}, "max_tokens"),
+        ("messages", {"messages": [{"role": "assistant", "content": "Copp"}]}, "begun"),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages"),
+        ("messages", {"output_config": {"format": {"type": "json_schema"}}}, "schema is missing"),
+        ("messages", {"context_management": {"edits": [{"type": "clear_tool_uses_1"}]}}, "edits"),
+        ("messages", {"spam": 1}, "spam is not supported"),
+        ("messages", {"model": "claude"}, "no model 'claude'"),
+        ("messages", {"messages": [{"role": "user", "content": "copper " * 5000}]}, "context"),
+        ("messages/count_tokens", {"model": "claude"}, "no model 'claude'"),
+        ("messages/count_tokens", {"max_tokens": 1}, "max_tokens is not supported"),
+    ],
+)  # fmt: skip
+def test_what_would_change_the_answer_is_refused(
+    url: str, path: str, more: dict[str, Any], told: str
+) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "input": QUESTION}
+    if path != "responses":
+        asked = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}]}
+    if path == "messages":
+        asked["max_tokens"] = 8
+    response = post(url, path, **asked | more)
+    assert response.status_code == (404 if "no model" in told else 400), response.text
+    error = response.json()["error"]
+    assert told in error["message"]
+    if path == "responses":
+        assert set(error) == {"message", "type", "param", "code"}
+    else:
+        assert response.json()["type"] == "error"
+        kind = "not_found_error" if response.status_code == 404 else "invalid_request_error"
+        assert error["type"] == kind
+
+
+def test_an_unknown_version_is_said(url: str) -> None:
+    client = asks_messages(url, default_headers={"anthropic-version": "2030-01-01"})
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    found = client.messages.with_raw_response.create(model=MODEL, max_tokens=8, messages=messages)
+    assert found.headers["x-edgewise-ignored"] == "anthropic-version"
+
+
+@pytest.mark.parametrize("path", ["responses", "messages"])
+def test_provenance_and_a_local_conversation_are_asked_for_as_in_a_chat(
+    url: str, path: str
+) -> None:
+    asked: dict[str, Any] = {"model": "edgewise", "edgewise": {"provenance": True, "cloud": "none"}}
+    asked |= (
+        {"input": QUESTION}
+        if path == "responses"
+        else {"max_tokens": 200, "messages": [{"role": "user", "content": QUESTION}]}
+    )
+    found = post(url, path, **asked).json()
+    assert {token["source"] for token in found["edgewise"]["tokens"]} == {"edge"}
+    assert found["usage"]["edgewise"]["sent"]["consults"] == 0
+    lines = post(url, path, **asked, stream=True).text.splitlines()
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    told = [chunk["edgewise"]["token"] for chunk in chunks if "token" in chunk.get("edgewise", {})]
+    assert len(told) == len(found["edgewise"]["tokens"])
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"), [("error", "cloud_unavailable"), ("declined", "cloud_rejected")]
+)
+def test_a_fault_in_the_middle_is_an_event_of_the_dialect(fault: Misbehaviour, code: str) -> None:
+    engine = ScriptedEngine(fault=lambda asked: fault if asked else None)
+    cloud = LlamaServer(engine.url)
+    with app(cloud, on_cloud_error="raise") as client:
+        said = {"model": "edgewise", "stream": True}
+        response = client.post("/v1/responses", json=said | {"input": "sky: "})
+        asked = said | {"max_tokens": 32, "messages": CHAT["messages"]}
+        message = client.post("/v1/messages", json=asked)
+        whole = client.post("/v1/messages", json=asked | {"stream": False})
+    cloud.close()
+    engine.close()
+    name, data = events_of(response.text)[-1]
+    assert name == data["type"] == "response.failed"
+    assert data["response"]["status"] == "failed"
+    assert data["response"]["error"]["code"] == code
+    name, data = events_of(message.text)[-1]
+    assert name == data["type"] == "error"
+    assert data["error"]["type"] == "api_error"
+    assert (whole.status_code, whole.json()["error"]["type"]) == (502, "api_error")
+
+
+def events_of(stream: str) -> list[tuple[str, dict[str, Any]]]:
+    """Names and data of server-sent events."""
+    lines = [line for line in stream.splitlines() if line.startswith(("event: ", "data: "))]
+    pairs = zip(lines[::2], lines[1::2], strict=True)
+    return [(name.removeprefix("event: "), json.loads(data[6:])) for name, data in pairs]
+
+
+def test_a_full_queue_and_a_wrong_key_are_told_in_the_dialect() -> None:
+    with app(api_key="sk-1") as client:
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            refused = client.post(path, json={})
+            assert refused.status_code == 401
+            assert refused.json()["error"]["type"] == "authentication_error"
+        asked = {"model": "edgewise", "max_tokens": 32, "messages": CHAT["messages"]}
+        for headers in ({"x-api-key": "sk-1"}, {"Authorization": "Bearer sk-1"}):
+            answered = client.post("/v1/messages", json=asked, headers=headers)
+            assert answered.json()["content"][0]["text"] == TEXT
+        both = {"x-api-key": "sk-1", "Authorization": "Bearer sk-2"}
+        assert client.post("/v1/messages", json=asked, headers=both).status_code == 401
+
+
+def test_an_answer_that_fills_the_context_says_so() -> None:
+    with app(context=12) as client:
+        asked = {"model": "edgewise:edge", "max_tokens": 32, "messages": CHAT["messages"]}
+        found = client.post("/v1/messages", json=asked).json()
+    assert found["stop_reason"] == "model_context_window_exceeded"
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "BREW"])
+def test_what_is_no_endpoint_is_told_in_a_sentence(method: str) -> None:
+    with app() as client:
+        for path, known in (
+            ("/v1", None),
+            ("/v1/nothing", None),
+            ("/v1/chat", None),
+            ("/v1/responses/resp_1", None),
+            ("/v1/messages/batches", None),
+            ("/v1/responses", "POST"),
+            ("/v1/models", "GET"),
+            ("/tokenize", "POST"),
+        ):
+            if method == known:
+                continue
+            found = client.request(method, path)
+            assert found.status_code == (405 if known else 404), (method, path)
+            assert found.headers.get("allow") == known
+            if method != "HEAD":
+                error = found.json()["error"]
+                assert f"{method} {path!r} is not answered" in error["message"]
+                anthropic_form = path.startswith("/v1/messages")
+                assert ("param" in error) != anthropic_form
+        if method not in ("GET", "HEAD"):
+            assert client.request(method, "/nowhere").status_code == 404
+        else:
+            assert client.request(method, "/").status_code == 200
