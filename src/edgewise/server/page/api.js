@@ -43,7 +43,7 @@ async function reach(path, options) {
   }
 }
 
-async function reasonOf(response) {
+export async function reasonOf(response) {
   if (response.status === 401) Object.assign(state, { asksKey: true, panel: "settings" });
   try {
     return String((await response.json()).error.message);
