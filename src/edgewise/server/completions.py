@@ -131,13 +131,13 @@ class EchoReply(TextReply):
         super().__init__(request, answering.edge.tokenizer)
         self._answering = answering
         self._scorer = None if self._top is None else _scorer(answering, request.model, self._top)
-        self._prompt = ""
+        self._before = ""
         self._of_prompt: dict[str, Any] | None = None
 
     async def read(self, prompt: Prompt, ticket: Ticket) -> None:
         await super().read(prompt, ticket)
         pieces = map(self._answering.edge.tokenizer.piece, prompt.ids)
-        self._prompt = b"".join(pieces).decode("utf-8", "replace")
+        self._before = b"".join(pieces).decode("utf-8", "replace")
         if self._scorer is not None:
             found = await self._answering.scored(self._scorer, prompt, ticket)
             self._of_prompt = self.logprobs(
@@ -145,10 +145,10 @@ class EchoReply(TextReply):
             )
 
     def opening(self) -> dict[str, Any]:
-        return {"text": self._prompt, "logprobs": self._of_prompt}
+        return {"text": self._before, "logprobs": self._of_prompt}
 
     def body(self, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
-        whole = super().body(self._prompt + text, tokens)
+        whole = super().body(self._before + text, tokens)
         if self._of_prompt is not None:
             written = whole["logprobs"]
             both = {name: [*found, *written[name]] for name, found in self._of_prompt.items()}
