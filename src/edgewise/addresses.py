@@ -124,7 +124,7 @@ def _unknown(address: str, role: Literal["edge", "cloud", "cloud_tokenizer"]) ->
     named, problem = short(address), f"There is no file {short(address)!r}"
     hint = "name a path, a hub repository (owner/repo) or 'bundled'"
     if close := near(address, ["bundled", *BESIDE]):
-        hint = f"did you mean {close!r}? Else {hint}"
+        hint = f"did you mean {close!r}? If not: {hint}"
     if role == "edge" and is_url(meant(address)):
         problem = f"{named!r} is an engine's address, and the edge model runs in this process"
     elif role == "cloud" and _HOST.fullmatch(address):

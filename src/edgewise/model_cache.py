@@ -86,7 +86,7 @@ def explained_here(address: HubAddress) -> Generator[None]:
             known = []
         if close := get_close_matches(address.repo, known, 1, _TYPO):
             error.hint = (
-                f"did you mean {close[0]!r}, which is here? Else {error.hint or 'check it'}"
+                f"did you mean {close[0]!r}, which is here? If not: {error.hint or 'check it'}"
             )
         raise
 

@@ -133,7 +133,7 @@ class Registry(Generic[_T]):
 def or_meant(name: str, known: Sequence[str], hint: str) -> str:
     """A hint, behind what `name` may be meant for, misspelt."""
     close = get_close_matches(name, known, 1)
-    return f"did you mean {close[0]!r}? Else {hint}" if close else hint
+    return f"did you mean {close[0]!r}? If not: {hint}" if close else hint
 
 
 def attribute(target: str) -> Any:

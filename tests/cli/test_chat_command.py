@@ -223,8 +223,10 @@ def test_what_it_was_never_taught_is_said_beside_the_answer(edgewise: Edgewise) 
     told = edgewise("chat", stdin=asked.encode()).err.splitlines()
     (place,) = [at for at, line in enumerate(told) if "Warning: This is not worded" in line]
     assert 0 < place < len(told) - 1
-    for json_or_not in ((), ("--json",)):
-        result = edgewise("run", "Why is the sky blue?", *json_or_not)
-        assert result.err.count("Warning: ") == 1
-        assert "Warning" not in result.out
+    result = edgewise("run", "Why is the sky blue?")
+    assert (result.err.count("Warning: "), result.out.count("Warning")) == (1, 0)
     assert "Warning" not in edgewise("run", QUESTION).err
+    result = edgewise("run", "Why is the sky blue?", "--json")
+    assert result.err == ""
+    assert "not worded" in json.loads(result.out)["notice"]
+    assert json.loads(edgewise("run", QUESTION, "--json").out)["notice"] is None

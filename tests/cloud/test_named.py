@@ -130,7 +130,8 @@ def test_an_unknown_name_is_one_sentence_wherever_the_cloud_is(cloud: str) -> No
     with pytest.raises(UsageError) as refused:
         parts.proven_cloud(Settings(cloud=cloud, cloud_engine="vlm"), ScriptedEdge(noise()))
     assert str(refused.value) == (
-        "There is no cloud engine 'vlm'; known are auto, cerebras, fireworks, gateway, "
+        "There is no cloud engine 'vlm'; did you mean 'vllm'? If not: known are auto, "
+        "cerebras, fireworks, gateway, "
         "llama-server, sglang, vllm, llama-server-text, ollama, deepseek, vllm-text, sglang-text, "
         "mistral, qwen, moonshot, lm-studio, chat, completions."
     )

@@ -90,8 +90,8 @@ def run(
         )
         recorded = recorder.events(events) if recorder else events
         if json:
-            print(msgspec.json.encode(collect(recorded)).decode())
-            render.beside(pair.notice(asked))
+            told = msgspec.structs.asdict(collect(recorded))
+            print(msgspec.json.encode({**told, "notice": pair.notice(asked)}).decode())
         else:
             _show(recorded, pair.notice(asked))
         if pair.cloud is not None and is_url(cloud_address(chosen)):
