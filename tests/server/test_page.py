@@ -13,6 +13,8 @@ INJECTED = "<img src=x onerror=\"document.title='owned'\">"
 
 
 def test_an_answer_shows_who_wrote_what(page: Page) -> None:
+    # A share that no other test has spent.
+    page.get_by_label("Cloud share").fill("29")
     ask(page, QUESTION)
     cloud = page.locator(".text .token.cloud").first
     edge = page.locator(".text .token:not(.cloud)").first

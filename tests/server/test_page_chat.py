@@ -147,6 +147,7 @@ def test_a_reload_in_mid_answer_keeps_the_question(page: Page, linked: tuple[str
 
 
 def test_a_reload_keeps_the_conversation(page: Page) -> None:
+    page.get_by_label("Cloud share").fill("28")
     ask(page, QUESTION)
     ask(page, "Tell me about copper.")
     texts = page.locator(".text").all_text_contents()

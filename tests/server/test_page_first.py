@@ -99,6 +99,7 @@ def shows(page: Page, what: str) -> None:
     if what == "formatted":
         reply(page, [token(0, LONG), END])
     if what != "first":
+        page.get_by_label("Cloud share").fill("27")
         ask(page, QUESTION)
     if what == "formatted":
         page.get_by_role("button", name="Formatted").click()

@@ -44,8 +44,10 @@ export function Header() {
 
 function Mode({ mode }) {
   const needsCloud = mode === "cloud" || mode === "beside";
+  // One conversation, whoever writes: later questions take along what was said before.
+  const told = mode === "edge" ? "Sends nothing; what is said goes along once the pair or the cloud is asked. Local keeps it here." : undefined;
   return html`
-    <label>
+    <label title=${told}>
       <input
         type="radio"
         name="mode"
