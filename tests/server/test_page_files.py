@@ -41,10 +41,13 @@ def test_modules_are_small_and_set_text() -> None:
         assert ("RETURN_DOM_FRAGMENT" in text) is (path.name == "formatted.js")
 
 
-def test_every_file_that_is_named_is_there() -> None:
+def test_every_file_and_every_name_that_is_imported_is_there() -> None:
     for path in PAGE.glob("*.js"):
-        for name in re.findall(r'from "\./([\w./]+)"', path.read_text()):
-            assert (PAGE / name).is_file(), f"{path.name} imports {name}"
+        for names, file in re.findall(r'import (.*) from "\./([\w./]+)"', path.read_text()):
+            assert (PAGE / file).is_file(), f"{path.name} imports {file}"
+            told = " ".join(re.findall(r"export [^;=(]*", (PAGE / file).read_text()))
+            for name in re.findall(r"\w+", names) if not file.startswith("vendor/") else []:
+                assert re.search(rf"\b{name}\b", told), f"{path.name} imports {name} of {file}"
     for name in re.findall(r'(?:src|href)="([\w.]+)"', (PAGE / "index.html").read_text()):
         assert (PAGE / name).is_file(), name
 
