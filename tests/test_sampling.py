@@ -72,3 +72,28 @@ def test_bad_values_are_one_sentence_with_their_setting(bad: dict[str, float]) -
     with pytest.raises(UsageError, match="must be") as caught:
         Sampling(**bad)  # type: ignore[arg-type]
     assert [caught.value.setting] == list(bad)
+
+
+@given(
+    logits=st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=12),
+    kept=st.sets(st.integers(0, 11), min_size=1),
+    more=st.integers(0, 4),
+    top_k=st.integers(0, 3),
+    top_p=st.sampled_from([1.0, 0.5]),
+    temperature=st.sampled_from([0.0, 1.0, 50.0]),
+)
+def test_only_what_is_allowed_is_chosen(
+    logits: list[float],
+    kept: set[int],
+    more: int,
+    top_k: int,
+    top_p: float,
+    temperature: float,
+) -> None:
+    """As if there were no other ids; a vocabulary and the logits may end elsewhere."""
+    allowed = np.zeros(len(logits) + more, np.bool_)
+    allowed[[token % len(logits) for token in kept]] = True
+    ids = np.flatnonzero(allowed)
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=3)
+    alone = sampling.choose(step([logits[token] for token in ids]))
+    assert sampling.choose(step(logits), allowed) == ids[alone]

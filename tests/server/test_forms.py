@@ -149,6 +149,13 @@ def test_a_call_that_is_cut_says_so(client: TestClient) -> None:
     assert '{"city": "Paris"}'.startswith(call["function"]["arguments"])
 
 
+def test_a_stop_string_in_a_call_cuts_it(client: TestClient) -> None:
+    """As it would cut a text; so nobody is told to make that call."""
+    choice = asked(client, tools=[TOOL, TIME], stop=['"city'])
+    assert choice["finish_reason"] == "stop"
+    assert streamed(client, tools=[TOOL, TIME], stop=['"city'])[-1]["finish_reason"] == "stop"
+
+
 def test_a_cloud_that_breaks_the_form_is_refused() -> None:
     with served('{"n": 3}', cloud=ScriptedCloud(saying("No."))) as client:
         choice = asked(client, response_format=of(SCHEMA))

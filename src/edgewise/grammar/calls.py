@@ -41,10 +41,7 @@ Part = Said | CallBegun | CallArguments
 
 
 class CallReader:
-    """Tells text and calls apart, in an answer whose grammar holds it to a form of calls.
-
-    `called` says whether a call has begun.
-    """
+    """Tells text and calls apart, in an answer whose grammar holds it to a form of calls."""
 
     def __init__(self, style: ToolFormat) -> None:
         self._style = style
@@ -55,8 +52,8 @@ class CallReader:
 
     @property
     def called(self) -> bool:
-        """Whether any call has begun."""
-        return self._calls > 0
+        """Whether any call was made, and the last one is whole so far."""
+        return self._calls > 0 and self._place == self._behind
 
     def feed(self, text: str) -> list[Part]:
         """What so much more of the answer says."""

@@ -189,8 +189,9 @@ def _vocabulary(tokenizer: Tokenizer) -> Any:
     with _reading:
         found = _known.get(tokenizer)
         if found is None:
-            library, ends = _library(), sorted(tokenizer.eos_ids)
-            found = library.LLTokenizer(_Vocabulary(tokenizer), eos_token=ends)
+            library, read = _library(), _Vocabulary(tokenizer)
+            found = library.LLTokenizer(read, eos_token=sorted(tokenizer.eos_ids))
+            read.tokens.clear()  # it has them now
             _known[tokenizer] = found
         return found
 
