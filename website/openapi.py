@@ -6,6 +6,7 @@ from typing import Any
 from edgewise.routers.constant import Constant
 from edgewise.server.answering import Answering
 from edgewise.server.app import make_app
+from edgewise.server.models import Models
 from edgewise.settings import Settings
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
 
@@ -43,7 +44,7 @@ def _described() -> Schema:
         queue=1,
     )
     try:
-        return make_app(answering).openapi()
+        return make_app(Models([answering])).openapi()
     finally:
         answering.close()
 
