@@ -12,13 +12,16 @@ from edgewise.listening.server import Listener
 from edgewise.listening.sockets import listen
 from edgewise.server.answering import Answering
 from edgewise.server.app import make_app
+from edgewise.server.callers import Callers
+from edgewise.server.models import Models
 
 
 @contextmanager
 def at_port(answering: Answering, *, api_key: str | None = None) -> Iterator[str]:
     """Serve until the block ends; yields the URL."""
     door = Door(listen("127.0.0.1", 0), Seats(100, 0), None)
-    server = Listener(ListenConfig(make_app(answering, api_key=api_key), door, grace=0))
+    made = make_app(Models([answering]), callers=Callers(api_key=api_key))
+    server = Listener(ListenConfig(made, door, grace=0))
     thread = threading.Thread(target=lambda: asyncio.run(server.listen()))
     thread.start()
     while not server.started:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from starlette.testclient import TestClient
 
 from edgewise.server.app import make_app
+from edgewise.server.models import Models
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from tests.server.in_process import CHAT, TEXT, answering_of, app
 
@@ -34,6 +35,6 @@ def test_what_the_bundled_pair_was_never_taught_is_said() -> None:
 def test_of_other_models_nothing_is_said() -> None:
     answering = answering_of(ScriptedEdge(replying(TEXT, prompt="sky: ")))
     answering.settings = replace(answering.settings, edge="small.gguf")
-    with TestClient(make_app(answering)) as client:
+    with TestClient(make_app(Models([answering]))) as client:
         assert notices(client, "Why is the sky blue?") == [None, None]
     answering.close()

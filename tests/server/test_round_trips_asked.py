@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 from edgewise.routers.constant import Constant
 from edgewise.server.answering import Answering
 from edgewise.server.app import make_app
+from edgewise.server.models import Models
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
@@ -66,7 +67,7 @@ def test_it_is_refused_where_the_cloud_is_elsewhere(address: str) -> None:
         slots=1,
         queue=1,
     )
-    with TestClient(make_app(answering)) as client:
+    with TestClient(make_app(Models([answering]))) as client:
         reply = asked(client, edgewise={"round_trip": 0.1})
         health = client.get("/health").json()
     assert (health["cloud_is_here"], health["bundled"]) == (False, False)
