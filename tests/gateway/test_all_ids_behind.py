@@ -127,6 +127,22 @@ def test_engines_that_differ_prove_nothing() -> None:
         assert "write the same ids differently" in how
 
 
+class Tidy(Late):
+    """As transformers where a tokenizer's config asks for it."""
+
+    async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
+        text = await super().detokenize(ids)
+        return text and text.replace(" .", ".").replace(" ,", ",")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_engines_of_two_kinds_may_write_the_same_differently(first: bool) -> None:
+    engines = [Tidy("one"), Late("two")]
+    with gateway(engines if first else engines[::-1]) as running:
+        assert post(running, {"tokens": list(b"a .b")}).json()["content"] in ("a .b", "a.b")
+        assert ALL in told(running.url)
+
+
 def test_an_engine_that_comes_later_must_agree_with_what_devices_were_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
