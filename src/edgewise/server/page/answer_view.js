@@ -15,6 +15,7 @@ export function AnswerView({ conversation, turn, answer }) {
       ${formatted ? html`<${Formatted} text=${answer.said} busy=${answer.busy} />` : html`<${Tokens} answer=${answer} />`}
       ${answer.problem && html`<p class="problem" role="alert">${answer.problem}</p>`}
       ${answer.phase === "stopped" && html`<p class="note">Stopped.</p>`}
+      ${answer.usage?.edgewise.notice && html`<p class="note">${answer.usage.edgewise.notice}</p>`}
       ${answer.finish === "length" && html`<p class="note">Cut at the longest length.</p>`}
       ${underAnswer.map((Place) => html`<${Place} conversation=${conversation} turn=${turn} answer=${answer} />`)}
       <div class="actions">
