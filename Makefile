@@ -14,7 +14,7 @@ NATIVE = $(shell sed -n 's/^native = \["\(.*\)"\]$$/\1/p' pyproject.toml)
 COMPILE = install --no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python $(NATIVE)
 
 .PHONY: help install native demo test test-training test-native test-mlx test-vllm test-litellm \
-	test-lmeval lint pocket faults bench lock sbom digests image wheel clean
+	test-lmeval lint pocket recordings vendor faults bench lock sbom digests image wheel clean
 
 help:  ## show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -115,6 +115,17 @@ lint: .venv/tested  ## ruff and pyright
 	$(BIN)/ruff format --check src tests
 	$(BIN)/pyright
 
+.venv/documented: .venv/tested
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	touch $@
+
+.PHONY: docs
+docs: .venv/documented  ## build the documentation's site: build/site
+	$(BIN)/python -m website
+	$(BIN)/zensical build --strict --clean
+	# A reader's browser asks nobody else for a script, a font or a picture.
+	! grep -rnE '<(script|img|iframe|link)[^>]*(src|href)="?https?:' build/site --include='*.html'
+
 pocket: .venv/installed  ## train the bundled pair and its router anew (needs wordnet-base)
 	$(BIN)/python -m pip install --quiet --editable '.[pocket,train]'
 	$(BIN)/python -m pocket.build
@@ -122,14 +133,20 @@ pocket: .venv/installed  ## train the bundled pair and its router anew (needs wo
 	cp $(addprefix pocket/work/router/,config.json model.safetensors trained_on.txt README.md) \
 		src/edgewise/bundled/router
 
+recordings: .venv/tested  ## record the bundled pair for the page's first screen
+	$(BIN)/python -m pocket.recordings
+
+vendor:  ## fetch the page's libraries as page/vendor/vendor.json lists them (needs npm)
+	$(PYTHON) deploy/vendor.py
+
 faults: .venv/tested  ## every fault between device, gateway and engine, at every token (ten minutes)
 	$(BIN)/python -m benchmarks.faults
 
 bench: .venv/tested  ## measure decoding speed on a 0.5B-shaped model
 	$(BIN)/python -m benchmarks.edge_speed
 
-# What the gateway's image installs beyond the base install.
-IMAGE_EXTRAS ?= gateway-redis otel
+# What the image installs beyond the base install.
+IMAGE_EXTRAS ?= gateway-redis otel serve
 LOCKED = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
 	--generate-hashes --no-annotate --no-header
 
@@ -160,5 +177,16 @@ wheel: .venv/installed  ## build what is published: dist/
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 
+# A cache of its own, empty at first: the minute is a stranger's, download included.
+TRY = UV_CACHE_DIR=build/uv timeout 60 $(BIN)/uvx --isolated --find-links dist --from \
+	"edgewise==$$(sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)" edgewise
+
+.PHONY: try
+try: wheel  ## install the wheel as a stranger would, with uvx, and answer within a minute
+	$(BIN)/python -m pip install --quiet 'uv>=0.9,<1'
+	rm -rf build/uv
+	$(TRY) demo --questions 10
+	$(TRY) doctor
+
 clean:  ## remove what was built
-	rm -rf .venv .venv-native .venv-mlx .venv-vllm .venv-litellm .venv-lmeval build dist
+	rm -rf .venv .venv-native .venv-mlx .venv-vllm .venv-litellm .venv-lmeval .cache build dist

@@ -91,7 +91,7 @@ def plot(rows: Sequence[LinkRow], engine: float, path: Path) -> None:
     from matplotlib.figure import Figure as Canvas
 
     shares = sorted({row.share for row in rows})
-    canvas = Canvas(figsize=(4 * len(shares), 3.6), layout="constrained")
+    canvas = Canvas(figsize=(3 + 4 * len(shares), 3.6), layout="constrained")
     FigureCanvasAgg(canvas)
     highest = 0.0
     panels = canvas.subplots(1, len(shares), sharey=True, squeeze=False)[0]
@@ -115,7 +115,9 @@ def plot(rows: Sequence[LinkRow], engine: float, path: Path) -> None:
         axes.set(title=f"cloud share {share:.0%}", xlabel="round trip, ms")
         highest = max(highest, *(step * row.waiting.value for row in at))
     panels[0].set(ylabel="time per token, ms", ylim=(0, 1.05 * highest))
-    panels[0].legend(fontsize=7)
+    # Beside the panels, where it covers no line.
+    named = panels[0].get_legend_handles_labels()
+    canvas.legend(*named, loc="outside right upper", fontsize=7)
     canvas.savefig(path)
 
 

@@ -37,7 +37,7 @@ from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.gateway.keys import add_key
+from edgewise.keys.keys import add_key
 from edgewise.listening.logs import json_lines
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from pocket import export, frozen
+from pocket import export, familiar, frozen
 from pocket.corpus import Corpus, rows
 from pocket.facts import all_facts, chains
 from pocket.model import Shape
@@ -54,10 +54,11 @@ def build(
     only: Collection[str] = MODELS.keys(),
     device: str = "cpu",
 ) -> None:
-    """Write the models that `only` names, NAME.gguf, and pocketqa.jsonl.gz into `out`."""
+    """Write the models that `only` names, NAME.gguf, the questions and familiar.json.gz."""
     facts = all_facts(WordNet())
     hops = chains(facts)
     frozen.write(out / "pocketqa.jsonl.gz", frozen.frozen_questions(facts, hops, seed + 1))
+    familiar.write(out / "familiar.json.gz", familiar.familiar(facts, hops, seed))
     for name in only:
         vocabulary, recipe = MODELS[name]
         sample = islice(Corpus(facts, hops, seed + 2).documents(), TOKENIZER_DOCUMENTS)

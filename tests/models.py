@@ -1,8 +1,9 @@
 """Tiny random GGUF models. Weights are wide (std 0.15) and the head untied, so that text varies."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import gguf
 import numpy as np
@@ -78,6 +79,20 @@ def byte_level(merges: Sequence[str] = MERGES) -> Vocabulary:
     )
 
 
+def qwen(generation: Literal["2.5", "3"]) -> Vocabulary:
+    """As the families are: one BPE, and four ids more in the later one where the other pads."""
+    plain = byte_level()
+    tools = ["<tool_call>", "</tool_call>"]
+    thoughts = ["<tool_response>", "</tool_response>", "<think>", "</think>"]
+    later = len(thoughts) if generation == "3" else 0
+    begun = [*plain.tokens, *tools, *thoughts[:later]]
+    padding = len(plain.tokens) + len(tools) + 2 * len(thoughts) - len(begun)
+    names = [f"[PAD{len(begun) + number}]" for number in range(padding)]
+    defined = [gguf.TokenType.USER_DEFINED] * (len(tools) + later)
+    kinds = [*plain.kinds, *defined, *[gguf.TokenType.UNUSED] * padding]
+    return replace(plain, tokens=[*begun, *names], kinds=kinds)
+
+
 def sentencepiece() -> Vocabulary:
     """Pieces with scores, every byte to fall back to, BOS."""
     control = gguf.TokenType.CONTROL
@@ -98,6 +113,12 @@ def write_byte_level(path: Path, *, seed: int = 0) -> Path:
     return write_transformer(path, byte_level(), seed=seed)
 
 
+def write_with_tools(path: Path, template: str) -> Path:
+    """(a) with another template, and room for what it makes of tools."""
+    vocabulary = replace(byte_level(), template=template)
+    return write_transformer(path, vocabulary, context=4096)
+
+
 def write_sentencepiece(path: Path, *, seed: int = 1) -> Path:
     """(b) A transformer with a sentencepiece vocabulary."""
     return write_transformer(path, sentencepiece(), seed=seed)
@@ -114,11 +135,16 @@ def write_packed(path: Path, *, seed: int = 0) -> Path:
 
 
 def write_transformer(
-    path: Path, vocabulary: Vocabulary, *, seed: int = 0, packed: bool = False
+    path: Path,
+    vocabulary: Vocabulary,
+    *,
+    seed: int = 0,
+    packed: bool = False,
+    context: int = CONTEXT,
 ) -> Path:
     """A llama with random weights, its matrices in q4_0 if `packed`."""
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(CONTEXT)
+    writer.add_context_length(context)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(LAYERS)
     writer.add_feed_forward_length(FFN)

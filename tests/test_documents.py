@@ -1,8 +1,10 @@
 """What the documents show works as written."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -11,6 +13,8 @@ from edgewise.addresses import bundled
 from edgewise.cloud.sent_files import MAX_COUNTS
 from edgewise.cloud.sent_record import KEPT_ANSWERS, KEPT_CONVERSATIONS
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.errors import Fault
+from edgewise.events import Reason
 from edgewise.gateway.server import DRAIN_SECONDS
 from edgewise.loop.billing import KEPT_CONVERSATIONS as BILLED_CONVERSATIONS
 from edgewise.loop.decoder import Decoder
@@ -18,6 +22,7 @@ from edgewise.loop.policy import Policy
 from edgewise.loop.price import Price
 from edgewise.server.decoding import LOCAL_HEADER
 from edgewise.server.local_messages import KEPT
+from tests.documents import PAGES, name_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -96,16 +101,13 @@ def test_every_defence_names_a_test_that_is_there() -> None:
         assert "](tests/" in row or re.search(r"\| test \|$", row), row
 
 
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
-
-
 def anchors(page: Path) -> set[str]:
     """What a link may name in a page: its headings, as the web shows them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if "://" in target:
@@ -115,3 +117,31 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert other.exists(), target
         if anchor:
             assert anchor in anchors(other), target
+
+
+def test_every_reason_is_explained() -> None:
+    text = (ROOT / "docs" / "life-of-a-token.md").read_text()
+    table = text[text.index("## Reasons") : text.index("## Everything rewinds")]
+    assert set(re.findall(r"`(\w+)`", table)) >= {*get_args(Reason), *get_args(Fault)}
+
+
+def sentences() -> Iterator[str]:
+    """Every text in the source, `...` where a value stands."""
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = [
+                    one.value if isinstance(one, ast.Constant) else "..." for one in node.values
+                ]
+                yield "".join(map(str, parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_what_troubleshooting_quotes_is_said() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    quoted = re.findall(r"^\| `(.+?)` \|", text, re.MULTILINE)
+    assert len(quoted) > 20
+    said = "\n".join(sentences())
+    files = {one: one.replace("edgewise.toml", "...") for one in quoted}
+    assert [one for one, named in files.items() if not (one in said or named in said)] == []

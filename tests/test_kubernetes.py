@@ -184,6 +184,7 @@ def test_the_outside_sees_what_devices_need() -> None:
     assert {(path["path"], path["pathType"]) for path in rule["http"]["paths"]} == {
         ("/v1/session", "Exact"),
         ("/v1/models", "Exact"),
+        ("/detokenize", "Exact"),
     }
 
 

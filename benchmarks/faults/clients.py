@@ -15,7 +15,7 @@ from benchmarks.faults.attacks import ATTACKS, SOCKETS, answered_long_head, atta
 from benchmarks.faults.processes import Service, gateway_service, serve_service, watched
 from benchmarks.faults.rig import PROMPT, answer_at, whole, written
 from benchmarks.faults.table import Row, told
-from edgewise.gateway import keys
+from edgewise.keys import keys
 from edgewise.loop.breaker import Breaker
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.testing.scripted_engine import ScriptedEngine

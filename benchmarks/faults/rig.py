@@ -17,7 +17,8 @@ from benchmarks.faults.processes import HEALTH_SECONDS, watched
 from benchmarks.faults.table import Row, told
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.gateway import GatewayCloud
-from edgewise.gateway import fleet, keys
+from edgewise.gateway import fleet
+from edgewise.keys import keys
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import Policy

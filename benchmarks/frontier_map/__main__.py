@@ -136,7 +136,14 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.05)
     parser.add_argument("--pace", type=float, nargs=3, default=EnginePace(), metavar="SECONDS")
     parser.add_argument("--points", action="store_true", help="check six by real runs")
-    parser.add_argument("--only", type=int, nargs="*", choices=range(6), help="of the six")
+    parser.add_argument(
+        "--at",
+        type=float,
+        nargs=2,
+        action="append",
+        metavar="MS",
+        help="a place instead of the six: edge, trip",
+    )
     parser.add_argument("--beside", type=int, default=3, help="points side by side")
     parser.add_argument("--inputs", type=Path, help="JSON of what was measured; made when missing")
     parser.add_argument("--json", type=Path)
@@ -152,7 +159,7 @@ def main() -> None:
         }
         draw(grid, [(step / 1000, trip / 1000) for step, trip in POINTS], options.plot)
     if options.points:
-        chosen = [POINTS[number] for number in options.only or range(len(POINTS))]
+        chosen = options.at or POINTS
         points = [_point(inputs, pace, step / 1000, trip / 1000) for step, trip in chosen]
         spawned = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(options.beside, mp_context=spawned) as pool:

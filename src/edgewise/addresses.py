@@ -36,13 +36,14 @@ from edgewise.hub_client import (
     HubListing,
     ask_ahead,
     ask_hub,
-    explained,
     fetched,
+    hub_address,
     is_plain,
     pasted,
     require_plain,
     short,
 )
+from edgewise.model_cache import explained_here, near
 from edgewise.model_files import models_among, of_quant, parts_of, preferred
 from edgewise.model_folders import engine_among, files_of
 
@@ -63,10 +64,6 @@ TOKENIZER = (
 )
 """Files of a tokenizer, the vocabulary first."""
 
-_REPOSITORY = re.compile(
-    r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+?))?(?::(?P<quant>[\w.-]+))?"
-)
-_FILE = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>.+))?")
 _MOST_PARTS = 1000
 _HERE = re.compile(r"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\]):\d{1,5}(?:/.*)?")
 _HOST = re.compile(r"[\w.-]+:\d{1,5}(?:/.*)?")
@@ -116,7 +113,7 @@ def resolve(address: str, role: Literal["edge", "cloud", "cloud_tokenizer"]) -> 
             hint="name a file" + (", or leave the engine out" if role == "edge" else ""),
             setting=role,
         )
-    parsed = _parse(address)
+    parsed = hub_address(address)
     if parsed is None:
         raise _unknown(address, role)
     require_plain(parsed, setting=role)
@@ -126,6 +123,8 @@ def resolve(address: str, role: Literal["edge", "cloud", "cloud_tokenizer"]) -> 
 def _unknown(address: str, role: Literal["edge", "cloud", "cloud_tokenizer"]) -> AddressError:
     named, problem = short(address), f"There is no file {short(address)!r}"
     hint = "name a path, a hub repository (owner/repo) or 'bundled'"
+    if close := near(address, ["bundled", *BESIDE]):
+        hint = f"did you mean {close!r}? Else {hint}"
     if role == "edge" and is_url(meant(address)):
         problem = f"{named!r} is an engine's address, and the edge model runs in this process"
     elif role == "cloud" and _HOST.fullmatch(address):
@@ -145,10 +144,10 @@ def resolve_tokenizer(address: str) -> Path:
     path = _local(address)
     if path is not None and path.name == TOKENIZER[0]:
         return path.parent
-    parsed = _parse(address)
+    parsed = hub_address(address)
     if path is None and parsed and not parsed.quant and not (parsed.file or "").endswith(".gguf"):
         require_plain(parsed, setting="cloud_tokenizer")
-        with explained(parsed):
+        with explained_here(parsed):
             listed, online = _all_names(parsed)
             names = listed.names
             inside = _inside(parsed, names)
@@ -171,11 +170,11 @@ def engine_at(address: str) -> str:
     if folder := local_folder(address):
         names = [path.name for path in folder.iterdir() if path.is_file()]
         return engine_among(names, address, folder / "config.json")
-    parsed = _parse(address)
+    parsed = hub_address(address)
     if parsed is None or parsed.quant or (parsed.file or "").endswith(".gguf"):
         return "llamacpp"
     require_plain(parsed, setting="edge")
-    with explained(parsed):
+    with explained_here(parsed):
         listed, online = _all_names(parsed, ahead=True)
         names = listed.names
         if parsed.file is None and models_among([n for n in names if n.endswith(".gguf")]):
@@ -195,7 +194,7 @@ def resolve_folder(address: str, engine: str) -> tuple[Path, str]:
     """
     if folder := local_folder(address):
         return folder, folder.resolve().name
-    parsed = _parse(address)
+    parsed = hub_address(address)
     if parsed is None or parsed.quant:
         raise AddressError(
             f"There is no folder {short(address)!r}",
@@ -203,7 +202,7 @@ def resolve_folder(address: str, engine: str) -> tuple[Path, str]:
             setting="edge",
         )
     require_plain(parsed, setting="edge")
-    with explained(parsed):
+    with explained_here(parsed):
         listed, online = _all_names(parsed)
         names = listed.names
         inside = _inside(parsed, names)
@@ -261,11 +260,11 @@ def checkpoint(name: str) -> Path | None:
 
     if folder := local_folder(name):
         return folder
-    address = _parse(name)
+    address = hub_address(name)
     if address is None or address.quant or address.file:
         return None
     require_plain(address, setting="router")
-    with explained(address):
+    with explained_here(address):
         listed = ask_hub(address)
         if listed.problem is not None:
             return Path(
@@ -292,7 +291,7 @@ def upload(folder: Path, repo: str, *, private: bool) -> str:
 
     address = HubAddress(repo, None, None, None)
     require_plain(address, setting=None)
-    with explained(address):
+    with explained_here(address):
         if hub.get_token() is None:
             raise AddressError(
                 "The hub needs to know who publishes",
@@ -315,7 +314,7 @@ def dataset_file(repo: str, name: str) -> Path:
 
     address = HubAddress(repo, None, None, name)
     require_plain(address, setting="data")
-    with explained(address):
+    with explained_here(address):
         try:
             return Path(hub.hf_hub_download(repo, name, repo_type="dataset", local_files_only=True))
         except LocalEntryNotFoundError:
@@ -333,19 +332,8 @@ def _local(address: str) -> Path | None:
         return None
 
 
-def _parse(address: str) -> HubAddress | None:
-    address = pasted(address) or address
-    if match := _FILE.fullmatch(address):
-        return HubAddress(match["repo"], match["revision"], None, match["file"])
-    if address.endswith(".gguf") or address.startswith((".", "/", "~")):
-        return None
-    if match := _REPOSITORY.fullmatch(address):
-        return HubAddress(match["repo"], match["revision"], match["quant"], None)
-    return None
-
-
 def _download(address: HubAddress) -> Path:
-    with explained(address):
+    with explained_here(address):
         listing = _list(address)
         name = address.file or _choose(address, listing)
         if len(parts_of(name)) > _MOST_PARTS:

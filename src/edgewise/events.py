@@ -43,7 +43,8 @@ class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
     """A token of the answer. It is final.
 
     `text` is what can be shown now: empty while a character is incomplete or a stop string may
-    be forming. `score` is the router's (None where it was not asked: later tokens of a consult).
+    be forming. `score` is the router's (None where it was not asked: later tokens of a consult),
+    `threshold` what it was held against (None too where the answer can never ask the cloud).
     `logprob` (nats) is that of the model which wrote the token, None where it did not say.
     `seconds` since the token before (the first: since the start), `wait` of those spent waiting
     for the cloud. `edge` and `cloud` hold both models' candidates where they are known.
@@ -58,6 +59,7 @@ class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
     seconds: float
     wait: float
     reason: Reason | Fault
+    threshold: float | None = None
     edge: tuple[Candidate, ...] = ()
     cloud: tuple[Candidate, ...] = ()
 

@@ -19,6 +19,10 @@ _PASTED = re.compile(
     r"/(?P<repo>[\w.-]+/[\w.-]+)"
     r"(?:/(?:blob|raw|resolve|tree)/(?P<revision>[\w.-]+)(?:/(?P<file>[^?#]+?))?)?/?(?:[?#].*)?"
 )
+_REPOSITORY = re.compile(
+    r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+?))?(?::(?P<quant>[\w.-]+))?"
+)
+_FILE = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>.+))?")
 _HASH = re.compile(r"[A-Za-z0-9]+")
 _LONGEST_NAME, _LONGEST_PART, _SHOWN = 1000, 256, 300
 
@@ -82,6 +86,18 @@ def pasted(address: str) -> str | None:
         return None
     revision = f"@{found['revision']}" if found["revision"] else ""
     return f"hf://{found['repo']}{revision}" + (f"/{found['file']}" if found["file"] else "")
+
+
+def hub_address(address: str) -> HubAddress | None:
+    """What of the hub an address names; None where it is of no such form."""
+    address = pasted(address) or address
+    if match := _FILE.fullmatch(address):
+        return HubAddress(match["repo"], match["revision"], None, match["file"])
+    if address.endswith(".gguf") or address.startswith((".", "/", "~")):
+        return None
+    if match := _REPOSITORY.fullmatch(address):
+        return HubAddress(match["repo"], match["revision"], match["quant"], None)
+    return None
 
 
 def short(name: str) -> str:

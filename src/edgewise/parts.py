@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
@@ -22,6 +22,8 @@ from edgewise.loop.cost import Limits
 from edgewise.loop.policy import Policy
 from edgewise.loop.price import price_of
 from edgewise.loop.spent import SpentFile, spent_place
+from edgewise.prompts import Message
+from edgewise.prompts.familiar import OUT_OF_DEPTH, familiar
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard, read_card
@@ -70,6 +72,15 @@ def cloud_address(settings: Settings) -> str:
     if settings.cloud is not None:
         return meant(settings.cloud)
     return "bundled" if settings.edge in ("bundled", "bundled:mid") else "none"
+
+
+def notice(settings: Settings, messages: Sequence[Message]) -> str | None:
+    """What must be said beside an answer of the bundled pair to what it was never taught."""
+    pocket = settings.edge in ("bundled", "bundled:mid")
+    if not pocket or cloud_address(settings) not in ("bundled", "bundled:other", "none"):
+        return None
+    asked = [message.content for message in messages if message.role == "user"]
+    return OUT_OF_DEPTH if asked and not familiar().knows(asked[-1]) else None
 
 
 def open_cloud(

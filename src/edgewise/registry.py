@@ -9,6 +9,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
@@ -62,8 +63,9 @@ class Registry(Generic[_T]):
             return self._checked(name, self._of_package(name, added[name]))
         if self._code and is_code(name):
             return self._checked(name, self._of_code(name))
+        known = f"known are {', '.join(self.names())}"
         raise UsageError(
-            f"There is no {self.concept} {name!r}", hint=f"known are {', '.join(self.names())}"
+            f"There is no {self.concept} {name!r}", hint=or_meant(name, self.names(), known)
         )
 
     def source(self, name: str) -> str:
@@ -126,6 +128,12 @@ class Registry(Generic[_T]):
                 )
             found[point.name] = point
         return found
+
+
+def or_meant(name: str, known: Sequence[str], hint: str) -> str:
+    """A hint, behind what `name` may be meant for, misspelt."""
+    close = get_close_matches(name, known, 1)
+    return f"did you mean {close[0]!r}? Else {hint}" if close else hint
 
 
 def attribute(target: str) -> Any:

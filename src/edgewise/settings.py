@@ -28,7 +28,7 @@ _SERVICE = re.compile(r"(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT|PORT)(?:_\w+)?")
 _TYPO = 0.8
 """How like a setting's name an unknown variable's must be to be taken for it, misspelt."""
 
-_FLAGS, _ENVIRONMENT = "the flags", "the environment"
+FLAGS, ENVIRONMENT = "the flags", "the environment"
 
 # Upper bounds keep numbers that its C structs would cut short away from llama.cpp.
 _BOUNDS = {
@@ -230,8 +230,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 NAMES = Settings.__struct_fields__
 _DEFAULTS = Settings()
 
-Vet = Callable[[Settings, Collection[str]], None]
-"""Told the settings and the names of those that the file decided; may refuse them."""
+Vet = Callable[[Settings, Mapping[str, str]], None]
+"""Told the settings and, by name, where those that are set were set last; may refuse them."""
 
 
 def load(
@@ -241,21 +241,23 @@ def load(
     reader: str = "edgewise",
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    file: Path | None = None,
     vet: Vet | None = None,
 ) -> Settings:
     """Merge the three sources; flags that are None were not given. Raises `UsageError`.
 
-    A source that names one half of an either-or pair (threshold and cloud share, a key and the
-    variable that holds it) drops the other half of the sources below it. What of the result is in
-    `refused` and no default is more than `reader`, a command, can honour. `vet` sees what came
-    from the file, which whoever made the folder wrote.
+    A `file` of the same form stands between the folder's and the environment. A source that names
+    one half of an either-or pair (threshold and cloud share, a key and the variable that holds it)
+    drops the other half of the sources below it. What of the result is in `refused` and no default
+    is more than `reader`, a command, can honour. `vet` sees what came from files.
     """
     merged: dict[str, object] = {}
     places: dict[str, str] = {}
     sources: list[tuple[Mapping[str, object], str]] = [
-        (_from_file((folder or Path()) / FILE), FILE),
-        (_from_environment(os.environ if environment is None else environment), _ENVIRONMENT),
-        ({name: value for name, value in flags.items() if value is not None}, _FLAGS),
+        (_from_file((folder or Path()) / FILE, FILE, own=True), FILE),
+        (_from_file(file, str(file)) if file else {}, str(file)),
+        (_from_environment(os.environ if environment is None else environment), ENVIRONMENT),
+        ({name: value for name, value in flags.items() if value is not None}, FLAGS),
     ]
     for source, where in sources:
         _checked(source, where)
@@ -267,14 +269,14 @@ def load(
     found = _checked(merged, "the settings")
     _require_honoured(found, {n: places[n] for n in merged if n in refused}, reader)
     if vet is not None:
-        vet(found, [name for name in merged if places[name] == FILE])
+        vet(found, {name: places[name] for name in merged})
     return found
 
 
 def settings_of(values: Mapping[str, object]) -> Settings:
     """Settings given in Python: neither file nor environment is read. Raises `UsageError`."""
     for name in values:
-        _require_known(name, f"There is no setting {name!r}")
+        require_known(name, f"There is no setting {name!r}")
     return _checked(values, "the arguments")
 
 
@@ -290,7 +292,7 @@ def variable(name: str) -> str:
 
 def _require_honoured(found: Settings, refused: Mapping[str, str], reader: str) -> None:
     told = [
-        f"{variable(name) if where == _ENVIRONMENT else spelled(name)} in {where}"
+        f"{variable(name) if where == ENVIRONMENT else spelled(name)} in {where}"
         for name, where in refused.items()
         if getattr(found, name) != getattr(_DEFAULTS, name)
     ]
@@ -300,32 +302,47 @@ def _require_honoured(found: Settings, refused: Mapping[str, str], reader: str) 
         raise UsageError(f"{reader} cannot honour {which}", hint=f"take {them} out there")
 
 
-def _from_file(path: Path) -> dict[str, object]:
-    if not path.is_file():
-        return {}
+def file_bytes(path: Path, called: str = FILE) -> bytes:
+    """What a file of settings holds, `called` so in errors. Raises `UsageError`."""
     try:
-        _require_own(path)
-        found: dict[str, object] = msgspec.toml.decode(path.read_bytes(), type=dict[str, object])
+        if path.exists() and not path.is_file():  # a pipe would be read for ever
+            raise UsageError(f"{called} is no file.")
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE + 1)
     except OSError as error:
-        raise UsageError(f"{FILE} cannot be read: {error.strerror}.") from error
+        raise UsageError(f"{called} cannot be read: {error.strerror}.") from error
+    if len(content) > MAX_FILE:
+        raise UsageError(f"{called} has more than {MAX_FILE} bytes", hint="shorten it")
+    return content
+
+
+def own_bytes(path: Path) -> bytes:
+    """What the folder's file holds; nothing where there is none. Raises `UsageError`."""
+    return file_bytes(path) if _is_own(path) else b""
+
+
+def _from_file(path: Path, called: str, *, own: bool = False) -> dict[str, object]:
+    content = own_bytes(path) if own else file_bytes(path, called)
+    try:
+        found: dict[str, object] = msgspec.toml.decode(content, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{FILE} is no valid TOML: {error}.") from error
+        raise UsageError(f"{called} is no valid TOML: {error}.") from error
     names = {name.replace("-", "_"): value for name, value in found.items()}
     for name in names:
-        _require_known(name, f"{FILE} has the unknown key {name!r}")
+        require_known(name, f"{called} has the unknown key {name!r}")
     return names
 
 
-def _require_own(path: Path) -> None:
-    """Nobody else decides where a user's prompts and key go."""
-    stat = path.stat()
-    if stat.st_size > MAX_FILE:
-        raise UsageError(f"{FILE} has more than {MAX_FILE} bytes", hint="shorten it")
-    if hasattr(os, "getuid") and stat.st_uid not in (os.getuid(), 0):
+def _is_own(path: Path) -> bool:
+    """Whether there is one. Nobody else decides where a user's prompts and key go."""
+    if not path.is_file():
+        return False
+    if hasattr(os, "getuid") and path.stat().st_uid not in (os.getuid(), 0):
         raise UsageError(
             f"{FILE} in this folder belongs to another user",
             hint="copy it if you trust it, or run in a folder of your own",
         )
+    return True
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
@@ -336,13 +353,14 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
             if name in NAMES:
                 found[name] = value
             elif difflib.get_close_matches(name, NAMES, 1, _TYPO):
-                _require_known(name, f"The environment has the unknown variable {key!r}")
+                require_known(name, f"The environment has the unknown variable {key!r}")
             elif not _SERVICE.fullmatch(name.upper()):
                 _log.warning("%s in the environment is no setting, so nothing reads it.", key)
     return found
 
 
-def _require_known(name: str, problem: str) -> None:
+def require_known(name: str, problem: str) -> None:
+    """Raises `UsageError` that says `problem`, and which setting may be meant."""
     if name not in NAMES:
         close = difflib.get_close_matches(name, NAMES, 1)
         advice = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(NAMES)}."

@@ -17,6 +17,7 @@ from edgewise.bench.frontier.whole import Whole, cost_of, mixed, seconds, share,
 from edgewise.errors import UsageError
 from edgewise.evaluation.systems import Outcome
 from edgewise.evaluation.tasks.base import Question
+from tests.drawn import require_legend_apart, saved_figures
 
 EDGE_SECONDS, CLOUD_SECONDS, TOKENS = 1.0, 0.5, 10
 
@@ -243,11 +244,16 @@ def test_tables_are_as_wide_as_their_heads() -> None:
     assert notes(told) == ["ours: as it is"]
 
 
-def test_two_figures_are_drawn_with_the_legend_beside_the_points(tmp_path: Path) -> None:
+def test_two_figures_are_drawn_with_the_legend_beside_the_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("matplotlib")
+    drawn = saved_figures(monkeypatch)
     places = plots(frontier(found(), "ours", {}), tmp_path / "f.png")
     assert [place.name for place in places] == ["f-bill.png", "f-time.png"]
     assert all(place.stat().st_size > 5000 for place in places)
+    for figure in drawn:
+        require_legend_apart(figure)
     with pytest.raises(UsageError, match="cannot be written"):
         plots(frontier(found(), "ours", {}), tmp_path / "no" / "f.png")
 

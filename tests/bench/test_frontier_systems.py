@@ -6,13 +6,14 @@ from contextlib import closing
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.bench.frontier.recorded import PacedCloud, RecordedCloud
+from edgewise.bench.frontier.recorded import RecordedCloud
 from edgewise.bench.frontier.spans import CloudInSpans
 from edgewise.bench.frontier.streamed import Streamed
 from edgewise.bench.frontier.timed import Timed, TimedCommitPoint, pair_policy, timed_edge
 from edgewise.bench.link import http_target
 from edgewise.bench.pace import UNPACED, Pace, PacedEdge
 from edgewise.cloud.engine import LlamaServer
+from edgewise.cloud.late import LateCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudError, CloudRejected, CloudUnavailable
 from edgewise.evaluation.systems import CloudAlone
@@ -78,7 +79,7 @@ def test_a_user_sees_the_wait() -> None:
 
 
 def test_an_engines_time_may_be_told_instead_of_metered() -> None:
-    cloud = PacedCloud(ScriptedCloud(replying(OTHER, prompt=PROMPT)), lambda written, read: 0.1)
+    cloud = LateCloud(ScriptedCloud(replying(OTHER, prompt=PROMPT)), lambda written, read: 0.1)
     edge = PacedEdge(ScriptedEdge(replying(TEXT, prompt=PROMPT, unsure=UNSURE)), UNPACED)
     recorded = RecordedCloud(cloud, lambda written, read: read + 0.5 * written)
     system = Timed(edge, 32, router=MaxProb(), policy=pair_policy(0.3), cloud=recorded)

@@ -15,8 +15,13 @@ LINK = ("bench", "link", "--questions", "2")
 def test_a_link_is_measured_on_the_bundled_pair(edgewise: Edgewise) -> None:
     result = edgewise(*LINK, "--round-trip", "60", "--pace", "0.5b", "--json")
     assert result.code == 0, result.err
-    (row,) = json.loads(result.out)
+    found = json.loads(result.out)
+    (row,) = found["rows"]
     assert row["questions"] == 2
+    advice = found["advice"]
+    assert advice["fastest"] in ("edge", "routing", "streaming")
+    assert advice["sentences"][0].startswith("Fastest is ")
+    assert "a round trip of 60 ms" in " ".join(advice["sentences"])
     assert row["round_trip"] == 0.06
     assert row["step"] >= 0.029
     assert row["identical"] == 2

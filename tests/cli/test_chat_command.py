@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from edgewise import Pair
 from edgewise.addresses import bundled
 from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.testing.link import Link, Quality
@@ -171,3 +172,59 @@ def test_local_keeps_everything_from_there_on_here(edgewise: Edgewise, tmp_path:
     assert any(QUESTION in text for text in texts)
     assert any("iron" in text for text in texts)
     assert not any("copper" in text for text in texts)
+
+
+METALS = ("copper", "iron", "silver", "gold", "lead", "tin", "zinc", "nickel")
+WORDS = (*METALS, "oak", "pine", "trout", "heron", "hammer", "chair")
+DROPPED = re.compile(r"the context is full: dropped the oldest questions and answers, (\d+) of \d+")
+
+
+@pytest.mark.parametrize("cloud", ["none", "bundled"])
+def test_a_full_context_drops_the_oldest_turns(
+    edgewise: Edgewise, tmp_path: Path, cloud: str
+) -> None:
+    lines = "".join(f"Tell me about {word}.\n" for word in WORDS) + "/save talk.json\n"
+    flags = ("--ctx", "192", "--cloud", cloud, "--system", "Be brief.", "--threshold", "0.9")
+    result = edgewise("chat", *flags, stdin=lines.encode())
+    assert result.code == 0, result.err
+    dropped = [int(count) for count in DROPPED.findall(result.err)]
+    # Each makes room for some turns, so that what remains is read anew now and then only.
+    assert 1 <= len(dropped) <= len(WORDS) // 2
+    assert "cut at" not in result.err
+    saved = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert len(saved) == 1 + 2 * len(WORDS)
+    # The last answer is that to what was kept, behind the system message.
+    kept = [saved[0], *saved[1 + 2 * sum(dropped) : -1]]
+    with Pair("bundled", cloud=cloud, ctx=192, threshold=0.9) as pair:
+        assert pair.ask(kept).text == saved[-1]["content"]
+        assert len(pair.prompt(kept).ids) <= 192 * 3 // 4
+
+
+def test_it_can_stop_there_instead(edgewise: Edgewise) -> None:
+    lines = "".join(f"Tell me about {word}.\n" for word in WORDS) + "/new\nTell me about tin.\n"
+    flags = ("--ctx", "192", "--cloud", "none", "--when-full", "stop")
+    result = edgewise("chat", *flags, stdin=lines.encode())
+    assert result.code == 0, result.err
+    assert not DROPPED.search(result.err)
+    assert "do not fit in the context of 192; /new begins a new conversation" in result.err
+    assert "tokens/s" in result.err.partition("a new conversation")[2]
+
+
+def test_a_question_that_never_fits_drops_nothing(edgewise: Edgewise) -> None:
+    lines = f"Tell me about tin.\n{'copper ' * 300}\nTell me about iron.\n"
+    result = edgewise("chat", "--ctx", "192", "--cloud", "none", stdin=lines.encode())
+    assert result.code == 0, result.err
+    assert not DROPPED.search(result.err)
+    assert "do not fit" in result.err
+
+
+def test_what_it_was_never_taught_is_said_beside_the_answer(edgewise: Edgewise) -> None:
+    asked = "Tell me about copper.\nWhy is the sky blue?\n"
+    told = edgewise("chat", stdin=asked.encode()).err.splitlines()
+    (place,) = [at for at, line in enumerate(told) if "Warning: This is not worded" in line]
+    assert 0 < place < len(told) - 1
+    for json_or_not in ((), ("--json",)):
+        result = edgewise("run", "Why is the sky blue?", *json_or_not)
+        assert result.err.count("Warning: ") == 1
+        assert "Warning" not in result.out
+    assert "Warning" not in edgewise("run", QUESTION).err

@@ -10,8 +10,8 @@ import pytest
 
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.errors import CloudRefused, CloudUnavailable
-from edgewise.gateway.key_file import read_keys
-from edgewise.gateway.keys import Keys
+from edgewise.keys.key_file import read_keys
+from edgewise.keys.keys import Keys
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer

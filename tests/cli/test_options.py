@@ -48,14 +48,25 @@ FLAGS: dict[str, set[str]] = {
     "eval": MODELS | VIEW | MACHINE | {"deadline"},
     "train": ONE_VOCABULARY | MACHINE | {"seed"},
     "demo": set(),
+    "config": set(),
+    "config path": set(),
+    "config set": set(),
+    "config unset": set(),
+    "models list": set(),
+    "models pull": set(),
+    "models remove": set(),
     "router show": set(),
     "router check": {"edge", "edge_engine", "threads"},
     "router push": set(),
     "gateway": {"cloud_model", "cloud_key_env"},
     "gateway keys add": set(),
+    "keys add": set(),
     "gateway keys list": set(),
+    "keys list": set(),
     "gateway keys rotate": set(),
+    "keys rotate": set(),
     "gateway keys revoke": set(),
+    "keys revoke": set(),
     "bench edge": {"edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"},
     "bench energy": ANSWERING - SAMPLING - COSTS - {"sent_counts"},
     "bench frontier": ONE_VOCABULARY | {"run_ahead", "ctx", "threads"},
@@ -111,7 +122,13 @@ REFUSED: dict[str, set[str]] = {
 }
 """What a command cannot honour; everything else it honours, or it cannot matter to it."""
 
-NO_SETTINGS = {"sent", "router show", "router push", "trace show"}
+KEYS = {"keys add", "keys list", "keys rotate", "keys revoke"}
+NO_SETTINGS = {
+    *("sent", "router show", "router push", "trace show"),
+    # They look at the file itself, or at no settings.
+    *("config path", "config set", "config unset", "models list", "models pull", "models remove"),
+    *KEYS,
+}
 """Commands that read no file of settings."""
 
 ENDS_EARLY: dict[str, tuple[tuple[str, ...], str]] = {
@@ -123,14 +140,25 @@ ENDS_EARLY: dict[str, tuple[tuple[str, ...], str]] = {
     "eval": (("pocketqa", "--limit", "0"), "limit must be"),
     "train": (("pocketqa", "--out", "r", "--stage", "collect", "--limit", "0"), "limit must be"),
     "demo": (("--questions", "0"), "--questions must be"),
+    "config": ((), "edgewise.toml"),
+    "config path": ((), "edgewise.toml"),
+    "config set": (("spam", "1"), "no setting 'spam'"),
+    "config unset": (("spam",), "no setting 'spam'"),
+    "models list": ((), "bundled:mid"),
+    "models pull": (("bundled",), "no hub repository"),
+    "models remove": (("bundled",), "cannot be removed"),
     "router show": (("./none",), "no checkpoint"),
     "router check": (("./none",), "no checkpoint"),
     "router push": (("./none", "me/router"), "no checkpoint"),
     "gateway": (("--port", "8400"), "needs an engine"),
     "gateway keys add": (("me", "--keys", "no/keys.json"), "keys.json"),
+    "keys add": (("me", "--keys", "no/keys.json"), "keys.json"),
     "gateway keys list": (("--keys", "keys.json"), "no file of keys"),
+    "keys list": (("--keys", "keys.json"), "no file of keys"),
     "gateway keys rotate": (("me", "--keys", "keys.json"), "no key 'me'"),
+    "keys rotate": (("me", "--keys", "keys.json"), "no key 'me'"),
     "gateway keys revoke": (("me", "--keys", "keys.json"), "no key 'me'"),
+    "keys revoke": (("me", "--keys", "keys.json"), "no key 'me'"),
     "bench edge": (("--blocks", "2"), "at least 5 blocks"),
     "bench energy": (("no-task",), "no task 'no-task'"),
     "bench link": (("--round-trip", "-1"), "round trip must be"),
@@ -187,7 +215,7 @@ VALUES: dict[str, object] = {
 def commands(command: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every command that does something, by what is typed."""
     command = command or get_command(app)
-    if not isinstance(command, TyperGroup) or path == "gateway":
+    if not isinstance(command, TyperGroup) or path in ("gateway", "config"):
         yield path, command
     if isinstance(command, TyperGroup):
         for name, one in command.commands.items():

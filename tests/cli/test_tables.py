@@ -66,9 +66,9 @@ def test_both_readings_and_the_clouds_reading_are_told(capsys: pytest.CaptureFix
     # Accuracies, by family, costs; a cloud that reads ten tokens and writes ten.
     assert alone[0][1:4] == ["100.0%", "100.0%", "75.0%"]
     assert alone[1][1:4] == ["100", "/", "75"]
-    assert alone[2][1:] == ["10.0", "10.0", "30.0", "10.0", "100%"]
-    assert pair[2][3:] == ["2.0", "2.0", "6.0", "2.0", "20%"]
-    assert oracle[2][1:] == ["1.0", "-", "-", "1.0", "-"]
+    assert alone[2][1:] == ["10.0", "10.0", "30.0", "10.0", "0.0", "100%"]
+    assert pair[2][3:] == ["2.0", "2.0", "6.0", "2.0", "0.0", "20%"]
+    assert oracle[2][1:] == ["1.0", "-", "-", "1.0", "0.0", "-"]
 
 
 def test_six_families_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,3 +119,20 @@ def test_a_terminal_folds_what_is_too_long() -> None:
     assert max(map(len, lines)) <= 80
     names = "".join(line.split()[0] for line in lines if line.strip())
     assert names.count(LONG[:12]) == 3
+
+
+def test_progress_is_told_in_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with render.progress(every=0) as progress:
+        bar = progress.add_task("answers", total=4)
+        for _ in range(2):
+            progress.advance(bar)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("answers: 2 of 4, about 0:00:0")
+    with render.progress(every=0) as progress:
+        bar = progress.add_task("calibration", total=None)
+        progress.advance(bar)
+    assert capsys.readouterr().err == "calibration: 1\n"
+    for quiet in (render.progress(), render.progress(hidden=True, every=0)):
+        with quiet as progress:
+            progress.advance(progress.add_task("answers", total=4))
+    assert capsys.readouterr().err == ""

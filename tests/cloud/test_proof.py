@@ -70,6 +70,10 @@ def ask(cloud: LlamaServer, n: int = 1) -> Verdict | CloudError:
         return error
 
 
+async def accepting() -> None:
+    """Whatever was probed."""
+
+
 def restart(engine: ScriptedEngine) -> None:
     engine.stop()
     engine.start()
@@ -207,7 +211,7 @@ def test_a_consult_that_leaves_does_not_end_a_look_others_wait_for() -> None:
 
     async def work() -> None:
         engine = Slow()
-        proof = Proof(engine, lambda: None)
+        proof = Proof(engine, accepting)
         asked = [proof.complete([1], 1, Sampling(), Client("s")) for _ in range(3)]
         tasks = [asyncio.create_task(one) for one in asked]
         while not engine.looks:
@@ -236,7 +240,7 @@ def test_a_look_has_an_end(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
 
     async def work() -> None:
         engine = Stalling()
-        proof = Proof(engine, lambda: None)
+        proof = Proof(engine, accepting)
         if not engine.stalled:
             await proof.look()
             engine.stalled = True

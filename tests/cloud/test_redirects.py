@@ -14,7 +14,7 @@ from edgewise.cloud.base import CloudModel
 from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
 from edgewise.cloud.gateway import GatewayCloud
-from edgewise.engines.http import Redirected
+from edgewise.engines.refusals import Redirected
 from edgewise.errors import CloudError
 from edgewise.pair import Pair
 from edgewise.prompts import Prompt

@@ -68,6 +68,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/detokenize":
+            return self._say(404, {"detail": "Not Found"})
         if self.path == "/tokenize":
             ids = ByteTokenizer().encode(body["prompt"])
             return self._say(200, {"tokens": ids, "count": len(ids), "max_model_len": 32768})

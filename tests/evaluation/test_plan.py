@@ -161,6 +161,16 @@ def test_baselines_are_named_once() -> None:
     ]
 
 
+@pytest.mark.parametrize("baselines", [True, False])
+@pytest.mark.parametrize("choices", [True, False])
+def test_how_many_answers_a_run_takes_is_known_before(baselines: bool, choices: bool) -> None:
+    done: list[None] = []
+    planned = evaluation(task=animals(choices=choices), done=done)
+    asked = ([contender_named("random")], [0.1, 0.3])
+    planned.run(*asked, baselines=baselines)
+    assert len(done) == planned.answers(*asked, baselines=baselines)
+
+
 def test_the_commit_point_needs_choices() -> None:
     asked = evaluation(task=animals(choices=False)).bounds()
     assert list(asked) == []

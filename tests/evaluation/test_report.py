@@ -16,6 +16,7 @@ from edgewise.evaluation.plot import plot
 from edgewise.evaluation.report import CLOUD, EDGE, Figures, Row, as_csv, rows, summary
 from edgewise.evaluation.sweep import Cell
 from edgewise.evaluation.systems import Outcome
+from tests.drawn import require_legend_apart, saved_figures
 
 PAIR = Cell("pair", 0.1)
 
@@ -247,6 +248,13 @@ def test_a_plot_names_every_system(tmp_path: Path) -> None:
     readings = ("lenient reading", "strict reading")
     for said in ("four animals", "edge alone", "cloud alone", "pair", "cloud share", *readings):
         assert f"<!-- {said}" in drawn
+
+
+def test_the_legend_covers_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = saved_figures(monkeypatch)
+    plot([row.overall for row in table_of(0.1, 0.3)], "animals", tmp_path / "a.png")
+    (figure,) = drawn
+    require_legend_apart(figure)
 
 
 @pytest.mark.parametrize("name", ["a.docx", "no/such/folder.png"])

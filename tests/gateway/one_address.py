@@ -10,7 +10,7 @@ import trustme
 
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.base import EdgeModel
-from edgewise.gateway.keys import add_key
+from edgewise.keys.keys import add_key
 from tests.gateway.processes import (
     ROOT,
     GatewayProcess,

@@ -14,9 +14,9 @@ from edgewise.engines.base import Engine
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.gateway.app import Gateway
 from edgewise.gateway.fleet import Fleet
-from edgewise.gateway.keys import Keys
-from edgewise.gateway.limits import KeyLimits, LimitStore
 from edgewise.gateway.sessions import Sessions
+from edgewise.keys.keys import Keys
+from edgewise.keys.limits import KeyLimits, LimitStore
 from edgewise.wire.protocol import MAX_FRAME
 from tests.llama_server_process import free_port
 

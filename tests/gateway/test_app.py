@@ -23,7 +23,7 @@ from edgewise.errors import (
     VocabularyMismatch,
 )
 from edgewise.events import Consult
-from edgewise.gateway.keys import add_key
+from edgewise.keys.keys import add_key
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt

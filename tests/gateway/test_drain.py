@@ -8,9 +8,9 @@ from starlette.websockets import WebSocket
 from edgewise.gateway.app import Gateway
 from edgewise.gateway.connection import Connection
 from edgewise.gateway.fleet import Fleet
-from edgewise.gateway.key_file import ANYBODY
-from edgewise.gateway.keys import Keys
 from edgewise.gateway.sessions import Sessions
+from edgewise.keys.key_file import ANYBODY
+from edgewise.keys.keys import Keys
 from tests.gateway.doubles import PlainEngine
 
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from structlog.testing import LogCapture
 
 from edgewise.errors import UsageError
-from edgewise.gateway import keys
-from edgewise.gateway.key_file import ANYBODY, Key, audit_file, read_keys
-from edgewise.gateway.keys import Keys, add_key, revoke_key, rotate_key
+from edgewise.keys import keys
+from edgewise.keys.key_file import ANYBODY, Key, audit_file, read_keys
+from edgewise.keys.keys import Keys, add_key, revoke_key, rotate_key
 
 
 def add(path: Path, name: str = "laptop", **limits: Any) -> str:
@@ -314,7 +314,7 @@ def test_no_line_without_its_change(path: Path) -> None:
 ADD = """
 import sys
 from pathlib import Path
-from edgewise.gateway.keys import add_key
+from edgewise.keys.keys import add_key
 for number in range(8):
     add_key(
         Path(sys.argv[1]), f"{sys.argv[2]} {number}",

@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from edgewise.gateway.keys import CHECK_SECONDS, Keys, add_key, revoke_key
+from edgewise.keys.keys import CHECK_SECONDS, Keys, add_key, revoke_key
 
 
 def mount(folder: Path, version: str, source: Path) -> None:

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from structlog.testing import LogCapture
 
 from edgewise.errors import UsageError
-from edgewise.gateway.key_file import ANYBODY, Key
-from edgewise.gateway.limit_stores import limits_at
-from edgewise.gateway.limits import (
+from edgewise.keys.key_file import ANYBODY, Key
+from edgewise.keys.limit_stores import limits_at
+from edgewise.keys.limits import (
     DAY_SECONDS,
     MOST_DEBT,
     Cost,
@@ -34,8 +34,8 @@ from edgewise.gateway.limits import (
     OverLimit,
     Tab,
 )
-from edgewise.gateway.limits_redis import RedisLimits
-from edgewise.gateway.limits_sqlite import BUSY_SECONDS, SqliteLimits
+from edgewise.keys.limits_redis import RedisLimits
+from edgewise.keys.limits_sqlite import BUSY_SECONDS, SqliteLimits
 from tests.llama_server_process import free_port
 
 NOON = 20_000.5 * DAY_SECONDS
@@ -433,7 +433,7 @@ class Failing(SqliteLimits):
 def test_nothing_is_granted_while_the_store_is_down(
     told: LogCapture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgewise.gateway.limits.DOWN_SECONDS", 0.0)
+    monkeypatch.setattr("edgewise.keys.limits.DOWN_SECONDS", 0.0)
     failing, limited = Failing(None), key(asks_per_second=100.0)
 
     async def work(limits: KeyLimits) -> None:
@@ -459,7 +459,7 @@ def test_a_redis_that_goes_and_comes_back(
 ) -> None:
     if shutil.which("redis-server") is None and os.environ.get("TEST_SERVERS") != "required":
         pytest.skip("redis-server is not installed")
-    monkeypatch.setattr("edgewise.gateway.limits.DOWN_SECONDS", 0.0)
+    monkeypatch.setattr("edgewise.keys.limits.DOWN_SECONDS", 0.0)
     port, limited = free_port(), key(asks_per_second=1000.0, tokens_per_day=1000)
     options = ["--bind", "127.0.0.1", "--save", "", "--requirepass", "s3cret"]
 
@@ -504,9 +504,9 @@ def test_a_wrong_password_is_a_sentence(redis_url: str) -> None:
 KILLED = """
 import asyncio, sys
 from pathlib import Path
-from edgewise.gateway.key_file import Key
-from edgewise.gateway.limits import Cost
-from edgewise.gateway.limits_sqlite import BUSY_SECONDS, SqliteLimits
+from edgewise.keys.key_file import Key
+from edgewise.keys.limits import Cost
+from edgewise.keys.limits_sqlite import BUSY_SECONDS, SqliteLimits
 
 async def main() -> None:
     limits = SqliteLimits(Path(sys.argv[1]))
@@ -601,7 +601,7 @@ def test_a_file_that_another_holds_is_down_and_then_up(
 ) -> None:
     import sqlite3
 
-    monkeypatch.setattr("edgewise.gateway.limits_sqlite.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("edgewise.keys.limits_sqlite.BUSY_SECONDS", 0.05)
     path, limited = tmp_path / "limits", key(tokens_per_day=5)
 
     async def work(limits: LimitStore) -> None:
@@ -619,9 +619,9 @@ def test_a_file_that_another_holds_is_down_and_then_up(
 FULL = """
 import asyncio, resource, sys
 from pathlib import Path
-from edgewise.gateway.key_file import Key
-from edgewise.gateway.limits import Cost, LimitsDown
-from edgewise.gateway.limits_sqlite import BUSY_SECONDS, SqliteLimits
+from edgewise.keys.key_file import Key
+from edgewise.keys.limits import Cost, LimitsDown
+from edgewise.keys.limits_sqlite import BUSY_SECONDS, SqliteLimits
 
 async def work():
     store, key = SqliteLimits(Path(sys.argv[1])), Key(name="a", sha256="0" * 64, created="")

@@ -20,10 +20,11 @@ from benchmarks.protocol_exchange import PAGE
 from edgewise.engines.base import NOBODY, Client
 from edgewise.errors import CloudProtocolError, CloudRefused, CloudRejected, CloudUnavailable
 from edgewise.events import Candidate
-from edgewise.gateway import connection, keys
+from edgewise.gateway import connection
 from edgewise.gateway.large_frames import LARGE
-from edgewise.gateway.limits import Cost, Granted, LimitsDown
-from edgewise.gateway.limits_sqlite import SqliteLimits
+from edgewise.keys import keys
+from edgewise.keys.limits import Cost, Granted, LimitsDown
+from edgewise.keys.limits_sqlite import SqliteLimits
 from edgewise.listening.requests import MAX_LINE
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_engine import ScriptedEngine

@@ -16,8 +16,9 @@ from edgewise.addresses import bundled
 from edgewise.cloud import gateway as device_side
 from edgewise.edge.base import PROBES
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.gateway import connection, consults, keys, large_frames, limits, server
+from edgewise.gateway import connection, consults, large_frames, server
 from edgewise.gateway.app import OWNER
+from edgewise.keys import keys, limits
 from edgewise.listening import files, requests, seats
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.testing.scripted_engine import ScriptedEngine

@@ -12,8 +12,8 @@ from edgewise.cloud.engine import Sglang, Vllm
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.errors import CloudError, CloudUnavailable
 from edgewise.events import Consult
-from edgewise.gateway.keys import add_key
 from edgewise.gateway.telemetry import trace_id
+from edgewise.keys.keys import add_key
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt

@@ -12,10 +12,10 @@ import pytest
 
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.errors import CloudRefused
-from edgewise.gateway.key_file import Key
-from edgewise.gateway.keys import add_key, revoke_key, rotate_key
-from edgewise.gateway.limits import Cost, Granted
-from edgewise.gateway.limits_sqlite import SqliteLimits
+from edgewise.keys.key_file import Key
+from edgewise.keys.keys import add_key, revoke_key, rotate_key
+from edgewise.keys.limits import Cost, Granted
+from edgewise.keys.limits_sqlite import SqliteLimits
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer

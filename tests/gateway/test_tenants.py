@@ -20,7 +20,7 @@ from edgewise.engines.base import NOBODY, Abilities, Client
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.errors import CloudUnavailable
 from edgewise.gateway.bundled import SLOTS, BundledEngine
-from edgewise.gateway.keys import add_key
+from edgewise.keys.keys import add_key
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer

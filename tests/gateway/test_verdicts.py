@@ -23,7 +23,7 @@ from edgewise.errors import (
     CloudTimeout,
     CloudUnavailable,
 )
-from edgewise.gateway import keys
+from edgewise.keys import keys
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 import trustme
 
-from edgewise.gateway.keys import add_key
+from edgewise.keys.keys import add_key
 from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.wire.protocol import PATH
 from tests.listening.processes import Process, server, status

@@ -11,6 +11,8 @@ from edgewise.loop.billing import Billing
 from edgewise.routers.constant import Constant
 from edgewise.server.answering import Answering
 from edgewise.server.app import make_app
+from edgewise.server.callers import Callers
+from edgewise.server.models import Models
 from edgewise.settings import Settings
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
 
@@ -38,7 +40,7 @@ def app(
         billing=billing,
         **settings,
     )
-    made = make_app(answering, api_key=api_key)
+    made = make_app(Models([answering]), callers=Callers(api_key=api_key))
     with TestClient(made, raise_server_exceptions=False) as client:
         yield client
     answering.close()

@@ -1,6 +1,7 @@
 """`edgewise serve` as a process of its own, as users start it."""
 
 import os
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -31,8 +32,10 @@ def serving(*arguments: str, **environment: str) -> Iterator[str]:
 
 
 @contextmanager
-def running(*arguments: str, **environment: str) -> Iterator[Server]:
-    """As `serving`, for tests that look at the process too."""
+def running(
+    *arguments: str, trusted: ssl.SSLContext | None = None, **environment: str
+) -> Iterator[Server]:
+    """As `serving`, for tests that look at the process too; by TLS where that is `trusted`."""
     port = free_port()
     command = [sys.executable, "-m", "edgewise", "serve", "--port", str(port), *arguments]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("EDGEWISE_")}
@@ -40,10 +43,10 @@ def running(*arguments: str, **environment: str) -> Iterator[Server]:
         process = subprocess.Popen(
             command, env=kept | environment, cwd=folder, stdout=told, stderr=told
         )
-        url = f"http://127.0.0.1:{port}"
+        url = f"{'https' if trusted else 'http'}://127.0.0.1:{port}"
         try:
             end = time.monotonic() + START_SECONDS
-            while not _answers(url):
+            while not _answers(url, trusted):
                 if process.poll() is not None or time.monotonic() > end:
                     told.seek(0)
                     raise RuntimeError(f"the server did not start: {told.read().decode()}")
@@ -54,8 +57,9 @@ def running(*arguments: str, **environment: str) -> Iterator[Server]:
             process.wait(timeout=20)
 
 
-def _answers(url: str) -> bool:
+def _answers(url: str, trusted: ssl.SSLContext | None) -> bool:
     try:
-        return httpx2.get(f"{url}/health", timeout=2, trust_env=False).is_success
+        verified = True if trusted is None else trusted
+        return httpx2.get(f"{url}/health", timeout=2, trust_env=False, verify=verified).is_success
     except httpx2.TransportError:
         return False

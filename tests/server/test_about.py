@@ -25,6 +25,7 @@ def test_health_says_what_runs(url: str) -> None:
     found = get(f"{url}/health").json()
     assert (found["status"], found["edge"]) == ("ok", "edge")
     assert found["cloud"]
+    assert found["vocabulary"] == "all ids and the ids of fixed strings hash alike"
 
 
 ANSWERED = "<|user|>Tell me about copper.<|end|><|assistant|>"

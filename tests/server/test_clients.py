@@ -35,9 +35,11 @@ def run(command: list[str], folder: Path | None = None) -> str:
 
 
 @pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.split()[1])
-def test_what_the_documentation_shows_works(url: str, code: str) -> None:
-    out = run([python_for(code), "-c", code.replace(SHOWN, url)])
-    assert "copper" in out
+def test_what_the_documentation_shows_works(url: str, tool_url: str, code: str) -> None:
+    """What has tools is shown to a model that has some."""
+    tools = "get_weather" in code
+    out = run([python_for(code), "-c", code.replace(SHOWN, tool_url if tools else url)])
+    assert ("get_weather" if tools else "copper") in out
 
 
 def python_for(code: str) -> str:
@@ -71,6 +73,10 @@ print(router.completion(model="edgewise", messages=messages).choices[0].message.
 
 def test_openais_client_in_all_its_ways(url: str) -> None:
     run([sys.executable, str(Path(__file__).with_name("openai_clients.py")), url])
+
+
+def test_tools_and_forms_of_openais_client_and_langchain(tool_url: str) -> None:
+    run([sys.executable, str(Path(__file__).with_name("tool_clients.py")), tool_url])
 
 
 DIALECTS = "/v1/(responses|messages)"

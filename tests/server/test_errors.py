@@ -233,3 +233,13 @@ def test_paths_and_methods_that_are_none_have_the_form_too() -> None:
     assert (missing.status_code, wrong.status_code) == (404, 405)
     for response in (missing, wrong):
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_the_description_promises_no_other_form() -> None:
+    """FastAPI's own refusal of a body is none of ours."""
+    with app() as client:
+        described = client.get("/openapi.json").json()
+    assert "HTTPValidationError" not in described["components"]["schemas"]
+    operations = [one for path in described["paths"].values() for one in path.values()]
+    assert {"200", "400"} <= {*operations[0]["responses"]}
+    assert not any("422" in operation["responses"] for operation in operations)

@@ -95,7 +95,13 @@ def test_without_a_price_there_is_nothing_to_say() -> None:
     with app() as client:
         assert asked(client, CHAT)["cost"] is None
         reply = client.get("/v1/savings").json()
-        assert reply == {"object": "savings", "answers": 0, "total": None, "conversations": []}
+        assert reply == {
+            "object": "savings",
+            "answers": 0,
+            "total": None,
+            "models": [{"model": "edgewise", "answers": 0, "total": None}],
+            "conversations": [],
+        }
         assert "edgewise_cost" not in client.get("/metrics").text
 
 

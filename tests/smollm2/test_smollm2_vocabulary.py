@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgewise.cloud.engine import LlamaServer
 from edgewise.edge.base import PROBES
 from edgewise.edge.hub_tokenizer import HubTokenizer
 from edgewise.edge.llamacpp import LlamaModel
@@ -86,3 +87,14 @@ def test_prompts_are_llama_servers(model: LlamaModel, smollm2_path: Path) -> Non
             asked = {"content": text, "add_special": True, "parse_special": True}
             ids = server.post("/tokenize", json=asked).json()["tokens"]
             assert prompt_ids(model.tokenizer, talk) == ids
+
+
+def test_all_ids_are_llama_servers(
+    model: LlamaModel, hub: HubTokenizer, smollm2_path: Path
+) -> None:
+    """Whichever library reads them here."""
+    with llama_server(smollm2_path) as url:
+        for tokenizer in (model.tokenizer, hub):
+            cloud = LlamaServer(url)
+            assert "all 49,152 ids" in cloud.check(tokenizer)
+            cloud.close()

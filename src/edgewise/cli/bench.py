@@ -138,12 +138,12 @@ def link(
     with render.progress(hidden=json) as progress:
         slowed = pace_named(pace, chosen)
         rows, cloud = _measured(chosen, tasks, slowed, shares, trips, first, progress)
+    longest = max(rows, key=lambda row: row.round_trip)
+    advice = advise(outlook_over(longest, cloud, engine_time / 1000))
     if json:
-        print(msgspec.json.encode(rows).decode())
+        print(msgspec.json.encode({"rows": rows, "advice": advice}).decode())
     else:
-        render.out.print(_link_table(rows))
-        longest = max(rows, key=lambda row: row.round_trip)
-        advice = advise(outlook_over(longest, cloud, engine_time / 1000))
+        render.show(_link_table(rows))
         render.out.print(" ".join(advice.sentences))
 
 

@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -25,7 +27,7 @@ from edgewise.cli.options import (
     takes,
     told,
 )
-from edgewise.errors import UsageError
+from edgewise.errors import ContextOverflow, UsageError
 from edgewise.events import Candidate, Finished, Token
 from edgewise.pair import Pair, open_pair
 from edgewise.parts import make_policy, sampling_of
@@ -43,18 +45,31 @@ HELP = """\
 
 _SHOWN = 3
 
+_ROOM = 4
+"""An answer gets a part of the context like this, unless it may only be shorter."""
+
+WhenFull = Literal["drop", "stop"]
+
 
 @takes(
     *(*MODELS, *VIEW, *ROUTING, *SAMPLING, "system", *MACHINE, *COSTS, *RECORD),
     reads=["cloud_key"],
     unaffected=SERVING,
 )
-def chat(context: typer.Context, chosen: Settings, sent_file: SentFile = None) -> None:
+def chat(
+    context: typer.Context,
+    chosen: Settings,
+    when_full: Annotated[
+        WhenFull,
+        typer.Option(help="At a full context: drop the oldest questions and answers, or stop."),
+    ] = "drop",
+    sent_file: SentFile = None,
+) -> None:
     """Talk to the pair; the cloud's tokens are red. /help lists the commands."""
     require_text("The system message", chosen.system or "")
     sampling_of(chosen)  # refused now and not once the models are loaded
     with open_pair(chosen, keep_prefixes=True, sent_file=sent_file) as pair:
-        conversation = Conversation(pair)
+        conversation = Conversation(pair, when_full=when_full)
         if sys.stdin.isatty():
             render.note(f"{pair.edge.name}; /help lists the commands")
         for line in _lines():
@@ -78,8 +93,9 @@ class Turn(msgspec.Struct, frozen=True):
 class Conversation:
     """Turns so far, and the dial."""
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: Pair, *, when_full: WhenFull = "drop") -> None:
         self.turns: list[Turn] = []
+        self._first, self._when_full = 0, when_full
         self._local = False
         self._pair = pair
         self._paired = pair.policy
@@ -101,7 +117,9 @@ class Conversation:
         if text.startswith("/"):
             name, _, rest = text.partition(" ")
             if name not in self._commands:
-                raise UsageError(f"There is no command {name}; /help lists them.")
+                close = get_close_matches(name, self._commands, 1)
+                meant = f"did you mean {close[0]}? " if close else ""
+                raise UsageError(f"There is no command {name}; {meant}/help lists them.")
             self._commands[name](rest.strip())
         elif text:
             self._answer(text)
@@ -109,10 +127,14 @@ class Conversation:
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation as the chat template takes it."""
+        """The whole conversation as the chat template takes it."""
+        return self._since(0)
+
+    def _since(self, first: int) -> list[Message]:
+        """The system message and the turns from `first` on."""
         system = self._pair.settings.system
         found = [Message("system", system)] if system else []
-        for turn in self.turns:
+        for turn in self.turns[first:]:
             found += [
                 Message("user", turn.question, turn.local),
                 Message("assistant", turn.answer, turn.local),
@@ -122,8 +144,18 @@ class Conversation:
     def _answer(self, question: str) -> None:
         require_text("The question", question)
         local = self._local
-        asked = [*self.messages, Message("user", question, local)]
-        stream = self._pair.stream(asked, pending=True)
+        asked = Message("user", question, local)
+        first = self._first_kept(asked)
+        try:
+            stream = self._pair.stream([*self._since(first), asked], pending=True)
+        except ContextOverflow as error:
+            if first < len(self.turns):
+                error.hint = "/new begins a new conversation; or raise the context"
+            raise
+        if first > self._first:
+            gone = f"{first - self._first} of {len(self.turns) - self._first}"
+            render.note(f"the context is full: dropped the oldest questions and answers, {gone}")
+            self._first = first
         with stream as events, interruptible() as interrupted:
             said = list(until(interrupted, render.painted(events)))
         tokens = tuple(event for event in said if isinstance(event, Token))
@@ -132,11 +164,35 @@ class Conversation:
         if text or ends:
             self.turns.append(Turn(question, text, tokens, bool(ends), local))
         if ends:
+            render.beside(self._pair.notice(question))
             counted = render.counted(ends[0].usage, ends[0].timing, calls=False)
             render.note(counted + render.cut(ends[0].finish_reason, ends[0].usage) + self._cost())
         else:
             render.out.print()
             render.note(f"interrupted; what was said is kept{self._cost()}")
+
+    def _first_kept(self, asked: Message) -> int:
+        """The first turn that stays, so that there is room for an answer to `asked`.
+
+        Half of the context is left free then: what remains is read anew, which each turn would be
+        if each dropped a little. A question that does not fit alone drops nothing; it is refused.
+        """
+        context = self._pair.edge.context
+        room = min(self._pair.settings.max_tokens or context, context // _ROOM)
+        if self._when_full == "stop" or self._length(self._first, asked) + room <= context:
+            return self._first
+        kept = range(self._first + 1, len(self.turns) + 1)
+        if not kept or self._length(kept[-1], asked) >= context:
+            return self._first
+        half = (first for first in kept if self._length(first, asked) <= context // 2)
+        return next(half, kept[-1])
+
+    def _length(self, first: int, asked: Message) -> int:
+        """Ids of the prompt with the turns from `first` on."""
+        try:
+            return len(self._pair.prompt([*self._since(first), asked]).ids)
+        except ContextOverflow:
+            return sys.maxsize // 2
 
     def _cost(self) -> str:
         """What the conversation cost so far, where that is more than its one answer."""
@@ -199,7 +255,7 @@ class Conversation:
                 self._candidates(token.cloud),
                 style=render.CLOUD if token.source == "cloud" else None,
             )
-        render.out.print(table)
+        render.show(table)
 
     def _save(self, name: str) -> None:
         if not name:
@@ -216,6 +272,7 @@ class Conversation:
 
     def _new(self, _: str) -> None:
         self.turns.clear()
+        self._first = 0
         self._local = False
         self._pair.forget()
         render.note("a new conversation")

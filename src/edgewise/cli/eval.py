@@ -96,7 +96,7 @@ def evaluate(
     )
     named = router or [chosen.router]
     contenders, table = _compared(
-        chosen, asked, named, shares, out, baselines=baselines, workers=workers, hidden=json
+        chosen, asked, named, shares, out, baselines=baselines, workers=workers
     )
     _report(asked[0], contenders, table, json=json, csv=csv, figure=figure)
 
@@ -110,11 +110,10 @@ def _compared(
     *,
     baselines: bool,
     workers: int,
-    hidden: bool,
 ) -> tuple[list[Contender], list[Row]]:
     """The routers, and every system's figures."""
     questions, held_out = tasks
-    with pair.open_models(chosen) as models, render.progress(hidden=hidden) as progress:
+    with pair.open_models(chosen) as models, render.progress() as progress:
         edge, cloud = models.both()
         contenders = contenders_of(routers, chosen, edge, questions)
         bar = progress.add_task("answers", total=None)
@@ -131,6 +130,7 @@ def _compared(
                 done=lambda: progress.advance(bar),
                 workers=beside,
             )
+            progress.update(bar, total=evaluation.answers(contenders, shares, baselines=baselines))
             found = evaluation.run(contenders, shares, baselines=baselines)
         return contenders, rows(found)
 
@@ -155,7 +155,7 @@ def _report(
     else:
         render.figures_tables(title, table)
         for sentence in told:
-            render.note(sentence)
+            render.warn(sentence)
 
 
 def _require_accuracy(metric: str) -> None:

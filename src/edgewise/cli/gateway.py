@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import msgspec
 import typer
 
-from edgewise.cli.gateway_keys import keys_app
+from edgewise.cli.keys import Limits, keys_app, require_keys
 from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PerPeer, PrivateKeyFile
 from edgewise.cli.options import everything_but, takes
 from edgewise.cloud.key import cloud_key
 from edgewise.errors import UsageError
-from edgewise.gateway.keys import Keys
+from edgewise.keys.keys import Keys
 from edgewise.listening.logs import Level
 from edgewise.listening.sockets import LOOPBACK, address_of, is_loopback, listen
 from edgewise.settings import Settings
@@ -27,7 +27,8 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Serve many devices in front of your engines: gateway --engine URL --keys FILE.",
 )
-app.add_typer(keys_app, name="keys")
+# Where it was first; a container runs this command.
+app.add_typer(keys_app, name="keys", hidden=True)
 
 METRICS_CONNECTIONS = 32
 
@@ -59,11 +60,8 @@ def gateway(
         str,
         typer.Option(help="What the engines are, such as vllm; auto finds out."),
     ] = "auto",
-    keys: Annotated[Path | None, typer.Option(help="File of keys; see gateway keys add.")] = None,
-    limits: Annotated[
-        str | None,
-        typer.Option(help="What keys use is kept in this file, redis://... or memory."),
-    ] = None,
+    keys: Annotated[Path | None, typer.Option(help="File of keys; see keys add.")] = None,
+    limits: Limits = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8400,
     certificate: CertificateFile = None,
@@ -168,9 +166,9 @@ async def _served(plan: _Plan, door: "Door", metrics: "Door | None", at: Mapping
 
     from edgewise.gateway.app import Gateway
     from edgewise.gateway.fleet import Fleet
-    from edgewise.gateway.limit_stores import limits_at
     from edgewise.gateway.server import engines_at, serve
     from edgewise.gateway.sessions import Sessions
+    from edgewise.keys.limit_stores import limits_at
 
     bounds, keys, used = plan.bounds, Keys(plan.keys), limits_at(plan.limits, plan.keys)
     engines = await engines_at(plan.engines, key=plan.key, kind=plan.kind, model=plan.model)
@@ -189,10 +187,8 @@ def _require_guarded(host: str, keys: Path | None) -> None:
         raise UsageError(
             f"Without keys anybody who reaches {host} could use the engine; give --keys FILE."
         )
-    if keys is not None and not keys.exists():
-        raise UsageError(
-            f"There is no file {str(keys)!r}; make one with edgewise gateway keys add."
-        )
+    if keys is not None:
+        require_keys(keys)
 
 
 def _require_extra() -> None:

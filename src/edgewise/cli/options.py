@@ -1,8 +1,8 @@
 """The commands' options that stand for settings, and which command honours which setting."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import wraps
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial, wraps
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Protocol, Union, get_args, get_origin
@@ -73,7 +73,10 @@ COSTS: Names = ("price", "max_cost", "max_cost_day", "allow_dearer")
 RECORD: Names = ("sent_counts",)
 """Of answers to users; benchmarks and tasks keep no record."""
 
-_CHOSEN, _CONTEXT = "chosen", "_context"
+SettingsWith = Callable[[Path], Settings]
+"""The command's settings with those of one more file."""
+
+_CHOSEN, _CHOSEN_WITH, _CONTEXT = "chosen", "chosen_with", "_context"
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 
 
@@ -82,10 +85,11 @@ def takes(
 ) -> Callable[[Command], Command]:
     """Give a command these settings as options, where its parameter `chosen: Settings` stands.
 
-    It is handed the settings of all sources, merged. `reads` are honoured from environment and
-    file alone, or by a parameter of the command's own with that name, the first of its values
-    beating the other sources. `unaffected` cannot matter to it. What is none of these the command
-    cannot honour, so it refuses an environment or a file that asks for it.
+    It is handed the settings of all sources, merged, and where it has a parameter
+    `chosen_with: SettingsWith` the means to add a file to them. `reads` are honoured from
+    environment and file alone, or by a parameter of the command's own with that name, the first of
+    its values beating the other sources. `unaffected` cannot matter to it. What is none of these
+    the command cannot honour, so it refuses an environment or a file that asks for it.
     """
     refused = frozenset(NAMES) - {*options, *reads, *unaffected}
 
@@ -101,9 +105,17 @@ def takes(
             context = values[asked] if asked else values.pop(_CONTEXT)
             flags = {name: values.pop(name) for name in options}
             flags |= {name: _first(values[name]) for name in reads if name in own}
-            chosen = settings.load(flags, refused=refused, reader=context.command_path, vet=_vetted)
+            load = partial(
+                settings.load, flags, refused=refused, reader=context.command_path, vet=vetted
+            )
+
+            def with_file(file: Path) -> Settings:
+                return load(file=file)
+
+            if _CHOSEN_WITH in own:
+                values[_CHOSEN_WITH] = with_file
             try:
-                command(**values, chosen=chosen)
+                command(**values, chosen=load())
             except VocabularyMismatch as error:
                 if error.setting in refused:
                     # What would help elsewhere is nothing that this command can honour.
@@ -114,6 +126,7 @@ def takes(
         shown = [
             parameter
             for name, one in own.items()
+            if name != _CHOSEN_WITH
             for parameter in (added if name == _CHOSEN else [_keyword(name, one.annotation, one)])
         ]
         del settled.__dict__["__wrapped__"]
@@ -147,27 +160,35 @@ def fix(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:
     return error.hint and error.hint + (f" ({where})" if where else "")
 
 
-def _vetted(chosen: Settings, of_file: Collection[str]) -> None:
-    """A folder's file runs no code, sends nobody's secrets, says seen where prompts and key go."""
+def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
+    """A file runs no code, sends nobody's secrets, says seen where prompts and key go."""
+    named = (settings.ENVIRONMENT, settings.FLAGS)
+    of_file = {name: where for name, where in places.items() if where not in named}
     if "router" in of_file and chosen.router and runs_code(chosen.router):
         raise UsageError(
-            f"router in {settings.FILE} runs code, which a file in the working folder may not",
+            f"router in {of_file['router']} runs code, which {_who(of_file['router'])} may not",
             hint="name it with --router or EDGEWISE_ROUTER",
         )
     if "cloud_key_env" in of_file:
         raise UsageError(
-            f"cloud-key-env in {settings.FILE} would send what the environment holds, which a file "
-            "in the working folder may not",
+            f"cloud-key-env in {of_file['cloud_key_env']} would send what the environment holds, "
+            f"which {_who(of_file['cloud_key_env'])} may not",
             hint="name the variable with --cloud-key-env or EDGEWISE_CLOUD_KEY_ENV",
         )
     if "cloud" in of_file and is_url(meant(chosen.cloud or "")):
         if chosen.cloud_key_env is not None:
             raise UsageError(
-                f"{settings.FILE} names the cloud {chosen.cloud!r}, and no file in the working "
-                f"folder says where the key in {chosen.cloud_key_env!r} goes",
+                f"{of_file['cloud']} names the cloud {chosen.cloud!r}, and "
+                f"{_who(of_file['cloud'])} may not say where the key in {chosen.cloud_key_env!r} "
+                "goes",
                 hint="name the cloud with --cloud or EDGEWISE_CLOUD",
             )
-        render.note(f"{settings.FILE} names the cloud: {chosen.cloud}")
+        render.note(f"{of_file['cloud']} names the cloud: {chosen.cloud}")
+
+
+def _who(file: str) -> str:
+    """Whoever wrote it."""
+    return "a file in the working folder" if file == settings.FILE else "a file"
 
 
 def _reached(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:

@@ -3,11 +3,12 @@
 import math
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
-from rich.progress import Progress
+from rich.progress import MofNCompleteColumn, Progress, TaskID
 from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.table import Table
@@ -34,6 +35,9 @@ out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 _WIDEST = 10_000
+_FOLDED = 16
+"""Columns that a long name is folded to, rather than that a table is shown line by line."""
+
 ALONE = (report.EDGE.system, report.CLOUD.system)
 CLOUD = Style(color="red", bold=True, underline=True)
 """Told from the edge's without colour too."""
@@ -86,10 +90,21 @@ def note(text: str) -> None:
     err.print(Text(printable(text), Style(dim=True)))
 
 
+def beside(notice: str | None) -> None:
+    """What must be said of an answer, if anything, on stderr."""
+    if notice:
+        warn(notice)
+
+
+def warn(text: str) -> None:
+    """A yellow line on stderr."""
+    err.print(Text(f"Warning: {printable(text)}", Style(color="yellow")))
+
+
 def doubts(card: RouterCard) -> None:
     """What a router's own figures say against it, on stderr."""
     for doubt in card.doubts():
-        err.print(Text(f"Warning: {printable(doubt)}", Style(color="yellow")))
+        warn(doubt)
 
 
 def summary(answer: Answer) -> str:
@@ -141,9 +156,38 @@ def metered(count: float | None, form: str = "") -> str:
     return "-" if count is None else f"{count:{form}}"
 
 
-def progress(*, hidden: bool = False) -> Progress:
-    """A progress bar on stderr, where that is a terminal."""
-    return Progress(console=err, disable=hidden or not err.is_terminal, transient=True)
+def progress(*, hidden: bool = False, every: float = 60.0) -> Progress:
+    """A progress bar on stderr; where that is no terminal, a line each so many seconds."""
+    if hidden or err.is_terminal:
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+        return Progress(*columns, console=err, transient=True, disable=hidden)
+    return _ProgressLines(every)
+
+
+class _ProgressLines(Progress):
+    """How far it is, and about how long it still takes."""
+
+    def __init__(self, every: float) -> None:
+        super().__init__(console=err, disable=True)
+        self._every = every
+        self._told = (self.get_time(), 0.0)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        task = self.tasks[self.task_ids.index(task_id)]
+        now, (then, before) = self.get_time(), self._told
+        fresh = task.completed <= before  # begun anew, as the next stage
+        if not fresh and now - then < self._every:
+            return
+        self._told = (now, task.completed)
+        if fresh:
+            return
+        line = f"{task.description}: {task.completed:.0f}"
+        if task.total:
+            # By the pace since the last line: what an earlier run answered takes no time.
+            left = (task.total - task.completed) * (now - then) / (task.completed - before)
+            line += f" of {task.total:.0f}, about {timedelta(seconds=round(left))} left"
+        note(line)
 
 
 def figures_tables(title: str, table: Sequence[Row]) -> None:
@@ -156,14 +200,41 @@ def figures_tables(title: str, table: Sequence[Row]) -> None:
 
 
 def show(table: Table) -> None:
-    """Print a table: within a terminal's width, and elsewhere as wide as it is."""
-    console = out
-    if not out.is_terminal:
-        unbounded = out.options.update(max_width=_WIDEST)
-        width = Measurement.get(out, unbounded, table).maximum
-        console = Console(file=out.file, width=width, color_system=None)
+    """Print a table: in a pipe as wide as it is, on a terminal that is narrower line by line.
+
+    Long names in the first column are folded before that.
+    """
+    unbounded = out.options.update(max_width=_WIDEST)
+    width = Measurement.get(out, unbounded, table).maximum
     out.print()
-    console.print(table, soft_wrap=False)
+    if not out.is_terminal:
+        Console(file=out.file, width=width, color_system=None).print(table)
+        return
+    first = table.columns[0]
+    first.overflow = "fold"
+    longest = max((len(str(cell)) for cell in first.cells), default=0)
+    spare = max(0, longest - _FOLDED) if table.show_header else 0
+    fits = width - spare <= out.width
+    out.print(table if fits else _by_lines(table), soft_wrap=False)
+
+
+def _by_lines(table: Table) -> Table:
+    """A line for each cell, behind the name of its column; the first of a row heads the others."""
+    told = Table(
+        title=table.title, caption=table.caption, box=None, show_header=False, pad_edge=False
+    )
+    told.add_column(overflow="fold")
+    names = [" ".join(str(column.header).split()) for column in table.columns]
+    cells = zip(*(column.cells for column in table.columns), strict=True)
+    for row, (first, *others) in zip(table.rows, cells, strict=True):
+        if not table.show_header:
+            told.add_row(Text(": ".join(map(str, (first, *others)))), style=row.style)
+            continue
+        told.add_row(Text(f"{names[0]}: {first}"), style=row.style)
+        for name, cell in zip(names[1:], others, strict=True):
+            if str(cell):
+                told.add_row(Text(f"  {name}: {cell}"), style=row.style)
+    return told
 
 
 def _columns(title: str, *names: str) -> Table:
@@ -205,7 +276,7 @@ def _by_family(table: Sequence[Row]) -> Table:
 
 def _costs(table: Sequence[Figures]) -> Table:
     """Means an answer; an engine may bill all of it."""
-    names = ("calls", "prompt\ncomputed", "prompt\ncached", "written", "cloud\nwork")
+    names = ("calls", "prompt\ncomputed", "prompt\ncached", "written", "wasted", "cloud\nwork")
     shown = _columns("Asked of the cloud, tokens an answer", *names)
     for one in table:
         n = one.questions
@@ -216,9 +287,13 @@ def _costs(table: Sequence[Figures]) -> Table:
                 metered(one.prompt_computed and one.prompt_computed / n, ".1f"),
                 metered(one.prompt_cached and one.prompt_cached / n, ".1f"),
                 f"{(one.cloud_tokens + one.wasted_tokens) / n:.1f}",
+                f"{one.wasted_tokens / n:.1f}",
                 metered(one.cloud_work, ".0%"),
             )
-    shown.caption = "cloud work: prompt tokens computed + tokens written, of the cloud alone's"
+    shown.caption = (
+        "wasted: written or asked for in vain; part of the cloud share\n"
+        "cloud work: prompt tokens computed + tokens written, of the cloud alone's"
+    )
     return shown
 
 

@@ -45,7 +45,7 @@ def show(router: Folder, json: options.Json = False) -> None:
     ):
         render.out.print(f"{name:<14} {render.printable(value)}", markup=False)
     if card.thresholds:
-        render.out.print(_thresholds(card))
+        render.show(_thresholds(card))
     render.doubts(card)
 
 

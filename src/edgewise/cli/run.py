@@ -12,6 +12,7 @@ from typing import Annotated, BinaryIO
 import msgspec
 import typer
 
+from edgewise.addresses import is_url
 from edgewise.cli import options, render
 from edgewise.cli.interrupts import interruptible, until
 from edgewise.cli.options import (
@@ -31,6 +32,7 @@ from edgewise.events import Event, Finished, Token
 from edgewise.grammar.form import MAX_SCHEMA
 from edgewise.loop.decoder import collect
 from edgewise.pair import Pair, open_pair
+from edgewise.parts import cloud_address
 from edgewise.prompts import MAX_PROMPT, require_text
 from edgewise.settings import Settings
 from edgewise.traces.recorder import Recorder
@@ -89,20 +91,25 @@ def run(
         recorded = recorder.events(events) if recorder else events
         if json:
             print(msgspec.json.encode(collect(recorded)).decode())
+            render.beside(pair.notice(asked))
         else:
-            _show(recorded)
+            _show(recorded, pair.notice(asked))
+        if pair.cloud is not None and is_url(cloud_address(chosen)):
+            render.note(f"vocabulary: {pair.cloud.proof}")
 
 
-def _show(events: Iterator[Event]) -> None:
+def _show(events: Iterator[Event], notice: str | None) -> None:
     """The answer as it comes, and what it came to, interrupted or not."""
     with interruptible() as interrupted:
         said = list(until(interrupted, render.painted(events)))
     if said and isinstance(said[-1], Finished):
+        render.beside(notice)
         render.note(render.summary(collect(iter(said))))
         return
     tokens = [event for event in said if isinstance(event, Token)]
     by_cloud = sum(token.source == "cloud" for token in tokens)
     render.out.print()
+    render.beside(notice)
     render.note(f"interrupted after {len(tokens)} tokens, {by_cloud} by the cloud")
     raise typer.Exit(130)
 

@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgewise.cli import render
+from edgewise.cli.keys import Limits, require_keys
 from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PerPeer, PrivateKeyFile
 from edgewise.cli.options import (
     COSTS,
@@ -19,23 +21,23 @@ from edgewise.cli.options import (
     SERVING,
     VIEW,
     SentFile,
+    SettingsWith,
     takes,
 )
+from edgewise.cli.serve_models import load, served_models
 from edgewise.errors import UsageError
 from edgewise.listening.sockets import LOOPBACK, address_of, is_loopback, listen
-from edgewise.pair import Pair, open_pair
-from edgewise.parts import sampling_of
 from edgewise.settings import Settings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from edgewise.listening.config import Door
-    from edgewise.server.answering import Answering
+    from edgewise.server.callers import Callers
+    from edgewise.server.models import Models
 
-DEFAULT_SLOTS = 4
 OPEN_FILES = 64
-"""Left for the cloud's connections."""
+"""Left for the connections of each model's cloud."""
 
 
 @takes(
@@ -44,12 +46,27 @@ OPEN_FILES = 64
 )
 def serve(
     chosen: Settings,
-    queue: Annotated[int, typer.Option(min=0, help="Answers that may wait; more get a 429.")] = 32,
+    chosen_with: SettingsWith,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FILE",
+            help="A model by its name, with its settings in FILE, which is as edgewise.toml; "
+            "repeatable. The flags hold for all.",
+        ),
+    ] = None,
+    queue: Annotated[
+        int, typer.Option(min=0, help="Answers of a model that may wait; more get a 429.")
+    ] = 32,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = LOOPBACK[0],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8300,
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Origin of another page that may ask; repeatable.")
     ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="File of clients' keys, instead of one; see keys add.")
+    ] = None,
+    limits: Limits = None,
     certificate: CertificateFile = None,
     private_key: PrivateKeyFile = None,
     connections: Most = None,
@@ -58,66 +75,84 @@ def serve(
 ) -> None:
     """Serve OpenAI's API and a chat page: model ids edgewise, edgewise@0.05, edgewise:edge|cloud.
 
-    What a request leaves out is as the flags say.
+    What a request leaves out is as the flags say. With --model the names are yours.
     """
-    if not is_loopback(host) and not chosen.api_key:
-        raise UsageError(
-            f"Without a key anybody who reaches {host} could use the models; give --api-key."
-        )
-    sampling_of(chosen)  # refused now and not once the models are loaded
+    _require_guarded(host, chosen.api_key, keys)
     _require_extra()
+    callers = _callers(chosen.api_key, keys, limits)
     origins = _origins(cors_origin)
     listens = ListenFlags(certificate, private_key, connections, connections_per_peer)
     listens.require_whole()
-    slots = chosen.slots or DEFAULT_SLOTS
+    wanted = served_models(model or [], chosen, chosen_with)
     with ExitStack() as stack:
         # Before the models are loaded, which takes longer than finding out that a port is taken.
         listening = stack.enter_context(listen(host, port))
-        door = listens.door(listening, reserve=OPEN_FILES)
-        pair = stack.enter_context(
-            open_pair(chosen, slots=slots, keep_prefixes=True, sent_file=sent_file)
+        door = listens.door(listening, reserve=OPEN_FILES * len(wanted))
+        models = load(
+            wanted,
+            stack,
+            queue=queue,
+            # What a key finds in a cache must not be what another asked.
+            keep_prefixes=keys is None,
+            sent_file=sent_file,
         )
-        answering = _answering(pair, chosen, slots=slots, queue=queue)
-        stack.callback(answering.close)
-        app = _app(answering, chosen.api_key, origins, host)
+        app = _app(models, callers, origins, host)
         where = address_of(listening, host, tls=listens.tls)
-        render.note(f"serving {pair.edge.name} at {where} (page, /v1, /docs)")
-        _run(app, door)
+        render.note(f"serving {_shown(models)} at {where} (page, /v1, /docs)")
+        _run(app, door, callers)
 
 
-def _answering(pair: Pair, chosen: Settings, *, slots: int, queue: int) -> "Answering":
-    from edgewise.server.answering import Answering
-
-    return Answering(
-        edge=pair.edge,
-        router=pair.router,
-        card=pair.card,
-        settings=chosen,
-        cloud=pair.cloud,
-        record=pair.record,
-        billing=pair.billing,
-        slots=slots,
-        queue=queue,
-    )
+def _require_guarded(host: str, api_key: str | None, keys: Path | None) -> None:
+    if keys is not None and api_key is not None:
+        raise UsageError("Clients show the one key or one of a file's; give --api-key or --keys.")
+    if keys is None and not api_key and not is_loopback(host):
+        raise UsageError(
+            f"Without a key anybody who reaches {host} could use the models; give --api-key, or "
+            "--keys FILE."
+        )
+    if keys is not None:
+        require_keys(keys)
 
 
-def _app(
-    answering: "Answering", api_key: str | None, origins: Sequence[str], host: str
-) -> "FastAPI":
+def _callers(api_key: str | None, keys: Path | None, limits: str | None) -> "Callers":
+    from edgewise.keys.keys import Keys
+    from edgewise.keys.limit_stores import limits_at
+    from edgewise.server.callers import Callers
+
+    return Callers(api_key=api_key, keys=Keys(keys), limits=limits_at(limits, keys))
+
+
+def _shown(models: "Models") -> str:
+    """The edge models, with the names that they are served under where these are the user's."""
+    if not models.told_apart:
+        return models.first.edge.name
+    return ", ".join(f"{one.name} ({one.edge.name})" for one in models.all)
+
+
+def _app(models: "Models", callers: "Callers", origins: Sequence[str], host: str) -> "FastAPI":
     from edgewise.server.app import make_app
 
     hosts = (*LOOPBACK, host) if is_loopback(host) else ("*",)
-    return make_app(answering, api_key=api_key, origins=origins, hosts=hosts)
+    return make_app(models, callers=callers, origins=origins, hosts=hosts)
 
 
-def _run(app: "FastAPI", door: "Door") -> None:
-    """Until a signal ends it."""
-    from edgewise.listening.config import ListenConfig
+def _run(app: "FastAPI", door: "Door", callers: "Callers") -> None:
     from edgewise.listening.logs import plain_lines
-    from edgewise.listening.server import Listener
 
     with plain_lines():
-        asyncio.run(Listener(ListenConfig(app, door)).listen())
+        asyncio.run(_served(app, door, callers))
+
+
+async def _served(app: "FastAPI", door: "Door", callers: "Callers") -> None:
+    """Until a signal ends it."""
+    from edgewise.listening.config import ListenConfig
+    from edgewise.listening.server import Listener
+
+    await callers.open()
+    try:
+        await Listener(ListenConfig(app, door)).listen()
+    finally:
+        await callers.close()
 
 
 def _origins(given: Sequence[str] | None) -> list[str]:
@@ -131,10 +166,11 @@ def _require_extra() -> None:
     try:
         import fastapi
         import sse_starlette
+        import structlog
         import swagger_ui_bundle
         import uvicorn
 
-        del fastapi, sse_starlette, swagger_ui_bundle, uvicorn
+        del fastapi, sse_starlette, structlog, swagger_ui_bundle, uvicorn
     except ImportError as error:
         raise UsageError(
             f"The server needs {error.name}: pip install 'edgewise[serve]'."

@@ -41,7 +41,7 @@ def show(
     if json:
         print(msgspec.json.encode(found).decode())
         return
-    render.out.print(_table(found))
+    render.show(_table(found))
     render.note(f"{path}: open it in ui.perfetto.dev or chrome://tracing")
 
 

@@ -64,6 +64,9 @@ class CloudModel(Protocol):
 
     name: str
 
+    proof: str = ""
+    """How `check` proved the vocabulary, in words: all ids, or fixed strings alone."""
+
     def open(self, prompt: Prompt) -> CloudSession:
         """A session about `prompt`; nothing is sent yet."""
         ...
@@ -144,6 +147,20 @@ def with_end(verdict: Verdict, n: int, eos_ids: frozenset[int], name: str) -> Ve
     return verdict
 
 
+def require_meant(verdict: Verdict, nothing: frozenset[int], name: str) -> None:
+    """Raises `CloudProtocolError` for an id that stands for `nothing` to the edge model.
+
+    To the engine it does stand for something: where ids were not all compared, so they differ.
+    """
+    found = nothing.intersection(verdict.ids)
+    if found:
+        raise CloudProtocolError(
+            f"{name!r} wrote the id {min(found)}, which stands for nothing to the edge model",
+            hint="choose two models of one family, or name its own tokenizer",
+            setting="cloud_tokenizer",
+        )
+
+
 def failed(error: CloudError) -> "Future[Any]":
     """A consult that ended before it began."""
     ended: Future[Any] = Future()
@@ -168,6 +185,16 @@ def then(asked: "Future[_A]", read: Callable[[_A], _B]) -> "Future[_B]":
     made.add_done_callback(lambda _: asked.cancel() if made.cancelled() else None)
     asked.add_done_callback(told)
     return made
+
+
+def settle(made: "Future[_A]", done: "Future[_A]") -> None:
+    """Give `made` the outcome of `done`, unless nobody waits for it any more."""
+    if done.cancelled() or not made.set_running_or_notify_cancel():
+        made.cancel()
+    elif (error := done.exception()) is not None:
+        made.set_exception(error)
+    else:
+        made.set_result(done.result())
 
 
 def log_failure(done: "Future[None]") -> None:

@@ -85,7 +85,8 @@ class Bridge(CloudModel):
                 hint="name the tokenizer of the model that it serves",
                 setting="cloud_tokenizer",
             ) from error
-        return f"the cloud's ids are those of its own tokenizer ({proof})"
+        self.proof = f"the cloud's ids are those of its own tokenizer ({proof})"
+        return self.proof
 
     def close(self) -> None:
         self.cloud.close()

@@ -9,15 +9,17 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from edgewise.cloud.base import CloudModel, with_end
+from edgewise.cloud.base import CloudModel, require_meant, with_end
 from edgewise.cloud.io_thread import IoThread
 from edgewise.edge.base import Tokenizer
+from edgewise.engines.all_ids import COMPARE_SECONDS, compare_all
 from edgewise.engines.base import PROBE_SECONDS, Abilities, Client, Engine
 from edgewise.engines.cerebras import CerebrasEngine
 from edgewise.engines.fireworks import FireworksEngine
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.proof import Proof
 from edgewise.engines.sglang import SglangEngine
+from edgewise.engines.spelling import spelling_of
 from edgewise.engines.vllm import VllmEngine
 from edgewise.errors import CloudRejected
 from edgewise.prompts import Prompt
@@ -39,6 +41,7 @@ class EngineCloud(CloudModel):
         self.name = engine.url
         self._eos_ids = frozenset([0])
         self._size: int | None = None
+        self._nothing = frozenset[int]()
         self._proof: Proof | None = None
         self._io = IoThread(self.name)
 
@@ -54,13 +57,15 @@ class EngineCloud(CloudModel):
         return EngineSession(self)
 
     def check(self, tokenizer: Tokenizer) -> str:
-        """Probe the engine, and compare what both make of fixed strings."""
-        proof = Proof(self.engine, lambda: self.engine.prove(tokenizer))
-        self.submit(proof.look(), PROBE_SECONDS).result()
+        """Probe the engine; compare the ids of fixed strings, and where it can all ids."""
+        # Reading a vocabulary would hold the I/O thread up.
+        nothing = spelling_of(tokenizer).nothing
+        proof = Proof(self.engine, lambda: self._prove(tokenizer))
+        self.submit(proof.look(), PROBE_SECONDS + COMPARE_SECONDS).result()
         self._proof = proof
         self._eos_ids = tokenizer.eos_ids or self._eos_ids
-        self._size = tokenizer.size
-        return self.engine.prove(tokenizer)
+        self._size, self._nothing = tokenizer.size, nothing
+        return self.proof
 
     def submit(self, work: Coroutine[Any, Any, _T], deadline: float) -> "Future[_T]":
         """Run `work` on the I/O thread, at most `deadline` seconds."""
@@ -73,10 +78,15 @@ class EngineCloud(CloudModel):
         complete = self.engine.complete if self._proof is None else self._proof.complete
         verdict = with_end(await complete(ids, n, sampling, client), n, self._eos_ids, self.name)
         verdict.check(asked=n, prompt=len(ids), size=self._size)
+        require_meant(verdict, self._nothing, self.name)
         return verdict
 
     def close(self) -> None:
         self._io.close(asyncio.sleep(0), self.engine.close())
+
+    async def _prove(self, tokenizer: Tokenizer) -> None:
+        strings = self.engine.prove(tokenizer)
+        self.proof = strings + await compare_all(self.engine, tokenizer)
 
 
 class EngineSession:

@@ -7,17 +7,23 @@ gateway tells how much of the session it still holds, and the rest is sent again
 import asyncio
 import contextlib
 import ssl
+import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import aiohttp
 
-from edgewise.cloud.base import CloudModel, log_failure, with_end
+from edgewise.cloud.base import CloudModel, log_failure, require_meant, with_end
 from edgewise.cloud.gateway_link import GatewayLink, shared
+from edgewise.cloud.gateway_vocabulary import GatewayVocabulary
 from edgewise.cloud.io_thread import IoThread
-from edgewise.edge.base import Tokenizer
-from edgewise.engines.http import checked_address, not_now, unreachable
+from edgewise.edge.base import PROBES, Tokenizer
+from edgewise.engines.all_ids import COMPARE_SECONDS, compare_all
+from edgewise.engines.http import checked_address
+from edgewise.engines.proof import PROVEN_SECONDS
+from edgewise.engines.refusals import not_now, unreachable
+from edgewise.engines.spelling import spelling_of
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -54,9 +60,12 @@ class GatewayCloud(CloudModel):
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._eos_ids = frozenset([0])
         self._size: int | None = None
+        self._nothing = frozenset[int]()
         self._serves = ""
         self._idle: list[GatewayLink] = []
         self._http: aiohttp.ClientSession | None = None
+        self._vocabulary = GatewayVocabulary(url, key=key)
+        self._looked = 0.0
         self._io = IoThread(self.name)
 
     def identity(self) -> str:
@@ -66,10 +75,16 @@ class GatewayCloud(CloudModel):
         return GatewaySession(self)
 
     def check(self, tokenizer: Tokenizer) -> str:
-        """Open a session: the gateway knows what its engine makes of the same fixed strings."""
+        """Open a session: the gateway knows what its engine makes of the same fixed strings.
+
+        One whose engines detokenise is asked for the text of all ids besides.
+        """
+        # Reading a vocabulary would hold the I/O thread up.
+        nothing = spelling_of(tokenizer).nothing
         before, self.tokenizer = self.tokenizer, tokenizer_fingerprint(tokenizer)
         try:
-            return self.submit(self._check(tokenizer), CHECK_SECONDS).result()
+            checking = self._check(tokenizer)
+            proof = self.submit(checking, CHECK_SECONDS + COMPARE_SECONDS).result()
         except BaseException as error:
             self.tokenizer = before
             if isinstance(error, OtherVocabulary):
@@ -79,6 +94,8 @@ class GatewayCloud(CloudModel):
                     setting="cloud_tokenizer",
                 ) from error
             raise
+        self._nothing = nothing
+        return proof
 
     def submit(self, work: Coroutine[Any, Any, _T], deadline: float) -> "Future[_T]":
         """Run `work` on the I/O thread, at most `deadline` seconds."""
@@ -88,6 +105,7 @@ class GatewayCloud(CloudModel):
         """With the edge's end token where the engine kept its own, and checked."""
         verdict = with_end(verdict, n, self._eos_ids, self.name)
         verdict.check(asked=n, prompt=prompt, size=self._size)
+        require_meant(verdict, self._nothing, self.name)
         return verdict
 
     def take(self, ids: Sequence[int]) -> GatewayLink:
@@ -110,6 +128,21 @@ class GatewayCloud(CloudModel):
                 hint=f"it serves {served!r}",
                 setting="cloud_model",
             )
+
+    async def require_vocabulary(self) -> None:
+        """Raises a `CloudError` unless ids mean what they did when they were compared.
+
+        A new connection may lead to another gateway, or to one that serves another model by now.
+        """
+        watched = self._vocabulary.watched
+        if watched is None or time.monotonic() - self._looked < PROVEN_SECONDS:
+            return
+        if await self._vocabulary.detokenize(watched.ids) != watched.text:
+            raise OtherVocabulary(
+                f"The gateway at {self.name!r} writes other text for the same ids than before",
+                hint="start again",
+            )
+        self._looked = time.monotonic()
 
     async def socket(self) -> aiohttp.ClientWebSocketResponse:
         """A new connection; raises a `CloudError`."""
@@ -140,21 +173,28 @@ class GatewayCloud(CloudModel):
     async def _check(self, tokenizer: Tokenizer) -> str:
         link = GatewayLink(self)
         try:
+            await self._vocabulary.describe()
             opened = await link.connect(Sent())
+            compared = await compare_all(self._vocabulary, tokenizer)
         except BaseException:
             self.links.discard(link)
+            await link.forget()
             raise
+        self._looked = time.monotonic()
         self._eos_ids = tokenizer.eos_ids or self._eos_ids
         self._size = tokenizer.size
         self._serves = f"{opened.engine} {opened.model}"
         self.give(link)
-        return f"the gateway's {opened.engine} engine has the same ids for the same strings"
+        same = f"the gateway's {opened.engine} engine has the same ids for {len(PROBES)} strings"
+        self.proof = same + compared
+        return self.proof
 
     async def _forget(self) -> None:
         for link in list(self.links):
             await link.forget()
 
     async def _hang_up(self) -> None:
+        await self._vocabulary.close()
         if self._http is not None:
             await self._http.close()
 

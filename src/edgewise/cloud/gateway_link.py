@@ -85,6 +85,10 @@ class Opener(Protocol):
         """Raises a `CloudError` unless `served` will do."""
         ...
 
+    async def require_vocabulary(self) -> None:
+        """Raises a `CloudError` unless ids mean what they did when they were compared."""
+        ...
+
 
 class GatewayLink:
     """A gateway session over connections that come and go. Lives in the I/O thread's loop."""
@@ -180,6 +184,7 @@ class GatewayLink:
         if not isinstance(frame, Opened):
             raise CloudProtocolError(f"{self._gateway.name!r} did not open the session.")
         self._gateway.require_model(frame.model)
+        await self._gateway.require_vocabulary()
         return frame
 
     async def _ask_once(

@@ -5,7 +5,7 @@ from typing import Protocol
 from edgewise.cloud.base import CloudModel
 from edgewise.engines.text_dialects import TEXT_DIALECTS
 from edgewise.errors import UsageError
-from edgewise.registry import Registry
+from edgewise.registry import Registry, or_meant
 
 AUTO = "auto"
 """Stands for whatever is found at the URL."""
@@ -40,8 +40,9 @@ CLOUDS: Registry[CloudFactory] = Registry(
 def check_name(engine: str) -> None:
     """Raises `UsageError` for what is neither "auto" nor a name of `CLOUDS` or `TEXT_DIALECTS`."""
     if engine != AUTO and engine not in CLOUDS and engine not in TEXT_DIALECTS:
+        known = [AUTO, *CLOUDS.names(), *TEXT_DIALECTS]
         raise UsageError(
             f"There is no cloud engine {engine!r}",
-            hint=f"known are {', '.join([AUTO, *CLOUDS.names(), *TEXT_DIALECTS])}",
+            hint=or_meant(engine, known, f"known are {', '.join(known)}"),
             setting="cloud_engine",
         )

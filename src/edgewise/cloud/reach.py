@@ -14,8 +14,8 @@ from edgewise.cloud.text import TextCloud
 from edgewise.cloud.view import Viewing
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.detect import GATEWAY, UnknownEngine, found_at
-from edgewise.engines.http import Redirected
 from edgewise.engines.named import model_for
+from edgewise.engines.refusals import Redirected
 from edgewise.engines.text_dialects import TEXT_DIALECTS
 from edgewise.errors import (
     CloudProtocolError,

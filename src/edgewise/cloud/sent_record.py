@@ -334,7 +334,8 @@ def _beginning(prompt: Prompt) -> bytes:
     users = [at for at, one in enumerate(messages) if one.role == "user"]
     if not users:
         return b""
-    return msgspec.json.encode([(one.role, one.content) for one in messages[: users[0] + 1]])
+    turns = [(one.role, one.content) for one in messages[: users[0] + 1]]
+    return msgspec.json.encode((prompt.owner, turns))
 
 
 def _host(cloud: str) -> str:

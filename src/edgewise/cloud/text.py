@@ -81,7 +81,8 @@ class TextCloud(CloudModel):
                 hint="make one for this edge model",
             )
         self.submit(self._probe(), PROBE_SECONDS).result()
-        return f"text, as {self.engine.dialect} takes it: {self.habits.told}"
+        self.proof = f"text, as {self.engine.dialect} takes it: {self.habits.told}"
+        return self.proof
 
     def reuse(self) -> Reuse | None:
         """What of a long prompt is computed again, by two requests; None where it does not tell.

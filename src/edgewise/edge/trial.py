@@ -43,7 +43,7 @@ def require_survived(path: Path) -> None:
     if path.parent == bundled("edge").resolve().parent:
         return
     before = _identity(path)
-    folder = _folder()
+    folder = cache_folder("loaded")
     record = folder and folder / before
     if record and _remembered(record):
         return
@@ -136,8 +136,8 @@ def _end(status: int | None, told: list[str]) -> str:
     return f"{how}: {_PLACE.sub('', told[-1])[:300]}" if told else how
 
 
-def _folder() -> Path | None:
-    """Where files that passed are remembered, a file each that is named after its identity.
+def cache_folder(what: str) -> Path | None:
+    """Where it is remembered what passed, a file each that is named after its identity.
 
     None for a user without a home.
     """
@@ -145,7 +145,7 @@ def _folder() -> Path | None:
         home = _caches()
     except RuntimeError:
         return None
-    return home / "edgewise" / "loaded"
+    return home / "edgewise" / what
 
 
 def _caches() -> Path:

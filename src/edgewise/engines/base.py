@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -98,11 +98,19 @@ class Client(msgspec.Struct, frozen=True):
 NOBODY = Client()
 
 
+class Watched(NamedTuple):
+    """Ids and the text that an engine made of them, to see whether it still does."""
+
+    ids: Sequence[int]
+    text: str
+
+
 class Engine(ABC):
     """One engine. Methods run in one event loop; `close` gives its connections back.
 
     `vocabulary` holds the ids of the fixed strings (`edgewise.edge.base.PROBES`) once the engine
     was probed, None where it does not tell; `described` is what it said of its model then.
+    `watched` are ids of which it must go on making the same text, once they were compared.
     `connections` were made to it, for an engine that is somewhere else.
     """
 
@@ -115,6 +123,7 @@ class Engine(ABC):
         self.abilities = Abilities(engine=self.dialect)
         self.vocabulary: tuple[list[int], ...] | None = None
         self.described = Described()
+        self.watched: Watched | None = None
         self._told: list[int] | None = None
 
     @abstractmethod
@@ -130,6 +139,21 @@ class Engine(ABC):
     @abstractmethod
     async def tokenize(self, text: str) -> list[int] | None:
         """Ids of `text` without special tokens; None where the engine does not tell."""
+
+    async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
+        """The text of `ids`, control tokens shown; None where it does not detokenise.
+
+        Raises a `CloudError`.
+        """
+        return None
+
+    async def end_text(self) -> str | None:
+        """How the token is written with which it ends an answer; None where it does not say."""
+        return None
+
+    def remembered_by(self) -> str:
+        """What tells it from any other, as far as it says, after a probe."""
+        return f"{self.dialect} {self.described.model} {self.described.size} {self._told}"
 
     @abstractmethod
     async def model_name(self) -> str | None:
@@ -182,7 +206,7 @@ class Engine(ABC):
         async with side_by_side() as requests:
             requests.begin(self.ready())
             described = requests.begin(self.describe())
-        self.described = described.result()
+        self.described, self.watched = described.result(), None
         async with side_by_side() as requests:
             told = [requests.begin(self.tokenize(text)) for text in PROBES]
             together = requests.begin(self.tokenize(_ALL))
@@ -210,10 +234,14 @@ class Engine(ABC):
 
         Raises a `CloudError` where it is not ready.
         """
+        watched = self.watched or Watched((), "")
         async with side_by_side() as requests:
             requests.begin(self.ready())
             described = requests.begin(self.describe())
             told = requests.begin(self.tokenize(_ALL))
+            spelled = requests.begin(self.detokenize(watched.ids)) if watched.ids else None
+        if spelled is not None and spelled.result() != watched.text:
+            return False
         return (described.result(), told.result()) == (self.described, self._told)
 
     def prove(self, tokenizer: Tokenizer) -> str:

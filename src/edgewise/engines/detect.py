@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Sequence
 
 from edgewise.engines.base import PROBE_SECONDS
-from edgewise.engines.http import Redirected, Served, named, served_models
+from edgewise.engines.http import Served, named, served_models
 from edgewise.engines.llama_server import LlamaServerEngine
+from edgewise.engines.refusals import Redirected
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout
 
 GATEWAY = "gateway"

@@ -92,6 +92,10 @@ class HostedEngine(HttpEngine):
             return None
         return ids[len(begins) :]
 
+    async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
+        """None: its documents name no such request."""
+        return None
+
     async def _require_answering(self, models: Sequence[Served]) -> None:
         if self._unlisted:
             return

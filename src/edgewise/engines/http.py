@@ -12,30 +12,23 @@ import aiohttp
 import msgspec
 
 from edgewise.engines.base import NOBODY, REQUEST_ID, Client, Described, Engine
+from edgewise.engines.refusals import bounded, not_now, unreachable
 from edgewise.engines.retry_after import HEADER, seconds_told
 from edgewise.engines.tokenizer_address import tokenizer_address
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
-    CloudRefused,
     CloudRejected,
     CloudUnavailable,
     UsageError,
 )
 from edgewise.verdict import MOST_IDS, Sent
 
-MAX_REQUEST_ID = 64
-"""Longest request id that is kept of an engine's, characters."""
-
 _MAX_REPLY = 4 << 20
 # Of the names of models in a sentence.
 _MOST_SHOWN, _MOST_COMPARED, _LONGEST_NAME = 8, 1_000, 100
 _IDLE_SECONDS = 4.0
 _T = TypeVar("_T")
-
-
-class Redirected(CloudRejected):
-    """The address leads to another, which may be anybody's: keys and prompts do not follow."""
 
 
 class Endpoint:
@@ -116,7 +109,7 @@ class Endpoint:
             return
         later = seconds_told(response.headers.get(HEADER))
         problem = not_now(self.url, response.status, request_id, later)
-        problem = problem or self.declined(response.status, body, _bounded(request_id))
+        problem = problem or self.declined(response.status, body, bounded(request_id))
         problem.declined = True
         raise problem
 
@@ -173,6 +166,21 @@ class HttpEngine(Endpoint, Engine):
     async def tokens(self, body: object) -> list[int]:
         """Ids by `/tokenize`; raises a `CloudError`."""
         return decoded(await self.post("/tokenize", body), _Tokens, self.dialect).tokens
+
+    async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
+        """As `Engine.detokenize`, in the form that vLLM and SGLang share."""
+        body = {"model": await self.model_name(), "tokens": ids, "skip_special_tokens": False}
+        return await self.spelled(body, client)
+
+    async def spelled(self, body: object, client: Client) -> str | None:
+        """A text by `/detokenize`, None where there is none; raises a `CloudError`."""
+        try:
+            answered = await self.post("/detokenize", body, client)
+        except CloudRejected as error:
+            if error.status in (404, 405):
+                return None
+            raise
+        return decoded(answered, _Spelled, self.dialect).told
 
     async def model_name(self) -> str | None:
         """As `Engine.model_name`, asked anew by each probe; None where it does not tell."""
@@ -259,49 +267,6 @@ def checked_address(url: str) -> str:
     return plain.removesuffix(path) + base if plain.endswith(path) else plain
 
 
-def not_now(
-    url: str, status: int, request_id: str | None = None, later: float | None = None
-) -> CloudError | None:
-    """What an HTTP status says of the address, the key or the moment; None for any other.
-
-    `later` is in how many seconds it wants to be asked again, where it said so.
-    """
-    if 300 <= status < 400:
-        return Redirected(
-            f"{url!r} redirects elsewhere (HTTP {status}), and no redirect is followed",
-            hint="give the address that it leads to",
-            request_id=_bounded(request_id),
-        )
-    if status in (401, 403):
-        return CloudRefused(
-            f"{url!r} refused the key",
-            hint="set EDGEWISE_CLOUD_KEY, or the variable that holds its key, to one it accepts",
-            request_id=_bounded(request_id),
-        )
-    if status in (408, 429) or status >= 500:
-        busy = CloudUnavailable(
-            f"{url!r} is not ready (HTTP {status})",
-            hint="try again " + ("shortly" if later is None else f"in {later:g} s"),
-            request_id=_bounded(request_id),
-        )
-        busy.retry_after = later if status in (429, 503) else None
-        return busy
-    return None
-
-
-def unreachable(url: str, error: Exception) -> CloudUnavailable:
-    """Why no connection could be made or kept."""
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return CloudUnavailable(
-            f"The certificate of {url!r} is not trusted",
-            hint="for a private authority set SSL_CERT_FILE to its certificate",
-        )
-    return CloudUnavailable(
-        f"The cloud at {url!r} cannot be reached ({type(error).__name__})",
-        hint="check the address and that it runs",
-    )
-
-
 def decoded(body: bytes, kind: type[_T], engine: str) -> _T:
     """A reply as its dialect promises it; raises `CloudProtocolError`."""
     try:
@@ -316,15 +281,6 @@ def decoded(body: bytes, kind: type[_T], engine: str) -> _T:
 
 def _excerpt(body: bytes) -> str:
     return body[:200].decode("utf-8", "replace")
-
-
-def _bounded(request_id: str | None) -> str | None:
-    """What can stand in a frame, a log and a terminal."""
-    if not request_id:
-        return None
-    return "".join(c if c.isascii() and c.isprintable() else "?" for c in request_id)[
-        :MAX_REQUEST_ID
-    ]
 
 
 class _Meta(msgspec.Struct, frozen=True):
@@ -350,6 +306,22 @@ class _Models(msgspec.Struct, frozen=True):
 
 class _Tokens(msgspec.Struct):
     tokens: list[int]
+
+
+class _Spelled(msgspec.Struct):
+    """As llama-server, vLLM and SGLang name it; exactly one of them is there."""
+
+    content: str | None = None
+    prompt: str | None = None
+    text: str | None = None
+
+    def __post_init__(self) -> None:
+        if len({self.content, self.prompt, self.text} - {None}) != 1:
+            raise ValueError("there is no text in it")
+
+    @property
+    def told(self) -> str:
+        return self.content or self.prompt or self.text or ""
 
 
 async def served_models(engine: HttpEngine) -> list[Served]:

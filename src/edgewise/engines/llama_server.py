@@ -56,6 +56,7 @@ class _Props(msgspec.Struct):
 
 class _Loaded(msgspec.Struct):
     model_path: str | None = None
+    eos_token: str | None = None
 
 
 class _Placed(msgspec.Struct):
@@ -139,12 +140,20 @@ class LlamaServerEngine(HttpEngine):
         body = {"content": text, "add_special": False, "parse_special": False}
         return await self.tokens({**body, **self._named()})
 
+    async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
+        return await self.spelled({"tokens": ids, **self._named()}, client)
+
+    async def end_text(self) -> str | None:
+        return (await self._loaded()).eos_token
+
     async def loaded_from(self) -> list[str | None]:
+        return [(await self._loaded()).model_path]
+
+    async def _loaded(self) -> _Loaded:
         try:
-            told = decoded(await self.get(self._props()), _Loaded, self.dialect)
+            return decoded(await self.get(self._props()), _Loaded, self.dialect)
         except (CloudProtocolError, CloudRejected):
-            return []
-        return [told.model_path]
+            return _Loaded()
 
     async def _completion(self, body: Mapping[str, Any], client: Client) -> bytes:
         """The reply to `body`, for which nothing of another tenant's is reused."""

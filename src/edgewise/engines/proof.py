@@ -7,7 +7,7 @@ it is old, and when a consult needed a new connection, which an engine that was 
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from edgewise.engines.base import PROBE_SECONDS, Client, Engine
 from edgewise.errors import (
@@ -32,8 +32,11 @@ FRESH_SECONDS = 1.0
 class Proof:
     """Keeps an engine proven, as `holds` says. Lives in the engine's event loop."""
 
-    def __init__(self, engine: Engine, accept: Callable[[], object]) -> None:
-        """`accept` judges an engine that was just probed; raises `UsageError` for one of others."""
+    def __init__(self, engine: Engine, accept: Callable[[], Awaitable[object]]) -> None:
+        """`accept` judges an engine that was just probed; raises `UsageError` for one of others.
+
+        Or a `CloudError`; it takes no longer than it should by itself.
+        """
         self._engine, self._accept = engine, accept
         self.holds = False
         self._begun = -math.inf
@@ -128,7 +131,7 @@ class Proof:
         except TimeoutError as error:
             raise CloudTimeout(f"{self._engine.url!r} does not say what it is.") from error
         try:
-            self._accept()
+            await self._accept()
         except UsageError as error:
             self._refused = error
             raise

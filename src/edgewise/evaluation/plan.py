@@ -97,14 +97,24 @@ class Evaluation:
         for contender in contenders:
             found |= self.pairs(contender, shares)
         if baselines:
-            known = {contender.name for contender in contenders}
-            for name in BASELINES:
-                if name not in known:
-                    found |= self.pairs(contender_named(name), shares)
+            for name in _others(contenders):
+                found |= self.pairs(contender_named(name), shares)
             for share in shares:
                 found[Cell(QUERY_LEVEL, share)] = query_level(found[EDGE], found[CLOUD], share)
             found |= self.bounds()
         return found
+
+    def answers(
+        self, contenders: Sequence[Contender], shares: Sequence[float], *, baselines: bool
+    ) -> int:
+        """How many answers a run takes."""
+        routers = len(contenders)
+        bounds = 0
+        if baselines:
+            routers += len(_others(contenders))
+            bounds += any(question.choices for question in self.task.questions)
+            bounds += self.cloud.local is not None
+        return (2 + routers * len(shares) + bounds) * len(self.task.questions)
 
     def alone(self) -> dict[Cell, list[Outcome]]:
         """The edge model and the cloud model, each by itself."""
@@ -184,6 +194,12 @@ class Evaluation:
                 store.set_threshold(Cell(contender.name, share), point.threshold, identity)
                 known[share] = point.threshold
         return {share: known[share] for share in shares}
+
+
+def _others(contenders: Sequence[Contender]) -> list[str]:
+    """Routers of the baselines that are no contenders themselves."""
+    known = {contender.name for contender in contenders}
+    return [name for name in BASELINES if name not in known]
 
 
 def manifest(

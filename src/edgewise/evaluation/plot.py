@@ -22,14 +22,15 @@ def plot(figures: Sequence[Figures], title: str, path: Path) -> None:
         raise UsageError(
             "A plot needs matplotlib", hint="pip install 'edgewise[eval]'", setting="plot"
         ) from error
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    figure = Figure(figsize=(13, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     lenient, strict = figure.subplots(1, 2, sharey=True)
     _draw(lenient, figures, "")
     _draw(strict, figures, "strict_")
     lenient.set(ylabel="right, %", title="lenient reading")
     strict.set(title="strict reading")
-    lenient.legend()
+    # Beside the panels, where it covers no point.
+    figure.legend(*lenient.get_legend_handles_labels(), loc="outside right upper")
     figure.suptitle(title)
     try:
         figure.savefig(path)

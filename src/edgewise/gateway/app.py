@@ -15,14 +15,15 @@ from starlette.websockets import WebSocket
 
 from edgewise.gateway.connection import Connection
 from edgewise.gateway.consults import KeyedConsults
+from edgewise.gateway.detokenizing import Detokenizing
 from edgewise.gateway.fleet import Fleet
-from edgewise.gateway.keys import Keys
 from edgewise.gateway.large_frames import LargeFrames
-from edgewise.gateway.limits import KeyLimits
-from edgewise.gateway.limits_sqlite import SqliteLimits
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Sessions
 from edgewise.gateway.telemetry import telemetry
+from edgewise.keys.keys import Keys
+from edgewise.keys.limits import KeyLimits
+from edgewise.keys.limits_sqlite import SqliteLimits
 from edgewise.listening.visitors import ANY, Visitors
 from edgewise.wire.protocol import PATH, VERSION
 
@@ -46,6 +47,7 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.limits = limits or KeyLimits(SqliteLimits(None))
         self.large_frames = LargeFrames(self.limits)
+        self._detokenizing = Detokenizing(fleet, self.limits)
         self._telemetry = telemetry(self.metrics.registry, self._measure)
         self.consults = KeyedConsults(fleet, self.limits, self.metrics, self._telemetry)
         self.draining = False
@@ -61,6 +63,7 @@ class Gateway:
             Route("/health", self._health),
             Route("/ready", self._ready),
             Route("/v1/models", self._models),
+            Route("/detokenize", self._detokenize, methods=["POST"]),
         ]
         if metrics:
             routes.append(self._metrics_route())
@@ -156,8 +159,18 @@ class Gateway:
         if self.keys.find(_bearer(request)) is None:
             self._note_refusal(request)
             return _refusal(401)
-        model = {"id": self.fleet.model or "unknown", "object": "model", "owned_by": OWNER}
+        fleet = self.fleet
+        meta = {"n_vocab": fleet.size, "eos_token": fleet.end or None}
+        model = {"id": fleet.model or "unknown", "object": "model", "owned_by": OWNER, "meta": meta}
         return JSONResponse({"object": "list", "data": [model]})
+
+    async def _detokenize(self, request: Request) -> Response:
+        """What the engines make of ids."""
+        key = self.keys.find(_bearer(request))
+        if key is None:
+            self._note_refusal(request)
+            return _refusal(401)
+        return await self._detokenizing.answer(request, key)
 
 
 def _bearer(request: Request | WebSocket) -> str:

@@ -42,6 +42,16 @@ class BundledEngine(Engine):
     async def tokenize(self, text: str) -> list[int] | None:
         return self._cloud.model.tokenizer.encode(text)
 
+    async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
+        known = self._cloud.model.tokenizer
+        texts = [known.special.get(token) for token in ids]
+        told = zip(ids, texts, strict=True)
+        pieces = [known.piece(one) if text is None else text.encode() for one, text in told]
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    async def end_text(self) -> str | None:
+        return self._cloud.model.tokenizer.special_text("eos")
+
     async def model_name(self) -> str | None:
         return self._cloud.name
 

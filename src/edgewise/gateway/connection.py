@@ -11,12 +11,12 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from edgewise.errors import CloudProtocolError
 from edgewise.gateway.consults import KeyedConsults
 from edgewise.gateway.fleet import Fleet
-from edgewise.gateway.key_file import Key
-from edgewise.gateway.keys import Keys
 from edgewise.gateway.large_frames import LARGE, LARGE_IDS, LargeFrames, Received
-from edgewise.gateway.limits import KeyLimits, Tab
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Session, Sessions
+from edgewise.keys.key_file import Key
+from edgewise.keys.keys import Keys
+from edgewise.keys.limits import KeyLimits, Tab
 from edgewise.wire.protocol import (
     MAX_IDS,
     VERSION,

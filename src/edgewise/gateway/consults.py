@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from edgewise.engines.base import Client
 from edgewise.errors import CloudError, CloudUnavailable, EdgewiseError, UsageError
 from edgewise.gateway.fleet import Busy, Fleet
-from edgewise.gateway.key_file import ANYBODY, Key
 from edgewise.gateway.large_frames import listed
-from edgewise.gateway.limits import KeyLimits, OverLimit, Spent, Tab
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Session
 from edgewise.gateway.telemetry import Telemetry, outcome
+from edgewise.keys.key_file import ANYBODY, Key
+from edgewise.keys.limits import KeyLimits, OverLimit, Spent, Tab
 from edgewise.verdict import Verdict
 from edgewise.wire.protocol import Ask, Failed, Ledger, NeedFull, Reply, request_id, unpacked
 

@@ -20,6 +20,7 @@ from edgewise.errors import (
     OtherVocabulary,
     UsageError,
 )
+from edgewise.gateway.spellings import Spellings
 from edgewise.sampling import Sampling
 from edgewise.verdict import Verdict
 from edgewise.wire.protocol import fingerprint
@@ -47,7 +48,12 @@ class Busy(Exception):
 class Replica:
     """An engine, whether it is well and proven, and what it is doing."""
 
-    def __init__(self, engine: Engine, concurrency: int, accept: Callable[[Engine], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        concurrency: int,
+        accept: Callable[[Engine], Coroutine[Any, Any, None]],
+    ) -> None:
         """`accept` judges what a probe found; raises `UsageError` for an engine of others."""
         self.engine = engine
         self.proof = Proof(engine, lambda: accept(engine))
@@ -121,9 +127,10 @@ class Fleet:
         """`concurrency` consults at an engine at a time, `queue` more may wait for it."""
         self.replicas = [Replica(engine, concurrency, self._accept) for engine in engines]
         self.tokenizer = ""
-        self.engine = self.model = ""
+        self.engine = self.model = self.end = ""
         self.size: int | None = None
         self._queue = queue
+        self._spellings = Spellings()
         self._watches: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -191,6 +198,16 @@ class Fleet:
 
         return await self._at_replica(client.session, ask)
 
+    async def detokenize(self, ids: Sequence[int]) -> str | None:
+        """The text of `ids`, of which all engines make the same; None where one makes none.
+
+        Raises a `CloudError`, `OtherVocabulary` where two differ.
+        """
+        engines = [replica.engine for replica in self.replicas if replica.up]
+        if not engines:
+            raise CloudUnavailable("No engine is ready", hint="try again shortly")
+        return await self._spellings.of(ids, engines)
+
     async def prefill(self, ids: Sequence[int], client: Client) -> None:
         """Warm the session's replica, unless consults wait for it.
 
@@ -225,7 +242,7 @@ class Fleet:
         well = [replica for replica in self.replicas if replica.up]
         return sorted(well, key=weight, reverse=True)
 
-    def _accept(self, engine: Engine) -> None:
+    async def _accept(self, engine: Engine) -> None:
         """Raises `UsageError` for an engine of another vocabulary, or of none that is known."""
         if engine.vocabulary is None:
             raise UsageError(
@@ -235,13 +252,15 @@ class Fleet:
             )
         known, size = fingerprint(engine.vocabulary), engine.described.size
         others = size is not None and self.size is not None and size != self.size
-        if others or (self.tokenizer and known != self.tokenizer):
+        others = others or bool(self.tokenizer and known != self.tokenizer)
+        if others or not await self._spellings.hold(engine):
             raise UsageError(
                 f"The engine at {engine.url!r} has another vocabulary than the others",
                 hint="one gateway serves one model",
             )
         self.tokenizer, self.engine = known, engine.abilities.engine
         self.model, self.size = engine.described.model or "", size or self.size
+        self.end = await engine.end_text() or self.end
 
 
 async def _advice(engine: Engine) -> str | None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from edgewise.gateway.key_file import Key
-from edgewise.gateway.limits import KeyLimits, Tab
+from edgewise.keys.key_file import Key
+from edgewise.keys.limits import KeyLimits, Tab
 from edgewise.wire.protocol import Ask, FromDevice, Ledger, Push, from_device
 
 LARGE = 1 << 14

@@ -26,8 +26,9 @@ MAX_TOOLS = 128
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
-_BLANKS = r"[\x20\x0A\x0D\x09]{1,32}"
-"""What may stand between JSON's parts. Unbounded, a small model goes on with blanks for good."""
+_BLANKS = r"\x20|\x0A{1,2}[\x20\x09]{0,20}"
+"""What may stand between JSON's parts, as in llama.cpp: a blank, or a new line and what indents it.
+Unbounded, a small model goes on with blanks for good."""
 
 
 class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):

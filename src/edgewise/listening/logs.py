@@ -105,10 +105,26 @@ def flush_counts(seconds: float = WINDOW_SECONDS) -> None:
 @contextmanager
 def plain_lines(level: Level = "warning") -> Generator[None]:
     """A sentence a line on stderr, while the block runs."""
+    import structlog
+
+    structlog.configure(
+        processors=[_sentence],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Plain())
     with _handled_by(handler, level):
-        yield
+        try:
+            yield
+        finally:
+            structlog.reset_defaults()
+
+
+def _sentence(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
+    """What happened, and with what."""
+    told, more = str(event.pop("event")), ", ".join(str(value) for value in event.values())
+    return f"{told}: {more}" if more else told
 
 
 @contextmanager

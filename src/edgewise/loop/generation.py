@@ -277,7 +277,7 @@ class Generation(Iterator[Event]):
             held=reason == "cost",
         )
         token = self._token(after, read.token, text, "edge", reason, read.logprob, read.score)
-        self._append(after, replace(token, edge=known) if known else token)
+        self._append(after, replace(token, threshold=self._held(state, read), edge=known))
 
     def _write_cloud(self, state: State, reason: Reason, read: Read | None = None) -> None:
         """The next token of a verdict; `read` is the edge's step where it was asked for."""
@@ -285,7 +285,13 @@ class Generation(Iterator[Event]):
         after, text = state.write(first.id, "cloud", self._rules, ends=first.ends)
         score, known = (read.score, read.candidates) if read else (None, ())
         token = self._token(after, first.id, text, "cloud", reason, first.logprob, score)
-        self._append(after, replace(token, edge=known, cloud=first.top))
+        held = self._held(state, read)
+        self._append(after, replace(token, threshold=held, edge=known, cloud=first.top))
+
+    def _held(self, state: State, read: Read | None) -> float | None:
+        """The threshold that the score of a step was held against."""
+        policy = self._rules.policy
+        return policy.threshold_now(state.budget) if read and policy.asks else None
 
     def _token(
         self,

@@ -9,7 +9,7 @@ from edgewise.prompts.messages import (
     ToolCall,
     require_text,
 )
-from edgewise.prompts.prompt import last_turn, prompt_from, prompt_ids, prompt_of
+from edgewise.prompts.prompt import last_turn, message_of, prompt_from, prompt_ids, prompt_of
 from edgewise.prompts.rendering import MAX_TEMPLATE, Renderer, prepare, render
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Tool",
     "ToolCall",
     "last_turn",
+    "message_of",
     "prepare",
     "prompt_from",
     "prompt_ids",

@@ -45,12 +45,13 @@ class Prompt(msgspec.Struct, frozen=True):
     """What an answer follows: ids of the edge's vocabulary, and the messages they stand for.
 
     `messages` is None where the ids were made from no conversation; `local` says of ids what a
-    `Message` says of itself.
+    `Message` says of itself. What begins alike is one conversation of one `owner`.
     """
 
     ids: tuple[int, ...]
     messages: tuple[Message, ...] | None = None
     local: bool = False
+    owner: str = ""
 
     @property
     def stays(self) -> bool:

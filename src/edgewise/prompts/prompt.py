@@ -40,7 +40,7 @@ def prompt_from(
     given = asked.ids if isinstance(asked, Prompt) else list(asked)
     if not given:
         raise UsageError("The prompt is empty", hint="give at least one character")
-    messages = [_message(item) for item in given if isinstance(item, Message | Mapping)]
+    messages = [message_of(item) for item in given if isinstance(item, Message | Mapping)]
     if len(messages) == len(given):
         if system and all(message.role != "system" for message in messages):
             messages = [Message("system", system), *messages]
@@ -53,8 +53,8 @@ def prompt_from(
     return replace(asked, ids=ids) if isinstance(asked, Prompt) else Prompt(ids)
 
 
-def _message(given: Message | Mapping[str, object]) -> Message:
-    """Raises `UsageError` for what is none."""
+def message_of(given: Message | Mapping[str, object]) -> Message:
+    """A message in either form. Raises `UsageError` for what is none."""
     plain = dict(given) if isinstance(given, Mapping) else msgspec.to_builtins(given)
     try:
         message = msgspec.convert(plain, Message)

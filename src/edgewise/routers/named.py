@@ -9,7 +9,7 @@ from typing import cast
 from edgewise.addresses import local_folder
 from edgewise.edge.base import Needs
 from edgewise.errors import EdgewiseError, UsageError
-from edgewise.registry import Registry, code_file, is_code
+from edgewise.registry import Registry, code_file, is_code, or_meant
 from edgewise.routers.base import Router, Trained
 from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard, read_card
 from edgewise.routers.constant import Constant
@@ -55,8 +55,12 @@ def router_named(name: str) -> Router:
     if name not in ROUTERS:
         raise UsageError(
             f"There is no router {name!r}",
-            hint="name a checkpoint's folder, module:Class, ./file.py:Class, constant:VALUE, or "
-            f"one of {', '.join(ROUTERS.names())}",
+            hint=or_meant(
+                name,
+                ["bundled", *ROUTERS.names()],
+                "name a checkpoint's folder, module:Class, ./file.py:Class, constant:VALUE, or "
+                f"one of {', '.join(ROUTERS.names())}",
+            ),
             setting="router",
         )
     if is_trained(name):

@@ -1,6 +1,7 @@
 """How many answers are written at once, how many wait, and who is sent away."""
 
 import asyncio
+from collections.abc import Callable
 
 from edgewise.server.errors import ApiError
 
@@ -52,6 +53,11 @@ class Ticket:
         self._begun = 0.0
         admission.waiting += 1
         self._left = False
+        self._then: list[Callable[[], None]] = []
+
+    def at_end(self, work: Callable[[], None]) -> None:
+        """Have `work` done when the place is given back."""
+        self._then.append(work)
 
     async def turn(self) -> None:
         """Wait until the answer may be written; once it may, it may."""
@@ -73,3 +79,5 @@ class Ticket:
             self._admission.release(asyncio.get_running_loop().time() - self._begun)
         else:
             self._admission.waiting -= 1
+        for work in self._then:
+            work()

@@ -5,11 +5,15 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import NamedTuple, TypeVar
+from itertools import repeat
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
+from edgewise.addresses import is_url
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.late import Delay, LateCloud
 from edgewise.cloud.sent_record import SentRecord
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.fitting import longest_piece, overflow, require_fitting, require_short
@@ -22,7 +26,9 @@ from edgewise.loop.billing import Billing
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.latency import Latency
+from edgewise.loop.plug import Plug
 from edgewise.loop.policy import Policy
+from edgewise.parts import cloud_address
 from edgewise.prompts import Prompt
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
@@ -30,7 +36,11 @@ from edgewise.sampling import Sampling
 from edgewise.server.admission import Admission, Ticket
 from edgewise.server.local_messages import LocalMessages
 from edgewise.server.metrics import Metrics
+from edgewise.server.plugs import Plugs
 from edgewise.settings import Settings
+
+PAIR = "edgewise"
+"""What a server's one model is called."""
 
 READERS = 2
 """Prompts that are rendered and tokenised at a time; a long one takes memory."""
@@ -63,7 +73,10 @@ class Ready(NamedTuple):
 
 
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request asks of the decoder."""
+    """What a request asks of the decoder, and the `plug` that may cut it off from the cloud.
+
+    The cloud's verdicts come `round_trip` seconds later; with `one_trip` the first one does.
+    """
 
     prompt: Unread
     policy: Policy
@@ -72,6 +85,15 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: Sequence[str] = ()
     candidates: bool = False
     pending: bool = False
+    round_trip: float = 0.0
+    one_trip: bool = False
+    plug: Plug = msgspec.field(default_factory=Plug)
+
+    @property
+    def delay(self) -> Delay:
+        """How long a verdict is held back, seconds."""
+        trips = iter([self.round_trip]) if self.one_trip else repeat(self.round_trip)
+        return lambda written, computed: next(trips, 0.0)
 
 
 def _nothing(prompt: Prompt) -> Finished:
@@ -107,25 +129,43 @@ class Answering:
         queue: int,
         record: SentRecord | None = None,
         billing: Billing | None = None,
+        local: LocalMessages | None = None,
+        name: str = PAIR,
     ) -> None:
         """`slots` answers at a time, which `edge` must have sessions for; `queue` more may wait.
 
-        What they send is told to `record`, what they cost to `billing`.
+        What they send is told to `record`, what they cost to `billing`. Pairs that a conversation
+        may go on with know from one `local` what of it stays here.
         """
+        self.name = name
         self.edge, self.router, self.card = edge, router, card
         self.settings, self.cloud = settings, cloud
         self.breaker, self.latency = Breaker(), Latency()
         self.record = record or SentRecord()
         self.billing = billing
-        self.local = LocalMessages()
+        self.local = local or LocalMessages()
+        self.plugs = Plugs()
         self.metrics = Metrics(billing)
         self.admission = Admission(slots, queue)
         self._accounts: dict[float, Account] = {}
+        self._latencies: dict[tuple[float, bool], Latency] = {}
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="answer")
         # Of their own, so that neither a long prompt nor a long answer keeps the other waiting.
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="prompt")
         # Looked up once for all requests, and not while one waits.
         longest_piece(edge.tokenizer)
+
+    @property
+    def cloud_is_here(self) -> bool:
+        """Whether the cloud model is in this process."""
+        return self.cloud is not None and not is_url(cloud_address(self.settings))
+
+    @property
+    def bundled(self) -> bool:
+        """Whether it is the bundled pair that answers, by the router that was made for it."""
+        own = self.settings
+        models = (own.edge, cloud_address(own), own.router or "bundled")
+        return set(models) == {"bundled"}
 
     def close(self) -> None:
         """Wait for the threads; answers under way are stopped by the end of their requests."""
@@ -228,16 +268,7 @@ class Answering:
         def tell(event: Event | BaseException | None) -> None:
             loop.call_soon_threadsafe(told.put_nowait, event)
 
-        decoder = Decoder(
-            self.edge,
-            router=self.router,
-            policy=asked.policy,
-            cloud=self.cloud,
-            breaker=self.breaker,
-            latency=self.latency,
-            record=self.record,
-            billing=self.billing,
-        )
+        decoder = self._decoder(asked)
         account = self._account(asked.policy.cloud_share)
         taken = left = account.take()
         try:
@@ -259,12 +290,39 @@ class Answering:
                             break
                         tell(event)
             finally:
-                left = answer.budget
+                # That the cloud was unplugged says nothing of the threshold that others need.
+                pulled = asked.plug.pulled
+                left = replace(answer.budget, shift=taken.shift) if pulled else answer.budget
         except BaseException as error:
             tell(error)
         finally:
             account.settle(taken, left)
             tell(None)
+
+    def _decoder(self, asked: DecodeRequest) -> Decoder:
+        """With the cloud as this answer reaches it."""
+        cloud: Any = self.cloud
+        breaker, latency = self.breaker, self.latency
+        if cloud is not None:
+            if asked.round_trip:
+                cloud = LateCloud(cloud, asked.delay)
+                breaker, latency = Breaker(), self._latency(asked)
+            cloud, breaker = asked.plug.cloud(cloud), asked.plug.breaker(breaker)
+        return Decoder(
+            self.edge,
+            router=self.router,
+            policy=asked.policy,
+            cloud=cloud,
+            breaker=breaker,
+            latency=latency,
+            record=self.record,
+            billing=self.billing,
+        )
+
+    def _latency(self, asked: DecodeRequest) -> Latency:
+        """What is known of a round trip that is longer than it is, kept for each millisecond."""
+        key = (round(asked.round_trip, 3), asked.one_trip)
+        return self._latencies.setdefault(key, Latency())
 
     def _account(self, share: float | None) -> Account:
         """The budget of a cloud share over the server's life; shares of a thousandth apart or less

@@ -13,19 +13,28 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from msgspec.structs import asdict
-from prometheus_client import generate_latest
 
 from edgewise.cloud.sent_record import by_answer
 from edgewise.listening.visitors import ANY, Visitors
-from edgewise.server import chat_completions, completions, messages, responses, tokenizing
+from edgewise.server import (
+    chat_completions,
+    completions,
+    messages,
+    plugs,
+    responses,
+    tokenizing,
+)
 from edgewise.server.answering import Answering
+from edgewise.server.callers import Callers
 from edgewise.server.elsewhere import Elsewhere
 from edgewise.server.errors import install
-from edgewise.server.guards import BodyLimit, Counted, Headers, key_check
-from edgewise.server.models import model_ids, policy_for
+from edgewise.server.guards import BodyLimit, Counted, Headers
+from edgewise.server.metrics import ServerMetrics
+from edgewise.server.models import Models, policy_for
 from edgewise.server.schemas import ErrorReply, ModelEntry, ModelList
 from edgewise.server.usage_schemas import (
     CostUsage,
+    ModelSavings,
     SavingsEntry,
     SavingsReply,
     SentEntry,
@@ -47,16 +56,16 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 def make_app(
-    answering: Answering,
+    models: Models,
     *,
-    api_key: str | None = None,
+    callers: Callers | None = None,
     origins: Sequence[str] = (),
     hosts: Sequence[str] = (ANY,),
 ) -> FastAPI:
-    """The application over a loaded pair.
+    """The application over loaded pairs.
 
-    `api_key` is asked for at `/v1` and `/metrics`; `origins` of other pages that may ask;
-    `hosts` that requests may be addressed to.
+    `callers` are let in at `/v1` and `/metrics` (None: anybody); `origins` of other pages that may
+    ask; `hosts` that requests may be addressed to.
     """
     app = FastAPI(
         title="Edgewise",
@@ -68,19 +77,22 @@ def make_app(
         redirect_slashes=False,
     )
     install(app)
-    guarded = [Depends(key_check(api_key))]
+    callers = callers or Callers()
+    guarded, own = [Depends(callers.check)], [Depends(callers.check_operator)]
     v1 = APIRouter(prefix="/v1", dependencies=guarded, responses=_REFUSALS)
-    v1.include_router(chat_completions.routes(answering))
-    v1.include_router(completions.routes(answering))
-    v1.include_router(responses.routes(answering))
-    v1.include_router(messages.routes(answering))
-    v1.include_router(_models(answering))
-    v1.include_router(_sent(answering))
-    v1.include_router(_savings(answering))
+    v1.include_router(chat_completions.routes(models))
+    v1.include_router(completions.routes(models))
+    v1.include_router(responses.routes(models))
+    v1.include_router(messages.routes(models))
+    v1.include_router(_models(models))
+    v1.include_router(_sent(models), dependencies=own)
+    v1.include_router(_savings(models), dependencies=own)
+    v1.include_router(plugs.routes([one.plugs for one in models.all]))
+    metrics = ServerMetrics()
     app.include_router(v1)
-    app.include_router(tokenizing.routes(answering), dependencies=guarded, responses=_REFUSALS)
-    app.include_router(_about(answering, guarded))
-    app.add_middleware(Counted, counter=answering.metrics.requests)
+    app.include_router(tokenizing.routes(models), dependencies=guarded, responses=_REFUSALS)
+    app.include_router(_about(models, metrics, guarded))
+    app.add_middleware(Counted, counter=metrics.requests)
     if origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
@@ -94,94 +106,114 @@ def make_app(
     return app
 
 
-def _models(answering: Answering) -> APIRouter:
+def _models(models: Models) -> APIRouter:
     router = APIRouter()
     started = int(time.time())
 
     @router.get("/models")
-    async def models() -> ModelList:  # pyright: ignore[reportUnusedFunction]
-        """The model ids; any `edgewise@SHARE` may be asked for besides."""
-        ids = model_ids(cloud=answering.cloud is not None)
-        return ModelList(data=[ModelEntry(id=name, created=started) for name in ids])
+    async def listed() -> ModelList:  # pyright: ignore[reportUnusedFunction]
+        """The model ids; any `NAME@SHARE` may be asked for besides."""
+        return ModelList(data=[ModelEntry(id=name, created=started) for name in models.ids()])
 
     @router.get("/models/{model}")
     async def model(model: str) -> ModelEntry:  # pyright: ignore[reportUnusedFunction]
         """One of them."""
-        cloud = answering.cloud is not None
-        policy_for(model, answering.settings, answering.card, cloud=cloud)
+        policy_for(models.asked(model), model)
         return ModelEntry(id=model, created=started)
 
     return router
 
 
-def _sent(answering: Answering) -> APIRouter:
+def _sent(models: Models) -> APIRouter:
     router = APIRouter()
 
     @router.get("/sent")
     def sent() -> SentList:  # pyright: ignore[reportUnusedFunction]
         """What the last answers sent to the cloud: counts, never text."""
-        return SentList(
-            data=[
-                SentEntry(
-                    at=first.at,
-                    conversation=first.conversation,
-                    answer=first.answer,
-                    **asdict(counts),
-                )
-                for first, counts in reversed(by_answer(answering.record.messages()))
-            ]
-        )
+        found = [
+            SentEntry(
+                model=one.name,
+                at=first.at,
+                conversation=first.conversation,
+                answer=first.answer,
+                **asdict(counts),
+            )
+            for one in models.all
+            for first, counts in reversed(by_answer(one.record.messages()))
+        ]
+        return SentList(data=sorted(found, key=lambda entry: -entry.at))
 
     return router
 
 
-def _savings(answering: Answering) -> APIRouter:
+def _savings(models: Models) -> APIRouter:
     router = APIRouter()
 
     @router.get("/savings")
     def savings() -> SavingsReply:  # pyright: ignore[reportUnusedFunction]
         """What answers cost since the server began, against the cloud alone."""
-        billing = answering.billing
-        if billing is None:
-            return SavingsReply(answers=0, total=None, conversations=[])
-        found = billing.savings()
+        found = [_savings_of(one) for one in models.all]
+        conversations = [
+            SavingsEntry(
+                model=one.name,
+                conversation=str(told.conversation),
+                answers=told.answers,
+                **asdict(told.cost),
+            )
+            for one in models.all
+            for told in (one.billing.conversations() if one.billing else [])
+        ]
         return SavingsReply(
-            answers=found.answers,
-            total=CostUsage(**asdict(found.cost)),
-            conversations=[
-                SavingsEntry(
-                    conversation=str(one.conversation), answers=one.answers, **asdict(one.cost)
-                )
-                for one in billing.conversations()
-            ],
+            answers=sum(one.answers for one in found),
+            total=_summed([one.total for one in found if one.total]),
+            models=found,
+            conversations=conversations,
         )
 
     return router
 
 
-def _about(answering: Answering, guarded: Sequence[Any]) -> APIRouter:
+def _savings_of(answering: Answering) -> ModelSavings:
+    if answering.billing is None:
+        return ModelSavings(model=answering.name, answers=0, total=None)
+    found = answering.billing.savings()
+    total = CostUsage(**asdict(found.cost))
+    return ModelSavings(model=answering.name, answers=found.answers, total=total)
+
+
+def _summed(costs: Sequence[CostUsage]) -> CostUsage | None:
+    """None for none, and where they have no currency in common."""
+    if len({cost.currency for cost in costs}) != 1:
+        return None
+    return CostUsage(
+        paid=sum(cost.paid for cost in costs),
+        alone=sum(cost.alone for cost in costs),
+        saved=sum(cost.saved for cost in costs),
+        currency=costs[0].currency,
+        input_tokens=sum(cost.input_tokens for cost in costs),
+        cached_tokens=sum(cost.cached_tokens for cost in costs),
+        output_tokens=sum(cost.output_tokens for cost in costs),
+        estimated=any(cost.estimated for cost in costs),
+    )
+
+
+def _about(models: Models, counted: ServerMetrics, guarded: Sequence[Any]) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health")
     async def health() -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
-        """That it runs, with what, and whether the cloud answers."""
-        latency = answering.latency
-        return {
-            "status": "ok",
-            "edge": answering.edge.name,
-            "cloud": answering.cloud.name if answering.cloud else None,
-            "cloud_paused": answering.breaker.is_open,
-            "round_trip_seconds": latency.round_trip,
-            "engine_seconds": latency.engine,
-        }
+        """That it runs, with what, and whether the cloud answers: the first model, then each."""
+        told = [{"model": one.name, **_health_of(one)} for one in models.all]
+        return {"status": "ok", **_health_of(models.first), "models": told}
 
     @router.get("/metrics", dependencies=list(guarded), response_class=Response)
     async def metrics() -> Response:  # pyright: ignore[reportUnusedFunction]
         """Counters in Prometheus's text format."""
-        found = answering.metrics
-        found.running.set(answering.admission.running)
-        found.waiting.set(answering.admission.waiting)
-        text = generate_latest(found.registry)
+        for one in models.all:
+            one.metrics.running.set(one.admission.running)
+            one.metrics.waiting.set(one.admission.waiting)
+        each = {one.name: one.metrics for one in models.all}
+        text = counted.text(each, told_apart=models.told_apart)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @router.get("/docs", include_in_schema=False)
@@ -195,3 +227,17 @@ def _about(answering: Answering, guarded: Sequence[Any]) -> APIRouter:
         )
 
     return router
+
+
+def _health_of(answering: Answering) -> dict[str, Any]:
+    latency = answering.latency
+    return {
+        "edge": answering.edge.name,
+        "cloud": answering.cloud.name if answering.cloud else None,
+        "vocabulary": answering.cloud.proof if answering.cloud else None,
+        "cloud_is_here": answering.cloud_is_here,
+        "cloud_paused": answering.breaker.is_open,
+        "bundled": answering.bundled,
+        "round_trip_seconds": latency.round_trip,
+        "engine_seconds": latency.engine,
+    }

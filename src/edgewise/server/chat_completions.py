@@ -10,24 +10,28 @@ from edgewise.edge.base import Tokenizer
 from edgewise.events import FinishReason, Token
 from edgewise.grammar.calls import CallReader, call_reader, collected
 from edgewise.grammar.form import AnswerForm
+from edgewise.parts import notice
 from edgewise.prompts import Message, prompt_of
 from edgewise.prompts.conversation import said
 from edgewise.server.answering import Answering, DecodeRequest, Unread
+from edgewise.server.callers import caller_of
 from edgewise.server.decoding import asks_local, decode_request
 from edgewise.server.errors import ApiError
 from edgewise.server.forms import delta_of, form_of, message_of, told_call
+from edgewise.server.models import Models
 from edgewise.server.replies import ReplyWriter
 from edgewise.server.schemas import ChatCompletion, ChatRequest
 from edgewise.server.streaming import STREAMED, reply_with
 
 
-def routes(answering: Answering) -> APIRouter:
-    """The endpoint over a loaded pair."""
+def routes(models: Models) -> APIRouter:
+    """The endpoint over the loaded pairs."""
     router = APIRouter()
 
     @router.post("/chat/completions", response_model=ChatCompletion, responses=STREAMED)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """An answer to a conversation, whole or as server-sent events."""
+        answering = models.asked(body.model)
         decoding, writer = prepared(answering, body, request)
         return await reply_with(writer, decoding, answering, request, stream=body.stream)
 
@@ -39,12 +43,20 @@ def prepared(
 ) -> tuple[DecodeRequest, "ChatReply"]:
     """What is asked of the decoder, and who writes the reply. Raises `ApiError`."""
     messages = [message_of(one) for one in body.messages]
-    messages = answering.local.marked(messages, local=asks_local(body, request))
+    messages = answering.local.marked(
+        messages, local=asks_local(body, request), owner=caller_of(request).name
+    )
     form = form_of(body)
     decoding = _decode_request(answering, body, messages, form)
     tokenizer = answering.edge.tokenizer
-    calls = call_reader(tokenizer, form)
-    return decoding, ChatReply(body, tokenizer, local=messages[-1].local, calls=calls)
+    writer = ChatReply(
+        body,
+        tokenizer,
+        local=messages[-1].local,
+        notice=notice(answering.settings, messages),
+        calls=call_reader(tokenizer, form),
+    )
+    return decoding, writer
 
 
 def _decode_request(
@@ -89,11 +101,12 @@ class ChatReply(ReplyWriter):
         tokenizer: Tokenizer,
         *,
         local: bool,
+        notice: str | None = None,
         calls: CallReader | None = None,
     ) -> None:
         """What is `local` says so, for the client to send it back with the mark. `calls` reads
         those of an answer that may have some."""
-        super().__init__(request, tokenizer)
+        super().__init__(request, tokenizer, notice=notice)
         self._calls = calls
         self._mark = {"edgewise": {"cloud": "none"}} if local else {}
         self._top = (request.top_logprobs or 0) if request.logprobs else None

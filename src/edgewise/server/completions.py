@@ -14,19 +14,20 @@ from edgewise.server.admission import Ticket
 from edgewise.server.answering import Answering, DecodeRequest, Scorer, Unread
 from edgewise.server.decoding import asks_local, decode_request
 from edgewise.server.errors import ApiError
-from edgewise.server.models import CLOUD, EDGE
+from edgewise.server.models import Models, cloud_alone
 from edgewise.server.replies import ReplyWriter
 from edgewise.server.schemas import Completion, CompletionRequest
 from edgewise.server.streaming import STREAMED, reply_with
 
 
-def routes(answering: Answering) -> APIRouter:
-    """The endpoint over a loaded pair."""
+def routes(models: Models) -> APIRouter:
+    """The endpoint over the loaded pairs."""
     router = APIRouter()
 
     @router.post("/completions", response_model=Completion, responses=STREAMED)
     async def completions(body: CompletionRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """The continuation of a prompt, whole or as server-sent events."""
+        answering = models.asked(body.model)
         if body.max_tokens == 0 and not body.echo:
             raise ApiError(400, "max_tokens 0 needs echo true.", param="max_tokens")
         decoding = _decode_request(answering, body, local=asks_local(body, request))
@@ -130,12 +131,13 @@ class EchoReply(TextReply):
         super().__init__(request, answering.edge.tokenizer)
         self._answering = answering
         self._scorer = None if self._top is None else _scorer(answering, request.model, self._top)
-        self._prompt = ""
+        self._echoed = ""
         self._of_prompt: dict[str, Any] | None = None
 
     async def read(self, prompt: Prompt, ticket: Ticket) -> None:
+        await super().read(prompt, ticket)
         pieces = map(self._answering.edge.tokenizer.piece, prompt.ids)
-        self._prompt = b"".join(pieces).decode("utf-8", "replace")
+        self._echoed = b"".join(pieces).decode("utf-8", "replace")
         if self._scorer is not None:
             found = await self._answering.scored(self._scorer, prompt, ticket)
             self._of_prompt = self.logprobs(
@@ -143,10 +145,10 @@ class EchoReply(TextReply):
             )
 
     def opening(self) -> dict[str, Any]:
-        return {"text": self._prompt, "logprobs": self._of_prompt}
+        return {"text": self._echoed, "logprobs": self._of_prompt}
 
     def body(self, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
-        whole = super().body(self._prompt + text, tokens)
+        whole = super().body(self._echoed + text, tokens)
         if self._of_prompt is not None:
             written = whole["logprobs"]
             both = {name: [*found, *written[name]] for name, found in self._of_prompt.items()}
@@ -156,13 +158,14 @@ class EchoReply(TextReply):
 
 def _scorer(answering: Answering, model: str, top: int) -> Scorer:
     """Who says how likely a prompt is. Raises `ApiError`."""
-    if model == EDGE:
+    edge, alone = f"{answering.name}:edge", cloud_alone(answering)
+    if model == edge:
         return lambda ids: scored(answering.edge, ids, top=top)
-    if model == CLOUD and (cloud := answering.cloud) is not None:
+    if model == alone and (cloud := answering.cloud) is not None:
         return lambda ids: cloud.scored(ids, top=top)
     raise ApiError(
         400,
-        f"A prompt's logprobs are those of one model, and a pair is two: ask for {EDGE} or "
-        f"{CLOUD}, or leave logprobs out.",
+        f"A prompt's logprobs are those of one model, and a pair is two: ask for {edge} or "
+        f"{alone}, or leave logprobs out.",
         param="model",
     )

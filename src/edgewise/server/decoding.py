@@ -11,7 +11,7 @@ from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.server.answering import Answering, DecodeRequest, Unread
 from edgewise.server.errors import ApiError
-from edgewise.server.models import CLOUD, policy_for
+from edgewise.server.models import cloud_alone, policy_for
 from edgewise.server.schemas import ChatRequest, CompletionRequest
 
 LOCAL_HEADER = "X-Edgewise-Cloud"
@@ -37,20 +37,28 @@ def decode_request(
 ) -> DecodeRequest:
     """With the server's own settings where a request says nothing; with a `local` prompt by the
     edge alone. Raises `ApiError`."""
-    if body.model == CLOUD:
+    policy = policy_for(answering, body.model)
+    if body.model == cloud_alone(answering):
         if local:
-            raise _local()
+            raise _local(answering)
         prompt = replace(prompt, read=partial(_sent, answering, prompt.read))
     if body.stream_options and not body.stream:
         raise ApiError(400, "stream_options needs stream true.", param="stream_options")
     if body.edgewise.pending and not body.stream:
         raise ApiError(400, "edgewise.pending needs stream true.", param="edgewise.pending")
+    trip = body.edgewise.round_trip
+    if trip is not None and not answering.cloud_is_here:
+        raise ApiError(
+            400,
+            "edgewise.round_trip is for a cloud model in the server's process, and this server has "
+            "none; leave it out.",
+            param="edgewise.round_trip",
+        )
     own = answering.settings
 
     def either(given: float | None, default: float) -> float:
         return default if given is None else given
 
-    policy = policy_for(body.model, own, answering.card, cloud=answering.cloud is not None)
     return DecodeRequest(
         prompt=prompt,
         policy=policy.edge_alone() if local else policy,
@@ -65,6 +73,9 @@ def decode_request(
         stop=body.stops,
         candidates=candidates or body.edgewise.provenance,
         pending=body.edgewise.pending,
+        round_trip=trip or 0.0,
+        # A stream would pay it once.
+        one_trip=body.model == cloud_alone(answering),
     )
 
 
@@ -78,10 +89,13 @@ def _sent(answering: Answering, read: Callable[[], Prompt]) -> Prompt:
     """What is read. Raises `ApiError` for a prompt that its own words keep here."""
     prompt = read()
     if answering.cloud is not None and answering.cloud.stays(prompt):
-        raise _local()
+        raise _local(answering)
     return prompt
 
 
-def _local() -> ApiError:
-    message = f"This conversation is local, so {CLOUD!r} cannot answer; ask for edgewise."
+def _local(answering: Answering) -> ApiError:
+    message = (
+        f"This conversation is local, so {cloud_alone(answering)!r} cannot answer; ask for "
+        f"{answering.name}."
+    )
     return ApiError(400, message, param="model")

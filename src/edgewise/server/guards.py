@@ -1,15 +1,9 @@
-"""What stands before every endpoint: size limits, keys, headers."""
+"""What stands before every endpoint: size limits, headers."""
 
-import hmac
-from collections.abc import Callable
-
-from fastapi import Request
 from prometheus_client import Counter
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from edgewise.server.errors import ApiError
 
 MAX_BODY = 8 << 20
 """Largest request body, bytes."""
@@ -80,30 +74,3 @@ class Headers:
             await send(message)
 
         await self._app(scope, receive, with_headers)
-
-
-def given_key(request: Request) -> str:
-    """The key that a request brings; empty where it brings none. A bearer token comes first."""
-    scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-    return bearer if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
-
-
-def key_check(key: str | None) -> Callable[[Request], None]:
-    """A dependency that asks for `key` as a bearer token, or as Anthropic's clients send it.
-
-    Without one it asks for nothing.
-    """
-
-    def check(request: Request) -> None:
-        if key is None:
-            return
-        given = given_key(request)
-        if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode()):
-            raise ApiError(
-                401,
-                "The API key is wrong or missing; send it as a bearer token or as x-api-key.",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-
-    return check

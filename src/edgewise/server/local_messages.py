@@ -25,8 +25,8 @@ class LocalMessages:
         self._key = secrets.token_bytes(32)
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
-    def marked(self, messages: Sequence[Message], *, local: bool) -> list[Message]:
-        """The same, with every message marked that is local or follows one that is.
+    def marked(self, messages: Sequence[Message], *, local: bool, owner: str = "") -> list[Message]:
+        """The same, with every message of `owner`'s marked that is local or follows one that is.
 
         With `local` the last one is. A conversation that begins as one that became local does
         is local from there on, whatever its marks say; a beginning has a user's message in it,
@@ -34,7 +34,7 @@ class LocalMessages:
         """
         found: list[Message] = []
         stays = asked = remembered = False
-        beginning = b""
+        beginning = owner.encode()
         for number, message in enumerate(messages):
             beginning = self._after(beginning, message)
             asked = asked or message.role == "user"

@@ -12,7 +12,6 @@ from fastapi.responses import Response
 from edgewise.events import Event
 from edgewise.prompts import Prompt
 from edgewise.server.admission import Ticket
-from edgewise.server.answering import Answering
 from edgewise.server.chat_completions import ChatReply, prepared, unread
 from edgewise.server.errors import ApiError, anthropic_body
 from edgewise.server.harmless import ignored, said
@@ -23,7 +22,7 @@ from edgewise.server.messages_schemas import (
     MessagesReply,
     MessagesRequest,
 )
-from edgewise.server.models import policy_for
+from edgewise.server.models import Models, policy_for
 from edgewise.server.streaming import queued, reply_with, streamed
 from edgewise.server.writing import Writer
 
@@ -35,8 +34,8 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def routes(answering: Answering) -> APIRouter:
-    """The endpoints over a loaded pair."""
+def routes(models: Models) -> APIRouter:
+    """The endpoints over the loaded pairs."""
     router = APIRouter(responses=REFUSALS)
     told = streamed("with `stream` as server-sent events, each named by its type")
 
@@ -44,6 +43,7 @@ def routes(answering: Answering) -> APIRouter:
     async def messages(body: MessagesRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """An answer to a conversation, whole or as server-sent events."""
         _check(body)
+        answering = models.asked(body.model)
         decoding, chat = prepared(answering, body.chat(), request)
         writer = MessagesWriter(body, chat, headers=_said(request))
         return await reply_with(writer, decoding, answering, request, stream=bool(body.stream))
@@ -54,8 +54,8 @@ def routes(answering: Answering) -> APIRouter:
         _check(body)
         names = [*ignored(body), *body.ignored, *_said(request)]
         reply.headers.update(said(names) or {})
-        cloud = answering.cloud is not None
-        policy_for(body.model, answering.settings, answering.card, cloud=cloud)
+        answering = models.asked(body.model)
+        policy_for(answering, body.model)
         asked = unread(answering, body.chat())
         ready = await queued(answering, request, lambda: answering.read(asked))
         return CountReply(input_tokens=len(ready.prompt.ids))
@@ -89,8 +89,9 @@ class MessagesWriter(Writer):
         self.ignored = [*ignored(request), *request.ignored, *headers]
         self._chat = chat
         self._most = request.max_tokens
+        self._id = f"msg_{secrets.token_hex(12)}"
         self._head = {
-            "id": f"msg_{secrets.token_hex(12)}",
+            "id": self._id,
             "type": "message",
             "role": "assistant",
             "model": request.model,
@@ -99,8 +100,13 @@ class MessagesWriter(Writer):
         self._index = -1
         self._block: str | None = None
 
+    @property
+    def id(self) -> str:
+        return self._id
+
     async def read(self, prompt: Prompt, ticket: Ticket) -> None:
         self._prompt = len(prompt.ids)
+        await self._chat.read(prompt, ticket)
 
     def whole(self, events: Sequence[Event]) -> dict[str, Any]:
         reply = self._chat.whole(events)

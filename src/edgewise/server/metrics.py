@@ -1,8 +1,8 @@
 """What the server counts, in Prometheus's form."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -14,16 +14,13 @@ _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Metrics:
-    """In a registry of its own, so that several servers fit in one process."""
+    """Of one pair, in a registry of its own."""
 
     def __init__(self, billing: Billing | None = None) -> None:
         """With `billing` what answers cost is among it."""
         self.registry = CollectorRegistry()
         if billing is not None:
             self.registry.register(_Costs(billing))
-        self.requests = Counter(
-            "edgewise_requests", "Requests.", ["path", "status"], registry=self.registry
-        )
         self.running = Gauge("edgewise_running", "Answers being written.", registry=self.registry)
         self.waiting = Gauge("edgewise_waiting", "Answers in the queue.", registry=self.registry)
         self._tokens = Counter("edgewise_tokens", "Tokens.", ["source"], registry=self.registry)
@@ -50,6 +47,40 @@ class Metrics:
 
     def _histogram(self, name: str, help: str) -> Histogram:
         return Histogram(f"edgewise_{name}", help, buckets=_SECONDS, registry=self.registry)
+
+
+class ServerMetrics:
+    """Of a whole server, so that several fit in one process."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.requests = Counter(
+            "edgewise_requests", "Requests.", ["path", "status"], registry=self._registry
+        )
+
+    def text(self, models: Mapping[str, Metrics], *, told_apart: bool) -> bytes:
+        """All there is, each model's with its name as a label where they are `told_apart`."""
+        each = [_Labelled(models)] if told_apart else [one.registry for one in models.values()]
+        return b"".join(generate_latest(one) for one in (self._registry, *each))
+
+
+class _Labelled(Collector):
+    """Of several models: a format's family stands in one piece."""
+
+    def __init__(self, models: Mapping[str, Metrics]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for name, one in self._models.items():
+            for found in one.registry.collect():
+                family = Metric(found.name, found.documentation, found.type, found.unit)
+                family = families.setdefault(found.name, family)
+                family.samples += [
+                    sample._replace(labels={"model": name, **sample.labels})
+                    for sample in found.samples
+                ]
+        return iter(families.values())
 
 
 class _Costs(Collector):

@@ -1,41 +1,94 @@
-"""Model ids choose the trade-off: `edgewise`, `edgewise@0.05`, `edgewise:edge|cloud`."""
+"""Model ids choose a pair and the trade-off: `NAME`, `NAME@0.05`, `NAME:edge`, `NAME:cloud`."""
 
 import re
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from edgewise.errors import UsageError
 from edgewise.loop.policy import Policy
 from edgewise.parts import make_policy
-from edgewise.routers.card import RouterCard
+from edgewise.server.answering import PAIR, Answering
 from edgewise.server.errors import ApiError
-from edgewise.settings import Settings
 
-PAIR, EDGE, CLOUD = "edgewise", "edgewise:edge", "edgewise:cloud"
-_SHARE = re.compile(r"edgewise@(0(?:\.\d{1,6})?|1(?:\.0{1,6})?)")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SHARE = re.compile(r"0(?:\.\d{1,6})?|1(?:\.0{1,6})?")
 
 
-def policy_for(model: str, settings: Settings, card: RouterCard | None, *, cloud: bool) -> Policy:
-    """The policy that a model id names. Raises `ApiError` 404 for an unknown one."""
-    pair = make_policy(settings, card)
-    if model == PAIR:
-        return pair
-    if model == EDGE:
-        return pair.edge_alone()
-    if model == CLOUD and cloud:
-        return pair.cloud_alone()
-    if match := _SHARE.fullmatch(model):
-        shared = replace(settings, cloud_share=float(match[1]), threshold=None)
-        return make_policy(shared, card)
-    if model == CLOUD:
-        message = f"{CLOUD!r} needs a cloud model, and the server has none."
-    else:
-        message = (
-            f"There is no model {model[:60]!r}; ask for {PAIR}, {PAIR}@0.05 (a cloud share from 0 "
-            f"to 1), {EDGE} or {CLOUD}."
+def require_name(name: str) -> None:
+    """Raises `UsageError` for what can be no model's name: ids add to it behind @ and :."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is no name for a model",
+            hint="take up to 64 letters, digits, dots, dashes and underscores",
         )
-    raise ApiError(404, message, code="model_not_found", param="model")
 
 
-def model_ids(*, cloud: bool) -> list[str]:
-    """Those that are listed."""
-    return [PAIR, f"{PAIR}@0.02", f"{PAIR}@0.05", f"{PAIR}@0.1", EDGE, *([CLOUD] if cloud else [])]
+class Models:
+    """The loaded pairs that a server answers by, each under its `name`."""
+
+    def __init__(self, answerings: Sequence[Answering]) -> None:
+        """The first is shown where there is room for one."""
+        self.all = tuple(answerings)
+        self._named = {one.name: one for one in answerings}
+
+    @property
+    def first(self) -> Answering:
+        """The only one, where there are no others."""
+        return self.all[0]
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether counts name the model: not where there is the one that needs no name."""
+        return tuple(self._named) != (PAIR,)
+
+    def asked(self, model: str) -> Answering:
+        """The pair that a model id names. Raises `ApiError` 404, which says what there is."""
+        found = self._named.get(re.split("[@:]", model, maxsplit=1)[0])
+        if found is None:
+            raise _unknown(model, list(self._named))
+        return found
+
+    def ids(self) -> list[str]:
+        """Those that are listed; any share may be asked for besides."""
+        return [
+            name + form
+            for name, one in self._named.items()
+            for form in ("", "@0.02", "@0.05", "@0.1", ":edge", *([":cloud"] if one.cloud else []))
+        ]
+
+
+def cloud_alone(answering: Answering) -> str:
+    """The model id that is its cloud model alone."""
+    return f"{answering.name}:cloud"
+
+
+def policy_for(answering: Answering, model: str) -> Policy:
+    """The policy that one of its model ids names. Raises `ApiError` 404 for another."""
+    pair = make_policy(answering.settings, answering.card)
+    form = model.removeprefix(answering.name)
+    if not form:
+        return pair
+    if form == ":edge":
+        return pair.edge_alone()
+    if form == ":cloud":
+        if answering.cloud is None:
+            message = f"{model!r} needs a cloud model, and the server has none."
+            raise ApiError(404, message, code="model_not_found", param="model")
+        return pair.cloud_alone()
+    if form[0] == "@" and _SHARE.fullmatch(form[1:]):
+        shared = replace(answering.settings, cloud_share=float(form[1:]), threshold=None)
+        return make_policy(shared, answering.card)
+    raise _unknown(model, [answering.name])
+
+
+def _unknown(model: str, names: Sequence[str]) -> ApiError:
+    """What may be asked for instead."""
+    one = names[0]
+    forms = f"{one}@0.05 (a cloud share from 0 to 1), {one}:edge or {one}:cloud"
+    if len(names) == 1:
+        there = f"ask for {one}, {forms}."
+    else:
+        there = f"there are {', '.join(names)}, each in the forms {one}, {forms}."
+    message = f"There is no model {model[:60]!r}; {there}"
+    return ApiError(404, message, code="model_not_found", param="model")

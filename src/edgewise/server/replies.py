@@ -11,13 +11,15 @@ import msgspec
 
 from edgewise.edge.base import Tokenizer
 from edgewise.events import Candidate, Event, Finished, FinishReason, Pending, Rewound, Token, Usage
+from edgewise.prompts import Prompt
+from edgewise.server.admission import Ticket
 from edgewise.server.harmless import ignored
 from edgewise.server.schemas import ChatRequest, CompletionRequest
 from edgewise.server.writing import Writer
 
 
-def usage(found: Usage) -> dict[str, Any]:
-    """Token counts; what the cloud wrote under `edgewise`."""
+def usage(found: Usage, notice: str | None = None) -> dict[str, Any]:
+    """Token counts; what the cloud wrote, and what must be said of the answer, under `edgewise`."""
     written = found.edge_tokens + found.cloud_tokens
     return {
         "prompt_tokens": found.prompt_tokens,
@@ -28,6 +30,7 @@ def usage(found: Usage) -> dict[str, Any]:
             "cloud_tokens": found.cloud_tokens,
             "edge_tokens": found.edge_tokens,
             "wasted_tokens": found.wasted_tokens,
+            "changing_tokens": found.changing_tokens,
             "cloud_share": found.cloud_share,
             "cloud_calls": found.cloud_calls,
             "failed_calls": found.failed_calls,
@@ -36,6 +39,7 @@ def usage(found: Usage) -> dict[str, Any]:
             "cloud_completion_tokens": found.cloud_completion_tokens,
             "sent": msgspec.structs.asdict(found.sent),
             "cost": None if found.cost is None else msgspec.structs.asdict(found.cost),
+            "notice": notice,
         },
     }
 
@@ -76,6 +80,7 @@ class Shown:
             "source": token.source,
             "reason": token.reason,
             "score": token.score,
+            "threshold": token.threshold,
             "seconds": token.seconds,
             "wait": token.wait,
             "edge": self.candidates(token.edge),
@@ -95,17 +100,32 @@ class ReplyWriter(Writer):
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
-    def __init__(self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        request: ChatRequest | CompletionRequest,
+        tokenizer: Tokenizer,
+        *,
+        notice: str | None = None,
+    ) -> None:
+        """`notice` is said beside the answer."""
+        self._notice = notice
         self.shown = Shown(tokenizer)
         self._request = request
         self.ignored = ignored(request)
+        self.prompt_ids: Sequence[int] = ()
+        """Of the prompt, once it was read."""
         options = request.stream_options
         self._with_usage = options is not None and options.include_usage
-        self._head = {
+        self._head: dict[str, Any] = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": request.model,
         }
+
+    @property
+    def id(self) -> str:
+        """What the reply calls itself."""
+        return self._head["id"]
 
     @abstractmethod
     def piece(self, text: str, token: Token | None = None) -> dict[str, Any]:
@@ -134,10 +154,15 @@ class ReplyWriter(Writer):
         text = "".join(token.text for token in tokens) + end.text
         body = self.body(text, tokens)
         choice = {"index": 0, **body, **self._ended(end)}
-        reply = {**self._head, "object": self.kind, "choices": [choice], "usage": usage(end.usage)}
+        reply = {
+            **self._head,
+            "object": self.kind,
+            "choices": [choice],
+            "usage": usage(end.usage, self._notice),
+        }
         if self._request.edgewise.provenance:
             shown = [self.shown.provenance(token) for token in tokens]
-            reply["edgewise"] = {"tokens": shown, "timing": timing(end)}
+            reply["edgewise"] = {**self._prompt(), "tokens": shown, "timing": timing(end)}
         return reply
 
     async def chunks(self, events: AsyncGenerator[Event]) -> AsyncGenerator[dict[str, Any]]:
@@ -145,7 +170,9 @@ class ReplyWriter(Writer):
         request = self._request
         told = request.edgewise.provenance
         opening = self.opening()
-        if opening is not None:
+        if told:
+            yield self._chunk(opening or self.piece(""), self._prompt())
+        elif opening is not None:
             yield self._chunk(opening)
         async with aclosing(events):
             async for event in events:
@@ -168,7 +195,17 @@ class ReplyWriter(Writer):
                         yield self._chunk(piece)
                     yield self._chunk({**last, **self._ended(event)}, own)
                     if self._with_usage:
-                        yield {**self._chunk({}), "choices": [], "usage": usage(event.usage)}
+                        yield {
+                            **self._chunk({}),
+                            "choices": [],
+                            "usage": usage(event.usage, self._notice),
+                        }
+
+    async def read(self, prompt: Prompt, ticket: Ticket) -> None:
+        self.prompt_ids = prompt.ids
+
+    def _prompt(self) -> dict[str, Any]:
+        return {"prompt_token_ids": list(self.prompt_ids)} if self.prompt_ids else {}
 
     def _ended(self, end: Finished) -> dict[str, Any]:
         reason = self.finish_reason(end.finish_reason)

@@ -11,25 +11,28 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from edgewise.events import Event
+from edgewise.prompts import Prompt
 from edgewise.server import response_items as items
-from edgewise.server.answering import Answering
+from edgewise.server.admission import Ticket
 from edgewise.server.chat_completions import ChatReply, prepared
 from edgewise.server.errors import ApiError
 from edgewise.server.harmless import ignored
+from edgewise.server.models import Models
 from edgewise.server.response_items import WrittenCall, WrittenText
 from edgewise.server.responses_schemas import ResponsesReply, ResponsesRequest
 from edgewise.server.streaming import reply_with, streamed
 from edgewise.server.writing import Writer
 
 
-def routes(answering: Answering) -> APIRouter:
-    """The endpoint over a loaded pair."""
+def routes(models: Models) -> APIRouter:
+    """The endpoint over the loaded pairs."""
     router = APIRouter()
     told = streamed("with `stream` as server-sent events, each named by its type")
 
     @router.post("/responses", response_model=ResponsesReply, responses=told)
     async def responses(body: ResponsesRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """An answer to a conversation, whole or as server-sent events. Nothing is kept of it."""
+        answering = models.asked(body.model)
         decoding, chat = prepared(answering, body.chat(), request)
         writer = ResponsesWriter(body, chat)
         return await reply_with(writer, decoding, answering, request, stream=bool(body.stream))
@@ -61,6 +64,13 @@ class ResponsesWriter(Writer):
             self._call(call).add(call["function"]["arguments"])
         told = self._ended(choice["finish_reason"], reply["usage"])
         return {**told, "edgewise": reply["edgewise"]} if "edgewise" in reply else told
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    async def read(self, prompt: Prompt, ticket: Ticket) -> None:
+        await self._chat.read(prompt, ticket)
 
     async def chunks(self, events: AsyncGenerator[Event]) -> AsyncGenerator[dict[str, Any]]:
         for kind in ("created", "in_progress"):

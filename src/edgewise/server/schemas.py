@@ -33,6 +33,9 @@ MAX_TOKENS = 1 << 20
 TOP_LOGPROBS = 5
 """Most candidates per token: as many as a consult brings."""
 
+MAX_ROUND_TRIP = 0.5
+"""Seconds; a way around the world and back."""
+
 BoundedText = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
 Zero = Annotated[float, Field(ge=0, le=0)]
@@ -90,11 +93,13 @@ class StreamOptions(Strict):
 class EdgewiseOptions(Strict):
     """What only Edgewise has: with `provenance` replies say who wrote each token and why; with
     `pending` a stream also says what the edge guesses while a consult flies; with `cloud` "none"
-    the conversation is local from its last message on, as a message's own `edgewise` says."""
+    the conversation is local from its last message on, as a message's own `edgewise` says. A cloud
+    model in the server's process answers `round_trip` seconds later."""
 
     provenance: bool = False
     pending: bool = False
     cloud: Literal["none"] | None = None
+    round_trip: Annotated[float, Field(ge=0, le=MAX_ROUND_TRIP)] | None = None
 
 
 class _Request(Strict):
@@ -247,8 +252,9 @@ class AnswerMessage(BaseModel):
 class TokenProvenance(BaseModel):
     """Who wrote a token, and why. Times in seconds, logprobs in nats.
 
-    `score` is the router's; `wait` was spent on the cloud; `edge` and `cloud` are both models'
-    candidates as far as they are known.
+    `score` is the router's, `threshold` what it was held against, null where the answer can never
+    ask the cloud; `wait` was spent on the cloud; `edge` and `cloud` are both models' candidates as
+    far as they are known.
     """
 
     index: int
@@ -257,6 +263,7 @@ class TokenProvenance(BaseModel):
     source: Literal["edge", "cloud"]
     reason: str
     score: float | None
+    threshold: float | None
     seconds: float
     wait: float
     edge: list[TopLogprob]
@@ -264,8 +271,12 @@ class TokenProvenance(BaseModel):
 
 
 class Provenance(BaseModel):
-    """On demand; `timing` in seconds."""
+    """On demand; `timing` in seconds.
 
+    `/v1/completions` goes on from `prompt_token_ids` and ids of `tokens`, at any place.
+    """
+
+    prompt_token_ids: list[int]
     tokens: list[TokenProvenance]
     timing: dict[str, float]
 
@@ -321,6 +332,14 @@ class Completion(BaseModel):
     choices: list[CompletionChoice]
     usage: UsageReply
     edgewise: Provenance | None = None
+
+
+class PlugReply(BaseModel):
+    """Whether a running answer reaches the cloud."""
+
+    id: str
+    object: Literal["answer.plug"] = "answer.plug"
+    plugged: bool
 
 
 class ModelEntry(BaseModel):

@@ -15,6 +15,7 @@ from edgewise.errors import EdgewiseError
 from edgewise.events import Event
 from edgewise.server.admission import Ticket
 from edgewise.server.answering import Answering, DecodeRequest
+from edgewise.server.callers import Caller, caller_of
 from edgewise.server.errors import ApiError, api_error, unexpected
 from edgewise.server.harmless import said
 from edgewise.server.writing import Framing, Writer
@@ -43,10 +44,11 @@ class EventStream(EventSourceResponse):
         ticket: Ticket,
         framing: Framing | None = None,
         headers: Mapping[str, str] | None = None,
+        caller: Caller | None = None,
     ) -> None:
         events = _encoded(chunks, framing or Framing())
         super().__init__(events, ping=PING_SECONDS, sep="\n", headers=headers)
-        self._chunks, self._ticket = chunks, ticket
+        self._chunks, self._ticket, self._caller = chunks, ticket, caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -56,6 +58,8 @@ class EventStream(EventSourceResponse):
             await self._chunks.aclose()
             if not self._ticket.running:
                 self._ticket.leave()
+            if self._caller is not None:
+                await self._caller.leave()
 
 
 async def _encoded(
@@ -86,26 +90,39 @@ async def reply_with(
 ) -> Response:
     """Answer, and end the work where the client leaves.
 
-    Raises what `Answering.enter` and `Answering.read` do.
+    Raises what `Answering.enter` and `Answering.read` do, and `ApiError` for a key at its limits.
     """
-    ticket = answering.enter(decoding)
+    caller, ticket = caller_of(request), None
+    caller.enter()
     try:
+        await caller.ask(cloud=decoding.policy.asks)
+        ticket = answering.enter(decoding)
+        ticket.at_end(answering.plugs.add(writer.id, decoding.plug, request))
         ready = await unless_gone(request, answering.read(decoding.prompt))
+        ready = ready._replace(prompt=await caller.read(ready.prompt))
         await unless_gone(request, writer.read(ready.prompt, ticket))
     except BaseException:
-        if not ticket.running:
+        if ticket is not None and not ticket.running:
             ticket.leave()
+        await caller.leave()
         raise
     headers = said(writer.ignored)
-    events = answering.events(decoding, ready, ticket)
+    events = _seen(caller, answering.events(decoding, ready, ticket))
     if stream:
-        return EventStream(writer.chunks(events), ticket, writer, headers)
+        return EventStream(writer.chunks(events), ticket, writer, headers, caller)
     try:
         whole = writer.whole(await unless_gone(request, _collected(events)))
         return JSONResponse(whole, headers=headers)
     finally:
         if not ticket.running:
             ticket.leave()
+        await caller.leave()
+
+
+async def _seen(caller: Caller, events: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
+    async with aclosing(events):
+        async for event in events:
+            yield caller.seen(event)
 
 
 async def _collected(events: AsyncGenerator[Event]) -> list[Event]:
@@ -120,11 +137,16 @@ async def queued(
 
     Raises `ApiError` as `Answering.enter` and `unless_gone` do.
     """
-    ticket = answering.admission.enter()
+    caller, ticket = caller_of(request), None
+    caller.enter()
     try:
+        await caller.ask(cloud=False)
+        ticket = answering.admission.enter()
         return await unless_gone(request, work())
     finally:
-        ticket.leave()
+        if ticket is not None:
+            ticket.leave()
+        await caller.leave()
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:

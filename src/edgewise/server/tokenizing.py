@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 from edgewise.edge.base import Tokenizer
 from edgewise.server.answering import Answering
 from edgewise.server.errors import ApiError
+from edgewise.server.models import Models
 from edgewise.server.schemas import MAX_IDS, BoundedText
 from edgewise.server.streaming import queued
 from edgewise.server.strict import Strict
@@ -57,14 +58,18 @@ class TokenizerInfo(BaseModel):
     model_max_length: int
 
 
-def routes(answering: Answering) -> APIRouter:
-    """The endpoints over a loaded pair."""
+def routes(models: Models) -> APIRouter:
+    """The endpoints over the loaded pairs: of the first, where none is named."""
     router = APIRouter()
-    tokenizer = answering.edge.tokenizer
+
+    def named(model: str | None) -> Answering:
+        return models.first if model is None else models.asked(model)
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeRequest, request: Request) -> Tokenized:  # pyright: ignore[reportUnusedFunction]
         """The ids of a text."""
+        answering = named(body.model)
+        tokenizer = answering.edge.tokenizer
         encode = tokenizer.encode_prompt if body.add_special_tokens else tokenizer.encode
         read = partial(answering.reading, lambda: encode(body.prompt, special=True))
         ids = await queued(answering, request, read)
@@ -73,6 +78,7 @@ def routes(answering: Answering) -> APIRouter:
     @router.post("/detokenize")
     def detokenize(body: DetokenizeRequest) -> Detokenized:  # pyright: ignore[reportUnusedFunction]
         """The text of ids."""
+        tokenizer = named(body.model).edge.tokenizer
         if max(body.tokens, default=0) >= tokenizer.size:
             message = f"The model has token ids from 0 to {tokenizer.size - 1} only."
             raise ApiError(400, message, param="tokens")
@@ -82,6 +88,8 @@ def routes(answering: Answering) -> APIRouter:
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> TokenizerInfo:  # pyright: ignore[reportUnusedFunction]
         """What marks beginnings and ends, and the chat template."""
+        answering = models.first
+        tokenizer = answering.edge.tokenizer
         return TokenizerInfo(
             bos_token=tokenizer.special_text("bos") or None,
             eos_token=tokenizer.special_text("eos") or tokenizer.special[min(tokenizer.eos_ids)],

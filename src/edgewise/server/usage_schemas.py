@@ -40,12 +40,15 @@ class CloudUsage(BaseModel):
     """What of an answer the cloud wrote, and what that took.
 
     Its prompt tokens are by its engine's own meter, null where it has none; its completion tokens
-    are those of its own vocabulary. `cost` is null where no price is known.
+    are those of its own vocabulary. `changing_tokens` differ from what the edge would have written
+    there. `cost` is null where no price is known. `notice` is what must be said beside the answer:
+    that the bundled pair was never taught to give it.
     """
 
     cloud_tokens: int
     edge_tokens: int
     wasted_tokens: int
+    changing_tokens: int
     cloud_share: float
     cloud_calls: int
     failed_calls: int
@@ -54,6 +57,7 @@ class CloudUsage(BaseModel):
     cloud_completion_tokens: int
     sent: SentUsage
     cost: CostUsage | None
+    notice: str | None
 
 
 class PromptDetails(BaseModel):
@@ -75,6 +79,7 @@ class UsageReply(BaseModel):
 class SentEntry(SentUsage):
     """An answer's part of the record; `at` is when it began to send, in seconds since 1970."""
 
+    model: str
     at: float
     conversation: str
     answer: str
@@ -90,17 +95,27 @@ class SentList(BaseModel):
 class SavingsEntry(CostUsage):
     """What the answers of a conversation cost together."""
 
+    model: str
     conversation: str
     answers: int
+
+
+class ModelSavings(BaseModel):
+    """What all answers of one model cost; `total` is null where no price is known."""
+
+    model: str
+    answers: int
+    total: CostUsage | None
 
 
 class SavingsReply(BaseModel):
     """What all answers since the server began cost, and those of the last conversations.
 
-    `total` is null where no price is known.
+    `total` is null where no price is known, or some of the models have another currency.
     """
 
     object: Literal["savings"] = "savings"
     answers: int
     total: CostUsage | None
+    models: list[ModelSavings]
     conversations: list[SavingsEntry]

@@ -50,7 +50,7 @@ class Wanted(NamedTuple):
 class Spoken(NamedTuple):
     """A dialect: where it is asked, by whose models it is known, how it asks and answers.
 
-    `root` is what its paths begin with.
+    `root` is what its paths begin with, `spelled` what it calls the text of ids.
     """
 
     path: str
@@ -58,6 +58,7 @@ class Spoken(NamedTuple):
     wanted: Callable[[bytes], Wanted]
     reply: Callable[[Writing], object]
     root: str = ""
+    spelled: str = "prompt"
 
 
 class _Drawn(msgspec.Struct):
@@ -251,10 +252,12 @@ def _total(writing: Writing) -> object:
 
 
 DIALECTS: Mapping[Dialect, Spoken] = {
-    "llama-server": Spoken("/completion", "llamacpp", _llama_wanted, _llama_reply),
+    "llama-server": Spoken(
+        "/completion", "llamacpp", _llama_wanted, _llama_reply, spelled="content"
+    ),
     "vllm": Spoken("/inference/v1/generate", "vllm", _generate_wanted, _generate_reply),
     "vllm-completions": Spoken("/v1/completions", "vllm", _completion_wanted, _completion_reply),
-    "sglang": Spoken("/generate", "sglang", _sglang_wanted, _sglang_reply),
+    "sglang": Spoken("/generate", "sglang", _sglang_wanted, _sglang_reply, spelled="text"),
     "fireworks": Spoken(
         "/v1/completions", "fireworks", _hosted_wanted, _fireworks_reply, "/inference"
     ),

@@ -56,7 +56,7 @@ class ScriptedCloud(CloudModel):
     def check(self, tokenizer: Tokenizer) -> str:
         if fingerprint(tokenizer) != fingerprint(self.tokenizer):
             raise VocabularyMismatch("The scripted cloud has another vocabulary", hint="share one")
-        return "both vocabularies hash alike"
+        return "all ids and the ids of fixed strings hash alike"
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -69,6 +69,10 @@ class _Text(msgspec.Struct):
     prompt: str = ""
 
 
+class _Ids(msgspec.Struct):
+    tokens: list[int]
+
+
 class ScriptedEngine:
     """Serves on 127.0.0.1 from a thread of its own. `asked` counts consults, `prefills` the rest.
 
@@ -80,7 +84,7 @@ class ScriptedEngine:
     not say); with another `tokenizer`, or a `mark` other than 0, its vocabulary is another. A
     hosted dialect serves `others` as well, puts `beginning` before every text (`reads` counts
     those), knows only models that it serves, and any dialect only who has the `key`, where there
-    is one.
+    is one. Told not to, it does not detokenise; `detokenized` counts requests for that.
     """
 
     def __init__(
@@ -103,7 +107,8 @@ class ScriptedEngine:
         self.model, self.mark = "scripted", 0
         self.others: list[str] = []
         self.beginning: list[int] = []
-        self.reads = 0
+        self.reads = self.detokenized = 0
+        self.detokenizes = True
         self.key: str | None = None
         self.size: int | None = None
         self.speaks = dialect
@@ -151,6 +156,7 @@ class ScriptedEngine:
         if not self._hosted:
             app.router.add_get("/health", self._health)
             app.router.add_post("/tokenize", self._tokenize)
+            app.router.add_post("/detokenize", self._detokenize)
         app.router.add_route("*", "/{path:.*}", self._stray)
         self._runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05
@@ -187,6 +193,19 @@ class ScriptedEngine:
         ids = self.tokenizer.encode(said.content or said.prompt)
         tokens = {"tokens": [token ^ self.mark for token in ids]}
         return await self._reply(request, tokens, self.aside(request.path))
+
+    async def _detokenize(self, request: web.Request) -> web.StreamResponse:
+        if not self.detokenizes:
+            return web.Response(status=404, body=b"no such path")
+        known, data = self.tokenizer, b""
+        self.detokenized += 1
+        for asked in msgspec.json.decode(await request.read(), type=_Ids).tokens:
+            token = asked ^ self.mark
+            text = known.special.get(token)
+            inside = token < known.size
+            data += text.encode() if text else known.piece(token) if inside else b""
+        said = {self._dialect.spelled: data.decode("utf-8", "replace")}
+        return await self._reply(request, said, self.aside(request.path))
 
     async def _stray(self, request: web.Request) -> web.StreamResponse:
         self.strays[request.path] += 1

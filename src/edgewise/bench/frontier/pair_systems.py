@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgewise.bench.frontier.base import MeasuredSystem
-from edgewise.bench.frontier.recorded import EngineTime, PacedCloud, RecordedCloud
+from edgewise.bench.frontier.recorded import EngineTime, RecordedCloud
 from edgewise.bench.frontier.spans import CloudInSpans
 from edgewise.bench.frontier.streamed import Streamed
 from edgewise.bench.frontier.timed import Timed, TimedCommitPoint, pair_policy, timed_edge
 from edgewise.bench.pace import UNPACED, Pace, PacedEdge
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.late import LateCloud
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.evaluation.tasks.base import Question
@@ -56,7 +57,7 @@ class PairSystems:
         self._model, self._pace, self._max_tokens = edge, pace, max_tokens
         self._cloud, self._link, self._key, self._seconds = cloud, link, key, seconds
         # What slows it down stands for the model behind it.
-        self._asked: Any = PacedCloud(cloud, seconds) if slowed and seconds else cloud
+        self._asked: Any = LateCloud(cloud, seconds) if slowed and seconds else cloud
         self._streams: list[Streamed] = []
 
     @property

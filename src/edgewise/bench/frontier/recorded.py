@@ -1,6 +1,5 @@
 """Every request that an answer makes of the cloud, as it is billed: also those made in vain."""
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -120,61 +119,3 @@ class _RecordedSession:
         self._own.append(ask)
         self._asks.append(ask)
         return future
-
-
-class PacedCloud:
-    """Implements `CloudModel`: `cloud`, whose verdicts come no sooner than `seconds` says."""
-
-    def __init__(self, cloud: CloudModel, seconds: EngineTime) -> None:
-        self._cloud, self._seconds = cloud, seconds
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cloud, name)
-
-    def open(self, prompt: Prompt) -> "_PacedCloudSession":
-        """A session that answers late."""
-        return _PacedCloudSession(self._cloud.open(prompt), self._seconds)
-
-
-class _PacedCloudSession:
-    def __init__(self, session: CloudSession, seconds: EngineTime) -> None:
-        self._session, self._seconds = session, seconds
-
-    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        return self._session.push(ids, sent)
-
-    def close(self) -> None:
-        self._session.close()
-
-    def ask(
-        self,
-        ids: Sequence[int],
-        n: int,
-        sampling: Sampling,
-        deadline: float,
-        sent: Sent | None = None,
-    ) -> "Future[Verdict]":
-        late: Future[Verdict] = Future()
-        asked = self._session.ask(ids, n, sampling, deadline, sent)
-        late.add_done_callback(lambda _: asked.cancel() if late.cancelled() else None)
-        asked.add_done_callback(lambda done: self._hold(done, late, len(ids)))
-        return late
-
-    def _hold(self, done: "Future[Verdict]", late: "Future[Verdict]", prompt: int) -> None:
-        if done.cancelled() or done.exception() is not None:
-            _settle(done, late)
-            return
-        verdict = done.result()
-        computed = prompt if verdict.computed is None else verdict.computed
-        timer = threading.Timer(self._seconds(len(verdict.ids), computed), _settle, (done, late))
-        timer.daemon = True
-        timer.start()
-
-
-def _settle(done: "Future[Verdict]", late: "Future[Verdict]") -> None:
-    if done.cancelled() or not late.set_running_or_notify_cancel():
-        late.cancel()
-    elif (error := done.exception()) is not None:
-        late.set_exception(error)
-    else:
-        late.set_result(done.result())

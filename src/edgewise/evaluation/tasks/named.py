@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from edgewise.errors import UsageError
 from edgewise.evaluation.tasks.base import Grading, Task, TaskSource
 from edgewise.evaluation.tasks.jsonl import jsonl
-from edgewise.registry import Registry
+from edgewise.registry import Registry, or_meant
 
 Use = Literal["train", "test"]
 
@@ -39,7 +39,9 @@ def open_task(
     if not path.is_file():
         raise UsageError(
             f"There is no task {name!r}",
-            hint=f"name {', '.join(TASKS.names())} or a JSON Lines file",
+            hint=or_meant(
+                name, TASKS.names(), f"name {', '.join(TASKS.names())} or a JSON Lines file"
+            ),
         )
     if data is not None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""A gateway's keys: looked up while it runs, added, rotated and revoked.
+"""The keys of a gateway or a server: looked up while it runs, added, rotated and revoked.
 
 The file is read again when it changes, whoever changes it and however: a key that was revoked stops
 working within a second. Where the file cannot be read any more, or is gone, the keys read last stay
@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from edgewise.errors import UsageError
-from edgewise.gateway.key_file import (
+from edgewise.keys.key_file import (
     ANYBODY,
     MOST,
     FileStamp,
@@ -167,16 +167,16 @@ def _log_difference(old: dict[str, Key], new: dict[str, Key]) -> None:
 
 
 def _log_change(event: str, name: str) -> None:
-    # The commands that edit the file do without the gateway's extra.
+    # The commands that edit the file do without an extra.
     import structlog
 
-    structlog.get_logger("edgewise.gateway").info(event, key=name)
+    structlog.get_logger("edgewise.keys").info(event, key=name)
 
 
 def _log_warning(event: str, why: str) -> None:
     import structlog
 
-    structlog.get_logger("edgewise.gateway").warning(event, why=why)
+    structlog.get_logger("edgewise.keys").warning(event, why=why)
 
 
 def add_key(

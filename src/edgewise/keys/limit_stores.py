@@ -1,11 +1,11 @@
-"""Where a gateway counts what keys use, by a word of its operator's."""
+"""Where it is counted what keys use, by a word of the operator's."""
 
 from pathlib import Path
 
 from edgewise.errors import UsageError
-from edgewise.gateway.limits import KeyLimits
-from edgewise.gateway.limits_redis import SCHEMES, RedisLimits
-from edgewise.gateway.limits_sqlite import SqliteLimits
+from edgewise.keys.limits import KeyLimits
+from edgewise.keys.limits_redis import SCHEMES, RedisLimits
+from edgewise.keys.limits_sqlite import SqliteLimits
 
 MEMORY = "memory"
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from edgewise.errors import UsageError
-from edgewise.gateway.key_file import Key
-from edgewise.gateway.limits import (
+from edgewise.keys.key_file import Key
+from edgewise.keys.limits import (
     ASKS_BURST_SECONDS,
     DAY_SECONDS,
     IDS_BURST_SECONDS,
@@ -125,7 +125,7 @@ class SqliteLimits(LimitStore):
         except (OSError, sqlite3.Error) as error:
             raise UsageError(
                 f"What keys use cannot be kept in {str(self._path)!r}: {error}",
-                hint="name a file in a folder that the gateway may write, or a Redis",
+                hint="name a file in a folder that may be written, or a Redis",
             ) from error
 
     def _connected(self, patience: float = BUSY_SECONDS) -> sqlite3.Connection:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import structlog
 
 from edgewise.errors import Fault
-from edgewise.gateway.key_file import Key
+from edgewise.keys.key_file import Key
 from edgewise.wire.protocol import MAX_IDS
 
 ASKS_BURST_SECONDS = 2.0
@@ -32,7 +32,7 @@ DAY_SECONDS = 86_400
 DOWN_SECONDS = 1.0
 """How long a store that failed is not asked again."""
 
-log = structlog.get_logger("edgewise.gateway")
+log = structlog.get_logger("edgewise.keys")
 
 _T = TypeVar("_T")
 
@@ -127,9 +127,9 @@ class Spent:
 
 _TOLD: dict[Short, str] = {
     "": "",
-    "asks": "Too many consults; try again later.",
+    "asks": "Too many requests in too short a time; try again later.",
     "ids": "Too many token ids in too short a time; try again later.",
-    "tokens": "The key's tokens of the day are used up, or promised to other consults.",
+    "tokens": "The key's tokens of the day are used up, or promised to other requests.",
 }
 
 
@@ -206,7 +206,7 @@ class KeyLimits:
             self._begin(self._undo(key, cost, taking))
             raise
         except LimitsDown as error:
-            told = "The gateway cannot count what the key uses now; try again later."
+            told = "The server cannot count what the key uses now; try again later."
             raise OverLimit("unavailable", told, DOWN_SECONDS) from error
         if granted.wait:
             raise OverLimit("unavailable", _TOLD[granted.short], granted.wait)
@@ -248,7 +248,7 @@ class KeyLimits:
 
     def _note_down(self, error: LimitsDown) -> None:
         if not self._down:
-            log.error("limits not kept: consults of limited keys are refused", why=str(error))
+            log.error("limits not kept: requests of limited keys are refused", why=str(error))
         self._down = time.monotonic() + DOWN_SECONDS
 
     def _begin(self, work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":

@@ -1,4 +1,4 @@
-"""`edgewise gateway keys`: add, list, rotate and revoke the keys of a gateway."""
+"""`edgewise keys`: add, list, rotate and revoke the keys of a gateway or a server."""
 
 import re
 from datetime import UTC, date, datetime, time, timedelta
@@ -7,38 +7,51 @@ from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.measure import Measurement
 from rich.table import Table
 
 from edgewise.cli import render
 from edgewise.errors import UsageError
-from edgewise.gateway.key_file import Key, read_keys
-from edgewise.gateway.keys import add_key, revoke_key, rotate_key
+from edgewise.keys.key_file import Key, read_keys
+from edgewise.keys.keys import add_key, revoke_key, rotate_key
 
 keys_app = typer.Typer(no_args_is_help=True, help="Add, list, rotate and revoke keys.")
 
 File = Annotated[Path, typer.Option("--keys", help="File of keys.")]
 Name = Annotated[str, typer.Argument(help="Whose key.")]
-
-_WIDTH = 200
+Limits = Annotated[
+    str | None,
+    typer.Option(
+        help="What keys use is kept in this file, redis://... or memory; default: beside the keys."
+    ),
+]
 
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
+
+
+def require_keys(file: Path) -> None:
+    """Raises `UsageError` where there is no file of keys."""
+    if not file.exists():
+        raise UsageError(f"There is no file {str(file)!r}; make one with edgewise keys add.")
 
 
 @keys_app.command("add")
 def add(
     name: Annotated[str, typer.Argument(help="Whose key it is; shown in metrics and logs.")],
     file: File,
-    asks_per_second: Annotated[float, typer.Option(help="Consults a second; 0: no limit.")] = 50.0,
+    asks_per_second: Annotated[
+        float, typer.Option(help="Consults, of a server requests, a second; 0: no limit.")
+    ] = 50.0,
     ids_per_second: Annotated[
         float, typer.Option(help="Token ids a second, sent or computed; 0: no limit.")
     ] = 20_000.0,
     tokens_per_day: Annotated[int, typer.Option(help="Cloud tokens a day (UTC); 0: no limit.")] = 0,
     sessions: Annotated[
-        int, typer.Option(help="Devices at a time, at each gateway; 0: no limit.")
+        int,
+        typer.Option(help="Devices at a time, of a server answers, at each of them; 0: no limit."),
     ] = 16,
     ids: Annotated[
-        int, typer.Option(help="Token ids held by its sessions, at each gateway; 0: no limit.")
+        int,
+        typer.Option(help="Token ids held by these at a time, at each of them; 0: no limit."),
     ] = 2_000_000,
     expires: Annotated[
         str | None, typer.Option(help="Its last day (2027-01-31, UTC), or for how long (90d, 12h).")
@@ -76,10 +89,7 @@ def list_keys(file: File) -> None:
         )
         shown = (f"{limit:,.10g}" if limit else "no limit" for limit in limits)
         table.add_row(render.printable(key.name), key.created, _expiry(key, now), *shown)
-    # As wide as it is: a date that is cut off tells nothing.
-    wide = render.out.options.update(width=_WIDTH)
-    table.width = Measurement.get(render.out, wide, table).maximum
-    render.out.print(table)
+    render.show(table)
 
 
 @keys_app.command()
@@ -96,13 +106,16 @@ def rotate(
 
 @keys_app.command()
 def revoke(name: Name, file: File) -> None:
-    """Stop a key from working, within a second, in open sessions too."""
+    """Stop a key from working, within a second, in open sessions and answers too."""
     revoke_key(file, name)
 
 
 def _show(secret: str) -> None:
     print(secret)
-    render.note("The device needs it as EDGEWISE_CLOUD_KEY; it cannot be shown again.")
+    render.note(
+        "A device needs it as EDGEWISE_CLOUD_KEY, a server's client as its API key; it cannot be "
+        "shown again."
+    )
 
 
 def _expiry(key: Key, now: datetime) -> str:

@@ -1,7 +1,7 @@
-"""The file of a gateway's keys: JSON with a hash, a name and limits each; an audit file beside it.
+"""A file of keys: JSON with a hash, a name and limits each; an audit file beside it.
 
 A key is 32 random bytes, so a plain SHA-256 keeps it as safe as the key itself. The file is
-replaced as a whole; it keeps its owner and mode, so that a gateway that could read it still can.
+replaced as a whole; it keeps its owner and mode, so that who could read it still can.
 Changes take turns, so that two at once lose nothing, and each leaves a line in the audit file.
 """
 
@@ -40,7 +40,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     `asks_per_second` consults; `ids_per_second` token ids received or computed for it;
     `tokens_per_day` cloud tokens written, days of UTC; `sessions` open at once and `ids` held by
-    all its sessions, at each gateway. Of a key that was found, `sha256` is the one that was shown.
+    all its sessions, at each gateway. At a server consults are requests, and sessions are answers
+    that wait or are being written. Of a key that was found, `sha256` is the one that was shown.
     """
 
     name: str
@@ -95,7 +96,7 @@ ANYBODY = Key(
     sessions=0,
     ids=0,
 )
-"""Who comes to a gateway without keys."""
+"""Who comes where there are no keys."""
 
 
 class FileStamp(NamedTuple):
@@ -148,7 +149,7 @@ def _unreadable(path: Path, error: OSError) -> UsageError:
     if isinstance(error, FileNotFoundError):
         return UsageError(f"There is no file of keys {str(path)!r}.")
     if isinstance(error, PermissionError):
-        hint = "it is for its owner's eyes only: run the gateway as the user whose file it is"
+        hint = "it is for its owner's eyes only: run this as the user whose file it is"
     return UsageError(f"The keys in {str(path)!r} cannot be read: {error.strerror}", hint=hint)
 
 

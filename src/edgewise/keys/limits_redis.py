@@ -5,8 +5,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from edgewise.errors import UsageError
-from edgewise.gateway.key_file import Key
-from edgewise.gateway.limits import (
+from edgewise.keys.key_file import Key
+from edgewise.keys.limits import (
     ASKS_BURST_SECONDS,
     DAY_SECONDS,
     IDS_BURST_SECONDS,

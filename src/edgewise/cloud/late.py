@@ -1,0 +1,66 @@
+"""A cloud model whose verdicts come later than they do: at another pace, or over a longer way."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from edgewise.cloud.base import CloudModel, CloudSession, settle
+from edgewise.prompts import Prompt
+from edgewise.sampling import Sampling
+from edgewise.verdict import Sent, Verdict
+
+Delay = Callable[[int, int], float]
+"""From tokens written and prompt tokens computed to the seconds that a verdict is held back."""
+
+
+class LateCloud:
+    """Implements `CloudModel`: `cloud`, each of whose verdicts is held back for a `delay`.
+
+    Faults come as they do. Consults are held back side by side, as on a way that is long.
+    """
+
+    def __init__(self, cloud: CloudModel, delay: Delay) -> None:
+        self._cloud, self._delay = cloud, delay
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cloud, name)
+
+    def open(self, prompt: Prompt) -> "_LateSession":
+        """A session that answers late."""
+        return _LateSession(self._cloud.open(prompt), self._delay)
+
+
+class _LateSession:
+    def __init__(self, session: CloudSession, delay: Delay) -> None:
+        self._session, self._delay = session, delay
+
+    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+        return self._session.push(ids, sent)
+
+    def close(self) -> None:
+        self._session.close()
+
+    def ask(
+        self,
+        ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        deadline: float,
+        sent: Sent | None = None,
+    ) -> "Future[Verdict]":
+        late: Future[Verdict] = Future()
+        asked = self._session.ask(ids, n, sampling, deadline, sent)
+        late.add_done_callback(lambda _: asked.cancel() if late.cancelled() else None)
+        asked.add_done_callback(lambda done: self._hold(done, late, len(ids)))
+        return late
+
+    def _hold(self, done: "Future[Verdict]", late: "Future[Verdict]", prompt: int) -> None:
+        if done.cancelled() or done.exception() is not None:
+            settle(late, done)
+            return
+        verdict = done.result()
+        computed = prompt if verdict.computed is None else verdict.computed
+        timer = threading.Timer(self._delay(len(verdict.ids), computed), settle, (late, done))
+        timer.daemon = True
+        timer.start()

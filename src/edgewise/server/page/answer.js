@@ -1,0 +1,115 @@
+// One answer: its tokens as the server says who wrote them, and how it stands.
+//
+//   mode       "pair", "edge" or "cloud"; `model` is the id that was asked for
+//   recorded   a recording is played; nothing was asked
+//   phase      "waiting", "writing", "done", "stopped" or "failed"
+//   tokens     [{index, id, text, source, reason, score, seconds, wait, edge, cloud, shown, kind}]:
+//              the server's provenance, the text that it brought (`shown`) and its kind (`kindOf`);
+//              `edge` and `cloud` are candidates, best first: {token, logprob}
+//   pending    [{index, text}], guesses of the edge's while a consult flies
+//   tail       text that no token brought: what was held back until the end
+//   problem    "" or a sentence
+//   usage, timing, finish   as the server says them at the end, else null
+//   id, promptIds   the reply's own name and the prompt's ids, as the server says them; not kept
+//   began      performance.now() of the question
+//
+// `take(chunk)` is the only way in.
+import { FAULTS } from "./words.js";
+
+const KEPT = ["mode", "model", "recorded", "phase", "tail", "problem", "usage", "timing", "finish", "local"];
+
+export class Answer {
+  constructor(mode, model, { recorded = false } = {}) {
+    Object.assign(this, { mode, model, recorded, phase: "waiting", tokens: [], pending: [] });
+    Object.assign(this, { tail: "", problem: "", usage: null, timing: null, finish: null, local: false });
+    Object.assign(this, { began: performance.now(), id: null, promptIds: null });
+  }
+
+  get said() {
+    return this.tokens.map((token) => token.shown).join("") + this.tail;
+  }
+
+  get busy() {
+    return this.phase === "waiting" || this.phase === "writing";
+  }
+
+  // One chunk of a streamed reply. Raises the error that it says.
+  take(chunk) {
+    if (chunk.error) throw new Error(String(chunk.error.message));
+    const choice = chunk.choices?.[0];
+    const text = choice?.delta?.content ?? "";
+    const told = chunk.edgewise ?? {};
+    this.phase = "writing";
+    this.id = chunk.id ?? this.id;
+    this.promptIds = told.prompt_token_ids ?? this.promptIds;
+    if (choice?.delta?.edgewise) this.local = true;
+    if (told.pending) this.pending.push({ index: told.pending.index, text: told.pending.text });
+    else if (told.rewound) this.#forget((guess) => guess.index < told.rewound.index);
+    else if (told.token) this.#add(told.token, text);
+    else this.tail += text;
+    this.finish = choice?.finish_reason ?? this.finish;
+    this.usage = chunk.usage ?? this.usage;
+    this.timing = told.timing ?? this.timing;
+  }
+
+  #add(token, text) {
+    this.#forget((guess) => guess.index > token.index);
+    this.tokens.push({ ...token, edge: token.edge ?? [], cloud: token.cloud ?? [], shown: text, kind: kindOf(token) });
+    // A pause follows from what failed before it, which says more.
+    const fault = faultOf(token);
+    if (fault && !(this.problem && token.reason === "circuit_open")) {
+      this.problem = `The cloud ${fault} (${token.reason}); the edge model stood in.`;
+    }
+  }
+
+  #forget(kept) {
+    if (this.pending.length) this.pending = this.pending.filter(kept);
+  }
+
+  settle(phase, problem = "") {
+    this.phase = phase;
+    this.pending = [];
+    this.problem = problem || this.problem;
+  }
+
+  // Small enough to be kept: `lean` without candidates.
+  toJSON(lean = false) {
+    const shorter = ({ token, logprob }) => ({ token, logprob: Number(logprob.toFixed(3)) });
+    const candidates = (found, most) => (found ?? []).slice(0, most).map(shorter);
+    const tokens = this.tokens.map((token) => ({
+      ...token,
+      edge: candidates(token.edge, lean ? 1 : 5),
+      cloud: candidates(token.cloud, lean ? 0 : 5),
+    }));
+    return { ...Object.fromEntries(KEPT.map((name) => [name, this[name]])), tokens };
+  }
+
+  static from(kept) {
+    const answer = new Answer(kept.mode, kept.model);
+    for (const name of KEPT) answer[name] = kept[name] ?? answer[name];
+    answer.tokens = kept.tokens;
+    if (answer.busy) answer.settle("stopped");
+    return answer;
+  }
+}
+
+// The sentence's end for a token whose consult failed, else undefined.
+export function faultOf(token) {
+  return Object.hasOwn(FAULTS, token.reason) ? FAULTS[token.reason] : undefined;
+}
+
+// "edge", "fallback" (the cloud was asked in vain), "confirmed" (the cloud's token is what the edge
+// would have written), "changed", or "cloud" where nobody knows what the edge would have written.
+export function kindOf(token) {
+  if (token.source !== "cloud") return faultOf(token) ? "fallback" : "edge";
+  const guess = token.edge?.[0];
+  if (!guess) return "cloud";
+  return isSame(guess, token) ? "confirmed" : "changed";
+}
+
+// Ids stand for candidates' bytes: parts of characters all look alike.
+function isSame(guess, token) {
+  if (guess.token !== token.text) return false;
+  const own = token.cloud?.find((one) => one.token === token.text);
+  return !own?.bytes || !guess.bytes || String(own.bytes) === String(guess.bytes);
+}

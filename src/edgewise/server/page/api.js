@@ -1,0 +1,95 @@
+// Requests to the server.
+import { redraw, state } from "./state.js";
+import { asked } from "./trip.js";
+
+export function headers() {
+  return { "Content-Type": "application/json", ...(state.key ? { Authorization: `Bearer ${state.key}` } : {}) };
+}
+
+export function modelOf(mode) {
+  if (mode === "edge") return "edgewise:edge";
+  if (mode === "cloud") return "edgewise:cloud";
+  return `edgewise@${Number(state.settings.share) / 100}`;
+}
+
+// A streamed reply. Raises an Error with the server's sentence where it refuses.
+export async function ask(model, messages, signal) {
+  const { temperature, limit, system } = state.settings;
+  const response = await reach("v1/chat/completions", {
+    method: "POST",
+    headers: headers(),
+    signal,
+    body: JSON.stringify({
+      model,
+      messages: [...(system.trim() ? [{ role: "system", content: system }] : []), ...messages],
+      ...(temperature === "" ? {} : { temperature: Number(temperature) }),
+      ...(limit === "" ? {} : { max_completion_tokens: Number(limit) }),
+      stream: true,
+      stream_options: { include_usage: true },
+      edgewise: { provenance: true, pending: true, ...asked(model) },
+    }),
+  });
+  if (!response.ok) throw new Error(await reasonOf(response));
+  return response;
+}
+
+// A response. Raises an Error with a sentence where there is no server: browsers say "Failed to fetch".
+async function reach(path, options) {
+  try {
+    return await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("The server does not answer. Start it again, then ask again: your question is kept.", { cause: error });
+  }
+}
+
+async function reasonOf(response) {
+  if (response.status === 401) Object.assign(state, { asksKey: true, panel: "settings" });
+  try {
+    return String((await response.json()).error.message);
+  } catch {
+    return `The server answered with HTTP ${response.status}.`;
+  }
+}
+
+// What runs, and what has left.
+export async function refresh() {
+  await Promise.all([readHealth(), readSent()]);
+  redraw();
+}
+
+async function readHealth() {
+  try {
+    state.health = await (await fetch("health")).json();
+    state.gone = "";
+  } catch {
+    state.gone = "The server does not answer; start it again with edgewise serve.";
+  }
+}
+
+// What the record says has left, counts alone.
+async function readSent() {
+  try {
+    const response = await fetch("v1/sent", { headers: headers() });
+    if (response.ok) state.sent = (await response.json()).data;
+  } catch {
+    // `gone` says it.
+  }
+}
+
+// What the first screen lists; each is {name, prompt, family, title}.
+export async function readRecordings() {
+  try {
+    state.recordings = await (await fetch("traces/index.json")).json();
+  } catch {
+    // `gone` says it.
+  }
+  redraw();
+}
+
+const traces = new Map();
+
+export async function readTrace(name) {
+  if (!traces.has(name)) traces.set(name, await (await reach(`traces/${name}.json`)).json());
+  return traces.get(name);
+}

@@ -1,0 +1,76 @@
+// Who writes, how much the cloud may, what stays here, and what runs.
+import { newChat, set } from "./actions.js";
+import { toggle } from "./panels.js";
+import { SettingsPanel } from "./settings_panel.js";
+import { changed, state } from "./state.js";
+import { html } from "./ui.js";
+import { milliseconds, NAMES } from "./words.js";
+
+export function Header() {
+  const { conversation, settings } = state;
+  const { local } = conversation;
+  // Once something was said here, it stays so until a new chat begins.
+  const fixed = local && conversation.turns.some((turn) => turn.local);
+  // What a reload has kept and nobody sees would be a riddle.
+  const own = ["system", "temperature", "limit"].some((name) => settings[name] !== "");
+  return html`
+    <header>
+      <h1>Edgewise</h1>
+      <p id="status" role="status">${status()}</p>
+      <div class="actions">
+        <button type="button" aria-expanded=${state.panel === "settings"} aria-controls="settings" onClick=${() => toggle("settings")}>Settings${own && " (set)"}</button>
+        <button type="button" onClick=${begin}>New chat</button>
+      </div>
+      <form id="settings-bar" aria-label="Who writes" onSubmit=${(event) => event.preventDefault()}>
+        <fieldset id="modes">
+          <legend>Who writes</legend>
+          ${Object.keys(NAMES).map((mode) => html`<${Mode} key=${mode} mode=${mode} />`)}
+        </fieldset>
+        <label class="share">Cloud share
+          <input id="share" type="range" min="0" max="30" step="1" value=${settings.share} onInput=${(event) => set("share", Number(event.target.value))} />
+          <output id="share-value" for="share">${settings.share}%</output>
+        </label>
+        <label title="Nothing from here on is sent to the cloud, until a new chat begins">
+          <input id="local" type="checkbox" checked=${local} disabled=${fixed} onChange=${(event) => keepLocal(event.target.checked)} /> local
+        </label>
+      </form>
+      ${state.panel === "settings" && html`<${SettingsPanel} />`}
+      ${state.notice && html`<p class="notice" role="status">${state.notice}</p>`}
+    </header>
+  `;
+}
+
+function Mode({ mode }) {
+  const needsCloud = mode === "cloud" || mode === "beside";
+  return html`
+    <label>
+      <input
+        type="radio"
+        name="mode"
+        value=${mode}
+        checked=${state.settings.mode === mode}
+        disabled=${needsCloud && state.health !== null && !state.health.cloud}
+        onChange=${() => set("mode", mode)}
+      /> ${NAMES[mode]}
+    </label>
+  `;
+}
+
+function begin() {
+  newChat();
+  document.getElementById("prompt").focus();
+}
+
+function keepLocal(local) {
+  state.conversation.local = local;
+  changed();
+}
+
+function status() {
+  const { gone, health } = state;
+  if (gone || !health) return gone;
+  const parts = [health.edge, health.cloud ? `with ${health.cloud}` : "without a cloud"];
+  if (health.round_trip_seconds !== null) parts.push(`round trip ${milliseconds(health.round_trip_seconds)}`);
+  if (health.cloud_paused) parts.push("cloud paused after failures");
+  return parts.join(", ");
+}

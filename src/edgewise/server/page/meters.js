@@ -1,0 +1,67 @@
+// An answer's counters in one line, its timeline, and why nothing was routed where nothing was.
+import { faultOf } from "./answer.js";
+import { Blocks } from "./blocks.js";
+import { html } from "./ui.js";
+import { whyNothing } from "./why.js";
+import { milliseconds, percent } from "./words.js";
+
+export function Meters({ turn, answer }) {
+  const { tokens } = answer;
+  const cloud = tokens.filter((token) => token.source === "cloud").length;
+  const why = whyNothing(turn, answer);
+  return html`
+    ${why && html`<p class="note why">${why}</p>`}
+    <dl class="counters">
+      ${counters(answer, cloud).map(([name, title, text]) => html`<div key=${name}><dt>${title}</dt><dd data-counter=${name}>${text}</dd></div>`)}
+    </dl>
+    <div class="timeline" role="img" aria-label=${`Timeline of ${tokens.length} tokens, ${cloud} by the cloud`}>
+      <${Blocks} items=${tokens} draw=${bar} mark=${() => ""} />
+    </div>
+  `;
+}
+
+const NONE = "–";
+const FIRST = [["time", "time"], ["first", "first token"], ["rate", "tokens/s"], ["share", "cloud share"], ["calls", "changed / consulted"]];
+
+// While it is written from the tokens, at the end as the server says: what nobody counted is a dash.
+function counters(answer, cloud) {
+  const { tokens, usage, timing, began } = answer;
+  if (!tokens.length) return FIRST.map(([name, title]) => [name, title, NONE]);
+  const own = usage?.edgewise;
+  // Asked for in vain: the cloud share counts it, as the usage at the end does.
+  const late = tokens.filter((token) => token.reason === "timeout").length;
+  const calls = tokens.filter((token) => token.source === "cloud" && token.reason !== "span").length;
+  const changed = tokens.filter((token) => token.kind === "changed").length;
+  const seconds = timing?.total ?? (performance.now() - began) / 1000;
+  const now = {
+    time: `${seconds.toFixed(2)} s`,
+    first: milliseconds(timing?.ttft ?? tokens[0].seconds),
+    rate: (tokens.length / seconds).toFixed(1),
+    share: percent(own?.cloud_share ?? (cloud + late) / tokens.length),
+    calls: `${own?.changing_tokens ?? changed} / ${own?.cloud_calls ?? calls}`,
+  };
+  return [...FIRST.map(([name, title]) => [name, title, now[name]]), ...(own ? atTheEnd(own, cloud) : [])];
+}
+
+function atTheEnd({ cloud_calls, cloud_prompt_cached, cloud_prompt_computed, sent, cost }, cloud) {
+  const count = (known) => (known == null ? NONE : known.toLocaleString("en"));
+  // The meter is that of answered consults; what the others made the cloud read nobody knows.
+  const read = cloud_calls && !cloud ? [null, null] : [cloud_prompt_cached, cloud_prompt_computed];
+  return [
+    ["read", "prompts cached / computed", read.map(count).join(" / ")],
+    ["bytes", "left this device", `${count(sent?.bytes)} bytes`],
+    ...(cost ? costs(cost) : []),
+  ];
+}
+
+// Against what the cloud alone would have cost.
+function costs(cost) {
+  const money = (amount) => `${cost.estimated ? "about " : ""}${amount.toLocaleString("en", { maximumSignificantDigits: 3 })} ${cost.currency}`;
+  return [["paid", "paid", money(cost.paid)], ["alone", "cloud alone", money(cost.alone)], ["saved", "saved", money(cost.saved)]];
+}
+
+function bar(token) {
+  const kind = token.source === "cloud" ? "cloud" : faultOf(token) ? "fallback" : "";
+  // Below a sum of one they would not fill the line.
+  return html`<span class=${kind} style=${{ flexGrow: 1000 * token.seconds }} title=${`${token.text} (${milliseconds(token.seconds)})`}></span>`;
+}

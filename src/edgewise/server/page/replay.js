@@ -1,0 +1,64 @@
+// The last question, asked again at another share; each replay is a point over the curve.
+import { regenerate, set } from "./actions.js";
+import { Frontier } from "./frontier.js";
+import { isRight } from "./graded.js";
+import { redraw, state } from "./state.js";
+import { html, useState } from "./ui.js";
+
+const MOST = 15; // percent
+
+const replays = new WeakMap(); // conversation -> [{turn, answer, asked}]
+let curve = null; // curve.json; undefined while it is read
+let next = null; // the share to replay at when this replay is over
+
+export function Replay({ conversation }) {
+  const [share, choose] = useState(Math.min(MOST, state.settings.share));
+  const points = (replays.get(conversation) ?? []).map(pointOf);
+  return html`
+    <section class="instrument" aria-label="Replay at another share">
+      <label class="share">Replay at a share of
+        <input id="replay" type="range" min="0" max=${MOST} step="1" value=${share}
+          onInput=${(event) => choose(Number(event.target.value))} onChange=${(event) => replay(conversation, Number(event.target.value))} />
+        <output for="replay">${share}%</output>
+      </label>
+      ${points.length > 0 && html`<${Frontier} points=${points} curve=${state.health.bundled ? readCurve() : null} />`}
+    </section>
+  `;
+}
+
+// The last question once more; what is moved meanwhile is replayed afterwards.
+async function replay(conversation, share) {
+  if (state.underWay) {
+    next = share;
+    return;
+  }
+  set("share", share);
+  if (state.settings.mode !== "beside") set("mode", "pair");
+  await regenerate(conversation.turns.at(-1), { live: true });
+  const turn = conversation.turns.at(-1);
+  const answer = turn?.answers.pair;
+  if (answer?.phase === "done" && answer.usage) {
+    replays.set(conversation, [...(replays.get(conversation) ?? []), { turn, answer, asked: share }]);
+  }
+  redraw();
+  const wanted = next;
+  next = null;
+  if (wanted !== null && wanted !== share) await replay(conversation, wanted);
+}
+
+function pointOf({ turn, answer, asked }) {
+  const { cloud_share, cloud_prompt_computed, cloud_completion_tokens } = answer.usage.edgewise;
+  const work = cloud_prompt_computed === null ? null : cloud_prompt_computed + cloud_completion_tokens;
+  return { asked, share: 100 * cloud_share, right: isRight(turn.prompt, answer.said), work };
+}
+
+function readCurve() {
+  if (curve === null) {
+    curve = undefined;
+    fetch("curve.json").then(async (response) => {
+      if (response.ok) curve = await response.json();
+      redraw();
+    });
+  }
+  return curve ?? null;
+}

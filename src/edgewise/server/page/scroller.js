@@ -1,0 +1,40 @@
+// The conversation scrolls to its end while it grows, if the reader is there.
+import { Component, html } from "./ui.js";
+
+const NEAR = 48; // pixels
+
+export class Scroller extends Component {
+  atEnd = true;
+
+  componentDidMount() {
+    this.componentDidUpdate({});
+  }
+
+  // `last` is the last question's id, undefined where there is none.
+  componentDidUpdate({ last }) {
+    if (this.props.last !== last) this.atEnd = true;
+    if (this.props.last === undefined) this.main.scrollTop = 0;
+    else if (this.atEnd) this.toEnd();
+  }
+
+  toEnd() {
+    this.main.scrollTop = this.main.scrollHeight;
+  }
+
+  look() {
+    const { scrollHeight, scrollTop, clientHeight } = this.main;
+    const atEnd = scrollHeight - scrollTop - clientHeight < NEAR;
+    if (atEnd === this.atEnd) return;
+    this.atEnd = atEnd;
+    this.forceUpdate();
+  }
+
+  render({ children, last }) {
+    return html`
+      <main ref=${(main) => (this.main = main)} onScroll=${() => this.look()}>
+        ${children}
+        ${last !== undefined && !this.atEnd && html`<button class="to-end" type="button" onClick=${() => this.toEnd()}>To the end</button>`}
+      </main>
+    `;
+  }
+}

@@ -1,0 +1,74 @@
+// The page's whole state, in one place. Views read it; who changes it calls `changed` or `redraw`.
+import { Conversation } from "./conversation.js";
+import { load, save } from "./keeping.js";
+
+export const DEFAULTS = {
+  mode: "pair", // or "edge", "cloud", "beside"
+  share: 5, // percent of the tokens that the cloud may write
+  temperature: "", // as typed; empty is the server's own
+  limit: "",
+  system: "",
+  struck: true, // beside a changed token stands what the edge would have written
+  trip: 0, // milliseconds to the cloud and back besides, where it is in the server's process
+  view: "tokens", // or "formatted"
+};
+
+export const state = {
+  conversation: new Conversation(),
+  settings: { ...DEFAULTS },
+  health: null, // what /health says
+  gone: "", // or the sentence that says that the server does not answer
+  sent: [], // rows of v1/sent
+  key: "", // never kept
+  asksKey: false,
+  underWay: null, // AbortController of what is being written
+  token: null, // {answer, number, pinned}, which the details panel shows
+  panel: "", // the open panel's name
+  notice: "", // what could not be kept
+  recordings: [], // the traces of the first screen
+};
+
+let draw = () => {};
+let drawing = false;
+let dirty = false;
+
+// `shown` is called once a frame while something changes.
+export function subscribe(shown) {
+  draw = shown;
+}
+
+// After a change of what is kept: the conversation, the settings.
+export function changed() {
+  dirty = true;
+  redraw();
+}
+
+// After any other.
+export function redraw() {
+  if (drawing) return;
+  drawing = true;
+  requestAnimationFrame(() => {
+    drawing = false;
+    draw();
+  });
+}
+
+export function restore() {
+  const kept = load();
+  for (const [name, value] of Object.entries(DEFAULTS)) {
+    if (typeof kept.settings[name] === typeof value) state.settings[name] = kept.settings[name];
+  }
+  if (kept.conversation) state.conversation = kept.conversation;
+  state.notice = kept.notice;
+}
+
+// Keeping costs more than drawing, so it is done once a second, and when the page is left.
+export function keep() {
+  if (!dirty) return;
+  dirty = false;
+  const notice = save(state);
+  if (notice !== state.notice) {
+    state.notice = notice;
+    redraw();
+  }
+}

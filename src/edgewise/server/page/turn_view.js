@@ -1,0 +1,60 @@
+// A question, and its answers in columns beside each other.
+import { regenerate } from "./actions.js";
+import { AnswerView } from "./answer_view.js";
+import { onEnter } from "./composer.js";
+import { underTurn } from "./instruments.js";
+import { state } from "./state.js";
+import { html, useEffect, useRef, useState } from "./ui.js";
+import { NAMES } from "./words.js";
+
+export function TurnView({ conversation, turn }) {
+  const [editing, edit] = useState(false);
+  const several = turn.modes.length > 1;
+  return html`
+    <section class="turn" aria-label="Question and answer">
+      ${editing
+        ? html`<${Editor} turn=${turn} close=${() => edit(false)} />`
+        : html`<h2 class=${`question${turn.local ? " local" : ""}${turn.recording ? " recorded" : ""}`}>${turn.prompt}</h2>`}
+      <div class="actions">${!state.underWay && !editing && html`<${Actions} turn=${turn} edit=${() => edit(true)} />`}</div>
+      <div class="answers">
+        ${turn.modes.map(
+          (mode) => html`
+            <div class="column" key=${mode}>
+              <h3 class=${several ? "" : "unseen"}>${NAMES[mode]}</h3>
+              <${AnswerView} conversation=${conversation} turn=${turn} answer=${turn.answers[mode]} />
+            </div>
+          `,
+        )}
+      </div>
+      ${underTurn.map((Place) => html`<${Place} conversation=${conversation} turn=${turn} />`)}
+    </section>
+  `;
+}
+
+function Actions({ turn, edit }) {
+  const again = turn.recording ? "Play again" : "Regenerate";
+  return html`
+    <button type="button" onClick=${edit}>Edit</button>
+    <button type="button" onClick=${() => regenerate(turn)}>${again}</button>
+    ${turn.recording && state.health?.bundled && html`<button type="button" onClick=${() => regenerate(turn, { live: true })}>Ask for real</button>`}
+  `;
+}
+
+function Editor({ turn, close }) {
+  const field = useRef();
+  useEffect(() => field.current.focus(), []);
+  const submit = (event) => {
+    event.preventDefault();
+    const prompt = field.current.value.trim();
+    if (prompt) regenerate(turn, { prompt });
+  };
+  const keys = (event) => (event.key === "Escape" ? (event.stopPropagation(), close()) : onEnter(submit)(event));
+  return html`
+    <form class="editor" aria-label="Edit the question" onSubmit=${submit}>
+      <textarea ref=${field} rows="3" aria-label="Question" defaultValue=${turn.prompt} onKeyDown=${keys}></textarea>
+      <p>What follows this question is dropped.</p>
+      <button>Ask</button>
+      <button type="button" onClick=${close}>Cancel</button>
+    </form>
+  `;
+}

@@ -1,0 +1,143 @@
+"""`edgewise config`: what is in force and from where; edgewise.toml edited, its comments kept."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgewise.settings import NAMES, Settings
+from tests.cli.conftest import Edgewise
+
+FILE = """\
+# For the laptop.
+cloud-share = 0.1  # a tenth
+
+threads = 2
+"""
+
+
+def in_force(edgewise: Edgewise) -> dict[str, tuple[object, str]]:
+    result = edgewise("config", "--json")
+    assert result.code == 0, result.err
+    return {one["name"]: (one["value"], one["from"]) for one in json.loads(result.out)}
+
+
+def test_every_setting_is_told_with_where_it_comes_from(
+    edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "edgewise.toml").write_text(FILE)
+    monkeypatch.setenv("EDGEWISE_THREADS", "1")
+    monkeypatch.setenv("EDGEWISE_CLOUD_KEY", "sk-secret")
+    found = in_force(edgewise)
+    assert [name.replace("-", "_") for name in found] == list(NAMES)
+    assert found["cloud-share"] == (0.1, "edgewise.toml")
+    assert found["threads"] == (1, "EDGEWISE_THREADS")
+    assert found["span"] == (Settings().span, "default")
+    assert found["cloud-key"] == ("(set)", "EDGEWISE_CLOUD_KEY")
+    shown = edgewise("config")
+    assert "sk-secret" not in shown.out + json.dumps(found)
+    assert "EDGEWISE_THREADS" in shown.out
+    assert str(tmp_path) in shown.err.replace("\n", "")
+
+
+def test_of_two_halves_one_is_in_force(
+    edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "edgewise.toml").write_text("threshold = 0.5\n")
+    monkeypatch.setenv("EDGEWISE_CLOUD_SHARE", "5%")
+    found = in_force(edgewise)
+    assert found["threshold"] == (None, "default")
+    assert found["cloud-share"] == (0.05, "EDGEWISE_CLOUD_SHARE")
+
+
+def test_the_path_is_told_before_there_is_a_file(edgewise: Edgewise, tmp_path: Path) -> None:
+    result = edgewise("config", "path")
+    assert result.out == f"{tmp_path / 'edgewise.toml'}\n"
+    assert "no such file" in result.err
+    (tmp_path / "edgewise.toml").write_text(FILE)
+    assert edgewise("config", "path").err == ""
+
+
+def test_comments_and_order_stay(edgewise: Edgewise, tmp_path: Path) -> None:
+    place = tmp_path / "edgewise.toml"
+    place.write_text(FILE)
+    place.chmod(0o600)
+    assert edgewise("config", "set", "cloud_share", "5%").code == 0
+    assert edgewise("config", "set", "gpu-layers", "7").code == 0
+    assert place.read_text() == FILE.replace("0.1 ", "0.05 ") + "gpu-layers = 7\n"
+    assert place.stat().st_mode & 0o777 == 0o600
+    assert edgewise("config", "unset", "threads").code == 0
+    assert "threads" not in place.read_text()
+    assert "# a tenth" in place.read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["edgewise.toml"]
+
+
+def test_a_file_is_made_where_there_is_none(edgewise: Edgewise, tmp_path: Path) -> None:
+    for key, value in (("edge", "small.gguf"), ("allow-dearer", "true"), ("gpu-layers", "auto")):
+        assert edgewise("config", "set", key, value).code == 0
+    assert (tmp_path / "edgewise.toml").read_text() == (
+        'edge = "small.gguf"\nallow-dearer = true\ngpu-layers = "auto"\n'
+    )
+    assert in_force(edgewise)["allow-dearer"] == (True, "edgewise.toml")
+
+
+def test_a_key_that_stands_there_in_two_spellings_is_one(
+    edgewise: Edgewise, tmp_path: Path
+) -> None:
+    place = tmp_path / "edgewise.toml"
+    place.write_text("run_ahead = 3\nrun-ahead = 4\n")
+    assert edgewise("config", "set", "run-ahead", "5").code == 0
+    assert place.read_text() == "run_ahead = 5\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("set", "thread", "2"), "There is no setting 'thread'; did you mean 'threads'?"),
+        (("set", "threads", "two"), "threads in the arguments is not valid: Expected `int | null`"),
+        (("set", "threads", "9999"), "threads must be from 1 to 512, not 9999."),
+        (("set", "cloud-share", "much"), "is no share; give a fraction such as 0.05, or 5%"),
+        (("set", "threshold", "0.5"), "Give a threshold or a cloud share, not both"),
+        (("set", "router", "./mine.py:Mine"), "router in edgewise.toml runs code"),
+        (("set", "cloud-key-env", "SECRET"), "cloud-key-env in edgewise.toml would send"),
+        (("set", "seed", "null"), "'null' sets nothing; edgewise config unset seed does that."),
+        (("unset", "span"), "edgewise.toml has no span"),
+        (("unset", "spam"), "There is no setting 'spam'; did you mean 'span'?"),
+    ],
+)
+def test_what_a_command_would_refuse_is_refused(
+    edgewise: Edgewise, tmp_path: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    (tmp_path / "edgewise.toml").write_text(FILE)
+    result = edgewise("config", *arguments)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert told in result.err
+    assert (tmp_path / "edgewise.toml").read_text() == FILE
+
+
+@pytest.mark.parametrize("arguments", [(), ("set", "span", "2"), ("unset", "span")])
+@pytest.mark.parametrize("data", [b"span = = 1\n", b"\xff\xfe", b"# " + b"x" * (65 << 10)])
+def test_a_file_that_is_none_is_told_and_left_alone(
+    edgewise: Edgewise, tmp_path: Path, arguments: tuple[str, ...], data: bytes
+) -> None:
+    (tmp_path / "edgewise.toml").write_bytes(data)
+    result = edgewise("config", *arguments)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "edgewise.toml" in result.err
+    assert (tmp_path / "edgewise.toml").read_bytes() == data
+
+
+def test_what_is_refused_there_can_be_taken_out(edgewise: Edgewise, tmp_path: Path) -> None:
+    (tmp_path / "edgewise.toml").write_text("router = './mine.py:Mine'\nspan = 2\n")
+    assert "runs code" in edgewise("config").err
+    assert edgewise("config", "unset", "router").code == 0
+    assert (tmp_path / "edgewise.toml").read_text() == "span = 2\n"
+
+
+def test_a_link_stays_one(edgewise: Edgewise, tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "mine.toml").write_text("span = 2\n")
+    (tmp_path / "edgewise.toml").symlink_to(tmp_path / "kept" / "mine.toml")
+    assert edgewise("config", "set", "span", "3").code == 0
+    assert (tmp_path / "edgewise.toml").is_symlink()
+    assert (tmp_path / "kept" / "mine.toml").read_text() == "span = 3\n"

@@ -1,0 +1,267 @@
+"""Every command in the documents does what a reader would see it do.
+
+A command of Edgewise is taken by the command line as it is written: its flags are there, its values
+valid. One that answers on models here, or on an engine, is then run, the engine being a real
+llama-server; the others take long, or wait for somebody, and a test elsewhere runs the command with
+other arguments. Of other programs make, pip, python and curl are looked at; a block of anything
+else says why it is not run.
+"""
+
+import re
+import shutil
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from edgewise import settings
+from edgewise.addresses import bundled
+from edgewise.cli.main import app
+from edgewise.settings import NAMES
+from tests.cli.conftest import Edgewise
+from tests.documents import PAGES, ROOT, Block, Command, blocks, commands, name_of, spans
+from tests.llama_server_process import RECOMMENDED, llama_server
+
+PYTHON = {
+    "docs/clients.md": "tests/server/test_clients.py",
+    "docs/evaluation.md": "tests/test_own_parts.py",
+    "docs/routers.md": "tests/test_own_parts.py",
+}
+"""Pages whose Python a test of their own runs."""
+
+QUICK = {"run", "chat", "doctor", "sent", "trace show", "router show", "router check"}
+QUICK |= {
+    f"{where} {what}" for where in ("keys", "gateway keys") for what in ("add", "rotate", "list")
+}
+ANSWERS = {"run", "chat"}
+ELSEWHERE = re.compile(r"\.\.\.$|^hf:|^\w[\w-]*/[\w.-]+(?::[\w.-]+)?$|api\.|:8400|mine\.routers")
+"""Words of a command that needs a hub, an API, a gateway's key or a package of one's own."""
+
+SHOWN = ("https://host:8080", "http://host:8080", "https://host")
+
+
+SHELL = [block for page in PAGES for block in blocks(page) if block.language in ("sh", "bash")]
+OWN = [pytest.param(block, id=str(block)) for block in SHELL]
+
+
+def leaf(words: list[str]) -> tuple[str, Any, list[str]]:
+    """The command that words name, and the words left for it."""
+    command, path, rest = get_command(app), [], list(words)
+    while isinstance(command, TyperGroup) and rest and rest[0] in command.commands:
+        path.append(rest.pop(0))
+        command = command.commands[path[-1]]
+    return " ".join(path), command, rest
+
+
+def taken(words: list[str], folder: Path) -> str:
+    """The name of a command that the command line takes as it is written."""
+    path, command, rest = leaf(words)
+    if isinstance(command, TyperGroup) and not command.invoke_without_command:
+        assert rest in (["--help"], ["--version"]), words
+        return path
+    context = command.make_context(f"edgewise {path}", rest)
+    given = {name: value for name, value in context.params.items() if name in NAMES}
+    flags = {name: value for name, value in given.items() if not isinstance(value, list | tuple)}
+    settings.load(flags, environment={}, folder=folder)
+    return path
+
+
+@pytest.mark.parametrize("block", OWN)
+def test_commands_are_taken_as_they_are_written(block: Block, tmp_path: Path) -> None:
+    for words, _ in commands(block.text):
+        if words[0] != "edgewise":
+            continue
+        try:
+            path = taken(words[1:], tmp_path)
+        except typer.TyperException as error:
+            pytest.fail(f"{block}: {' '.join(words)}: {error.format_message()}")
+        spoken = ", ".join(f'"{word}"' for word in path.split())
+        assert path in QUICK or spoken in other_tests(), f"no test runs edgewise {path}"
+
+
+@cache
+def other_tests() -> str:
+    """All of their text."""
+    others = [path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)]
+    return "".join(path.read_text(encoding="utf-8") for path in others)
+
+
+@pytest.mark.parametrize("block", OWN)
+def test_commands_of_others_are_there_or_marked(block: Block) -> None:
+    for words, _ in commands(block.text):
+        known = others_are_there(words, block)
+        assert known or block.mark, f"{block}: mark it <!-- not run: why -->: {' '.join(words)}"
+
+
+def others_are_there(words: list[str], block: Block) -> bool:
+    match words:
+        case ["edgewise", *_] | ["export" | "wait", *_] | [".", ".venv/bin/activate"]:
+            return True
+        case ["make", *goals]:
+            checked = re.findall(r"^make ([a-z-]+)$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+            return set(goals) <= set(checked)
+        case ["pip", "install", *wanted]:
+            return all(map(is_extra, [one for one in wanted if one != "-e"]))
+        case ["curl", *_]:
+            return (
+                block.page in PYTHON and "def test_curl" in (ROOT / PYTHON[block.page]).read_text()
+            )
+        case _:
+            return False
+
+
+def is_extra(wanted: str) -> bool:
+    """Whether it is the package, with extras that it has."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    found = re.fullmatch(r"(?:edgewise|\.)(?:\[([\w,-]+)\])?", wanted)
+    return found is not None and set((found[1] or "").split(",")) - {""} <= set(extras)
+
+
+@pytest.mark.parametrize("block", OWN)
+def test_scripts_have_the_flags_that_are_shown(block: Block) -> None:
+    for words, _ in commands(block.text):
+        if words[:2] == ["python", "-m"]:
+            assert has_flags(words[2], words[3:]), f"{block}: {' '.join(words)}"
+
+
+def has_flags(module: str, words: list[str]) -> bool:
+    """Whether there is such a script, and its source has these flags."""
+    spec = find_spec(module)
+    assert spec is not None, module
+    assert spec.origin is not None
+    main = Path(spec.origin)
+    files = main.parent.glob("*.py") if main.name == "__init__.py" else [main]
+    text = "".join(path.read_text() for path in files)
+    return all(f'"{word}"' in text for word in words if word.startswith("--"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_in_the_text_name_what_is_there(page: Path) -> None:
+    for span in spans(page):
+        if not span.startswith("edgewise ") or "COMMAND" in span:
+            continue
+        words = span.split()[1:]
+        for either in words[1].split("|") if len(words) > 1 else [""]:
+            path, command, rest = leaf([words[0], *([either] if either else []), *words[2:]])
+            assert path or words[0].startswith("-"), span
+            flags = {flag for parameter in command.params for flag in parameter.opts}
+            named = {re.split(r"[=|,]", word)[0] for word in rest if word.startswith("--")}
+            assert named <= flags | {"--help", "--version"}, span
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    """A real llama-server with the bundled cloud model."""
+    pytest.importorskip("xllamacpp", reason="its wheel has the server")
+    with llama_server(bundled("cloud"), flags=RECOMMENDED) as url:
+        yield url
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Path:
+    """The folder of who reads: models, questions, a router, under the names that documents use."""
+    for part, name in (("edge", "small"), ("mid", "medium"), ("cloud", "large")):
+        (tmp_path / f"{name}.gguf").symlink_to(bundled(part))
+    shutil.copytree(bundled("router"), tmp_path / "router")
+    (tmp_path / "prices.toml").write_text("input = 0.28\ncached = 0.028\noutput = 0.42\n")
+    (tmp_path / "words.txt").write_text("Anna Smith\n")
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/routers.md").read_text(), re.S)[:1]
+    (tmp_path / "mine.py").write_text(block)
+    return tmp_path
+
+
+def is_run_here(command: Command) -> bool:
+    words = command.words
+    spoken = [word for word in words[2:] if word != "..."]
+    return (
+        words[0] == "edgewise"
+        and leaf(words[1:])[0] in QUICK
+        and not any(map(ELSEWHERE.search, [*spoken, *command.variables.values()]))
+    )
+
+
+def pages_with_commands() -> list[str]:
+    found = {
+        block.page
+        for block in SHELL
+        if not block.mark and any(map(is_run_here, commands(block.text)))
+    }
+    return sorted(found)
+
+
+@pytest.mark.parametrize("page", pages_with_commands())
+def test_what_is_quick_does_it(
+    page: str, edgewise: Edgewise, reader: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, as a reader would; answers are short ones."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(reader / "state"))
+    for block in [block for block in SHELL if block.page == page and not block.mark]:
+        for command in filter(is_run_here, commands(block.text)):
+            words = [engine if word in SHOWN else word for word in command.words[1:]]
+            if words[0] in ANSWERS and "--max-tokens" not in words:
+                words += ["--max-tokens", "4"]
+            if "--redact" in words:
+                pytest.importorskip("stdnum", reason="needs edgewise[redact]")
+            done = edgewise(*words)
+            assert done.code == 0, f"{block}: {' '.join(command.words)}: {done.err or done.out}"
+            assert "stood in" not in done.err, f"{block}: {done.err}"
+
+
+PYTHON_BLOCKS = [block for page in PAGES for block in blocks(page) if block.language == "python"]
+
+
+@pytest.mark.parametrize("block", PYTHON_BLOCKS, ids=str)
+def test_python_runs(
+    block: Block, reader: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiled = compile(block.text, str(block), "exec")
+    if block.mark:
+        return
+    if block.page in PYTHON:
+        assert block.page.rpartition("/")[2] in (ROOT / PYTHON[block.page]).read_text()
+        return
+    monkeypatch.chdir(reader)
+    exec(compiled, {"__name__": "shown"})
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize(
+    "block", [b for p in PAGES for b in blocks(p) if b.language == "toml"], ids=str
+)
+def test_toml_is_read(block: Block, tmp_path: Path) -> None:
+    """Settings, a price, or entry points."""
+    found = tomllib.loads(block.text)
+    if "project" in found or "input" in found:
+        return
+    (tmp_path / settings.FILE).write_text(block.text)
+    settings.load({}, environment={}, folder=tmp_path)
+
+
+def test_marks_are_of_use() -> None:
+    """A mark stands before a block."""
+    marked = sum(block.mark is not None for page in PAGES for block in blocks(page))
+    assert marked == sum(page.read_text().count("\n<!-- not run") for page in PAGES)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "edgewise run Hi --clod none",
+        "edgewise run Hi --span lots",
+        "edgewise rum Hi",
+        "edgewise run a b",
+    ],
+)
+def test_a_command_that_is_none_is_found(wrong: str, tmp_path: Path) -> None:
+    ((words, _),) = commands(wrong)
+    with pytest.raises((typer.TyperException, AssertionError)):
+        taken(words[1:], tmp_path)

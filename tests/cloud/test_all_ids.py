@@ -1,0 +1,344 @@
+"""All ids of a vocabulary against an engine's: what is told apart, what is said."""
+
+import asyncio
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgewise.addresses import bundled
+from edgewise.cloud.engine import EngineCloud, LlamaServer
+from edgewise.cloud.reach import reach
+from edgewise.edge.base import PROBES, Tokenizer
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.engines import all_ids
+from edgewise.engines import proof as proofs
+from edgewise.engines.all_ids import compare_all
+from edgewise.engines.base import Client
+from edgewise.errors import (
+    CloudError,
+    CloudProtocolError,
+    CloudUnavailable,
+    OtherVocabulary,
+    VocabularyMismatch,
+)
+from edgewise.prompts import Prompt
+from edgewise.sampling import Sampling
+from edgewise.testing.engine_dialects import Dialect
+from edgewise.testing.scripted_edge import ByteTokenizer
+from edgewise.testing.scripted_engine import Edited, Misdeed, ScriptedEngine
+from tests import models
+from tests.gateway.doubles import PlainEngine
+from tests.llama_server_process import llama_server
+
+BYTES = ByteTokenizer()
+ALL = "all 258 ids stand for the same"
+
+
+@pytest.fixture
+def engine() -> Iterator[ScriptedEngine]:
+    made = ScriptedEngine()
+    yield made
+    made.close()
+
+
+@contextmanager
+def cloud_at(url: str) -> Generator[EngineCloud]:
+    cloud = LlamaServer(url)
+    try:
+        yield cloud
+    finally:
+        cloud.close()
+
+
+def told(url: str, tokenizer: Tokenizer = BYTES) -> str:
+    with cloud_at(url) as cloud:
+        return cloud.check(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def family(model_folder: Path) -> dict[str, Path]:
+    """Two generations of one family: equal but for four added tokens."""
+    return {
+        name: models.write_transformer(model_folder / f"qwen{name}.gguf", models.qwen(name))
+        for name in ("2.5", "3")
+    }
+
+
+class TestRealServers:
+    def test_all_ids_of_one_file(self, spm_path: Path) -> None:
+        """With pieces and bytes to fall back to; the contract of all clouds has byte-level ones."""
+        with LlamaModel(spm_path, threads=1, context=32) as model, llama_server(spm_path) as url:
+            assert f"all {model.tokenizer.size:,} ids" in told(url, model.tokenizer)
+
+    def test_generations_of_a_family_are_told_apart(self, family: dict[str, Path]) -> None:
+        """Fixed strings have the same ids, and the id of `<think>` is nothing to the older one."""
+        with (
+            LlamaModel(family["2.5"], threads=1, context=32) as older,
+            LlamaModel(family["3"], threads=1, context=32) as later,
+            llama_server(family["3"]) as url,
+        ):
+            assert [older.tokenizer.encode(text) for text in PROBES] == [
+                later.tokenizer.encode(text) for text in PROBES
+            ]
+            with pytest.raises(VocabularyMismatch, match=r"writes '<tool_response>' .*id 269"):
+                told(url, older.tokenizer)
+            # The server names its file, which lies here: its own ids, between words.
+            reached, how = reach(url, older.tokenizer)
+            reached.close()
+            assert reached.seams is not None
+            assert "all 277 ids stand for the same" in how
+            reached, how = reach(url, later.tokenizer)
+            reached.close()
+            assert reached.seams is None
+            assert "all 277 ids" in how
+
+    def test_nor_is_the_older_one_a_cloud_for_the_later(self, family: dict[str, Path]) -> None:
+        with (
+            LlamaModel(family["2.5"], threads=1, context=32) as older,
+            LlamaModel(family["3"], threads=1, context=32) as later,
+        ):
+            engine = Spelling(older.tokenizer, joined)
+            with pytest.raises(VocabularyMismatch, match=r"writes '' .*</?t.*id 2"):
+                asyncio.run(compare_all(engine, later.tokenizer))
+
+
+class Spelling(PlainEngine):
+    """Writes ids as one kind of engine does; `swapped` ids stand for each other."""
+
+    def __init__(self, tokenizer: Tokenizer, join: Callable[[list[bytes]], str]) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer  # type: ignore[assignment]
+        self.join, self.swapped = join, (0, 0)
+        self.requests = 0
+
+    async def detokenize(self, ids: Sequence[int], client: Client | None = None) -> str | None:
+        self.requests += 1
+        one, other = self.swapped
+        pieces: list[bytes] = []
+        for asked in ids:
+            token = {one: other, other: one}.get(asked, asked)
+            text = self.tokenizer.special.get(token)
+            inside = token < self.tokenizer.size
+            pieces.append(text.encode() if text else self.tokenizer.piece(token) if inside else b"")
+        return self.join(pieces)
+
+
+def joined(pieces: list[bytes]) -> str:
+    """As llama-server and byte-level decoders."""
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+def tidied(pieces: list[bytes]) -> str:
+    """As transformers where a tokenizer's config asks for it."""
+    text = joined(pieces)
+    for ending in (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"):
+        text = text.replace(ending, ending.strip())
+    return text
+
+
+def stripped(pieces: list[bytes]) -> str:
+    """As decoders that take a text's first blank for the vocabulary's."""
+    return joined(pieces).removeprefix(" ")
+
+
+def with_blanks(pieces: list[bytes]) -> str:
+    """As tokenizers in Python, which part control tokens from text."""
+    return "".join(
+        f" {p.decode()} " if p[:1] == b"<" and p[-1:] == b">" else p.decode("utf-8", "replace")
+        for p in pieces
+    )
+
+
+@pytest.fixture(scope="module")
+def vocabularies(bpe_path: Path, spm_path: Path) -> Iterator[dict[str, Tokenizer]]:
+    with (
+        LlamaModel(bpe_path, threads=1, context=32) as bpe,
+        LlamaModel(spm_path, threads=1, context=32) as spm,
+        LlamaModel(bundled("edge"), threads=1, context=32) as own,
+    ):
+        yield {"bpe": bpe.tokenizer, "spm": spm.tokenizer, "bundled": own.tokenizer}
+
+
+KINDS = st.sampled_from(["bpe", "spm", "bundled"])
+JOINS = st.sampled_from([joined, tidied, stripped])
+
+
+class TestWhatIsTold:
+    @pytest.mark.parametrize("kind", ["bpe", "spm", "bundled"])
+    @pytest.mark.parametrize("join", [joined, tidied, stripped])
+    def test_the_same_vocabulary_however_it_is_written(
+        self, vocabularies: dict[str, Tokenizer], kind: str, join: Any
+    ) -> None:
+        one = vocabularies[kind]
+        engine = Spelling(one, join)
+        engine.url = f"{kind} {join.__name__}"
+        said = asyncio.run(compare_all(engine, one))
+        assert said == f"; all {one.size:,} ids stand for the same"
+
+    @given(kind=KINDS, join=JOINS, draw=st.data())
+    @settings(max_examples=60)
+    def test_any_two_ids_that_changed_places_are_found(
+        self, vocabularies: dict[str, Tokenizer], kind: str, join: Any, draw: st.DataObject
+    ) -> None:
+        """Control tokens and parts of characters too, and an id that stands for nothing."""
+        one = vocabularies[kind]
+        engine = Spelling(one, join)
+        ids = st.integers(0, one.size - 1)
+        first, second = draw.draw(st.tuples(ids, ids))
+        texts = [one.special.get(i, "").encode() or one.piece(i) for i in (first, second)]
+        shown = [tidied([b"x", text]) for text in texts]
+        engine.swapped = first, second
+        if shown[0] == shown[1] or any(text[-1:] in b"\xc0\xc1\xf5\xff" for text in texts):
+            return
+        with pytest.raises(VocabularyMismatch, match=r"\(id \d+\)"):
+            asyncio.run(compare_all(engine, one))
+        assert engine.requests < 40
+
+    def test_another_end_of_an_answer(self) -> None:
+        class Ends(Spelling):
+            async def end_text(self) -> str | None:
+                return "<tool_call>"
+
+        with pytest.raises(VocabularyMismatch, match="ends an answer with '<tool_call>'"):
+            asyncio.run(compare_all(Ends(BYTES, joined), BYTES))
+
+
+class TestEngines:
+    @pytest.mark.parametrize("dialect", ["llama-server", "vllm", "vllm-completions", "sglang"])
+    def test_each_dialect(self, dialect: Dialect) -> None:
+        engine = ScriptedEngine(dialect=dialect)
+        reached, how = reach(engine.url, BYTES)
+        assert ALL in how
+        assert reached.proof == how
+        other = ByteTokenizer("<other>")
+        with pytest.raises(VocabularyMismatch, match="id 256"):
+            reached.check(other)
+        reached.close()
+        engine.close()
+
+    def test_one_that_does_not_says_so(self, engine: ScriptedEngine) -> None:
+        engine.detokenizes = False
+        how = told(engine.url)
+        assert how.startswith("5 strings have the same ids")
+        assert how.endswith("its other ids are not proven, since it does not detokenise")
+
+    def test_a_second_start_asks_little(
+        self, engine: ScriptedEngine, vocabularies: dict[str, Tokenizer]
+    ) -> None:
+        engine.tokenizer = known = vocabularies["bundled"]
+        whole = f"all {known.size:,} ids"
+        assert f"{whole} stand for the same" in told(engine.url, known)
+        first, engine.detokenized = engine.detokenized, 0
+        assert f"{whole} were compared before, 1,0" in told(engine.url, known)
+        assert engine.detokenized < first
+        # What it served before is no proof for what it serves now.
+        engine.model, engine.detokenized = "another", 0
+        assert f"{whole} stand for the same" in told(engine.url, known)
+        assert engine.detokenized == first
+
+    def test_few_ids_are_enough_to_see_another(self, engine: ScriptedEngine) -> None:
+        told(engine.url)
+        engine.tokenizer = ByteTokenizer("<other>")
+        with pytest.raises(VocabularyMismatch, match="'<other>'"):
+            told(engine.url)
+
+    def test_another_model_under_the_same_name_is_found_out_beside_a_consult(
+        self, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of which the fixed strings have the same ids."""
+        monkeypatch.setattr(proofs, "PROVEN_SECONDS", -1.0)
+        with cloud_at(engine.url) as cloud:
+            cloud.check(BYTES)
+            session = cloud.open(Prompt((1,)))
+            assert session.ask([1], 1, Sampling(), 20).result().ids
+            engine.tokenizer = ByteTokenizer("<other>")
+            with pytest.raises(OtherVocabulary):
+                session.ask([1], 1, Sampling(), 20).result()
+
+
+def garbage(data: bytes) -> bytes:
+    return b'{"content": 5}'
+
+
+def lying(data: bytes) -> bytes:
+    return b'{"content": "yes"}'
+
+
+def gigabytes(data: bytes) -> bytes:
+    return b'{"content": "' + b"a" * (5 << 20) + b'"}'
+
+
+def always_259(ids: Sequence[int]) -> int:
+    return 259
+
+
+def test_an_id_that_stands_for_nothing_to_the_edge_is_no_verdict(engine: ScriptedEngine) -> None:
+    """Where not all ids could be compared, and the cloud has more of them."""
+
+    class Padded(ByteTokenizer):
+        size = 260
+
+    engine.detokenizes = False
+    with cloud_at(engine.url) as cloud:
+        cloud.check(Padded())
+        session = cloud.open(Prompt((1,)))
+        assert session.ask([1], 1, Sampling(), 20).result().ids
+        engine.script = always_259
+        with pytest.raises(CloudProtocolError, match="id 259, which stands for nothing"):
+            session.ask([1], 1, Sampling(), 20).result()
+
+
+class TestHostile:
+    @pytest.mark.parametrize(
+        ("misdeed", "why"),
+        [
+            (Edited(garbage), "is not llama-server's"),
+            (Edited(gigabytes), "more than"),
+            (Edited(status=500), "HTTP 500"),
+            (Edited(status=422), "HTTP 422"),
+            ("hang", "it took longer than 0.2 s"),
+        ],
+    )
+    def test_what_is_no_text_leaves_the_fixed_strings(
+        self,
+        engine: ScriptedEngine,
+        monkeypatch: pytest.MonkeyPatch,
+        misdeed: Misdeed,
+        why: str,
+    ) -> None:
+        if misdeed == "hang":
+            monkeypatch.setattr(all_ids, "COMPARE_SECONDS", 0.2)
+        engine.aside = lambda path: misdeed if path == "/detokenize" else None
+        how = told(engine.url)
+        assert how.startswith("5 strings have the same ids at the engine; its other ids are not ")
+        assert why in how
+
+    def test_a_lie_is_another_vocabulary(self, engine: ScriptedEngine) -> None:
+        engine.aside = lambda path: Edited(lying) if path == "/detokenize" else None
+        with pytest.raises(VocabularyMismatch, match="'yes'"):
+            told(engine.url)
+
+    def test_one_that_dies_is_gone(self, engine: ScriptedEngine) -> None:
+        engine.aside = lambda path: "reset" if path == "/detokenize" else None
+        with pytest.raises(CloudUnavailable):
+            told(engine.url)
+
+    def test_an_answer_goes_on_where_it_turns_hostile(
+        self, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(proofs, "PROVEN_SECONDS", -1.0)
+        monkeypatch.setattr(proofs, "FRESH_SECONDS", 0.0)
+        with cloud_at(engine.url) as cloud:
+            cloud.check(BYTES)
+            session = cloud.open(Prompt((1,)))
+            for misdeed in ("reset", Edited(gigabytes), Edited(lying)):
+                engine.aside = lambda path, it=misdeed: it if path == "/detokenize" else None
+                with pytest.raises(CloudError):
+                    session.ask([1], 1, Sampling(), 20).result()
+            engine.aside = lambda path: None
+            assert session.ask([1], 1, Sampling(), 20).result().ids

@@ -1,0 +1,194 @@
+"""All ids of the engines behind a gateway: compared by devices, through it."""
+
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from edgewise.addresses import bundled
+from edgewise.cloud import gateway as device_side
+from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.reach import reach
+from edgewise.edge.base import Tokenizer
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.engines.base import NOBODY, Client
+from edgewise.errors import OtherVocabulary, VocabularyMismatch
+from edgewise.gateway import detokenizing
+from edgewise.gateway import fleet as fleets
+from edgewise.keys.keys import add_key
+from edgewise.prompts import Prompt
+from edgewise.sampling import Sampling
+from edgewise.testing.scripted_edge import ByteTokenizer
+from edgewise.testing.scripted_engine import ScriptedEngine
+from tests import models
+from tests.gateway.doubles import PlainEngine
+from tests.gateway.running import Running, gateway
+from tests.llama_server_process import free_port, llama_server
+
+BYTES = ByteTokenizer()
+ALL = "has the same ids for 5 strings; all 258 ids stand for the same"
+
+
+@pytest.fixture
+def engine() -> Iterator[ScriptedEngine]:
+    made = ScriptedEngine()
+    yield made
+    made.close()
+
+
+@contextmanager
+def device(url: str, key: str | None = None) -> Generator[GatewayCloud]:
+    cloud = GatewayCloud(url, key=key)
+    try:
+        yield cloud
+    finally:
+        cloud.close()
+
+
+def told(url: str, tokenizer: Tokenizer = BYTES, key: str | None = None) -> str:
+    with device(url, key) as cloud:
+        return cloud.check(tokenizer)
+
+
+def post(running: Running, body: object, key: str = "") -> httpx2.Response:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx2.post(f"{running.url}/detokenize", json=body, headers=headers, trust_env=False)
+
+
+def test_a_real_engine_behind_it(model_folder: Path) -> None:
+    """Two generations of a family, whose fixed strings have the same ids."""
+    paths = [
+        models.write_transformer(model_folder / f"behind{name}.gguf", models.qwen(name))
+        for name in ("2.5", "3")
+    ]
+    with llama_server(paths[1]) as url, gateway([url]) as running:
+        with LlamaModel(paths[1], threads=1, context=32) as model:
+            assert "all 277 ids stand for the same" in told(running.url, model.tokenizer)
+        with LlamaModel(paths[0], threads=1, context=32) as model:
+            with pytest.raises(VocabularyMismatch, match=r"(tool_response|think)>.*id 2(69|7)"):
+                told(running.url, model.tokenizer)
+            # Whoever has the cloud's tokenizer speaks its ids.
+            with LlamaModel(paths[1], threads=1, context=32) as own:
+                reached, how = reach(running.url, model.tokenizer, own=own.tokenizer)
+                assert reached.seams is not None
+                assert "all 277 ids were compared before" in how
+                reached.close()
+
+
+def test_the_bundled_engine() -> None:
+    from edgewise.gateway.bundled import BundledEngine
+
+    with gateway([BundledEngine()]) as running, LlamaModel(bundled("edge"), threads=1) as edge:
+        assert f"all {edge.tokenizer.size:,} ids" in told(running.url, edge.tokenizer)
+
+
+def test_the_second_device_costs_the_engine_nothing(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Nor do looks at it.
+    monkeypatch.setattr(fleets, "HEALTH_SECONDS", 3600.0)
+    with gateway([engine.url]) as running:
+        assert ALL in told(running.url)
+        asked = engine.detokenized
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        assert ALL in told(running.url)
+        assert engine.detokenized == asked
+        assert "compared before" in told(running.url)
+
+
+def test_an_engine_that_does_not_detokenise_leaves_the_strings(engine: ScriptedEngine) -> None:
+    """As a gateway of before, which has no such path."""
+    engine.detokenizes = False
+    with gateway([engine.url]) as running:
+        assert told(running.url).endswith("not proven, since it does not detokenise")
+
+
+class Late(PlainEngine):
+    """Detokenises as a vocabulary does that has the same strings."""
+
+    def __init__(self, name: str, end: str = "<end>") -> None:
+        super().__init__(name)
+        self.tokenizer = ByteTokenizer(end)
+
+    async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
+        known = self.tokenizer
+        pieces = {token: known.piece(token) for token in range(256)}
+        pieces |= {token: text.encode() for token, text in known.special.items()}
+        return b"".join(pieces.get(token, b"") for token in ids).decode("utf-8", "replace")
+
+
+def test_engines_that_differ_prove_nothing() -> None:
+    with gateway([Late("one"), Late("two", "<other>")]) as running:
+        how = told(running.url)
+        assert how.startswith("the gateway's plain engine has the same ids for 5 strings")
+        assert "write the same ids differently" in how
+
+
+def test_an_engine_that_comes_later_must_agree_with_what_devices_were_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleets, "HEALTH_SECONDS", 0.2)
+    late = Late("two", "<other>")
+    late.down = RuntimeError("starting")
+    with gateway([Late("one"), late]) as running:
+        assert ALL in told(running.url)
+        late.down = None
+        looks, end = late.looks, time.monotonic() + 60
+        while late.looks < looks + 2 and time.monotonic() < end:
+            time.sleep(0.02)
+        assert running.gateway.fleet.up == 1
+        late.tokenizer = ByteTokenizer()
+        while running.gateway.fleet.up < 2 and time.monotonic() < end:
+            time.sleep(0.02)
+        assert running.gateway.fleet.up == 2
+
+
+def test_another_gateway_at_the_address_is_found_out(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_side, "PROVEN_SECONDS", -1.0)
+    port = free_port()
+    with gateway([engine.url], port=port) as running:
+        cloud = GatewayCloud(running.url)
+        cloud.check(BYTES)
+        session = cloud.open(Prompt((1,)))
+        assert session.ask([1], 1, Sampling(), 20).result().ids
+    engine.tokenizer = ByteTokenizer("<other>")
+    other = pytest.raises(OtherVocabulary, match="other text for the same ids")
+    with gateway([engine.url], port=port), other:
+        session.ask([1], 1, Sampling(), 20).result()
+    cloud.close()
+
+
+class TestRequests:
+    def test_keys_and_what_they_may_use(self, engine: ScriptedEngine, tmp_path: Path) -> None:
+        keys = tmp_path / "keys.json"
+        secret = add_key(
+            keys, "device", asks_per_second=0, tokens_per_day=0, sessions=0, ids_per_second=30
+        )
+        with gateway([engine.url], keys=keys) as running:
+            assert post(running, {"tokens": [72]}).status_code == 401
+            assert post(running, {"tokens": [72]}, secret).json() == {"content": "H"}
+            assert post(running, {"tokens": [72] * 1000}, secret).status_code == 200
+            owing = post(running, {"tokens": [72]}, secret)
+            assert owing.status_code == 429
+            assert int(owing.headers["Retry-After"]) > 0
+
+    def test_what_is_no_request(self, engine: ScriptedEngine) -> None:
+        none: list[object] = [{}, *({"tokens": said} for said in ([], ["a"], [-1], [1 << 40], "x"))]
+        large = [{"tokens": [1] * (detokenizing.MOST + 1)}, {"tokens": "x" * detokenizing.MAX_BODY}]
+        with gateway([engine.url]) as running:
+            for body in [*none, *large]:
+                assert post(running, body).status_code == 400
+            assert engine.detokenized == 0
+
+    def test_an_id_that_the_model_has_not_is_not_asked_for(self, engine: ScriptedEngine) -> None:
+        """llama-server answers one with an error; another engine may do worse."""
+        engine.size = 258
+        with gateway([engine.url]) as running:
+            assert post(running, {"tokens": [258]}).status_code == 400
+            assert engine.detokenized == 0
+            assert ALL in told(running.url)

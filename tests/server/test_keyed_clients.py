@@ -1,0 +1,272 @@
+"""Keys of a file at the server: each within its limits, and none learns of another."""
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from openai import AuthenticationError, OpenAI, RateLimitError
+from starlette.testclient import TestClient
+
+from edgewise.cloud.engine import LlamaServer
+from edgewise.keys.key_file import Key
+from edgewise.keys.keys import Keys, add_key, revoke_key
+from edgewise.keys.limits import Cost, Granted, KeyLimits, LimitsDown
+from edgewise.keys.limits_sqlite import SqliteLimits
+from edgewise.server.app import make_app
+from edgewise.server.callers import Callers
+from edgewise.server.models import Models
+from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
+from edgewise.testing.scripted_engine import ScriptedEngine
+from tests.cli.conftest import Edgewise, edgewise
+from tests.gateway.processes import until
+from tests.server.in_process import ASK, CHAT, TEXT, answering_of
+from tests.server.serving import running
+
+__all__ = ["edgewise"]
+
+FREE = {"asks_per_second": 0.0, "ids_per_second": 0.0, "tokens_per_day": 0, "sessions": 0, "ids": 0}
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    return tmp_path / "keys.json"
+
+
+@pytest.fixture(autouse=True)
+def looked_at_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that is out of force is noticed at once, not within 0.4 s."""
+    monkeypatch.setattr("edgewise.keys.keys.CHECK_SECONDS", 0.0)
+
+
+def secret_of(keys: Path, name: str, **limits: Any) -> str:
+    return add_key(keys, name, **{**FREE, **limits})
+
+
+@contextmanager
+def app(
+    keys: Path, cloud: LlamaServer | None = None, edge: ScriptedEdge | None = None, **more: Any
+) -> Iterator[TestClient]:
+    """A server that asks its cloud for every token, for the keys of a file."""
+    limits = more.pop("limits", None) or SqliteLimits(None)
+    made = edge or ScriptedEdge(replying(TEXT, prompt="sky: "))
+    answering = answering_of(made, cloud, queue=8, **more)
+    callers = Callers(keys=Keys(keys), limits=KeyLimits(limits))
+    application = make_app(Models([answering]), callers=callers)
+    with TestClient(application, raise_server_exceptions=False) as client:
+        yield client
+    answering.close()
+
+
+def post(client: TestClient, secret: str, body: dict[str, Any] = ASK, **more: Any) -> Any:
+    path = "completions" if "prompt" in body else "chat/completions"
+    headers = {"Authorization": f"Bearer {secret}"}
+    return client.post(f"/v1/{path}", json={**body, "max_tokens": 6, **more}, headers=headers)
+
+
+def over(reply: Any) -> str:
+    """What a key over its limits is told."""
+    assert reply.status_code == 429
+    assert int(reply.headers["retry-after"]) >= 1
+    error = reply.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+    return error["message"]
+
+
+def test_a_key_of_the_file_is_needed(keys: Path) -> None:
+    secret = secret_of(keys, "ann")
+    with app(keys) as client:
+        for wrong in ("", "ew-wrong", secret + "x", secret.upper(), "\u00e9"):
+            shown = {"Authorization": f"Bearer {wrong}".encode("latin-1")}
+            for path in ("/v1/models", "/metrics", "/v1/sent"):
+                assert client.get(path, headers=shown).status_code == 401
+        assert post(client, "ew-wrong").json()["error"]["code"] == "invalid_api_key"
+        assert post(client, secret).status_code == 200
+        assert client.get("/health").status_code == 200
+        revoke_key(keys, "ann")
+        assert post(client, secret).status_code == 401
+
+
+def test_requests_a_second(keys: Path) -> None:
+    secret, other = secret_of(keys, "ann", asks_per_second=0.001), secret_of(keys, "bob")
+    with app(keys) as client:
+        assert post(client, secret).status_code == 200
+        assert "Too many requests" in over(post(client, secret))
+        assert post(client, other).status_code == 200
+
+
+def test_token_ids_a_second_in_and_out(keys: Path) -> None:
+    """Five come, six are written; ten seconds of the rate may be saved up."""
+    secret = secret_of(keys, "ann", ids_per_second=1.0)
+    with app(keys) as client:
+        assert post(client, secret).status_code == 200
+        told = post(client, secret)
+        assert "token ids" in over(told)
+        assert 1 <= int(told.headers["retry-after"]) <= 3
+
+
+def test_cloud_tokens_a_day(keys: Path) -> None:
+    """What began goes on to its end; the edge alone is not held to it."""
+    engine = ScriptedEngine()
+    cloud = LlamaServer(engine.url)
+    secret, other = secret_of(keys, "ann", tokens_per_day=8), secret_of(keys, "bob")
+    with app(keys, cloud) as client:
+        for used in (6, 12):
+            reply = post(client, secret)
+            assert (reply.status_code, used) == (200, used)
+            assert reply.json()["usage"]["edgewise"]["cloud_tokens"] == 6
+        assert "tokens of the day" in over(post(client, secret))
+        assert post(client, secret, model="edgewise:edge").status_code == 200
+        assert post(client, other).status_code == 200
+    cloud.close()
+    engine.close()
+
+
+class Held:
+    """An edge model that writes once it is told to."""
+
+    def __init__(self) -> None:
+        self.begun, self.gate = threading.Event(), threading.Event()
+        self._script = noise(scale=1.0)
+        self.edge = ScriptedEdge(self.script)
+
+    def script(self, ids: Sequence[int]) -> Any:
+        self.begun.set()
+        assert self.gate.wait(60)
+        return self._script(ids)
+
+
+def test_answers_and_their_prompts_at_a_time(keys: Path) -> None:
+    one, few = secret_of(keys, "one", sessions=1), secret_of(keys, "few", ids=7)
+    held = Held()
+    with app(keys, edge=held.edge) as client, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(post, client, one)
+        assert held.begun.wait(60)
+        assert "1 answers at a time" in over(post(client, one))
+        second = pool.submit(post, client, few)
+        until(lambda: "edgewise_waiting 1.0" in metrics(client, one), "the second answer")
+        assert "7 tokens at a time" in over(post(client, few))
+        held.gate.set()
+        assert [first.result(60).status_code, second.result(60).status_code] == [200, 200]
+        # Places are given back, by what was refused as well.
+        assert [post(client, secret).status_code for secret in (one, few)] == [200, 200]
+
+
+def metrics(client: TestClient, secret: str) -> str:
+    return client.get("/metrics", headers={"Authorization": f"Bearer {secret}"}).text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_key_that_is_revoked_ends_its_answers(keys: Path, stream: bool) -> None:
+    secret, held = secret_of(keys, "ann"), Held()
+    with app(keys, edge=held.edge) as client, ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(post, client, secret, CHAT, stream=stream, max_tokens=200)
+        assert held.begun.wait(60)
+        revoke_key(keys, "ann")
+        held.gate.set()
+        told = reply.result(60)
+    if stream:
+        *_, error, done = [line[6:] for line in told.text.splitlines() if line[:6] == "data: "]
+        assert done == "[DONE]"
+        assert "revoked" in json.loads(error)["error"]["message"]
+    else:
+        assert (told.status_code, told.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+class Down(SqliteLimits):
+    async def take(self, key: Key, cost: Cost) -> Granted:
+        raise LimitsDown("gone")
+
+
+def test_what_cannot_be_counted_is_not_granted(keys: Path) -> None:
+    secret = secret_of(keys, "ann", asks_per_second=5.0)
+    with app(keys, limits=Down(None)) as client:
+        reply = post(client, secret)
+        assert reply.status_code == 503
+        assert int(reply.headers["retry-after"]) >= 1
+        assert "cannot count" in reply.json()["error"]["message"]
+
+
+def test_no_key_learns_what_another_asked(keys: Path) -> None:
+    """Neither from what was new to the cloud, nor from its cache, nor from the list of all."""
+    engine = ScriptedEngine()
+    cloud = LlamaServer(engine.url)
+    ann, bob = secret_of(keys, "ann"), secret_of(keys, "bob")
+    with app(keys, cloud) as client:
+
+        def asked(secret: str, **more: Any) -> dict[str, Any]:
+            return post(client, secret, CHAT, **more).json()["usage"]["edgewise"]
+
+        first, again, other = asked(ann), asked(ann), asked(bob)
+        assert again["sent"]["new_characters"] == 0
+        assert other["sent"] == first["sent"]
+        for usage in (first, again, other):
+            assert usage["cloud_prompt_cached"] is usage["cloud_prompt_computed"] is None
+        for path in ("/v1/sent", "/v1/savings"):
+            told = client.get(path, headers={"Authorization": f"Bearer {ann}"})
+            assert told.status_code == 403
+        # Nor is bob's conversation local because ann's, which begins alike, became so.
+        assert asked(ann, edgewise={"cloud": "none"})["cloud_calls"] == 0
+        assert asked(ann)["cloud_calls"] == 0
+        assert asked(bob)["cloud_calls"] > 0
+    cloud.close()
+    engine.close()
+
+
+def test_serve_takes_a_file_of_keys(keys: Path, edgewise: Edgewise) -> None:
+    """As its operator starts it, with a key that the command made; nothing of it is told."""
+    made = edgewise("keys", "add", "laptop", "--keys", str(keys), "--asks-per-second", "0.01")
+    secret = made.out.strip()
+    assert "API key" in made.err
+    other = edgewise("keys", "add", "phone", "--keys", str(keys)).out.strip()
+    flags = ("--keys", str(keys), "--threads", "1", "--host", "0.0.0.0")
+    with running(*flags) as server:
+        client = OpenAI(base_url=f"{server.url}/v1", api_key=secret, max_retries=0)
+
+        def ask(client: OpenAI) -> Any:
+            messages: Any = [{"role": "user", "content": "Tell me about copper."}]
+            return client.chat.completions.create(model="edgewise", messages=messages, max_tokens=3)
+
+        first, again = ask(client), ask(client.copy(api_key=other))
+        assert first.choices[0].message.content == again.choices[0].message.content
+        # Else a hit would tell what another key asked.
+        assert again.usage.prompt_tokens_details.cached_tokens == 0
+        with pytest.raises(RateLimitError, match="Too many requests"):
+            ask(client)
+        # Counted beside the keys, as a gateway does, so that both may share the file.
+        assert keys.with_name("keys.json.limits").exists()
+        with pytest.raises(AuthenticationError):
+            ask(client.copy(api_key="ew-wrong"))
+        assert edgewise("keys", "revoke", "laptop", "--keys", str(keys)).code == 0
+        shown = {"Authorization": f"Bearer {secret}"}
+        models = f"{server.url}/v1/models"
+        until(
+            lambda: httpx2.get(models, headers=shown, trust_env=False).status_code == 401,
+            "the revocation",
+        )
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--keys", "none.json"), "make one with edgewise keys add"),
+        (("--keys", "none.json", "--api-key", "k"), "--api-key or --keys"),
+        (("--limits", "memory"), "Limits are those of keys"),
+        # Encryption says who the server is, and not who asks.
+        (
+            ("--host", "0.0.0.0", "--certificate", "c.pem", "--private-key", "k.pem"),
+            "give --api-key, or --keys FILE",
+        ),
+    ],
+)
+def test_what_cannot_be_is_a_sentence(
+    edgewise: Edgewise, flags: tuple[str, ...], told: str
+) -> None:
+    done = edgewise("serve", "--port", "0", *flags)
+    assert (done.code, done.err.count("\n")) == (2, 1), done.err
+    assert told in done.err

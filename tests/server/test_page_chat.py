@@ -1,0 +1,326 @@
+"""A conversation on the page: what can be done with questions and answers, and what is kept."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from edgewise.testing.link import Link
+from tests.server.page_asking import END, QUESTION, ask, done, reply, sent_bodies, token
+from tests.server.serving import serving
+
+MARKDOWN = """# Tin
+
+A **metal**, with `Sn`:
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+<img src=x onerror="document.title='owned'"> <script>document.title='owned'</script>
+![picture](https://example.org/x.png) [good](https://example.org/a) [bad](javascript:alert(1))
+[worse](data:text/html,x) <a href="javascript:alert(1)" onclick="alert(1)">raw</a>
+"""
+
+
+def test_an_answer_is_formatted_and_nothing_in_it_runs(page: Page) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    reply(page, [token(0, MARKDOWN), END])
+    ask(page, "tin")
+    expect(page.locator(".text")).to_contain_text("**metal**")
+    before = len(asked)
+    switch = page.get_by_role("button", name="Formatted")
+    switch.click()
+    expect(switch).to_have_attribute("aria-pressed", "true")
+    formatted = page.locator(".formatted")
+    for kept in ("h1", "strong", "code", "td >> nth=1"):
+        expect(formatted.locator(kept)).to_be_visible()
+    expect(formatted).to_contain_text("<script>")
+    expect(formatted).to_contain_text("picture")
+    assert formatted.locator("img, script, [onclick], [onerror], [style]").count() == 0
+    links = formatted.locator("a[href]")
+    expect(links).to_have_count(1)
+    expect(links).to_have_attribute("href", "https://example.org/a")
+    assert "noopener" in (links.get_attribute("rel") or "")
+    assert page.title() == "Edgewise"
+    assert len(asked) == before
+    switch.click()
+    expect(page.locator(".text")).to_be_visible()
+
+
+def test_what_cannot_be_formatted_is_shown_as_it_is(page: Page) -> None:
+    """Nested so deep that the library gives up: the page does not."""
+    page.get_by_role("button", name="Play:").first.click()
+    done(page)
+    page.get_by_role("button", name="Formatted").click()
+    reply(page, [token(0, ">" * 5000 + " deep"), END])
+    ask(page, "tin")
+    expect(page.locator(".formatted").last).to_contain_text("deep")
+    expect(page.locator(".formatted").first).to_contain_text("Therefore")
+
+
+def test_an_answer_is_copied_without_what_was_struck(page: Page) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    both = {"edge": [{"token": " no", "logprob": -1}], "cloud": [{"token": " a", "logprob": -1}]}
+    reply(page, [token(0, "Tin is"), token(1, " a", source="cloud", **both), END])
+    ask(page, "tin")
+    expect(page.locator(".text del")).to_have_text("no")
+    page.get_by_role("button", name="Copy").click()
+    expect(page.locator(".answer .note")).to_have_text("copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "Tin is a"
+
+
+def test_an_answer_is_written_again(page: Page) -> None:
+    bodies = sent_bodies(page)
+    ask(page, QUESTION)
+    ask(page, "Tell me about copper.")
+    page.get_by_label("edge only").check()
+    page.get_by_role("button", name="Regenerate").first.click()
+    done(page)
+    # What followed is gone, and what was said before is no part of the question.
+    expect(page.locator(".turn")).to_have_count(1)
+    expect(page.locator(".text")).not_to_have_text("")
+    last = json.loads(bodies[-1])
+    assert last["model"] == "edgewise:edge"
+    assert [message["content"] for message in last["messages"]] == [QUESTION]
+
+
+def test_a_question_is_edited_and_what_follows_is_dropped(page: Page) -> None:
+    bodies = sent_bodies(page)
+    for prompt in ("Tell me about tin.", "Tell me about copper.", "And about gold?"):
+        ask(page, prompt)
+    edit = page.get_by_role("button", name="Edit").nth(1)
+    edit.click()
+    field = page.get_by_label("Question", exact=True)
+    expect(field).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(field).to_have_count(0)
+    expect(page.locator(".turn")).to_have_count(3)
+    edit.click()
+    field.fill("Tell me about zinc.")
+    page.keyboard.press("Enter")
+    expect(page.locator(".question").last).to_have_text("Tell me about zinc.")
+    done(page)
+    expect(page.locator(".turn")).to_have_count(2)
+    roles = [message["role"] for message in json.loads(bodies[-1])["messages"]]
+    assert roles == ["user", "assistant", "user"]
+    assert "copper" not in bodies[-1]
+
+
+def test_an_answer_is_stopped(page: Page, linked: tuple[str, Link]) -> None:
+    _, link = linked
+    page.get_by_label("Cloud share").fill("30")
+    link.stall()
+    try:
+        page.get_by_label("Message").fill(QUESTION)
+        page.keyboard.press("Enter")
+        stop = page.get_by_role("button", name="Stop")
+        expect(stop).to_be_visible()
+        expect(page.get_by_role("button", name="Regenerate")).to_have_count(0)
+        stop.click()
+        expect(page.get_by_text("Stopped.")).to_be_visible()
+        done(page)
+    finally:
+        link.restore()
+    expect(page.locator(".question")).to_have_text(QUESTION)
+    page.get_by_role("button", name="Regenerate").click()
+    expect(page.locator("[data-counter=share]")).to_have_text(re.compile(r"\d"))
+
+
+def test_a_reload_in_mid_answer_keeps_the_question(page: Page, linked: tuple[str, Link]) -> None:
+    _, link = linked
+    page.get_by_label("Cloud share").fill("30")
+    link.stall()
+    try:
+        page.get_by_label("Message").fill(QUESTION)
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("button", name="Stop")).to_be_visible()
+        page.reload()
+        expect(page.get_by_text("Stopped.")).to_be_visible()
+    finally:
+        link.restore()
+    expect(page.locator(".question")).to_have_text(QUESTION)
+    expect(page.get_by_role("button", name="Regenerate")).to_be_visible()
+
+
+def test_a_reload_keeps_the_conversation(page: Page) -> None:
+    ask(page, QUESTION)
+    ask(page, "Tell me about copper.")
+    texts = page.locator(".text").all_text_contents()
+    page.reload()
+    expect(page.locator(".text")).to_have_count(2)
+    assert page.locator(".text").all_text_contents() == texts
+    page.locator(".text .cloud").first.hover()
+    expect(page.locator("#details tbody tr")).not_to_have_count(0)
+    bodies = sent_bodies(page)
+    ask(page, "And zinc?")
+    assert QUESTION[:20] in bodies[-1]
+    page.get_by_role("button", name="New chat").click()
+    page.reload()
+    expect(page.locator("#first")).to_be_visible()
+    expect(page.locator(".turn")).to_have_count(0)
+
+
+def test_a_conversation_that_cannot_be_read_is_a_new_one(page: Page) -> None:
+    page.add_init_script("localStorage.setItem('edgewise.conversation', '{\"turns\": 3}')")
+    page.reload()
+    expect(page.get_by_text("cannot be read")).to_be_visible()
+    ask(page, "Tell me about tin.")
+    expect(page.locator(".text")).not_to_have_text("")
+
+
+def test_more_than_the_browser_keeps(page: Page) -> None:
+    """Without the candidates first; then it is said."""
+    page.evaluate("localStorage.setItem('other', 'x'.repeat(5 * 1024 * 1024 - 20000))")
+    candidates = [{"token": "y" * 2000, "logprob": -1}] * 5
+    reply(page, [token(0, "short", cloud=candidates, edge=candidates), END])
+    ask(page, "tin")
+    page.reload()
+    expect(page.locator(".text")).to_have_text("short")
+    reply(page, [token(0, "long " * 6000), END])
+    ask(page, "tin")
+    expect(page.get_by_text("keeps no more of this conversation")).to_be_visible()
+
+
+def test_settings_are_sent(page: Page) -> None:
+    bodies = sent_bodies(page)
+    page.get_by_role("button", name="Settings").click()
+    expect(page.get_by_label("System prompt")).to_be_focused()
+    page.get_by_label("System prompt").fill("Be brief.")
+    page.get_by_label("Temperature").fill("0.5")
+    page.get_by_label("Longest answer").fill("3")
+    page.keyboard.press("Escape")
+    expect(page.get_by_label("Temperature")).to_have_count(0)
+    expect(page.get_by_role("button", name="Settings (set)")).to_be_focused()
+    ask(page, "Tell me about tin.")
+    expect(page.get_by_text("Cut at")).to_be_visible()
+    body = json.loads(bodies[-1])
+    assert (body["temperature"], body["max_completion_tokens"]) == (0.5, 3)
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert page.locator(".timeline span").count() == 3
+    # What the server would refuse is marked and not sent.
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Temperature").fill("7")
+    expect(page.locator("#temperature:invalid")).to_have_count(1)
+    ask(page, "Tell me about tin.")
+    assert json.loads(bodies[-1])["temperature"] == 0.5
+
+
+def test_a_key_is_asked_for_and_never_kept(browser: Browser) -> None:
+    with serving("--cloud", "none", EDGEWISE_API_KEY="a-secret-of-mine") as url:
+        page = browser.new_page()
+        page.goto(url)
+        page.get_by_label("Message").fill("Tell me about tin.")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_contain_text("API key is wrong or missing")
+        field = page.get_by_label("API key")
+        expect(field).to_be_focused()
+        field.fill("a-secret-of-mine")
+        page.get_by_role("button", name="Regenerate").click()
+        expect(page.locator(".text .token")).not_to_have_count(0)
+        done(page)
+        page.reload()
+        expect(page.locator(".turn")).to_have_count(1)
+        kept = page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie])")
+        assert "Tell me about tin." in kept
+        assert "a-secret-of-mine" not in kept
+        page.close()
+
+
+def test_a_server_that_is_gone_is_told_and_the_question_kept(browser: Browser) -> None:
+    page = browser.new_page()
+    with serving("--cloud", "none") as url:
+        page.goto(url)
+        expect(page.locator("#status")).to_contain_text("without a cloud")
+        for mode in ("cloud only", "side by side"):
+            expect(page.get_by_label(mode)).to_be_disabled()
+        # Recordings are of another pair than the one that runs here.
+        expect(page.get_by_text("recording of the bundled pair")).to_be_visible()
+        expect(page.get_by_role("button", name="Ask for real")).to_have_count(0)
+    page.get_by_label("Message").fill("Tell me about tin.")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("does not answer")
+    expect(page.locator("#status")).to_contain_text("start it again")
+    expect(page.locator(".question")).to_have_text("Tell me about tin.")
+    expect(page.get_by_role("button", name="Regenerate")).to_be_visible()
+    page.close()
+
+
+BROKEN = [
+    ([token(0, "Tin is")], "broke off"),
+    ([token(0, "Tin is"), {"error": {"message": "The engine fell over."}}], "fell over"),
+    ([token(0, "Tin is"), "{"], "something else than an answer"),
+]
+
+
+@pytest.mark.parametrize(("chunks", "said"), BROKEN, ids=["end", "error", "garbled"])
+def test_an_answer_that_breaks_off_is_told(page: Page, chunks: list[Any], said: str) -> None:
+    reply(page, chunks)
+    ask(page, "tin")
+    expect(page.get_by_role("alert")).to_contain_text(said)
+    expect(page.locator(".text")).to_have_text("Tin is")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_long_answer_scrolls_while_the_reader_is_at_its_end(page: Page, there: bool) -> None:
+    """It grows under a reader's eyes, and nobody is dragged away from what is being read."""
+    page.evaluate(
+        """() => {
+            const chunk = (text, finish) => `data: ${JSON.stringify({choices: [
+                {delta: {content: text}, finish_reason: finish}]})}\\n\\n`;
+            const stream = new ReadableStream({start(into) {
+                window.say = (text, finish) => {
+                    into.enqueue(new TextEncoder().encode(chunk(text, finish)));
+                    if (finish) into.close();
+                };
+            }});
+            const own = window.fetch;
+            window.fetch = (to, options) => String(to).endsWith("completions")
+                ? Promise.resolve(new Response(stream)) : own(to, options);
+        }"""
+    )
+    page.get_by_label("Message").fill("Count.")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    page.evaluate("say('one\\n'.repeat(200), null)")
+    main = page.locator("main")
+    left = "node => node.scrollHeight - node.scrollTop - node.clientHeight"
+    expect(page.locator(".text")).to_contain_text("one")
+    page.wait_for_function("document.querySelector('main').scrollTop > 1000")
+    if not there:
+        main.evaluate("node => { node.scrollTop = 300 }")
+        expect(page.get_by_role("button", name="To the end")).to_be_visible()
+    page.evaluate("say('two\\n'.repeat(200), 'stop')")
+    done(page)
+    expect(page.locator(".text")).to_contain_text("two")
+    if there:
+        page.wait_for_function(
+            "(() => { const node = document.querySelector('main');"
+            " return node.scrollHeight - node.scrollTop - node.clientHeight < 2 })()"
+        )
+    else:
+        assert main.evaluate("node => node.scrollTop") == 300
+        page.get_by_role("button", name="To the end").click()
+        assert main.evaluate(left) < 2
+
+
+def test_escape_closes_the_panels(page: Page) -> None:
+    reply(page, [token(0, "Tin"), END])
+    ask(page, "tin")
+    page.locator(".text .token").click()
+    details = page.locator("#details")
+    expect(details).to_be_visible()
+    page.mouse.move(5, 5)
+    # Pinned: it does not go with the pointer.
+    expect(details).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(details).to_be_hidden()
+    drawer = page.locator("#sent")
+    drawer.locator("summary").click()
+    expect(drawer).to_have_attribute("open", "")
+    page.keyboard.press("Escape")
+    expect(drawer).not_to_have_attribute("open", "")
+    expect(drawer.locator("summary")).to_be_focused()

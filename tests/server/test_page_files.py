@@ -1,0 +1,77 @@
+"""The page's files: what is vendored, what is recorded, and that they come with the package."""
+
+import hashlib
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgewise.events import Token
+from edgewise.pair import open_pair
+from edgewise.settings import Settings
+from pocket.recordings import CANNED, MODELS, answer
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "src" / "edgewise" / "server" / "page"
+LISTED = msgspec.json.decode((PAGE / "vendor" / "vendor.json").read_bytes())
+
+
+@pytest.mark.parametrize("entry", LISTED, ids=lambda one: one["file"])
+def test_a_library_is_what_is_listed(entry: dict[str, str]) -> None:
+    text = (PAGE / "vendor" / entry["file"]).read_bytes()
+    assert hashlib.sha256(text).hexdigest() == entry["sha256"]
+    assert (PAGE / "vendor" / f"LICENSE.{entry['package']}").exists()
+    notice = (ROOT / "NOTICE").read_text()
+    assert f"{entry['package']} {entry['version']} ({entry['licence']})" in notice
+
+
+def test_nothing_else_is_vendored() -> None:
+    files = {entry["file"] for entry in LISTED}
+    licences = {f"LICENSE.{entry['package']}" for entry in LISTED}
+    assert {path.name for path in (PAGE / "vendor").iterdir()} == files | licences | {"vendor.json"}
+
+
+def test_modules_are_small_and_set_text() -> None:
+    """Only what is sanitised becomes markup (formatted.js), and that as nodes."""
+    for path in PAGE.glob("*.js"):
+        text = path.read_text()
+        assert len(text.splitlines()) <= 300, path.name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
+        assert ("RETURN_DOM_FRAGMENT" in text) is (path.name == "formatted.js")
+
+
+def test_every_file_that_is_named_is_there() -> None:
+    for path in PAGE.glob("*.js"):
+        for name in re.findall(r'from "\./([\w./]+)"', path.read_text()):
+            assert (PAGE / name).is_file(), f"{path.name} imports {name}"
+    for name in re.findall(r'(?:src|href)="([\w.]+)"', (PAGE / "index.html").read_text()):
+        assert (PAGE / name).is_file(), name
+
+
+def test_recordings_are_what_the_bundled_pair_writes() -> None:
+    with open_pair(Settings()) as pair:
+        for canned in CANNED:
+            trace = msgspec.json.decode((PAGE / "traces" / f"{canned.name}.json").read_bytes())
+            for model in MODELS:
+                chunks = [chunk.get("edgewise", {}) for _, chunk in trace["answers"][model]]
+                told = [chunk["token"] for chunk in chunks if "token" in chunk]
+                found = [
+                    event
+                    for _, event in answer(pair, trace["prompt"], model, paced=False)
+                    if isinstance(event, Token)
+                ]
+                assert [(one.id, one.source, one.reason) for one in found] == [
+                    (one["id"], one["source"], one["reason"]) for one in told
+                ]
+                assert [len(one.edge) for one in found] == [len(one["edge"]) for one in told]
+
+
+def test_the_first_screen_lists_what_is_recorded() -> None:
+    listed = msgspec.json.decode((PAGE / "traces" / "index.json").read_bytes())
+    assert [one["name"] for one in listed] == [canned.name for canned in CANNED]
+    assert {path.stem for path in (PAGE / "traces").iterdir()} == {
+        "index",
+        *(canned.name for canned in CANNED),
+    }
+    assert len({one["family"] for one in listed}) >= 3

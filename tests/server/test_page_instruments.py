@@ -1,0 +1,231 @@
+"""The page's instruments in a real Chromium: each is used, on a real server or scripted models."""
+
+import os
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect
+
+from edgewise.prompts import Prompt
+from edgewise.sampling import Sampling
+from edgewise.testing.scripted_cloud import ScriptedCloud, ScriptedCloudSession
+from edgewise.testing.scripted_edge import ScriptedEdge, completing, replying
+from edgewise.verdict import Sent, Verdict
+from tests.server.at_port import at_port
+from tests.server.in_process import TEXT, answering_of
+from tests.server.page_asking import ask, done, sent_bodies
+
+CATSUP = "A word the edge has wrong"
+SAID = "sky:"
+
+
+def opened(browser: Browser, url: str, problems: list[str]) -> Iterator[Page]:
+    def note(message: ConsoleMessage) -> None:
+        if message.type == "error":
+            problems.append(message.text)
+
+    page = browser.new_page()
+    page.on("console", note)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(url)
+    expect(page.locator("#status")).to_contain_text("with")
+    yield page
+    page.close()
+    assert problems == []
+
+
+@pytest.fixture
+def here(browser: Browser, url: str, problems: list[str]) -> Iterator[Page]:
+    """The page of the bundled pair, both models in the server's process."""
+    yield from opened(browser, url, problems)
+
+
+def ask_canned(page: Page, title: str = CATSUP) -> None:
+    """A question of the first screen, asked of the models that are here."""
+    page.get_by_role("button", name=f"Ask for real: {title}").click()
+    expect(page.locator(".answer")).not_to_have_count(0)
+    done(page)
+
+
+def experiments(page: Page) -> None:
+    """Open them."""
+    page.locator("#experiments summary").click()
+
+
+def test_how_the_edge_would_have_ended_and_which_ending_is_right(here: Page) -> None:
+    here.get_by_label("Cloud share").fill("30")
+    bodies = sent_bodies(here)
+    ask_canned(here)
+    branches = here.locator(".ghosts")
+    first = branches.get_by_role("button").first
+    expect(first).to_have_attribute("aria-expanded", "false")
+    before = here.locator(".answer .text").inner_text()
+    first.click()
+    ghost = here.locator(".ghost .other")
+    expect(ghost).to_have_text(re.compile(r"\w"))
+    assert '"model":"edgewise:edge","prompt":[' in bodies[-1]
+    struck = here.locator(".answer .token.changed del").first.inner_text()
+    assert ghost.inner_text().startswith(struck)
+    # Both endings are marked: the answer of a question of the first screen is known.
+    expect(branches.locator(".mark")).to_have_count(2)
+    expect(branches.locator(".note .mark")).to_have_text(re.compile("[✓✗]"))
+    assert here.locator(".answer .text").inner_text() == before
+    first.click()
+    expect(here.locator(".ghost")).to_have_count(0)
+
+
+def test_a_replay_is_a_point_over_the_curve(here: Page) -> None:
+    ask_canned(here)
+    experiments(here)
+    slider = here.get_by_label("Replay at a share of")
+    for share in ("0", "15"):
+        slider.fill(share)
+        expect(here.locator(".replays li").nth(0 if share == "0" else 1)).to_be_visible()
+        done(here)
+    lines = here.locator(".replays li").all_inner_texts()
+    assert lines[0].startswith("asked for 0%: the cloud wrote 0.0%")
+    assert lines[1].startswith("asked for 15%")
+    assert all(re.search(r"answer is (right|wrong)", line) for line in lines)
+    plot = here.locator(".frontier svg")
+    expect(plot.locator(".replay")).to_have_count(2)
+    assert plot.locator(".interval").count() > 3
+    expect(here.locator(".frontier figcaption")).to_contain_text(re.compile(r"\d+ questions"))
+    # One turn, asked again; the header's share went along.
+    expect(here.locator(".turn")).to_have_count(1)
+    expect(here.locator("#share-value")).to_have_text("15%")
+    # What is moved keeps the focus, so that arrow keys go on, and stays in sight with the answer.
+    expect(slider).to_be_in_viewport()
+    expect(here.locator(".answer .text")).to_be_in_viewport()
+    here.keyboard.press("Escape")
+    expect(slider).to_be_hidden()
+
+
+def test_where_nothing_was_routed_it_says_why(here: Page) -> None:
+    slider = here.get_by_label("Cloud share")
+    slider.fill("0")
+    ask(here, "Tell me about tin.")
+    expect(here.locator(".why")).to_have_text("Nothing was asked of the cloud: the share is 0.")
+    here.get_by_role("button", name="New chat").click()
+    slider.fill("5")
+    here.get_by_label("local", exact=True).check()
+    ask(here, "Tell me about tin.")
+    expect(here.locator(".why")).to_contain_text("the conversation is local")
+
+
+def test_a_race_over_a_way_of_ones_choosing(here: Page) -> None:
+    ask_canned(here)
+    experiments(here)
+    bodies = sent_bodies(here)
+    here.get_by_label("Round trip to the cloud").select_option("200")
+    here.get_by_role("button", name="Race the last question").click()
+    expect(here.locator(".finish")).to_contain_text("At a round trip of 200 ms: ")
+    done(here)
+    expect(here.locator(".finish")).to_have_text(re.compile(r"(\w+ ?\w* \d+\.\d\d s(, )?){3}$"))
+    raced = {body for body in bodies if "chat" in body or "messages" in body}
+    assert sum('"round_trip":0.2' in body for body in raced) == 2
+    expect(here.locator(".column")).to_have_count(3)
+
+
+def test_one_line_of_meters(page: Page) -> None:
+    """Over an engine, which tells what it read and is sent bytes."""
+    page.get_by_label("Cloud share").fill("30")
+    ask(page, "Tell me about copper.")
+    for counter, form in (
+        ("time", r"^\d+\.\d\d s$"),
+        ("calls", r"^\d+ / \d+$"),
+        ("read", r"^[\d,]+ / [\d,]+$"),
+        ("bytes", r"^[1-9][\d,]* bytes$"),
+    ):
+        expect(page.locator(f"[data-counter={counter}]")).to_have_text(re.compile(form))
+    page.locator(".answer .token.cloud").first.hover()
+    expect(page.locator("#details")).to_contain_text(
+        re.compile(r"score \d\.\d+ \(threshold \d\.\d+")
+    )
+    # The cloud is elsewhere: nobody can lengthen the way to it, and the curve is not this pair's.
+    expect(page.get_by_label("Round trip to the cloud")).to_have_count(0)
+
+
+def test_what_left_by_conversation_and_answer(page: Page) -> None:
+    page.get_by_label("Cloud share").fill("30")
+    ask(page, "Tell me about silver.")
+    page.locator("#sent summary").click()
+    expect(page.locator("#sent tbody").first.locator(".answered")).not_to_have_count(0)
+    whole = page.locator("#sent tbody").first.locator(".whole")
+    expect(whole).to_contain_text("conversation")
+    expect(whole).to_contain_text("127.0.0.1")
+
+
+class Gated(ScriptedCloud):
+    """Says something else than the edge, once; then nothing until the test is over."""
+
+    def __init__(self) -> None:
+        super().__init__(completing("The sea.", prompt=""), candidates=2)
+        self.asked = threading.Event()
+
+    def open(self, prompt: Prompt) -> "GatedSession":
+        return GatedSession(self)
+
+
+class GatedSession(ScriptedCloudSession):
+    def __init__(self, cloud: Gated) -> None:
+        super().__init__(cloud)
+        self._gated = cloud
+
+    def ask(
+        self,
+        ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        deadline: float,
+        sent: Sent | None = None,
+    ) -> "Future[Verdict]":
+        self._gated.asked.set()
+        return Future()
+
+
+def test_a_running_answer_is_unplugged(browser: Browser, problems: list[str]) -> None:
+    """It waits for a cloud that says nothing, until it is cut off; then the edge ends it."""
+    cloud = Gated()
+    edge = ScriptedEdge(replying(TEXT, prompt=SAID))
+    with at_port(answering_of(edge, cloud, deadline=600.0)) as url:
+        for page in opened(browser, url, problems):
+            page.get_by_label("Cloud share").fill("15")
+            page.get_by_label("Message").fill(SAID)
+            page.keyboard.press("Enter")
+            page.get_by_role("button", name="Unplug the cloud").click()
+            done(page)
+            expect(page.locator(".answer .text")).to_contain_text(TEXT)
+            expect(page.locator(".plug")).to_have_text(
+                re.compile(r"Unplugged after 0 tokens; the edge wrote the \d+ behind it alone")
+            )
+            expect(page.locator(".problem")).to_contain_text("cannot be reached (unavailable)")
+            expect(page.locator(".answer .token.cloud")).to_have_count(0)
+            expect(page.locator("[data-counter=calls]")).to_have_text(re.compile(r"^0 / \d"))
+            # Never 0 for what nobody counted.
+            expect(page.locator("[data-counter=read]")).to_have_text("– / –")
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_instruments_fit_and_axe_finds_nothing(here: Page, width: int, tmp_path: Path) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    here.set_viewport_size({"width": width, "height": 740})
+    here.get_by_label("Cloud share").fill("30")
+    ask_canned(here)
+    experiments(here)
+    here.get_by_label("Replay at a share of").fill("10")
+    expect(here.locator(".frontier svg")).to_be_visible()
+    done(here)
+    here.locator(".ghosts button").first.click()
+    expect(here.locator(".ghost .mark")).to_be_visible()
+    for scheme in ("light", "dark"):
+        here.emulate_media(color_scheme=scheme)
+        kept = Path(os.environ.get("SCREENSHOTS", tmp_path))
+        here.screenshot(path=kept / f"instruments-{width}-{scheme}.png")
+        found = axe.Axe().run(here)
+        assert found.generate_report() == "Found 0 accessibility violations:\n"
+    assert here.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    expect(here.get_by_label("Message")).to_be_in_viewport()

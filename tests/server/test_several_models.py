@@ -1,0 +1,258 @@
+"""Several models in one server: ids, counts and queues of their own, one process."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+from edgewise.cloud.engine import LlamaServer
+from edgewise.loop.billing import Billing
+from edgewise.loop.price import price_of
+from edgewise.server.answering import Answering
+from edgewise.server.app import make_app
+from edgewise.server.models import Models
+from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
+from edgewise.testing.scripted_engine import ScriptedEngine
+from tests.cli.conftest import Edgewise, edgewise
+from tests.server.in_process import CHAT, TEXT, answering_of
+from tests.server.serving import serving
+
+__all__ = ["edgewise"]
+
+MESSAGES: Any = [{"role": "user", "content": "Tell me about copper."}]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`good` asks its cloud for a fifth of the tokens, `fast` has none."""
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "good.toml").write_text("cloud-share = 0.2\nrouter = 'constant:1'\nmax-tokens = 20\n")
+    (folder / "fast.toml").write_text("cloud = 'none'\nmax-tokens = 3\n")
+    flags = [f"--model={name}={folder / name}.toml" for name in ("good", "fast")]
+    with serving(*flags, "--slots", "1", "--threads", "1") as found:
+        yield found
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+def get(url: str) -> Any:
+    return httpx2.get(url, timeout=20, trust_env=False)
+
+
+def test_each_is_asked_by_its_name(client: OpenAI) -> None:
+    def answer(model: str, **more: Any) -> Any:
+        return client.chat.completions.create(model=model, messages=MESSAGES, **more)
+
+    assert [model.id for model in client.models.list()] == [
+        *("good", "good@0.02", "good@0.05", "good@0.1", "good:edge", "good:cloud"),
+        *("fast", "fast@0.02", "fast@0.05", "fast@0.1", "fast:edge"),
+    ]
+    assert client.models.retrieve("good@0.33").id == "good@0.33"
+    fast, good = answer("fast"), answer("good")
+    assert (fast.model, fast.usage.completion_tokens) == ("fast", 3)
+    assert good.usage.edgewise["cloud_tokens"] > 0 == fast.usage.edgewise["cloud_tokens"]
+    assert answer("good:edge").usage.edgewise["cloud_calls"] == 0
+    assert answer("good:cloud").usage.edgewise["edge_tokens"] == 0
+    assert answer("good@0", max_tokens=2).usage.edgewise["cloud_calls"] == 0
+
+
+@pytest.mark.parametrize("name", ["edgewise", "good2", "good@5", "fast:cloud", "good:", ":edge"])
+def test_an_unknown_one_is_told_which_there_are(client: OpenAI, name: str) -> None:
+    with pytest.raises(NotFoundError) as refused:
+        client.chat.completions.create(model=name, messages=MESSAGES)
+    told = str(refused.value)
+    if name == "fast:cloud":
+        assert "needs a cloud model" in told
+    else:
+        assert "good@0.05 (a cloud share from 0 to 1), good:edge or good:cloud" in told
+    if name in ("edgewise", "good2"):
+        assert "there are good, fast" in told
+
+
+def test_health_and_metrics_tell_them_apart(url: str, client: OpenAI) -> None:
+    found = get(f"{url}/health").json()
+    assert [one["model"] for one in found["models"]] == ["good", "fast"]
+    assert [bool(one["cloud"]) for one in found["models"]] == [True, False]
+    assert found["cloud"] == found["models"][0]["cloud"]
+
+    def tokens() -> dict[str, float]:
+        families = list(text_string_to_metric_families(get(f"{url}/metrics").text))
+        names = [family.name for family in families]
+        assert len(names) == len(set(names))
+        (family,) = [one for one in families if one.name == "edgewise_tokens"]
+        return {
+            one.labels["model"]: one.value
+            for one in family.samples
+            if one.labels.get("source") == "edge" and one.name == "edgewise_tokens_total"
+        }
+
+    client.chat.completions.create(model="good:edge", messages=MESSAGES, max_tokens=1)
+    before = tokens()
+    client.chat.completions.create(model="fast:edge", messages=MESSAGES, max_tokens=3)
+    after = tokens()
+    assert (after["fast"] - before.get("fast", 0), after["good"] - before["good"]) == (3, 0)
+
+
+def test_what_became_local_stays_so_with_another_model(client: OpenAI) -> None:
+    """Though the client drops the marks, and the model that was told so has no cloud."""
+    question: Any = [{"role": "user", "content": "Tell me about my own iron."}]
+    local: Any = {"edgewise": {"cloud": "none"}}
+    answer = client.chat.completions.create(model="fast", messages=question, extra_body=local)
+    said = {"role": "assistant", "content": answer.choices[0].message.content}
+    later: Any = [*question, said, {"role": "user", "content": "And more?"}]
+    with pytest.raises(BadRequestError, match="local, so 'good:cloud' cannot answer; ask for good"):
+        client.chat.completions.create(model="good:cloud", messages=later)
+    other = client.chat.completions.create(model="good:cloud", messages=MESSAGES)
+    assert other.usage.edgewise["cloud_calls"] > 0
+
+
+def app(*answerings: Answering) -> TestClient:
+    return TestClient(make_app(Models(answerings)), raise_server_exceptions=False)
+
+
+def test_one_that_is_busy_keeps_no_other_waiting() -> None:
+    begun, gate, script = threading.Event(), threading.Event(), noise()
+
+    def held(ids: Sequence[int]) -> Any:
+        begun.set()
+        assert gate.wait(60)
+        return script(ids)
+
+    slow = answering_of(ScriptedEdge(held), queue=0)
+    quick = answering_of(ScriptedEdge(replying(TEXT, prompt="sky: ")))
+    slow.name, quick.name = "slow", "quick"
+    with app(slow, quick) as client, ThreadPoolExecutor(1) as pool:
+
+        def ask(name: str) -> int:
+            body = {**CHAT, "model": name, "max_tokens": 3}
+            return client.post("/v1/chat/completions", json=body).status_code
+
+        first = pool.submit(ask, "slow")
+        assert begun.wait(60)
+        assert [ask("quick"), ask("slow"), ask("quick")] == [200, 429, 200]
+        gate.set()
+        assert first.result(60) == 200
+    slow.close()
+    quick.close()
+
+
+@pytest.mark.parametrize(("second", "summed"), [("1,0.5,2", True), ("EUR", False), (None, True)])
+def test_savings_and_what_was_sent_name_the_model(
+    tmp_path: Path, second: str | None, summed: bool
+) -> None:
+    if second == "EUR":
+        price = tmp_path / "price.toml"
+        price.write_text("input = 1\ncached = 1\noutput = 2\ncurrency = 'EUR'\n")
+        second = str(price)
+    engine = ScriptedEngine()
+    cloud = LlamaServer(engine.url)
+    billed = [Billing(price_of("2,0.5,8")), Billing(price_of(second)) if second else None]
+    answerings = [answering_of(ScriptedEdge(noise()), cloud, billing=billing) for billing in billed]
+    answerings[0].name, answerings[1].name = "a", "b"
+    with app(*answerings) as client:
+        for name in ("a", "b", "b"):
+            body = {**CHAT, "model": name, "max_tokens": 4}
+            assert client.post("/v1/chat/completions", json=body).status_code == 200
+        sent = [one["model"] for one in client.get("/v1/sent").json()["data"]]
+        savings = client.get("/v1/savings").json()
+        shown = client.get("/metrics").text
+    assert sent == ["b", "b", "a"]
+    assert [(one["model"], one["answers"]) for one in savings["models"]] == [
+        ("a", 1),
+        ("b", 2 if second else 0),
+    ]
+    assert [one["model"] for one in savings["conversations"]] == ["a", "b"][: 2 if second else 1]
+    totals = [one["total"]["paid"] for one in savings["models"] if one["total"]]
+    assert (savings["total"] is not None) == summed
+    if summed:
+        assert savings["total"]["paid"] == pytest.approx(sum(totals))
+    assert 'edgewise_cost_paid_total{model="a"}' in shown
+    for one in answerings:
+        one.close()
+    cloud.close()
+    engine.close()
+
+
+REFUSED = {
+    "no file": (["work"], {}, "names no model and its file of settings; give NAME=FILE.toml"),
+    "an empty name": (["=a.toml"], {}, "'' is no name for a model"),
+    "a share in the name": (["a@1=a.toml"], {}, "'a@1' is no name for a model"),
+    "a form in the name": (["a:edge=a.toml"], {}, "'a:edge' is no name for a model"),
+    "a path in the name": (["a/b=a.toml"], {}, "'a/b' is no name for a model"),
+    "one name twice": (["a=a.toml", "a=a.toml"], {"a.toml": ""}, "Two models have the name 'a'"),
+    "a file that is not there": (["a=a.toml"], {}, "a.toml cannot be read: No such file"),
+    "a folder": (["a=."], {}, ". is no file"),
+    "no TOML": (["a=a.toml"], {"a.toml": "x ="}, "a.toml is no valid TOML"),
+    "a large file": (["a=a.toml"], {"a.toml": "#" * (1 << 17)}, "a.toml has more than 65536 bytes"),
+    "an unknown key": (["a=a.toml"], {"a.toml": "shar = 1"}, "a.toml has the unknown key 'shar'"),
+    "a bad value": (["a=a.toml"], {"a.toml": "seed = 'x'"}, "seed in a.toml is not valid"),
+    "the server's key": (["a=a.toml"], {"a.toml": "api-key = 'k'"}, "api-key in a.toml is the"),
+    "what serve cannot": (["a=a.toml"], {"a.toml": "system = 'x'"}, "system in a.toml"),
+    "code": (["a=a.toml"], {"a.toml": "router = 'm:C'"}, "a.toml runs code, which a file may not"),
+    "a secret's name": (
+        ["a=a.toml"],
+        {"a.toml": "cloud = 'http://127.0.0.1:9'\ncloud-key-env = 'AWS_SECRET'"},
+        "cloud-key-env in a.toml would send what the environment holds, which a file may not",
+    ),
+    "a temperature below zero": (
+        ["a=a.toml", "b=b.toml"],
+        {"a.toml": "", "b.toml": "temperature = -1"},
+        "The model 'b' cannot be served: temperature must be",
+    ),
+    "a model that is not there": (
+        ["a=a.toml", "b=b.toml"],
+        {"a.toml": "cloud = 'none'", "b.toml": "edge = './no.gguf'"},
+        "The model 'b' cannot be served: There is no file './no.gguf'",
+    ),
+    "a cloud that is not there": (
+        ["a=a.toml"],
+        {"a.toml": "cloud = 'http://127.0.0.1:9'"},
+        "The model 'a' cannot be served: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_served_ends_the_start(
+    edgewise: Edgewise, tmp_path: Path, name: str
+) -> None:
+    models, files, told = REFUSED[name]
+    for file, content in files.items():
+        (tmp_path / file).write_text(content)
+    words = [word for model in models for word in ("--model", model)]
+    done = edgewise("serve", "--port", "0", "--threads", "1", *words)
+    *_, sentence = done.err.splitlines()
+    assert done.code == 2
+    assert told in sentence
+    assert sentence.startswith("edgewise: ")
+    assert done.err.count("\n") <= 2, done.err
+
+
+@pytest.mark.parametrize("given", [("--cloud-key", "k"), ("EDGEWISE_CLOUD_KEY", "k")])
+def test_one_key_does_not_go_to_two_places(
+    edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, str]
+) -> None:
+    if given[0].startswith("--"):
+        (tmp_path / "edgewise.toml").write_text("cloud-key = 'k'\n")
+    else:
+        monkeypatch.setenv(*given)
+    engines = [ScriptedEngine(), ScriptedEngine()]
+    for name, engine in zip("ab", engines, strict=True):
+        (tmp_path / f"{name}.toml").write_text(f"cloud = '{engine.url}'\n")
+    done = edgewise("serve", "--port", "0", "--model", "a=a.toml", "--model", "b=b.toml")
+    assert done.code == 2
+    assert f"One key would go to {engines[0].url} and {engines[1].url}" in done.err
+    assert [(engine.looks, engine.strays.total()) for engine in engines] == [(0, 0)] * 2
+    for engine in engines:
+        engine.close()

@@ -1,0 +1,59 @@
+"""The wheel holds all that the package needs, and answers from what it holds."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `make wheel` builds it."""
+    pytest.importorskip("hatchling")
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def test_every_file_of_the_package_is_in_it(wheel: Path) -> None:
+    """Models, page, checkpoints: the builder leaves out whatever git ignores."""
+    there = {
+        path.relative_to(ROOT / "src").as_posix()
+        for path in (ROOT / "src" / "edgewise").rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    names = set(ZipFile(wheel).namelist())
+    assert there <= names
+    info = {name.partition("/")[2] for name in names - there}
+    assert info == {"METADATA", "WHEEL", "RECORD", "entry_points.txt"} | {
+        f"licenses/{name}" for name in ("LICENSE", "NOTICE")
+    }
+
+
+def test_it_answers_where_nothing_else_is(wheel: Path, tmp_path: Path) -> None:
+    ZipFile(wheel).extractall(tmp_path / "installed")
+    variables = {
+        name: text for name, text in os.environ.items() if not name.startswith("EDGEWISE_")
+    }
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import edgewise; print(edgewise.__file__, edgewise.Pair().ask('Hi').text)",
+        ],
+        env=variables | {"PYTHONPATH": str(tmp_path / "installed")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path / "installed"))
+    assert len(done.stdout.split()) > 1
