@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from edgewise.events import Event
+from edgewise.prompts import Prompt
 from edgewise.server import response_items as items
 from edgewise.server.chat_completions import ChatReply, prepared
 from edgewise.server.errors import ApiError
@@ -62,6 +63,13 @@ class ResponsesWriter(Writer):
             self._call(call).add(call["function"]["arguments"])
         told = self._ended(choice["finish_reason"], reply["usage"])
         return {**told, "edgewise": reply["edgewise"]} if "edgewise" in reply else told
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    async def read(self, prompt: Prompt, ticket: Ticket) -> None:
+        await self._chat.read(prompt, ticket)
 
     async def chunks(self, events: AsyncGenerator[Event]) -> AsyncGenerator[dict[str, Any]]:
         for kind in ("created", "in_progress"):

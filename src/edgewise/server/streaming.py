@@ -45,6 +45,7 @@ class EventStream(EventSourceResponse):
         caller: Caller | None = None,
         framing: Framing | None = None,
         headers: Mapping[str, str] | None = None,
+        caller: Caller | None = None,
     ) -> None:
         events = _encoded(chunks, framing or Framing())
         super().__init__(events, ping=PING_SECONDS, sep="\n", headers=headers)
@@ -137,11 +138,16 @@ async def queued(
 
     Raises `ApiError` as `Answering.enter` and `unless_gone` do.
     """
-    ticket = answering.admission.enter()
+    caller, ticket = caller_of(request), None
+    caller.enter()
     try:
+        await caller.ask(cloud=False)
+        ticket = answering.admission.enter()
         return await unless_gone(request, work())
     finally:
-        ticket.leave()
+        if ticket is not None:
+            ticket.leave()
+        await caller.leave()
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
