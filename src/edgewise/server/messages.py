@@ -100,10 +100,6 @@ class MessagesWriter(Writer):
         self._index = -1
         self._block: str | None = None
 
-    @property
-    def id(self) -> str:
-        return self._id
-
     async def read(self, prompt: Prompt, ticket: Ticket) -> None:
         self._prompt = len(prompt.ids)
         await self._chat.read(prompt, ticket)

@@ -200,9 +200,6 @@ class ReplyWriter(Writer):
                             "usage": usage(event.usage, self._notice),
                         }
 
-    async def read(self, prompt: Prompt, ticket: Ticket) -> None:
-        self.prompt_ids = prompt.ids
-
     def _prompt(self) -> dict[str, Any]:
         return {"prompt_token_ids": list(self.prompt_ids)} if self.prompt_ids else {}
 

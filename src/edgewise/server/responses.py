@@ -64,10 +64,6 @@ class ResponsesWriter(Writer):
         told = self._ended(choice["finish_reason"], reply["usage"])
         return {**told, "edgewise": reply["edgewise"]} if "edgewise" in reply else told
 
-    @property
-    def id(self) -> str:
-        return self._id
-
     async def read(self, prompt: Prompt, ticket: Ticket) -> None:
         await self._chat.read(prompt, ticket)
 

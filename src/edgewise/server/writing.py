@@ -40,11 +40,6 @@ class Writer(Framing, ABC):
     ignored: Sequence[str] = ()
     """Fields of the request that changed nothing."""
 
-    @property
-    @abstractmethod
-    def id(self) -> str:
-        """The reply's."""
-
     async def read(self, prompt: Prompt, ticket: Ticket) -> None:
         """Told of the prompt before any event, to look into it where the reply says more of it."""
 
