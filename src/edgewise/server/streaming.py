@@ -45,7 +45,6 @@ class EventStream(EventSourceResponse):
         caller: Caller | None = None,
         framing: Framing | None = None,
         headers: Mapping[str, str] | None = None,
-        caller: Caller | None = None,
     ) -> None:
         events = _encoded(chunks, framing or Framing())
         super().__init__(events, ping=PING_SECONDS, sep="\n", headers=headers)
