@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from edgewise.events import Event
 from edgewise.prompts import Prompt
-from edgewise.prompts import Prompt
 from edgewise.server import response_items as items
 from edgewise.server.admission import Ticket
 from edgewise.server.chat_completions import ChatReply, prepared
