@@ -1,8 +1,9 @@
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
-# Real servers on busy machines: a test that fails is run once more, and the summary names it.
-PYTEST := pytest --reruns 1 -rR
+# Real servers on busy machines: a test that fails is run once more, and the summary names it; one
+# that waits for what does not come fails as well.
+PYTEST := pytest --reruns 1 -rR --timeout 400
 
 # What llama.cpp is compiled with: CMAKE_ARGS, and no more of it than Edgewise needs (no multimodal
 # part, tools, server, examples).

@@ -13,8 +13,10 @@ import aiohttp
 import pytest
 from fastapi import Request
 
+from edgewise.keys.key_file import ANYBODY
 from edgewise.prompts import Prompt
 from edgewise.server.answering import Unread
+from edgewise.server.callers import Caller, Callers
 from edgewise.server.completions import TextReply
 from edgewise.server.decoding import decode_request
 from edgewise.server.errors import ApiError
@@ -201,7 +203,9 @@ def test_who_leaves_while_a_prompt_is_read_gives_the_place_back() -> None:
                 await leaving[number].wait()
                 return {"type": "http.disconnect"}
 
-            return Request({"type": "http", "headers": []}, receive)
+            made = Request({"type": "http", "headers": []}, receive)
+            made.state.caller = Caller(Callers(), ANYBODY)
+            return made
 
         writer = TextReply(CompletionRequest(model="edgewise", prompt="x"), held)
         for stream in (True, False):
