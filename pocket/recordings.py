@@ -15,16 +15,19 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from edgewise.bench.pace import HALF_BILLION, PacedEdge
 from edgewise.cloud.late import LateCloud
 from edgewise.evaluation.tasks.base import Question
 from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.events import Event, Finished, Pending, Rewound, Token
 from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
 from edgewise.pair import Pair, open_pair
+from edgewise.parts import make_policy
 from edgewise.prompts import Message, prompt_of
 from edgewise.server.chat_completions import ChatReply
-from edgewise.server.models import policy_for
 from edgewise.server.schemas import ChatRequest
 from edgewise.settings import Settings
 from edgewise.testing.paced_engine import EnginePace
@@ -85,7 +88,7 @@ def answer(pair: Pair, prompt: str, model: str, *, paced: bool) -> Iterator[Time
     decoder = Decoder(
         PacedEdge(edge, HALF_BILLION) if paced else edge,
         router=pair.router,
-        policy=policy_for(model, pair.settings, pair.card, cloud=True),
+        policy=_policy(pair, model),
         cloud=LateCloud(cloud, _seconds) if paced else cloud,
     )
     asked = prompt_of(edge.tokenizer, [Message("user", prompt)])
@@ -95,6 +98,15 @@ def answer(pair: Pair, prompt: str, model: str, *, paced: bool) -> Iterator[Time
     ) as events:
         for event in events:
             yield time.monotonic() - began, event
+
+
+def _policy(pair: Pair, model: str) -> Policy:
+    """As the server's, of the model's id."""
+    _, _, share = model.partition("@")
+    if share:
+        return make_policy(replace(pair.settings, cloud_share=float(share)), pair.card)
+    own = make_policy(pair.settings, pair.card)
+    return own.edge_alone() if model.endswith(":edge") else own.cloud_alone()
 
 
 def _seconds(tokens: int, computed: int) -> float:
