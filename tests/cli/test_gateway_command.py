@@ -157,7 +157,8 @@ def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (("--engine", "http://127.0.0.1:9", "--engine-kind", "vllm"), "No engine is ready"),
         (
             ("--engine", "http://127.0.0.1:9", "--engine-kind", "vlm"),
-            "no engine 'vlm'; known are cerebras, fireworks, llama-server, sglang, vllm",
+            "no engine 'vlm'; did you mean 'vllm'? If not: known are cerebras, fireworks, "
+            "llama-server, sglang, vllm",
         ),
         (("keys", "revoke", "x", "--keys", "none.json"), "no key 'x'"),
         (("keys", "add", "x"), "Missing option"),
@@ -176,6 +177,6 @@ def test_an_unknown_cloud_engine_is_one_sentence(edgewise: Edgewise) -> None:
     done = edgewise("run", "Hello", "--cloud", "http://127.0.0.1:9", "--cloud-engine", "vlm")
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert (
-        "'vlm'; known are auto, cerebras, fireworks, gateway, llama-server, sglang, vllm"
-        in done.err
+        "'vlm'; did you mean 'vllm'? If not: known are auto, cerebras, fireworks, gateway, "
+        "llama-server, sglang, vllm" in done.err
     )
