@@ -55,7 +55,9 @@ test: .venv/tested  ## run the tests
 
 test-training: .venv/tested  ## run the tests that need torch, too
 	$(BIN)/python -m pip install --quiet --editable '.[train,pocket,transformers]'
-	$(BIN)/python -m $(PYTEST) -n auto tests/training tests/pocket tests/benchmarks \
+	$(BIN)/python -m $(PYTEST) -n auto tests/training tests/pocket \
+		tests/benchmarks/test_online_router.py tests/benchmarks/test_routers.py \
+		tests/benchmarks/test_frontier_table.py tests/benchmarks/test_paper_cell.py \
 		tests/edge/test_transformers.py tests/edge/test_answers_over_a_link.py \
 		tests/smollm2/test_smollm2_engines.py \
 		tests/cli/test_edge_engines_cli.py tests/cli/test_train_command.py

@@ -67,6 +67,8 @@ def test_interrupted_it_ends_at_once_and_leaves_nobody(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        # Whoever runs the tests in the background may have it ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     journal = tmp_path / "out" / "outcomes.jsonl"
     end = time.monotonic() + PATIENCE

@@ -152,7 +152,8 @@ def test_nothing_is_asked_after_the_cut(
     by_cloud = [token.index for token in found if token.source == "cloud"]
     alone = max([tokens, *(index + 1 for index in by_cloud)])
     written = [token.id for token in found]
-    assert written[alone:] == edge_alone(decoder, [*IDS, *written[:alone]], len(written) - alone)
+    rest = written[alone:]
+    assert not rest or rest == edge_alone(decoder, [*IDS, *written[:alone]], len(rest))
 
 
 def test_a_consult_that_flies_fails_now_and_is_given_up() -> None:
