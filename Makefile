@@ -103,10 +103,11 @@ test-litellm: .venv/tested .venv-litellm/installed  ## run the tests of LiteLLM 
 	LITELLM_PYTHON=$(CURDIR)/.venv-litellm/bin/python $(BIN)/python -m $(PYTEST) tests/server/test_clients.py \
 		-k 'documentation or proxys'
 
-# What Edgewise and its tests need lies in the other one.
+# What Edgewise and its tests need lies in the other one, which names Edgewise's own folder in a file
+# that is read there alone.
 .venv-lmeval/installed: .venv/tested
 	$(PYTHON) -m venv .venv-lmeval
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)/src", sep="\n")' \
 		>"$$(.venv-lmeval/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
 	.venv-lmeval/bin/python -m pip install --quiet 'lm-eval[api]>=0.4.13,<0.5'
 	touch $@
