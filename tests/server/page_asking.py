@@ -1,7 +1,9 @@
 """Asking on the page, and replies that no model of ours writes by itself."""
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from playwright.sync_api import Page, Route, expect
@@ -15,17 +17,42 @@ PATIENCE = 60_000
 
 def ask(page: Page, text: str) -> None:
     """Ask, and wait for the whole answer."""
-    turns = page.locator(".turn")
-    before = turns.count()
-    page.get_by_label("Message").fill(text)
-    page.keyboard.press("Enter")
-    expect(turns).not_to_have_count(before)
+    with another_turn(page):
+        page.get_by_label("Message").fill(text)
+        page.keyboard.press("Enter")
     done(page)
 
 
+def play(page: Page, title: str = "") -> None:
+    """Play the first screen's recording of this title, else its first, to the end."""
+    with another_turn(page):
+        page.get_by_role("button", name=f"Play: {title}").first.click()
+    done(page)
+
+
+@contextmanager
+def another_turn(page: Page) -> Iterator[None]:
+    """What is done within begins a turn; it is there at the end."""
+    page.evaluate("document.querySelectorAll('.turn').forEach((turn) => turn.dataset.seen = 1)")
+    yield
+    expect(page.locator(".turn:not([data-seen])")).not_to_have_count(0)
+
+
 def done(page: Page) -> None:
-    """Wait for the end of what is being written."""
+    """Wait for the end of what is being written.
+
+    The page draws once a frame: whoever made it write waits for the turn first, else this may see
+    the page as it was before.
+    """
     expect(page.get_by_role("button", name="Send")).to_be_visible()
+
+
+def until(page: Page, condition: str) -> None:
+    """Wait for a condition in JavaScript; the page itself may not evaluate text."""
+    deadline = time.monotonic() + PATIENCE / 1000
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(50)
 
 
 def token(index: int, text: str, **more: Any) -> dict[str, Any]:

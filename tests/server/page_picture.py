@@ -8,7 +8,7 @@ from pathlib import Path
 from playwright.sync_api import expect, sync_playwright
 
 from tests.server.conftest import CHROMIUM
-from tests.server.page_asking import done
+from tests.server.page_asking import play
 from tests.server.serving import serving
 
 PICTURE = Path(__file__).parents[2] / "docs" / "page.png"
@@ -23,8 +23,7 @@ def main() -> None:
         page.goto(url)
         expect(page.locator("#status")).to_contain_text("with")
         page.get_by_label("side by side").check()
-        page.get_by_role("button", name="Play: A sum that slips").click()
-        done(page)
+        play(page, "A sum that slips")
         page.locator(".text .changed").first.click()
         page.screenshot(path=PICTURE)
         browser.close()

@@ -8,7 +8,17 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from edgewise.testing.link import Link
-from tests.server.page_asking import END, QUESTION, ask, done, reply, sent_bodies, token
+from tests.server.page_asking import (
+    END,
+    QUESTION,
+    ask,
+    done,
+    play,
+    reply,
+    sent_bodies,
+    token,
+    until,
+)
 from tests.server.serving import serving
 
 MARKDOWN = """# Tin
@@ -53,8 +63,7 @@ def test_an_answer_is_formatted_and_nothing_in_it_runs(page: Page) -> None:
 
 def test_what_cannot_be_formatted_is_shown_as_it_is(page: Page) -> None:
     """Nested so deep that the library gives up: the page does not."""
-    page.get_by_role("button", name="Play:").first.click()
-    done(page)
+    play(page)
     page.get_by_role("button", name="Formatted").click()
     reply(page, [token(0, ">" * 5000 + " deep"), END])
     ask(page, "tin")
@@ -204,6 +213,7 @@ def test_settings_are_sent(page: Page) -> None:
     assert page.locator(".timeline span").count() == 3
     # What the server would refuse is marked and not sent.
     page.get_by_role("button", name="Settings").click()
+    expect(page.get_by_label("System prompt")).to_be_focused()
     page.get_by_label("Temperature").fill("7")
     expect(page.locator("#temperature:invalid")).to_have_count(1)
     ask(page, "Tell me about tin.")
@@ -290,7 +300,7 @@ def test_a_long_answer_scrolls_while_the_reader_is_at_its_end(page: Page, there:
     main = page.locator("main")
     left = "node => node.scrollHeight - node.scrollTop - node.clientHeight"
     expect(page.locator(".text")).to_contain_text("one")
-    page.wait_for_function("document.querySelector('main').scrollTop > 1000")
+    until(page, "document.querySelector('main').scrollTop > 1000")
     if not there:
         main.evaluate("node => { node.scrollTop = 300 }")
         expect(page.get_by_role("button", name="To the end")).to_be_visible()
@@ -298,9 +308,10 @@ def test_a_long_answer_scrolls_while_the_reader_is_at_its_end(page: Page, there:
     done(page)
     expect(page.locator(".text")).to_contain_text("two")
     if there:
-        page.wait_for_function(
+        until(
+            page,
             "(() => { const node = document.querySelector('main');"
-            " return node.scrollHeight - node.scrollTop - node.clientHeight < 2 })()"
+            " return node.scrollHeight - node.scrollTop - node.clientHeight < 2 })()",
         )
     else:
         assert main.evaluate("node => node.scrollTop") == 300

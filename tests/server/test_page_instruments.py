@@ -17,7 +17,7 @@ from edgewise.testing.scripted_edge import ScriptedEdge, completing, replying
 from edgewise.verdict import Sent, Verdict
 from tests.server.at_port import at_port
 from tests.server.in_process import TEXT, answering_of
-from tests.server.page_asking import END, ask, done, reply, sent_bodies, token
+from tests.server.page_asking import END, ask, done, play, reply, sent_bodies, token
 
 CATSUP = "A word the edge has wrong"
 SAID = "sky:"
@@ -115,8 +115,7 @@ def test_where_nothing_was_routed_it_says_why(here: Page) -> None:
     ask(here, "Tell me about tin.")
     expect(here.locator(".why")).to_contain_text("the conversation is local")
     here.get_by_role("button", name="New chat").click()
-    here.get_by_role("button", name="Play: Nothing to ask the cloud for").click()
-    done(here)
+    play(here, "Nothing to ask the cloud for")
     expect(here.locator(".why")).to_contain_text("the router was never above its threshold")
 
 

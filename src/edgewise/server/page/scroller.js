@@ -10,11 +10,13 @@ export class Scroller extends Component {
     this.componentDidUpdate({});
   }
 
-  // `last` is the last question's id, undefined where there is none.
-  componentDidUpdate({ last }) {
-    if (this.props.last !== last) this.atEnd = true;
-    if (this.props.last === undefined) this.main.scrollTop = 0;
-    else if (this.atEnd) this.toEnd();
+  // `last` is the last question's id, undefined where there is none: the first screen, which is read
+  // from its top.
+  componentDidUpdate({ last: before }) {
+    const { last } = this.props;
+    if (last !== before) this.atEnd = true;
+    if (last !== undefined && this.atEnd) this.toEnd();
+    else if (last !== before) this.main.scrollTop = 0;
   }
 
   toEnd() {
