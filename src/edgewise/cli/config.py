@@ -11,7 +11,6 @@ import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from rich.text import Text
 
 from edgewise import settings
 from edgewise.cli import options, render
@@ -54,7 +53,7 @@ def config(context: typer.Context, json: options.Json = False) -> None:
     for one in found:
         shown = "-" if one.value is None else msgspec.json.encode(one.value).decode()
         style = "dim" if one.place == _DEFAULT else None
-        table.add_row(one.name, Text(render.printable(shown)), one.place, style=style)
+        table.add_row(one.name, render.printable(shown), one.place, style=style)
     render.show(table)
     render.note(f"{FILE} is looked for in {Path().absolute()}")
 

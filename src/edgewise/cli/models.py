@@ -10,7 +10,6 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.filesize import decimal
 from rich.table import Table
-from rich.text import Text
 
 from edgewise.addresses import BESIDE, Part, bundled, engine_at, is_url, resolve, resolve_folder
 from edgewise.cli import options, render
@@ -39,7 +38,8 @@ def list_models(json: options.Json = False) -> None:
     table.add_column("where", overflow="fold")
     for one in found:
         used = f"{datetime.fromtimestamp(one.used):%Y-%m-%d}" if one.used else ""
-        table.add_row(_plain(one.address), decimal(one.size), used, _plain(one.path))
+        address, place = render.printable(one.address), render.printable(one.path)
+        table.add_row(address, decimal(one.size), used, place)
     render.show(table)
 
 
@@ -51,7 +51,7 @@ def pull(model: Address) -> None:
         raise UsageError(f"{model!r} is {where}, so there is nothing to download.")
     engine = engine_at(model)
     path = resolve(model, "edge") if engine == "llamacpp" else resolve_folder(model, engine)[0]
-    render.out.print(str(path), markup=False)
+    render.out.print(str(path))
     render.note(f"use it with --edge {model}")
 
 
@@ -73,11 +73,6 @@ def remove(
             raise typer.Exit(1)
     found.execute()
     render.note(f"removed {what}")
-
-
-def _plain(text: str) -> Text:
-    """As it is, whatever brackets it has."""
-    return Text(render.printable(text))
 
 
 def _shipped() -> list[CachedModel]:
