@@ -66,6 +66,8 @@ def test_the_dial_and_the_modes(edgewise: Edgewise) -> None:
         ("/mode both", "/mode needs"),
         ("/save", "/save needs"),
         ("/save no/such/folder.json", "cannot be written"),
+        ("/save ~nobody-of-this-name/talk.json", "cannot be written"),
+        ("/save talk\0.json", "cannot be written"),
         ("copper " * 5000, "do not fit"),
     ],
 )

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -12,6 +11,7 @@ from msgspec.structs import replace
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from edgewise.addresses import from_home
 from edgewise.cli import render
 from edgewise.cli.interrupts import interruptible, until
 from edgewise.cli.options import (
@@ -265,9 +265,10 @@ class Conversation:
             "answers": [{"tokens": turn.tokens, "whole": turn.whole} for turn in self.turns],
         }
         try:
-            Path(name).expanduser().write_bytes(msgspec.json.format(msgspec.json.encode(saved)))
-        except OSError as error:
-            raise UsageError(f"{name!r} cannot be written: {error.strerror}.") from error
+            from_home(name).write_bytes(msgspec.json.format(msgspec.json.encode(saved)))
+        except (OSError, ValueError) as error:  # a null is a ValueError
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(f"{name!r} cannot be written: {reason}.") from error
         render.note(f"saved to {name}")
 
     def _new(self, _: str) -> None:

@@ -2,7 +2,6 @@
 
 import sys
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -11,7 +10,16 @@ from rich.box import SIMPLE_HEAD
 from rich.filesize import decimal
 from rich.table import Table
 
-from edgewise.addresses import BESIDE, Part, bundled, engine_at, is_url, resolve, resolve_folder
+from edgewise.addresses import (
+    BESIDE,
+    Part,
+    bundled,
+    engine_at,
+    from_home,
+    is_url,
+    resolve,
+    resolve_folder,
+)
 from edgewise.cli import options, render
 from edgewise.errors import UsageError
 from edgewise.hub_client import hub_address
@@ -46,7 +54,7 @@ def list_models(json: options.Json = False) -> None:
 @app.command()
 def pull(model: Address) -> None:
     """Download MODEL as a command would that names it, with a progress bar."""
-    if hub_address(model) is None or Path(model).expanduser().exists():
+    if hub_address(model) is None or from_home(model).exists():
         where = "an engine's address" if is_url(model) else "no hub repository"
         raise UsageError(f"{model!r} is {where}, so there is nothing to download.")
     engine = engine_at(model)
