@@ -111,6 +111,7 @@ def test_a_text_that_fills_no_context_is_refused_early(
         (["--cloud", NOWHERE], f"'{NOWHERE}' cannot be reached"),
         (["--cloud", "ftp://127.0.0.1"], "no http:// or https://"),
         (["--cloud", "http://me:secret@127.0.0.1"], "EDGEWISE_CLOUD_KEY"),
+        (["--cloud", "http://[127.0.0.1"], "The cloud's address is none: Invalid IPv6 URL"),
         (["--bogus"], "--bogus"),
         (["--cloud"], "--cloud"),
     ],

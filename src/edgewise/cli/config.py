@@ -13,8 +13,16 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from edgewise import settings
+from edgewise.addresses import is_url
 from edgewise.cli import options, render
+from edgewise.cloud.hosts import hosts_of
+from edgewise.cloud.key import cloud_key
+from edgewise.cloud.named import check_name
+from edgewise.engines.http import require_keyless
 from edgewise.errors import UsageError
+from edgewise.loop.price import price_of
+from edgewise.parts import cloud_address, make_policy, sampling_of, viewing
+from edgewise.prompts import require_text
 from edgewise.settings import FILE, NAMES, Settings, spelled, variable
 
 if TYPE_CHECKING:
@@ -73,7 +81,9 @@ def set_value(
 ) -> None:
     """Set KEY in edgewise.toml, whose comments stay; refused is what a command would refuse."""
     name = _known(key)
-    found = getattr(settings.settings_of({name: value}), name)
+    alone = settings.settings_of({name: value})
+    _require_honourable(alone)
+    found = getattr(alone, name)
     if found is None:
         raise UsageError(f"{value!r} sets nothing; edgewise config unset {spelled(name)} does that")
     document = _document()
@@ -96,6 +106,24 @@ def unset(key: Key) -> None:
     for one in written:
         document.remove(one)
     _write(document, vet=False)
+
+
+def _require_honourable(alone: Settings) -> None:
+    """Raises `UsageError` for what each command would refuse whatever else is set."""
+    for name in NAMES:
+        if isinstance(text := getattr(alone, name), str):
+            require_text(spelled(name), text)
+    sampling_of(alone)
+    make_policy(alone, None)
+    viewing(alone)
+    if alone.cloud_key is not None:
+        cloud_key(alone)
+    hosts_of(alone.cloud_hosts)
+    check_name(alone.cloud_engine)
+    if alone.price is not None:
+        price_of(alone.price)
+    if is_url(address := cloud_address(alone)):
+        require_keyless(address)
 
 
 def _in_force() -> list[SettingInForce]:
