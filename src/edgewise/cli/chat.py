@@ -207,6 +207,7 @@ class Conversation:
             share = fraction(text)
         except ValueError:
             raise UsageError("/share needs a share, such as /share 0.05 or /share 5%.") from None
+        self._require_cloud("/share")
         wanted = replace(self._pair.settings, cloud_share=share, threshold=None)
         self._paired = self._pair.policy = make_policy(wanted, self._pair.card)
         self._pair.forget()
@@ -220,12 +221,17 @@ class Conversation:
         }
         if text not in modes:
             raise UsageError("/mode needs pair, edge or cloud.")
-        if text != "edge" and self._pair.cloud is None:
-            raise UsageError(f"/mode {text} needs a cloud model; start with --cloud.")
-        if text != "edge" and self._local:
-            raise UsageError(f"/mode {text} cannot be: this conversation is local; /new ends it.")
+        if text != "edge":
+            self._require_cloud(f"/mode {text}")
         self._pair.policy = modes[text]
         render.note(f"{text} writes from now on")
+
+    def _require_cloud(self, command: str) -> None:
+        """Raises `UsageError` where nothing of this conversation goes to one."""
+        if self._pair.cloud is None:
+            raise UsageError(f"{command} needs a cloud model; start with --cloud.")
+        if self._local:
+            raise UsageError(f"{command} cannot be: this conversation is local; /new ends it.")
 
     def _stay(self, text: str) -> None:
         if text:
