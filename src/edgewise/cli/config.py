@@ -186,16 +186,16 @@ def _replace(place: Path, content: bytes) -> None:
 
     Another keeps its mode. Raises `UsageError`.
     """
-    scratch: Path | None = None
     try:
         descriptor, name = mkstemp(prefix=f".{place.name}.", dir=place.parent)
         scratch = Path(name)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        if place.exists():
-            shutil.copymode(place, scratch)
-        scratch.replace(place)
-    except OSError as error:
-        if scratch is not None:
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            if place.exists():
+                shutil.copymode(place, scratch)
+            scratch.replace(place)
+        finally:
             scratch.unlink(missing_ok=True)
+    except OSError as error:
         raise UsageError(f"{FILE} cannot be written: {error.strerror}.") from error
