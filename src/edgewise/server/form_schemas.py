@@ -49,7 +49,10 @@ ResponseFormat = Annotated[
 
 
 class FunctionDefinition(Strict):
-    """A function; its arguments are held to `parameters`, `strict` or not."""
+    """A function; its arguments are held to `parameters`.
+
+    What of these no grammar can be made of is refused where it is `strict`, and said otherwise.
+    """
 
     name: FormName
     description: Description | None = None

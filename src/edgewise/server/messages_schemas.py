@@ -244,7 +244,7 @@ class _Conversation(Strict):
         for turn in self.messages:
             turns += _turns(turn)
         tools = [
-            function_tool(one.name, one.description, one.input_schema)
+            function_tool(one.name, one.description, one.input_schema, strict=one.strict)
             for one in self.tools or ()
             if isinstance(one, AnthropicTool)
         ]

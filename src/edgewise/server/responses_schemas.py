@@ -254,7 +254,7 @@ class ResponsesRequest(Strict):
     def chat(self) -> ChatRequest:
         """The same as a chat. Raises `ApiError`."""
         tools = [
-            function_tool(one.name, one.description, one.parameters)
+            function_tool(one.name, one.description, one.parameters, strict=one.strict)
             for one in self.tools or ()
             if isinstance(one, ResponsesTool)
         ]
