@@ -2,19 +2,14 @@
 
 import os
 import re
-import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
-from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
-from edgewise.testing.scripted_cloud import ScriptedCloud, ScriptedCloudSession
-from edgewise.testing.scripted_edge import ScriptedEdge, completing, replying
-from edgewise.verdict import Sent, Verdict
+from edgewise.testing.scripted_edge import ScriptedEdge, replying
+from tests.held_cloud import HeldCloud
 from tests.server.at_port import at_port
 from tests.server.in_process import TEXT, answering_of
 from tests.server.page_asking import END, ask, done, play, reply, sent_bodies, token
@@ -181,37 +176,9 @@ def test_what_left_by_conversation_and_answer(page: Page) -> None:
     expect(whole).to_contain_text("127.0.0.1")
 
 
-class Gated(ScriptedCloud):
-    """Says something else than the edge, once; then nothing until the test is over."""
-
-    def __init__(self) -> None:
-        super().__init__(completing("The sea.", prompt=""), candidates=2)
-        self.asked = threading.Event()
-
-    def open(self, prompt: Prompt) -> "GatedSession":
-        return GatedSession(self)
-
-
-class GatedSession(ScriptedCloudSession):
-    def __init__(self, cloud: Gated) -> None:
-        super().__init__(cloud)
-        self._gated = cloud
-
-    def ask(
-        self,
-        ids: Sequence[int],
-        n: int,
-        sampling: Sampling,
-        deadline: float,
-        sent: Sent | None = None,
-    ) -> "Future[Verdict]":
-        self._gated.asked.set()
-        return Future()
-
-
 def test_a_running_answer_is_unplugged(browser: Browser, problems: list[str]) -> None:
     """It waits for a cloud that says nothing, until it is cut off; then the edge ends it."""
-    cloud = Gated()
+    cloud = HeldCloud()
     edge = ScriptedEdge(replying(TEXT, prompt=SAID))
     with at_port(answering_of(edge, cloud, deadline=600.0)) as url:
         for page in opened(browser, url, problems):

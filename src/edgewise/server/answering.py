@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import repeat
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -301,7 +301,7 @@ class Answering:
 
     def _decoder(self, asked: DecodeRequest) -> Decoder:
         """With the cloud as this answer reaches it."""
-        cloud: Any = self.cloud
+        cloud = self.cloud
         breaker, latency = self.breaker, self.latency
         if cloud is not None:
             if asked.round_trip:

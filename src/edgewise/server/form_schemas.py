@@ -67,6 +67,12 @@ class FunctionTool(Strict):
     function: FunctionDefinition
 
 
+class OtherTool(BaseModel):
+    """A tool that is not ours to run, such as a provider's search: no answer calls it."""
+
+    type: Annotated[str, Field(min_length=1, max_length=200)]
+
+
 class FunctionName(Strict):
     """Which of them."""
 
