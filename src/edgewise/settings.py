@@ -109,10 +109,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
     redact_words: Annotated[
         str | None,
-        Meta(
-            description="Words of your own to redact, separated by commas, or @FILE with one a "
-            "line."
-        ),
+        Meta(description="Words to redact besides, separated by commas, or @FILE, one a line."),
     ] = None
     push: Annotated[
         Literal["auto", "never"],
@@ -338,7 +335,7 @@ def _from_file(path: Path, called: str, *, own: bool = False) -> dict[str, objec
         raise UsageError(f"{called} is no valid TOML: {error}.") from error
     names = {name.replace("-", "_"): value for name, value in found.items()}
     for name in names:
-        require_known(name, f"{called} has the unknown key {name!r}")
+        require_known(name, f"{called} has the unknown key {name!r}", spelled)
     return names
 
 
@@ -350,17 +347,18 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
             if name in NAMES:
                 found[name] = value
             elif difflib.get_close_matches(name, NAMES, 1, _TYPO):
-                require_known(name, f"The environment has the unknown variable {key!r}")
+                require_known(name, f"The environment has the unknown variable {key!r}", variable)
             elif not _SERVICE.fullmatch(name.upper()):
                 _log.warning("%s in the environment is no setting, so nothing reads it.", key)
     return found
 
 
-def require_known(name: str, problem: str) -> None:
-    """Raises `UsageError` that says `problem`, and which setting may be meant."""
+def require_known(name: str, problem: str, written: Callable[[str], str] = str) -> None:
+    """Raises `UsageError`: the `problem`, and which setting may be meant, as it is `written`."""
     if name not in NAMES:
         close = difflib.get_close_matches(name, NAMES, 1)
-        advice = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(NAMES)}."
+        known = ", ".join(map(written, NAMES))
+        advice = f"did you mean {written(close[0])!r}?" if close else f"known are {known}."
         raise UsageError(f"{problem}; {advice}")
 
 

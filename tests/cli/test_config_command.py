@@ -94,6 +94,7 @@ def test_a_key_that_stands_there_in_two_spellings_is_one(
     ("arguments", "told"),
     [
         (("set", "thread", "2"), "There is no setting 'thread'; did you mean 'threads'?"),
+        (("set", "cloud-shar", "5%"), "setting 'cloud-shar'; did you mean 'cloud-share'?"),
         (("set", "threads", "two"), "threads in the arguments is not valid: Expected `int | null`"),
         (("set", "threads", "9999"), "threads must be from 1 to 512, not 9999."),
         (("set", "cloud-share", "much"), "is no share; give a fraction such as 0.05, or 5%"),

@@ -128,7 +128,7 @@ def _plain(key: str) -> str:
 
 def _known(key: str) -> str:
     """The field's name. Raises `UsageError` where there is none."""
-    settings.require_known(_plain(key), f"There is no setting {key!r}")
+    settings.require_known(_plain(key), f"There is no setting {key!r}", spelled)
     return _plain(key)
 
 
