@@ -311,6 +311,24 @@ def _most(settings: Settings, name: str) -> Decimal | None:
     return Decimal(str(given))
 
 
+def require_usable(settings: Settings) -> None:
+    """Raises `UsageError` for a value that no command takes, whichever models there are."""
+    from edgewise.cloud.hosts import hosts_of
+    from edgewise.cloud.named import check_name
+
+    make_policy(settings, None)
+    sampling_of(settings)
+    viewing(settings)
+    hosts_of(settings.cloud_hosts)
+    check_name(settings.cloud_engine)
+    if settings.edge_engine != "auto" and settings.edge_engine not in EDGES:
+        EDGES.load(settings.edge_engine)  # refused
+    if settings.price is not None:
+        price_of(settings.price)
+    for name in ("max_cost", "max_cost_day"):
+        _most(settings, name)
+
+
 def _load(settings: Settings, engine: str, address: str, keep_prefixes: bool) -> EdgeModel:
     options = EdgeOptions(
         context=settings.ctx,

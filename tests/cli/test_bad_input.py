@@ -188,7 +188,7 @@ def test_a_template_that_refuses_names_the_flag_where_there_is_one(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("cloud-shares = 0.1", "did you mean 'cloud_share'?"),
+        ("cloud-shares = 0.1", "did you mean 'cloud-share'?"),
         ("cloud-share = 3.0", "share must be from 0 to 1"),
         ("seed = 'soon'", "seed in edgewise.toml is not valid"),
         ("seed = ", "no valid TOML"),
@@ -273,7 +273,7 @@ def test_a_file_that_is_too_large(edgewise: Edgewise, tmp_path: Path) -> None:
     ("variable", "words"),
     [
         ("EDGEWISE_CLOUD_SHARE", "cloud-share in the environment"),
-        ("EDGEWISE_CLOUD_SHARES", "did you mean 'cloud_share'?"),
+        ("EDGEWISE_CLOUD_SHARES", "did you mean 'EDGEWISE_CLOUD_SHARE'?"),
     ],
 )
 def test_a_bad_environment(

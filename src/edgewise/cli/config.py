@@ -16,6 +16,7 @@ from rich.text import Text
 from edgewise import settings
 from edgewise.cli import options, render
 from edgewise.errors import UsageError
+from edgewise.parts import require_usable
 from edgewise.settings import FILE, NAMES, Settings, spelled, variable
 
 if TYPE_CHECKING:
@@ -74,7 +75,9 @@ def set_value(
 ) -> None:
     """Set KEY in edgewise.toml, whose comments stay; refused is what a command would refuse."""
     name = _known(key)
-    found = getattr(settings.settings_of({name: value}), name)
+    chosen = settings.settings_of({name: value})
+    require_usable(chosen)
+    found = getattr(chosen, name)
     if found is None:
         raise UsageError(f"{value!r} sets nothing; edgewise config unset {spelled(name)} does that")
     document = _document()
@@ -128,7 +131,7 @@ def _plain(key: str) -> str:
 
 def _known(key: str) -> str:
     """The field's name. Raises `UsageError` where there is none."""
-    settings.require_known(_plain(key), f"There is no setting {key!r}")
+    settings.require_known(_plain(key), f"There is no setting {key!r}", spelled)
     return _plain(key)
 
 
