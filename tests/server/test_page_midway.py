@@ -79,11 +79,29 @@ def test_what_is_still_drawn_of_an_old_conversation_does_nothing(page: Page) -> 
         """() => {
             const named = (name) => [...document.querySelectorAll("button")].find(
                 (button) => button.textContent === name);
-            const [chat, again, race] = ["New chat", "Regenerate", "Race the last question"].map(named);
-            chat.click();
-            again.click();
-            race?.click();
+            const buttons = ["New chat", "Regenerate", "Race the last question"].map(named);
+            for (const button of buttons) button?.click();
         }"""
     )
     expect(page.locator("#first")).to_be_visible()
     assert page.evaluate("replies.length") == 0
+
+
+def test_the_time_of_an_answer_ends_with_it(page: Page) -> None:
+    """Also where the server never says how long it was: one that was stopped, then reloaded."""
+    hold(page)
+    with another_turn(page):
+        page.get_by_label("Message").fill("tin")
+        page.keyboard.press("Enter")
+    say(page, token(0, "Tin"), token(1, " is"))
+    expect(page.locator(".text .token")).to_have_count(2)
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_text("Stopped.")).to_be_visible()
+    counters = page.locator(".counters dd")
+    shown = counters.all_text_contents()
+    page.get_by_label("Cloud share").fill("9")
+    expect(page.locator("#share-value")).to_have_text("9%")
+    assert counters.all_text_contents() == shown
+    page.reload()
+    expect(page.get_by_text("Stopped.")).to_be_visible()
+    assert counters.all_text_contents() == shown

@@ -11,18 +11,18 @@
 //   problem    "" or a sentence
 //   usage, timing, finish   as the server says them at the end, else null
 //   id, promptIds   the reply's own name and the prompt's ids, as the server says them; not kept
-//   began      performance.now() of the question
+//   began      performance.now() of the question; `seconds` from there to the end, null before it
 //
 // `take(chunk)` is the only way in.
 import { FAULTS } from "./words.js";
 
-const KEPT = ["mode", "model", "recorded", "phase", "tail", "problem", "usage", "timing", "finish", "local"];
+const KEPT = ["mode", "model", "recorded", "phase", "tail", "problem", "usage", "timing", "seconds", "finish", "local"];
 
 export class Answer {
   constructor(mode, model, { recorded = false } = {}) {
     Object.assign(this, { mode, model, recorded, phase: "waiting", tokens: [], pending: [] });
     Object.assign(this, { tail: "", problem: "", usage: null, timing: null, finish: null, local: false });
-    Object.assign(this, { began: performance.now(), id: null, promptIds: null });
+    Object.assign(this, { began: performance.now(), seconds: null, id: null, promptIds: null });
   }
 
   get said() {
@@ -31,6 +31,12 @@ export class Answer {
 
   get busy() {
     return this.phase === "waiting" || this.phase === "writing";
+  }
+
+  // Seconds that it took, until now where it goes on; null where nobody knows any more.
+  get lasted() {
+    const since = this.busy ? (performance.now() - this.began) / 1000 : null;
+    return this.timing?.total ?? this.seconds ?? since;
   }
 
   // One chunk of a streamed reply. Raises the error that it says.
@@ -67,6 +73,7 @@ export class Answer {
   }
 
   settle(phase, problem = "") {
+    this.seconds = this.lasted;
     this.phase = phase;
     this.pending = [];
     this.problem = problem || this.problem;
@@ -81,14 +88,14 @@ export class Answer {
       edge: candidates(token.edge, lean ? 1 : 5),
       cloud: candidates(token.cloud, lean ? 0 : 5),
     }));
-    return { ...Object.fromEntries(KEPT.map((name) => [name, this[name]])), tokens };
+    return { ...Object.fromEntries(KEPT.map((name) => [name, this[name]])), seconds: this.lasted, tokens };
   }
 
   static from(kept) {
     const answer = new Answer(kept.mode, kept.model);
     for (const name of KEPT) answer[name] = kept[name] ?? answer[name];
     answer.tokens = kept.tokens;
-    if (answer.busy) answer.settle("stopped");
+    if (answer.busy) answer.phase = "stopped";
     return answer;
   }
 }
