@@ -256,6 +256,10 @@ def test_a_server_that_is_gone_is_told_and_the_question_kept(browser: Browser) -
         # Recordings are of another pair than the one that runs here.
         expect(page.get_by_text("recording of the bundled pair")).to_be_visible()
         expect(page.get_by_role("button", name="Ask for real")).to_have_count(0)
+        # Nor is what is said of one about the pair here.
+        play(page, "Nothing to ask the cloud for")
+        expect(page.locator(".why")).to_contain_text("the router was never above its threshold")
+        page.get_by_role("button", name="New chat").click()
     page.get_by_label("Message").fill("Tell me about tin.")
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("does not answer")

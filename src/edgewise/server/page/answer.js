@@ -105,7 +105,12 @@ export function faultOf(token) {
   return Object.hasOwn(FAULTS, token.reason) ? FAULTS[token.reason] : undefined;
 }
 
-// "edge", "fallback" (the cloud was asked in vain), "confirmed" (the cloud's token is what the edge
+// Whether the cloud was asked for this token and brought nothing; a pause after failures asks nobody.
+export function inVain(token) {
+  return Boolean(faultOf(token)) && token.reason !== "circuit_open";
+}
+
+// "edge", "fallback" (the cloud failed, now or before), "confirmed" (the cloud's token is what the edge
 // would have written), "changed", or "cloud" where nobody knows what the edge would have written.
 export function kindOf(token) {
   if (token.source !== "cloud") return faultOf(token) ? "fallback" : "edge";

@@ -1,5 +1,5 @@
 // An answer's counters in one line, its timeline, and why nothing was routed where nothing was.
-import { faultOf } from "./answer.js";
+import { faultOf, inVain } from "./answer.js";
 import { Blocks } from "./blocks.js";
 import { html } from "./ui.js";
 import { whyNothing } from "./why.js";
@@ -30,8 +30,9 @@ function counters(answer, cloud) {
   const own = usage?.edgewise;
   // Asked for in vain: the cloud share counts it, as the usage at the end does.
   const late = tokens.filter((token) => token.reason === "timeout").length;
-  const calls = tokens.filter((token) => token.source === "cloud" && token.reason !== "span").length;
-  const changed = tokens.filter((token) => token.kind === "changed").length;
+  const brought = tokens.filter((token) => token.source === "cloud" && token.reason !== "span");
+  const changed = brought.filter((token) => token.kind === "changed").length;
+  const calls = brought.length + tokens.filter(inVain).length;
   const now = {
     time: lasted === null ? NONE : `${lasted.toFixed(2)} s`,
     first: milliseconds(timing?.ttft ?? tokens[0].seconds),

@@ -1,5 +1,6 @@
 // The last question, asked again at another share; each replay is a point over the curve.
 import { regenerate, set } from "./actions.js";
+import { nameOf } from "./api.js";
 import { Frontier } from "./frontier.js";
 import { isRight } from "./graded.js";
 import { redraw, state } from "./state.js";
@@ -14,7 +15,9 @@ let next = null; // the share to replay at when this replay is over
 
 export function Replay({ conversation }) {
   const [share, choose] = useState(Math.min(MOST, state.settings.share));
-  const points = (replays.get(conversation) ?? []).map(pointOf);
+  // Those of another model are no points of this one's.
+  const own = (replays.get(conversation) ?? []).filter(({ answer }) => nameOf(answer.model) === state.health.model);
+  const points = own.map(pointOf);
   return html`
     <section class="instrument" aria-label="Replay at another share">
       <label class="share">Replay at a share of
