@@ -76,10 +76,14 @@ def test_how_the_edge_would_have_ended_and_which_ending_is_right(here: Page) -> 
     first = branches.get_by_role("button").first
     expect(first).to_have_attribute("aria-expanded", "false")
     before = here.locator(".answer .text").inner_text()
+    # It ends as that answer would have, whatever is set since.
+    here.get_by_role("button", name="Settings").click()
+    here.get_by_label("Temperature").fill("1.5")
     first.click()
     ghost = here.locator(".ghost .other")
     expect(ghost).to_have_text(re.compile(r"\w"))
     assert '"model":"edgewise:edge","prompt":[' in bodies[-1]
+    assert "temperature" not in bodies[-1]
     struck = here.locator(".answer .token.changed del").first.inner_text()
     assert ghost.inner_text().strip().startswith(struck.strip())
     # Both endings are marked: the answer of a question of the first screen is known.

@@ -2,6 +2,7 @@
 //
 //   mode       "pair", "edge" or "cloud"; `model` is the id that was asked for
 //   recorded   a recording is played; nothing was asked
+//   temperature  that was asked for, as typed; not kept
 //   phase      "waiting", "writing", "done", "stopped" or "failed"
 //   tokens     [{index, id, text, source, reason, score, seconds, wait, edge, cloud, shown, kind}]:
 //              the server's provenance, the text that it brought (`shown`) and its kind (`kindOf`);
@@ -19,8 +20,8 @@ import { FAULTS } from "./words.js";
 const KEPT = ["mode", "model", "recorded", "phase", "tail", "problem", "usage", "timing", "seconds", "finish", "local"];
 
 export class Answer {
-  constructor(mode, model, { recorded = false } = {}) {
-    Object.assign(this, { mode, model, recorded, phase: "waiting", tokens: [], pending: [] });
+  constructor(mode, model, { recorded = false, temperature = "" } = {}) {
+    Object.assign(this, { mode, model, recorded, temperature, phase: "waiting", tokens: [], pending: [] });
     Object.assign(this, { tail: "", problem: "", usage: null, timing: null, finish: null, local: false });
     Object.assign(this, { began: performance.now(), seconds: null, id: null, promptIds: null });
   }
