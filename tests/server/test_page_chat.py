@@ -11,6 +11,7 @@ from edgewise.testing.link import Link
 from tests.server.page_asking import (
     END,
     QUESTION,
+    another_turn,
     ask,
     done,
     play,
@@ -65,6 +66,7 @@ def test_what_cannot_be_formatted_is_shown_as_it_is(page: Page) -> None:
     """Nested so deep that the library gives up: the page does not."""
     play(page)
     page.get_by_role("button", name="Formatted").click()
+    expect(page.locator(".formatted")).to_contain_text("Therefore")
     reply(page, [token(0, ">" * 5000 + " deep"), END])
     ask(page, "tin")
     expect(page.locator(".formatted").last).to_contain_text("deep")
@@ -87,7 +89,8 @@ def test_an_answer_is_written_again(page: Page) -> None:
     ask(page, QUESTION)
     ask(page, "Tell me about copper.")
     page.get_by_label("edge only").check()
-    page.get_by_role("button", name="Regenerate").first.click()
+    with another_turn(page):
+        page.get_by_role("button", name="Regenerate").first.click()
     done(page)
     # What followed is gone, and what was said before is no part of the question.
     expect(page.locator(".turn")).to_have_count(1)
@@ -135,7 +138,9 @@ def test_an_answer_is_stopped(page: Page, linked: tuple[str, Link]) -> None:
     finally:
         link.restore()
     expect(page.locator(".question")).to_have_text(QUESTION)
-    page.get_by_role("button", name="Regenerate").click()
+    with another_turn(page):
+        page.get_by_role("button", name="Regenerate").click()
+    done(page)
     expect(page.locator("[data-counter=share]")).to_have_text(re.compile(r"\d"))
 
 
@@ -251,6 +256,10 @@ def test_a_server_that_is_gone_is_told_and_the_question_kept(browser: Browser) -
         # Recordings are of another pair than the one that runs here.
         expect(page.get_by_text("recording of the bundled pair")).to_be_visible()
         expect(page.get_by_role("button", name="Ask for real")).to_have_count(0)
+        # Nor is what is said of one about the pair here.
+        play(page, "Nothing to ask the cloud for")
+        expect(page.locator(".why")).to_contain_text("the router was never above its threshold")
+        page.get_by_role("button", name="New chat").click()
     page.get_by_label("Message").fill("Tell me about tin.")
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("does not answer")
@@ -300,6 +309,7 @@ def test_a_long_answer_scrolls_while_the_reader_is_at_its_end(page: Page, there:
     main = page.locator("main")
     left = "node => node.scrollHeight - node.scrollTop - node.clientHeight"
     expect(page.locator(".text")).to_contain_text("one")
+    expect(page.locator(".answer")).to_have_attribute("aria-busy", "true")
     until(page, "document.querySelector('main').scrollTop > 1000")
     if not there:
         main.evaluate("node => { node.scrollTop = 300 }")
@@ -307,6 +317,7 @@ def test_a_long_answer_scrolls_while_the_reader_is_at_its_end(page: Page, there:
     page.evaluate("say('two\\n'.repeat(200), 'stop')")
     done(page)
     expect(page.locator(".text")).to_contain_text("two")
+    expect(page.locator(".answer")).to_have_attribute("aria-busy", "false")
     if there:
         until(
             page,

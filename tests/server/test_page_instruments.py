@@ -12,7 +12,19 @@ from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from tests.held_cloud import HeldCloud
 from tests.server.at_port import at_port
 from tests.server.in_process import TEXT, answering_of
-from tests.server.page_asking import END, ask, done, play, reply, sent_bodies, token
+from tests.server.page_asking import (
+    END,
+    another_turn,
+    ask,
+    done,
+    hold,
+    play,
+    reply,
+    say,
+    sent_bodies,
+    token,
+    usage,
+)
 
 CATSUP = "A word the edge has wrong"
 SAID = "sky:"
@@ -59,10 +71,14 @@ def test_how_the_edge_would_have_ended_and_which_ending_is_right(here: Page) -> 
     first = branches.get_by_role("button").first
     expect(first).to_have_attribute("aria-expanded", "false")
     before = here.locator(".answer .text").inner_text()
+    # It ends as that answer would have, whatever is set since.
+    here.get_by_role("button", name="Settings").click()
+    here.get_by_label("Temperature").fill("1.5")
     first.click()
     ghost = here.locator(".ghost .other")
     expect(ghost).to_have_text(re.compile(r"\w"))
     assert '"model":"edgewise:edge","prompt":[' in bodies[-1]
+    assert "temperature" not in bodies[-1]
     struck = here.locator(".answer .token.changed del").first.inner_text()
     assert ghost.inner_text().strip().startswith(struck.strip())
     # Both endings are marked: the answer of a question of the first screen is known.
@@ -130,6 +146,41 @@ def test_every_reason_has_a_sentence(here: Page) -> None:
     reply(here, [token(0, "so", reason="below_threshold", score=0.2, threshold=None), END])
     ask(here, "kept here")
     expect(here.locator(".why").last).to_contain_text("by the server's settings")
+
+
+def test_a_consult_in_vain_is_one(here: Page) -> None:
+    """Where the server never sums up, too; a pause after failures asked nobody."""
+    reasons = ("timeout", "circuit_open")
+    reply(here, [token(place, "so", reason=reason) for place, reason in enumerate(reasons)])
+    ask(here, "tin")
+    expect(here.locator("[data-counter=calls]")).to_have_text("0 / 1")
+    expect(here.locator(".why")).to_have_count(0)
+    drawn, panel = here.locator(".text .token"), here.locator("#details")
+    drawn.nth(0).hover()
+    expect(panel).to_contain_text("asked in vain")
+    expect(panel).to_contain_text("the cloud gave no answer in time")
+    drawn.nth(1).hover()
+    expect(panel).to_contain_text("written by the edgecircuit open: the cloud is paused")
+
+
+def test_what_an_answer_shows_is_of_the_model_that_was_asked(here: Page, url: str) -> None:
+    """Another one may be chosen since, even while it is written."""
+    pair = here.request.get(f"{url}/health").json()["models"][0]
+    models = [pair, {**pair, "model": "alone", "cloud": None, "bundled": False}]
+    here.route("**/health", lambda route: route.fulfill(json={"models": models}))
+    here.reload()
+    hold(here)
+    with another_turn(here):
+        here.get_by_label("Message").fill("tin")
+        here.keyboard.press("Enter")
+    told = token(0, "Tin", reason="below_threshold", score=0.2, threshold=0.9)
+    say(here, {**told, "id": "chatcmpl-1"})
+    here.get_by_label("Model").select_option("alone")
+    expect(here.get_by_label("cloud only")).to_be_disabled()
+    expect(here.get_by_role("button", name="Unplug the cloud")).to_be_visible()
+    say(here, END, usage(), over=True)
+    done(here)
+    expect(here.locator(".why")).to_contain_text("the router was never above its threshold")
 
 
 def test_a_race_over_a_way_of_ones_choosing(here: Page) -> None:

@@ -11,8 +11,10 @@ export function modelOf(mode) {
   return mode === "pair" ? `${name}@${Number(state.settings.share) / 100}` : `${name}:${mode}`;
 }
 
-// The edge alone of the model that an id names.
-export const edgeOf = (model) => `${model.split(/[@:]/)[0]}:edge`;
+// The name of the model that an id names; its edge alone; what /health says of it, if that is known.
+export const nameOf = (model) => model.split(/[@:]/)[0];
+export const edgeOf = (model) => `${nameOf(model)}:edge`;
+export const healthOf = (model) => state.models.find((one) => one.model === nameOf(model));
 
 // A streamed reply. Raises an Error with the server's sentence where it refuses.
 export async function ask(model, messages, signal) {

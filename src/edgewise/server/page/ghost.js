@@ -1,7 +1,7 @@
 // How the edge would have ended from a token that the cloud changed: asked for by going back there.
 import { edgeOf, headers, reasonOf } from "./api.js";
 import { inWords, isRight, mark } from "./graded.js";
-import { redraw, state } from "./state.js";
+import { redraw } from "./state.js";
 import { html } from "./ui.js";
 import { UNSEEN } from "./words.js";
 
@@ -62,7 +62,7 @@ async function toggle(answer, token) {
 
 // The edge's own words from a place of the answer on; nothing leaves for them.
 async function edgeFrom(answer, index) {
-  const { temperature } = state.settings;
+  const { temperature } = answer;
   const response = await fetch("v1/completions", {
     method: "POST",
     headers: headers(),

@@ -1,5 +1,5 @@
 // An answer's counters in one line, its timeline, and why nothing was routed where nothing was.
-import { faultOf } from "./answer.js";
+import { faultOf, inVain } from "./answer.js";
 import { Blocks } from "./blocks.js";
 import { html } from "./ui.js";
 import { whyNothing } from "./why.js";
@@ -25,18 +25,18 @@ const FIRST = [["time", "time"], ["first", "first token"], ["rate", "tokens/s"],
 
 // While it is written from the tokens, at the end as the server says: what nobody counted is a dash.
 function counters(answer, cloud) {
-  const { tokens, usage, timing, began } = answer;
+  const { tokens, usage, timing, lasted } = answer;
   if (!tokens.length) return FIRST.map(([name, title]) => [name, title, NONE]);
   const own = usage?.edgewise;
   // Asked for in vain: the cloud share counts it, as the usage at the end does.
   const late = tokens.filter((token) => token.reason === "timeout").length;
-  const calls = tokens.filter((token) => token.source === "cloud" && token.reason !== "span").length;
-  const changed = tokens.filter((token) => token.kind === "changed").length;
-  const seconds = timing?.total ?? (performance.now() - began) / 1000;
+  const brought = tokens.filter((token) => token.source === "cloud" && token.reason !== "span");
+  const changed = brought.filter((token) => token.kind === "changed").length;
+  const calls = brought.length + tokens.filter(inVain).length;
   const now = {
-    time: `${seconds.toFixed(2)} s`,
+    time: lasted === null ? NONE : `${lasted.toFixed(2)} s`,
     first: milliseconds(timing?.ttft ?? tokens[0].seconds),
-    rate: (tokens.length / seconds).toFixed(1),
+    rate: lasted ? (tokens.length / lasted).toFixed(1) : NONE,
     share: percent(own?.cloud_share ?? (cloud + late) / tokens.length),
     calls: `${own?.changing_tokens ?? changed} / ${own?.cloud_calls ?? calls}`,
   };

@@ -22,7 +22,7 @@ export function Race({ conversation }) {
 }
 
 function race(conversation) {
-  if (state.underWay) return;
+  if (state.underWay || conversation !== state.conversation) return;
   set("mode", "beside");
   regenerate(conversation.turns.at(-1), { live: true });
   raced.set(conversation.turns.at(-1), state.settings.trip);

@@ -1,4 +1,5 @@
 // About one token: who wrote it and why, and what both models would have.
+import { inVain } from "./answer.js";
 import { aboutToken } from "./instruments.js";
 import { closePanels } from "./panels.js";
 import { state } from "./state.js";
@@ -13,7 +14,7 @@ export function TokenPanel({ conversation }) {
     <aside id="details" class=${pinned ? "pinned" : ""} aria-live="polite" aria-label="About a token" hidden=${!token}>
       ${pinned && html`<${Close} />`}
       ${token && html`
-        <p>“${token.text}” ${KINDS[token.kind]}</p>
+        <p>“${token.text}” ${whoWrote(token)}</p>
         <p>${[reasonInWords(token.reason), ...measured(token)].join(", ")}</p>
         <${Candidates} token=${token} />
         ${aboutToken.map((Place) => html`<${Place} conversation=${conversation} answer=${answer} token=${token} number=${number} />`)}
@@ -27,6 +28,8 @@ function Close() {
   useEffect(() => button.current.focus(), []);
   return html`<button ref=${button} class="close" type="button" onClick=${closePanels}>Close</button>`;
 }
+
+const whoWrote = (token) => KINDS[token.kind === "fallback" && !inVain(token) ? "edge" : token.kind];
 
 function measured(token) {
   const threshold = token.threshold?.toFixed(3) ?? "–";
