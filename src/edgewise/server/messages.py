@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from msgspec.structs import replace
 
 from edgewise.events import Event
 from edgewise.prompts import Prompt
@@ -56,7 +57,8 @@ def routes(models: Models) -> APIRouter:
         reply.headers.update(said(names) or {})
         answering = models.asked(body.model)
         policy_for(answering, body.model)
-        asked = unread(answering, body.chat())
+        # What is counted needs no grammar.
+        asked = replace(unread(answering, body.chat()), form=None)
         ready = await queued(answering, request, lambda: answering.read(asked))
         return CountReply(input_tokens=len(ready.prompt.ids))
 
