@@ -6,13 +6,11 @@ from typing import Any, cast
 import msgspec
 
 from edgewise.errors import UsageError
+from edgewise.grammar.combined import MAX_VALUES, require_light
 from edgewise.prompts.conversation import inner, require_shallow
 
 MAX_SCHEMA = 1 << 17
 """Longest JSON text of an answer's schema, and of all tools together, bytes."""
-
-MAX_VALUES = 20_000
-"""Most values of a schema, at all depths."""
 
 MAX_KEYS = 1000
 """Most keys of one object in a schema: what they come to grows with their square."""
@@ -33,6 +31,7 @@ _KEYED = frozenset({"properties", "required"} | _OPENING)
 def schema_text(schema: Mapping[str, object] | None, what: str) -> str:
     """The JSON text of a schema, for a grammar. Raises `UsageError` for none, or too much."""
     _require_small(schema, what)
+    require_light(schema, what)
     found = dict(schema or {})
     if not _combines(found):
         found = cast(dict[str, object], _closed(found))
