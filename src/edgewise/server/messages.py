@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from edgewise.events import Event
 from edgewise.prompts import Prompt
 from edgewise.server.admission import Ticket
+from edgewise.server.bodies import JsonRoute
 from edgewise.server.chat_completions import ChatReply, prepared, unread
 from edgewise.server.errors import ApiError, anthropic_body
 from edgewise.server.harmless import ignored, said
@@ -37,7 +38,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 
 def routes(models: Models) -> APIRouter:
     """The endpoints over the loaded pairs."""
-    router = APIRouter(responses=REFUSALS)
+    router = APIRouter(route_class=JsonRoute, responses=REFUSALS)
     told = streamed("with `stream` as server-sent events, each named by its type")
 
     @router.post("/messages", response_model=MessagesReply, responses=told)
