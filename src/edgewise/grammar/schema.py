@@ -7,13 +7,11 @@ from typing import Any, cast
 import msgspec
 
 from edgewise.errors import UsageError
+from edgewise.grammar.combined import MAX_VALUES, require_light
 from edgewise.prompts.conversation import inner, require_shallow
 
 MAX_SCHEMA = 1 << 17
 """Longest JSON text of an answer's schema, and of all tools together, bytes."""
-
-MAX_VALUES = 20_000
-"""Most values of a schema, at all depths."""
 
 MAX_KEYS = 1000
 """Most keys of one object in a schema: what they come to grows with their square."""
@@ -41,6 +39,7 @@ def schema_text(schema: Mapping[str, object] | None, what: str, *, lenient: bool
     With `lenient`, what the library does not know of it holds nothing.
     """
     _require_small(schema, what)
+    require_light(schema, what)
     found = dict(schema or {})
     if not _combines(found):
         found = cast(dict[str, object], _closed(found))
