@@ -1,6 +1,7 @@
 // How the edge would have ended from a token that the cloud changed: asked for by going back there.
-import { edgeOf, headers, reasonOf } from "./api.js";
+import { edgeOf, headers, told } from "./api.js";
 import { inWords, isRight, mark } from "./graded.js";
+import { isCompletion } from "./shapes.js";
 import { redraw } from "./state.js";
 import { html } from "./ui.js";
 import { UNSEEN } from "./words.js";
@@ -73,6 +74,5 @@ async function edgeFrom(answer, index) {
       ...(temperature === "" ? {} : { temperature: Number(temperature) }),
     }),
   });
-  if (!response.ok) throw new Error(await reasonOf(response));
-  return (await response.json()).choices[0].text;
+  return (await told(response, isCompletion)).choices[0].text;
 }

@@ -1,5 +1,6 @@
 // What a reload finds again: the conversation and the settings, never the API key.
 import { Conversation } from "./conversation.js";
+import { isConversation } from "./shapes.js";
 
 const CONVERSATION = "edgewise.conversation";
 const SETTINGS = "edgewise.settings";
@@ -9,10 +10,11 @@ export function load() {
   try {
     const found = JSON.parse(localStorage.getItem(CONVERSATION) ?? "null");
     const settings = JSON.parse(localStorage.getItem(SETTINGS) ?? "null") ?? {};
-    return { conversation: found && Conversation.from(found), settings, notice: "" };
+    if (found === null || isConversation(found)) return { conversation: found && Conversation.from(found), settings, notice: "" };
   } catch {
-    return { conversation: null, settings: {}, notice: "The conversation that was kept cannot be read; this is a new one." };
+    // No JSON, or nothing is kept for this page at all.
   }
+  return { conversation: null, settings: {}, notice: "The conversation that was kept cannot be read; this is a new one." };
 }
 
 // Says what could not be kept; "" where all was.

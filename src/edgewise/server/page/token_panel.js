@@ -33,7 +33,7 @@ const whoWrote = (token) => KINDS[token.kind === "fallback" && !inVain(token) ? 
 
 function measured(token) {
   const threshold = token.threshold?.toFixed(3) ?? "–";
-  const score = token.score === null ? [] : [`score ${token.score.toFixed(3)} (threshold ${threshold})`];
+  const score = token.score == null ? [] : [`score ${token.score.toFixed(3)} (threshold ${threshold})`];
   return token.wait >= 0.001 ? [...score, `waited ${milliseconds(token.wait)}`] : score;
 }
 
@@ -52,6 +52,6 @@ function Candidates({ token }) {
 function cells(one) {
   return html`
     <td>${one ? JSON.stringify(one.token).slice(1, -1) : ""}</td>
-    <td>${one ? percent(Math.exp(one.logprob)) : ""}</td>
+    <td>${one?.logprob == null ? "" : percent(Math.exp(one.logprob))}</td>
   `;
 }
