@@ -5,6 +5,7 @@ const NEAR = 48; // pixels
 
 export class Scroller extends Component {
   atEnd = true;
+  top = 0; // where it was last seen
 
   componentDidMount() {
     this.componentDidUpdate({});
@@ -23,9 +24,13 @@ export class Scroller extends Component {
     this.main.scrollTop = this.main.scrollHeight;
   }
 
+  // Who goes up by a pixel leaves the end: a finger goes up by few between two draws. Growth alone
+  // does not leave it, nor does what is so short now that it cannot be scrolled as far.
   look() {
     const { scrollHeight, scrollTop, clientHeight } = this.main;
-    const atEnd = scrollHeight - scrollTop - clientHeight < NEAR;
+    const left = scrollHeight - scrollTop - clientHeight;
+    const atEnd = scrollTop < this.top ? left <= 1 : this.atEnd || left < NEAR;
+    this.top = scrollTop;
     if (atEnd === this.atEnd) return;
     this.atEnd = atEnd;
     this.forceUpdate();
