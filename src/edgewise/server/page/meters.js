@@ -10,7 +10,7 @@ export function Meters({ turn, answer }) {
   const why = whyNothing(turn, answer);
   return html`
     ${why && html`<p class="note why">${why}</p>`}
-    <dl class="counters">
+    <dl class="counters" aria-live="off">
       ${counters(answer, cloud).map(([name, title, text]) => html`<div key=${name}><dt>${title}</dt><dd data-counter=${name}>${text}</dd></div>`)}
     </dl>
     <${Timeline} tokens=${tokens} cloud=${cloud} />

@@ -20,6 +20,12 @@ export class Scroller extends Component {
     else if (last !== before) this.main.scrollTop = 0;
   }
 
+  // The button for it goes, so the focus goes to what was scrolled.
+  goToEnd() {
+    this.main.focus({ preventScroll: true });
+    this.toEnd();
+  }
+
   toEnd() {
     this.main.scrollTop = this.main.scrollHeight;
   }
@@ -38,9 +44,9 @@ export class Scroller extends Component {
 
   render({ children, last }) {
     return html`
-      <main ref=${(main) => (this.main = main)} onScroll=${() => this.look()}>
+      <main ref=${(main) => (this.main = main)} tabindex="-1" onScroll=${() => this.look()}>
         ${children}
-        ${last !== undefined && !this.atEnd && html`<button class="to-end" type="button" onClick=${() => this.toEnd()}>To the end</button>`}
+        ${last !== undefined && !this.atEnd && html`<button class="to-end" type="button" onClick=${() => this.goToEnd()}>To the end</button>`}
       </main>
     `;
   }
