@@ -19,6 +19,7 @@ from tests.server.page_asking import (
     sent_bodies,
     token,
     until,
+    usage,
 )
 from tests.server.serving import serving
 
@@ -179,17 +180,10 @@ def test_a_reload_keeps_the_conversation(page: Page) -> None:
     expect(page.locator(".turn")).to_have_count(0)
 
 
-def test_a_conversation_that_cannot_be_read_is_a_new_one(page: Page) -> None:
-    page.add_init_script("localStorage.setItem('edgewise.conversation', '{\"turns\": 3}')")
-    page.reload()
-    expect(page.get_by_text("cannot be read")).to_be_visible()
-    ask(page, "Tell me about tin.")
-    expect(page.locator(".text")).not_to_have_text("")
-
-
 def test_more_than_the_browser_keeps(page: Page) -> None:
     """Without the candidates first; then it is said."""
-    page.evaluate("localStorage.setItem('other', 'x'.repeat(5 * 1024 * 1024 - 20000))")
+    for store in ("localStorage", "sessionStorage"):
+        page.evaluate(f"{store}.setItem('other', 'x'.repeat(5 * 1024 * 1024 - 20000))")
     candidates = [{"token": "y" * 2000, "logprob": -1}] * 5
     reply(page, [token(0, "short", cloud=candidates, edge=candidates), END])
     ask(page, "tin")
@@ -197,7 +191,27 @@ def test_more_than_the_browser_keeps(page: Page) -> None:
     expect(page.locator(".text")).to_have_text("short")
     reply(page, [token(0, "long " * 6000), END])
     ask(page, "tin")
-    expect(page.get_by_text("keeps no more of this conversation")).to_be_visible()
+    expect(page.get_by_text("a reload will lose what came last")).to_be_visible()
+    page.evaluate("sessionStorage.removeItem('other')")
+    ask(page, "tin")
+    expect(page.get_by_text("what came last is lost with this tab")).to_be_visible()
+
+
+def test_each_tab_finds_its_own_conversation_again(page: Page) -> None:
+    reply(page, [token(0, "Tin"), END, usage()])
+    ask(page, "tin")
+    page.reload()
+    other = page.context.new_page()
+    other.goto(page.url)
+    # A new one begins with what was kept last.
+    expect(other.locator(".text")).to_have_text("Tin")
+    other.get_by_role("button", name="New chat").click()
+    reply(other, [token(0, "Zinc"), END, usage()])
+    ask(other, "zinc")
+    for one, said in ((other, "Zinc"), (page, "Tin"), (other, "Zinc")):
+        one.reload()
+        expect(one.locator(".text")).to_have_text(said)
+    other.close()
 
 
 def test_settings_are_sent(page: Page) -> None:
@@ -229,6 +243,7 @@ def test_a_key_is_asked_for_and_never_kept(browser: Browser) -> None:
     with serving("--cloud", "none", EDGEWISE_API_KEY="a-secret-of-mine") as url:
         page = browser.new_page()
         page.goto(url)
+        expect(page.locator("#sent-sum")).to_have_text("not known")
         page.get_by_label("Message").fill("Tell me about tin.")
         page.keyboard.press("Enter")
         expect(page.get_by_role("alert")).to_contain_text("API key is wrong or missing")

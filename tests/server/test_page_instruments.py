@@ -148,6 +148,26 @@ def test_every_reason_has_a_sentence(here: Page) -> None:
     expect(here.locator(".why").last).to_contain_text("by the server's settings")
 
 
+def test_the_timeline_of_a_long_answer_holds_all_of_it(here: Page) -> None:
+    """On a phone too; the cloud's last token was cut off with the bars that found no place."""
+    here.set_viewport_size({"width": 360, "height": 740})
+    chunks = [token(place, "so ") for place in range(500)]
+    chunks[10::20] = [token(10 + 20 * n, "so ", source="cloud") for n in range(25)]
+    reply(here, [*chunks, token(500, "on", source="cloud"), END])
+    ask(here, "tin")
+    line = here.locator(".timeline")
+    expect(line).to_have_attribute("aria-label", "Timeline of 501 tokens, 26 by the cloud")
+    bars = line.locator("span.cloud")
+    expect(bars).to_have_count(26)
+    last, whole = bars.last.bounding_box(), line.bounding_box()
+    assert last
+    assert whole
+    assert last["x"] + last["width"] <= whole["x"] + whole["width"] + 1
+    first = bars.first.bounding_box()
+    assert first
+    assert first["x"] - whole["x"] == pytest.approx(whole["width"] * 10 / 501, abs=2)
+
+
 def test_a_consult_in_vain_is_one(here: Page) -> None:
     """Where the server never sums up, too; a pause after failures asked nobody."""
     reasons = ("timeout", "circuit_open")

@@ -2,7 +2,18 @@
 
 from playwright.sync_api import Page, expect
 
-from tests.server.page_asking import END, another_turn, ask, done, hold, reply, say, token, usage
+from tests.server.page_asking import (
+    END,
+    another_turn,
+    ask,
+    done,
+    hold,
+    reply,
+    say,
+    token,
+    until,
+    usage,
+)
 
 
 def experiments(page: Page) -> None:
@@ -85,6 +96,31 @@ def test_what_is_still_drawn_of_an_old_conversation_does_nothing(page: Page) -> 
     )
     expect(page.locator("#first")).to_be_visible()
     assert page.evaluate("replies.length") == 0
+
+
+def test_a_finger_that_goes_up_slowly_leaves_the_end(page: Page) -> None:
+    """Each draw between two of its few pixels took the reader back."""
+    hold(page)
+    with another_turn(page):
+        page.get_by_label("Message").fill("tin")
+        page.keyboard.press("Enter")
+    say(page, token(0, "one\n" * 200))
+    main = page.locator("main")
+    until(page, "document.querySelector('main').scrollTop > 1000")
+    before = main.evaluate("node => node.scrollTop")
+    for step in range(1, 5):
+        main.evaluate(
+            "node => new Promise((told) => {"
+            " node.addEventListener('scroll', () => requestAnimationFrame(told), { once: true });"
+            " node.scrollTop -= 15; })"
+        )
+        say(page, token(step, "two\n"))
+        expect(page.locator(".text .token")).to_have_count(step + 1)
+    assert main.evaluate("node => node.scrollTop") == before - 60
+    page.get_by_role("button", name="To the end").click()
+    say(page, token(5, "three\n" * 20))
+    expect(page.locator(".text .token")).to_have_count(6)
+    assert main.evaluate("n => n.scrollHeight - n.scrollTop - n.clientHeight") < 2
 
 
 def test_the_time_of_an_answer_ends_with_it(page: Page) -> None:

@@ -56,7 +56,7 @@ async function playTurn(turn) {
 }
 
 async function* recorded(name, model, signal) {
-  yield* played(await readTrace(name), model, { signal });
+  yield* played(await readTrace(name, signal), model, { signal });
 }
 
 async function* replyTo(model, messages, signal) {

@@ -42,7 +42,7 @@ export class Answer {
 
   // One chunk of a streamed reply. Raises the error that it says.
   take(chunk) {
-    if (chunk.error) throw new Error(String(chunk.error.message));
+    if (chunk.error) throw new Error(chunk.error.message ?? "The server ended the answer and does not say why.");
     const choice = chunk.choices?.[0];
     const text = choice?.delta?.content ?? "";
     const told = chunk.edgewise ?? {};
@@ -82,7 +82,7 @@ export class Answer {
 
   // Small enough to be kept: `lean` without candidates.
   toJSON(lean = false) {
-    const shorter = ({ token, logprob }) => ({ token, logprob: Number(logprob.toFixed(3)) });
+    const shorter = ({ token, logprob }) => ({ token, logprob: logprob == null ? null : Number(logprob.toFixed(3)) });
     const candidates = (found, most) => (found ?? []).slice(0, most).map(shorter);
     const tokens = this.tokens.map((token) => ({
       ...token,

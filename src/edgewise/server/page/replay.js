@@ -1,8 +1,9 @@
 // The last question, asked again at another share; each replay is a point over the curve.
 import { regenerate, set } from "./actions.js";
-import { nameOf } from "./api.js";
+import { nameOf, told } from "./api.js";
 import { Frontier } from "./frontier.js";
 import { isRight } from "./graded.js";
+import { isCurve } from "./shapes.js";
 import { redraw, state } from "./state.js";
 import { html, useState } from "./ui.js";
 
@@ -64,10 +65,10 @@ function pointOf({ turn, answer, asked }) {
 function readCurve() {
   if (curve === null) {
     curve = undefined;
-    fetch("curve.json").then(async (response) => {
-      if (response.ok) curve = await response.json();
-      redraw();
-    });
+    fetch("curve.json").then((response) => told(response, isCurve)).then((read) => (curve = read), noCurve).then(redraw);
   }
   return curve ?? null;
 }
+
+// The points are listed all the same.
+function noCurve() {}

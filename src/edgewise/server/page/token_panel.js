@@ -14,7 +14,7 @@ export function TokenPanel({ conversation }) {
     <aside id="details" class=${pinned ? "pinned" : ""} aria-live="polite" aria-label="About a token" hidden=${!token}>
       ${pinned && html`<${Close} />`}
       ${token && html`
-        <p>“${token.text}” ${whoWrote(token)}</p>
+        <p><bdi>“${token.text}”</bdi> ${whoWrote(token)}</p>
         <p>${[reasonInWords(token.reason), ...measured(token)].join(", ")}</p>
         <${Candidates} token=${token} />
         ${aboutToken.map((Place) => html`<${Place} conversation=${conversation} answer=${answer} token=${token} number=${number} />`)}
@@ -33,7 +33,7 @@ const whoWrote = (token) => KINDS[token.kind === "fallback" && !inVain(token) ? 
 
 function measured(token) {
   const threshold = token.threshold?.toFixed(3) ?? "–";
-  const score = token.score === null ? [] : [`score ${token.score.toFixed(3)} (threshold ${threshold})`];
+  const score = token.score == null ? [] : [`score ${token.score.toFixed(3)} (threshold ${threshold})`];
   return token.wait >= 0.001 ? [...score, `waited ${milliseconds(token.wait)}`] : score;
 }
 
@@ -51,7 +51,7 @@ function Candidates({ token }) {
 
 function cells(one) {
   return html`
-    <td>${one ? JSON.stringify(one.token).slice(1, -1) : ""}</td>
-    <td>${one ? percent(Math.exp(one.logprob)) : ""}</td>
+    <td>${one && html`<bdi>${JSON.stringify(one.token).slice(1, -1)}</bdi>`}</td>
+    <td>${one?.logprob == null ? "" : percent(Math.exp(one.logprob))}</td>
   `;
 }

@@ -29,7 +29,7 @@ function reason(turn, { model, recorded, local, tokens }) {
   if (held) return HELD[held];
   // Recordings may be older than the page.
   if (tokens.every((token) => token.threshold === undefined)) return "the router was never above its threshold";
-  const scored = tokens.filter((token) => token.score !== null && token.threshold != null);
+  const scored = tokens.filter((token) => token.score != null && token.threshold != null);
   if (!scored.length) return "by the server's settings nothing of this conversation may leave, or nothing at all";
   const best = scored.reduce((one, other) => (other.score - other.threshold > one.score - one.threshold ? other : one));
   return `the router was never above its threshold (nearest: ${best.score.toFixed(3)} of ${best.threshold.toFixed(3)})`;
