@@ -110,6 +110,12 @@ def install(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
+        if error.body and isinstance(error.body, bytes):
+            # Nor is it taken for JSON: any other page's form could be sent here unasked.
+            said = (
+                "The body is not said to be JSON; send the header Content-Type: application/json."
+            )
+            return _reply(request, ApiError(400, said))
         return _reply(request, _invalid(error.errors()))
 
     async def http(request: Request, error: Exception) -> JSONResponse:
