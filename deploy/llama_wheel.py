@@ -52,7 +52,7 @@ _OPTIONS = (
     *(f"LLAMA_BUILD_{part}=OFF" for part in ("COMMON", "TOOLS", "SERVER", "EXAMPLES", "TESTS")),
     *("LLAMA_BUILD_APP=OFF", "LLAMA_CURL=OFF"),
 )
-# Not `GGML_NATIVE` on x86-64: GCC 12 tunes for a Sapphire Rapids so that a third of the speed goes.
+# Not `GGML_NATIVE` on x86-64: what GCC 12 tunes for a Sapphire Rapids decodes slower there.
 _OF_KINDS = ("GGML_NATIVE=OFF", "GGML_BACKEND_DL=ON", "GGML_CPU_ALL_VARIANTS=ON")
 _OF_THIS = ("GGML_NATIVE=ON",)
 _TOOLS = ("cmake>=3.28,<5", "ninja>=1.11,<2")
