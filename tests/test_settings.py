@@ -72,7 +72,7 @@ def test_the_key_comes_from_the_environment(tmp_path: Path) -> None:
             "",
             {"EDGEWISE_THRESHOLDS": "1"},
             "The environment has the unknown variable 'EDGEWISE_THRESHOLDS'; "
-            "did you mean 'threshold'?",
+            "did you mean 'EDGEWISE_THRESHOLD'?",
         ),
         ("[run]\nspan = 1", {}, "edgewise.toml has the unknown key 'run'; "),
         ("zzzz = 1", {}, "edgewise.toml has the unknown key 'zzzz'; known are edge, cloud, "),

@@ -22,7 +22,7 @@ from edgewise.loop.cost import Limits
 from edgewise.loop.policy import Policy
 from edgewise.loop.price import price_of
 from edgewise.loop.spent import SpentFile, spent_place
-from edgewise.prompts import Message
+from edgewise.prompts import Message, require_text
 from edgewise.prompts.familiar import OUT_OF_DEPTH, familiar
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
@@ -35,7 +35,7 @@ from edgewise.routers.named import (
     router_of,
 )
 from edgewise.sampling import Sampling
-from edgewise.settings import Settings, spelled
+from edgewise.settings import NAMES, Settings, spelled
 
 _log = logging.getLogger(__name__)
 
@@ -309,6 +309,32 @@ def _most(settings: Settings, name: str) -> Decimal | None:
     if not 0 <= given < math.inf:
         raise UsageError(f"{spelled(name)} must be 0 or more, not {given}.", setting=name)
     return Decimal(str(given))
+
+
+def require_usable(settings: Settings) -> None:
+    """Raises `UsageError` for a value that no command takes, whichever models there are."""
+    from edgewise.cloud.hosts import hosts_of
+    from edgewise.cloud.named import check_name
+    from edgewise.engines.http import require_keyless
+
+    for name in NAMES:
+        if isinstance(text := getattr(settings, name), str):
+            require_text(spelled(name), text)
+    make_policy(settings, None)
+    sampling_of(settings)
+    viewing(settings)
+    hosts_of(settings.cloud_hosts)
+    check_name(settings.cloud_engine)
+    if settings.cloud_key is not None:
+        cloud_key(settings)
+    if is_url(address := cloud_address(settings)):
+        require_keyless(address)
+    if settings.edge_engine != "auto" and settings.edge_engine not in EDGES:
+        EDGES.load(settings.edge_engine)  # refused
+    if settings.price is not None:
+        price_of(settings.price)
+    for name in ("max_cost", "max_cost_day"):
+        _most(settings, name)
 
 
 def _load(settings: Settings, engine: str, address: str, keep_prefixes: bool) -> EdgeModel:

@@ -51,23 +51,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "bundled"
     cloud: Annotated[
         str | None,
-        Meta(description="Cloud model: an engine's URL, a GGUF as for the edge, bundled or none."),
+        Meta(
+            description="Cloud model: an engine's URL, a GGUF as for the edge, bundled or none; "
+            "default: bundled beside a bundled edge, else none."
+        ),
     ] = None
     cloud_key: Annotated[
         str | None, Meta(description="Key for the cloud's URL; it travels as a bearer token.")
     ] = None
     cloud_key_env: Annotated[
         str | None,
-        Meta(
-            description="Environment variable that holds the key instead, so that those of several "
-            "providers can lie side by side; no edgewise.toml may name it."
-        ),
+        Meta(description="Variable that holds the cloud's key; no edgewise.toml may name it."),
     ] = None
     cloud_model: Annotated[
         str | None,
         Meta(
-            description="Which of the models that the cloud's URL serves; default: the first that "
-            "it lists."
+            description="Which of the models that the cloud's URL serves; default: of vLLM, SGLang "
+            "and llama-server the first, elsewhere the only one."
         ),
     ] = None
     cloud_engine: Annotated[
@@ -109,10 +109,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
     redact_words: Annotated[
         str | None,
-        Meta(
-            description="Words of your own to redact, separated by commas, or @FILE with one a "
-            "line."
-        ),
+        Meta(description="Words to redact besides, separated by commas, or @FILE, one a line."),
     ] = None
     push: Annotated[
         Literal["auto", "never"],
@@ -132,12 +129,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str | None,
         Meta(
             description="bundled, max-prob, margin, entropy, random, constant:VALUE, "
-            "module:Class, ./file.py:Class, or a checkpoint's folder or hub repository."
+            "module:Class, ./file.py:Class, or a checkpoint's folder or hub repository; default: "
+            "bundled for the bundled edge, else entropy."
         ),
     ] = None
     cloud_share: Annotated[
         float | None,
-        Meta(description="Fraction of the tokens the cloud may write, such as 0.05 or 5%."),
+        Meta(description="Fraction of the tokens the cloud may write: 0.05 or 5%; default: 5%."),
     ] = None
     threshold: Annotated[
         float | None, Meta(description="Ask the cloud from this score on, instead of a share.")
@@ -173,15 +171,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     temperature: Annotated[float, Meta(description="0 is greedy.")] = 0.0
     top_k: Annotated[int, Meta(description="Keep the K likeliest; 0 is off.")] = 0
     top_p: Annotated[float, Meta(description="Keep the likeliest up to this mass; 1 is off.")] = 1.0
-    min_p: Annotated[float, Meta(description="Drop below this fraction of the best; 0 is off.")] = (
-        0.0
-    )
-    seed: Annotated[int | None, Meta(description="Seed of the draws.")] = None
+    min_p: Annotated[float, Meta(description="Drop below this part of the best; 0 is off.")] = 0.0
+    seed: Annotated[
+        int | None, Meta(description="Seed of the draws; default: 0, in serve another each time.")
+    ] = None
     system: Annotated[str | None, Meta(description="System message.")] = None
-    ctx: Annotated[int | None, Meta(description="Context, tokens.")] = None
-    threads: Annotated[int | None, Meta(description="CPU threads; default: all cores but one.")] = (
-        None
-    )
+    ctx: Annotated[
+        int | None, Meta(description="Context, tokens; default: the model's, at most 4096.")
+    ] = None
+    threads: Annotated[int | None, Meta(description="CPU threads; default: all but one.")] = None
     gpu_layers: Annotated[
         int | Literal["auto"], Meta(description="Layers on the GPU: auto or a number.")
     ] = "auto"
@@ -338,7 +336,7 @@ def _from_file(path: Path, called: str, *, own: bool = False) -> dict[str, objec
         raise UsageError(f"{called} is no valid TOML: {error}.") from error
     names = {name.replace("-", "_"): value for name, value in found.items()}
     for name in names:
-        require_known(name, f"{called} has the unknown key {name!r}")
+        require_known(name, f"{called} has the unknown key {name!r}", spelled)
     return names
 
 
@@ -350,17 +348,18 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
             if name in NAMES:
                 found[name] = value
             elif difflib.get_close_matches(name, NAMES, 1, _TYPO):
-                require_known(name, f"The environment has the unknown variable {key!r}")
+                require_known(name, f"The environment has the unknown variable {key!r}", variable)
             elif not _SERVICE.fullmatch(name.upper()):
                 _log.warning("%s in the environment is no setting, so nothing reads it.", key)
     return found
 
 
-def require_known(name: str, problem: str) -> None:
-    """Raises `UsageError` that says `problem`, and which setting may be meant."""
+def require_known(name: str, problem: str, written: Callable[[str], str] = str) -> None:
+    """Raises `UsageError`: the `problem`, and which setting may be meant, as it is `written`."""
     if name not in NAMES:
         close = difflib.get_close_matches(name, NAMES, 1)
-        advice = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(NAMES)}."
+        known = ", ".join(map(written, NAMES))
+        advice = f"did you mean {written(close[0])!r}?" if close else f"known are {known}."
         raise UsageError(f"{problem}; {advice}")
 
 
@@ -389,6 +388,7 @@ def _checked(values: Mapping[str, object], where: str) -> Settings:
         which = spelled(name[1]) if name else "A setting"
         raise UsageError(
             f"{which} in {where} is not valid: {str(error).split(' - ')[0]}.",
+            hint="give auto or a number" if which == "gpu-layers" else None,
             setting=name[1] if name else None,
         ) from error
     if found.threshold is not None and found.cloud_share is not None:

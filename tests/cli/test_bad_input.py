@@ -108,7 +108,8 @@ def test_a_text_that_fills_no_context_is_refused_early(
         (["--router", "."], "no config.json"),
         (["--router", "constant:7"], "constant:0.5"),
         (["--cloud", "none.gguf"], "There is no file 'none.gguf'"),
-        (["--cloud", NOWHERE], f"'{NOWHERE}' cannot be reached"),
+        (["--cloud", NOWHERE], f"'{NOWHERE}' cannot be reached (connection refused); check"),
+        (["--cloud", "http://no.such.invalid"], "cannot be reached (its name is not found)"),
         (["--cloud", "ftp://127.0.0.1"], "no http:// or https://"),
         (["--cloud", "http://me:secret@127.0.0.1"], "EDGEWISE_CLOUD_KEY"),
         (["--cloud", "http://[127.0.0.1"], "The cloud's address is none: Invalid IPv6 URL"),
@@ -219,7 +220,7 @@ def test_a_template_that_refuses_names_the_flag_where_there_is_one(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("cloud-shares = 0.1", "did you mean 'cloud_share'?"),
+        ("cloud-shares = 0.1", "did you mean 'cloud-share'?"),
         ("cloud-share = 3.0", "share must be from 0 to 1"),
         ("seed = 'soon'", "seed in edgewise.toml is not valid"),
         ("seed = ", "no valid TOML"),
@@ -304,7 +305,7 @@ def test_a_file_that_is_too_large(edgewise: Edgewise, tmp_path: Path) -> None:
     ("variable", "words"),
     [
         ("EDGEWISE_CLOUD_SHARE", "cloud-share in the environment"),
-        ("EDGEWISE_CLOUD_SHARES", "did you mean 'cloud_share'?"),
+        ("EDGEWISE_CLOUD_SHARES", "did you mean 'EDGEWISE_CLOUD_SHARE'?"),
     ],
 )
 def test_a_bad_environment(

@@ -153,6 +153,9 @@ def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (("--engine", "bundled", "--certificate", "c.pem"), "both --certificate"),
         (("--engine", "bundled", "--engine-kind", "vllm"), "no vllm; leave the kind out"),
         (("--engine", "ftp://x"), "no http://"),
+        (("--engine", "bundeld"), "name an engine's URL, or bundled (--engine)"),
+        (("--engine", "./large.gguf"), "name an engine's URL, or bundled (--engine)"),
+        (("--engine", "localhost:9"), "The cloud at 'http://localhost:9' cannot be reached"),
         (("--engine", "http://127.0.0.1:9"), "cannot be reached"),
         (("--engine", "http://127.0.0.1:9", "--engine-kind", "vllm"), "No engine is ready"),
         (

@@ -247,7 +247,7 @@ def test_options_are_as_the_settings_say(name: str, command: Any) -> None:
         assert option.opts == [f"--{setting.replace('_', '-')}"]
         default = getattr(Settings(), setting)
         shown = "on" if default is True else default
-        says = HELP[setting] + ("" if shown in (None, False) else f" Default: {shown}.")
+        says = HELP[setting] + ("" if shown is None or shown is False else f" Default: {shown}.")
         assert option.help == says
         assert option.default is None
         assert not option.required

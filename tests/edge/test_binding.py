@@ -158,6 +158,8 @@ BROKEN = {
     ),
 }
 ORDER = tuple(BROKEN)
+MENDS = {"edgewise_llama": "pip uninstall edgewise-llama"}
+"""It is on no index, where another could take its name."""
 
 
 @pytest.mark.parametrize("module", BROKEN)
@@ -169,7 +171,7 @@ def test_a_library_that_cannot_be_loaded_is_a_sentence(
     hidden = ORDER[: ORDER.index(module)]
     told = said(edgewise_with(*ASK, hidden=hidden))
     assert told.startswith(f"edgewise: The llama.cpp of {package} cannot be loaded (")
-    assert f"pip install --force-reinstall {package}==" in told
+    assert MENDS.get(module, f"pip install --force-reinstall {package}==") in told
     assert edgewise_with("--help", hidden=hidden).returncode == 0
     checked = edgewise_with("doctor", hidden=hidden)
     assert checked.returncode == 1
@@ -182,6 +184,7 @@ def test_another_release_is_a_sentence(module: str, tmp_path: Path, edgewise_wit
     install(tmp_path, package, "0.0.1", files)
     told = said(edgewise_with(*ASK, hidden=ORDER[: ORDER.index(module)]))
     assert f"{package} {binding.VERSIONS[package]}, and 0.0.1 is installed" in told
+    assert MENDS.get(module, f"pip install --force-reinstall {package}==") in told
 
 
 def test_none_at_all_is_a_sentence(edgewise_with: Run) -> None:
@@ -205,9 +208,9 @@ def test_a_missing_runtime_of_openmp_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_amx_is_left_out_of_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binding, "_processor", lambda: frozenset({"avx512f", "amx_tile"}))
+    monkeypatch.setattr(binding, "processor", lambda: frozenset({"avx512f", "amx_tile"}))
     assert "GGML_NATIVE=OFF" in binding.how_to_compile()
-    monkeypatch.setattr(binding, "_processor", lambda: frozenset({"avx512f"}))
+    monkeypatch.setattr(binding, "processor", lambda: frozenset({"avx512f"}))
     assert "CMAKE_ARGS" not in binding.how_to_compile()
 
 
@@ -216,7 +219,7 @@ def test_a_processor_that_lacks_instructions_is_told(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         binding, "find_spec", lambda name: REAL(name) if name == "xllamacpp" else None
     )
-    monkeypatch.setattr(binding, "_processor", lambda: frozenset({"fma", "sse4_2"}))
+    monkeypatch.setattr(binding, "processor", lambda: frozenset({"fma", "sse4_2"}))
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(binding, "llama_cpp", type(binding.llama_cpp)())
     with pytest.raises(UsageError, match="needs a processor with avx2"):

@@ -1,6 +1,8 @@
 """What is llama.cpp's own: files that load or do not, fingerprints, tokenizers."""
 
+import ctypes
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -444,3 +446,22 @@ def test_ids_outside_the_vocabulary_are_refused(bpe_path: Path) -> None:
         for token in (-1, model.tokenizer.size):
             with pytest.raises(UsageError, match="ids from 0"):
                 session.open([token])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("call", ["llama_model_load_from_file", "llama_init_from_model"])
+def test_an_interrupt_in_a_callback_is_not_lost(
+    bpe_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """While a model loads the log's callback is all the Python that a Ctrl-C can be raised in."""
+    real = getattr(llama_cpp, call)
+    press = ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))
+
+    def pressed(*arguments: object) -> object:
+        press()
+        return real(*arguments)
+
+    monkeypatch.setattr(llama_cpp, call, pressed)
+    with pytest.raises(KeyboardInterrupt):
+        load(bpe_path)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -236,7 +236,10 @@ def test_a_taken_port_is_a_sentence(gateway: Process) -> None:
     ):
         done = edgewise(*words)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert f"127.0.0.1:{port} cannot be listened on" in done.stderr
+        assert done.stderr == (
+            f"edgewise: 127.0.0.1:{port} cannot be listened on: Address already in use; free it, "
+            "or take another port.\n"
+        )
 
 
 @pytest.mark.parametrize(

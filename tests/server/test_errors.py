@@ -213,6 +213,21 @@ def test_a_body_that_is_none_is_a_sentence(content: bytes, said: str) -> None:
     assert said in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None])
+def test_a_body_that_is_not_said_to_be_json(kind: str | None) -> None:
+    """As curl sends it where nothing else is said."""
+    with app() as client:
+        response = client.post(
+            "/v1/completions",
+            content=b'{"model": "edgewise", "prompt": "a"}',
+            headers={} if kind is None else {"Content-Type": kind},
+        )
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == (
+        "The body is not said to be JSON; send the header Content-Type: application/json."
+    )
+
+
 def test_a_key_is_asked_for_at_the_api_and_at_the_metrics() -> None:
     with app(api_key="sk-1") as client:
         for headers in ({}, {"Authorization": "Bearer sk-2"}, {"Authorization": "Basic sk-1"}):

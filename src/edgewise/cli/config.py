@@ -13,16 +13,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from edgewise import settings
-from edgewise.addresses import is_url
 from edgewise.cli import options, render
-from edgewise.cloud.hosts import hosts_of
-from edgewise.cloud.key import cloud_key
-from edgewise.cloud.named import check_name
-from edgewise.engines.http import require_keyless
 from edgewise.errors import UsageError
-from edgewise.loop.price import price_of
-from edgewise.parts import cloud_address, make_policy, sampling_of, viewing
-from edgewise.prompts import require_text
+from edgewise.parts import require_usable
 from edgewise.settings import FILE, NAMES, Settings, spelled, variable
 
 if TYPE_CHECKING:
@@ -82,7 +75,7 @@ def set_value(
     """Set KEY in edgewise.toml, whose comments stay; refused is what a command would refuse."""
     name = _known(key)
     alone = settings.settings_of({name: value})
-    _require_honourable(alone)
+    require_usable(alone)
     found = getattr(alone, name)
     if found is None:
         raise UsageError(f"{value!r} sets nothing; edgewise config unset {spelled(name)} does that")
@@ -106,24 +99,6 @@ def unset(key: Key) -> None:
     for one in written:
         document.remove(one)
     _write(document, vet=False)
-
-
-def _require_honourable(alone: Settings) -> None:
-    """Raises `UsageError` for what each command would refuse whatever else is set."""
-    for name in NAMES:
-        if isinstance(text := getattr(alone, name), str):
-            require_text(spelled(name), text)
-    sampling_of(alone)
-    make_policy(alone, None)
-    viewing(alone)
-    if alone.cloud_key is not None:
-        cloud_key(alone)
-    hosts_of(alone.cloud_hosts)
-    check_name(alone.cloud_engine)
-    if alone.price is not None:
-        price_of(alone.price)
-    if is_url(address := cloud_address(alone)):
-        require_keyless(address)
 
 
 def _in_force() -> list[SettingInForce]:
@@ -155,7 +130,7 @@ def _plain(key: str) -> str:
 
 def _known(key: str) -> str:
     """The field's name. Raises `UsageError` where there is none."""
-    settings.require_known(_plain(key), f"There is no setting {key!r}")
+    settings.require_known(_plain(key), f"There is no setting {key!r}", spelled)
     return _plain(key)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import msgspec
 import typer
 
+from edgewise.addresses import is_url, meant
 from edgewise.cli.keys import Limits, keys_app, require_keys
 from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PerPeer, PrivateKeyFile
 from edgewise.cli.options import everything_but, takes
@@ -95,7 +96,7 @@ def gateway(
     listens = ListenFlags(certificate, private_key, connections, connections_per_peer)
     listens.require_whole()
     plan = _Plan(
-        engines=engine,
+        engines=[_address(one) for one in engine],
         kind=engine_kind,
         key=cloud_key(chosen),
         model=chosen.cloud_model,
@@ -180,6 +181,18 @@ async def _served(plan: _Plan, door: "Door", metrics: "Door | None", at: Mapping
     await used.open()
     structlog.get_logger("edgewise.gateway").info("listening", engines=plan.engines, **at)
     await serve(gateway, door, metrics=metrics, hosts=plan.hosts)
+
+
+def _address(engine: str) -> str:
+    """What was named, as a cloud is: localhost:8080 is a URL. Raises `UsageError`."""
+    named = meant(engine)
+    if not is_url(named) and named != "bundled":
+        raise UsageError(
+            f"{engine!r} is no engine's address",
+            hint="name an engine's URL, or bundled",
+            setting="engine",
+        )
+    return named
 
 
 def _require_guarded(host: str, keys: Path | None) -> None:

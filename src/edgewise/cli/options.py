@@ -212,8 +212,9 @@ def _reached(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | Non
 
 def _default(value: object) -> str:
     """What holds where nobody sets it; where that is nothing, the help says what then."""
-    shown = "on" if value is True else value
-    return "" if shown in (None, False) else f" Default: {shown}."
+    if value is None or value is False:
+        return ""
+    return f" Default: {'on' if value is True else value}."
 
 
 def _first(given: object) -> object:

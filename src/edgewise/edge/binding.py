@@ -1,8 +1,8 @@
 """llama.cpp's calls, of the library that is installed here; it is loaded when one is first used.
 
 Where somebody installed llama-cpp-python it is that: it was compiled for this processor or its GPU.
-Else it is a prebuilt one: that of edgewise-llama, which has code for each kind of processor
-(`deploy/llama_wheel.py` builds it), or that of xllamacpp, which has what all of them can run.
+Else it is that of edgewise-llama, which `deploy/llama_wheel.py` builds for this processor or for
+each kind, or the prebuilt one of xllamacpp, which has what all of them can run.
 """
 
 import platform
@@ -27,6 +27,8 @@ _COMPILE = "pip install 'edgewise[native]'"
 # GCC before 13 miscompiles llama.cpp's AMX kernels, and that ends the process.
 _WITHOUT_AMX = 'CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX512=ON -DGGML_AVX512_VNNI=ON"'
 _REPAIR = "pip install --force-reinstall {}=={}"
+# No index has it.
+_REBUILD = "pip uninstall edgewise-llama leaves the prebuilt one; make native then builds another"
 _WANTED = ("avx2", "fma", "f16c", "bmi2")  # by the prebuilt library on x86-64
 
 
@@ -63,17 +65,29 @@ def build() -> str:
 
 def how_to_compile() -> str:
     """What to do for a llama.cpp of this machine's own."""
-    command = f"{_WITHOUT_AMX} {_COMPILE}" if "amx_tile" in _processor() else _COMPILE
+    command = f"{_WITHOUT_AMX} {_COMPILE}" if "amx_tile" in processor() else _COMPILE
     return f"{command} compiles one for this machine"
 
 
 def is_slower() -> bool:
     """Whether the library leaves instructions unused that this processor has and a build would."""
     said = llama_cpp.llama_print_system_info().decode("utf-8", "replace")
-    able = _processor()
+    able = processor()
     return package() == PREBUILT and any(
         instructions in able and f"{name} = 1" not in said
         for instructions, name in (("avx512f", "AVX512"), ("asimddp", "DOTPROD"))
+    )
+
+
+def processor() -> frozenset[str]:
+    """What Linux says that the processor can; nothing elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    told = (line.partition(":") for line in lines)
+    return next(
+        (frozenset(value.split()) for key, _, value in told if key.strip() in _FLAGS), frozenset()
     )
 
 
@@ -82,7 +96,7 @@ def _load(name: str) -> Any:
     if (found := _version(name)) != VERSIONS[name]:
         raise UsageError(
             f"llama.cpp comes with {name} {VERSIONS[name]}, and {found} is installed",
-            hint=_REPAIR.format(name, VERSIONS[name]),
+            hint=_how_to_repair(name),
         )
     if name == PREBUILT:
         _require_instructions()
@@ -94,6 +108,10 @@ def _load(name: str) -> Any:
         return libllama.load(_library(name), backends=name == FITTING)
     except causes as error:
         raise _unloaded(name, str(error)) from error
+
+
+def _how_to_repair(name: str) -> str:
+    return _REBUILD if name == FITTING else _REPAIR.format(name, VERSIONS[name])
 
 
 def _version(name: str) -> str:
@@ -117,7 +135,7 @@ def _library(name: str) -> Path:
 
 def _require_instructions() -> None:
     """It would end the process. Raises `UsageError`."""
-    known = _processor() if platform.machine() in ("x86_64", "AMD64") else frozenset()
+    known = processor() if platform.machine() in ("x86_64", "AMD64") else frozenset()
     if known and (missing := [name for name in _WANTED if name not in known]):
         raise UsageError(
             f"The llama.cpp of {PREBUILT} needs a processor with {missing[0]}",
@@ -125,24 +143,12 @@ def _require_instructions() -> None:
         )
 
 
-def _processor() -> frozenset[str]:
-    """What Linux says that the processor can; nothing elsewhere."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return frozenset()
-    told = (line.partition(":") for line in lines)
-    return next(
-        (frozenset(value.split()) for key, _, value in told if key.strip() in _FLAGS), frozenset()
-    )
-
-
 _SUFFIXES = (".so", ".dylib", ".dll")
 _FLAGS = ("flags", "Features")
 
 
 def _unloaded(name: str, reason: str) -> UsageError:
-    hint = _REPAIR.format(name, VERSIONS[name])
+    hint = _how_to_repair(name)
     if "libgomp" in reason:
         hint = "install OpenMP's runtime, on Debian and Ubuntu: apt-get install libgomp1"
     return UsageError(f"The llama.cpp of {name} cannot be loaded ({reason.rstrip('.')})", hint=hint)

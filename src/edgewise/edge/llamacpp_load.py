@@ -2,9 +2,12 @@
 
 import ctypes
 import os
+import signal
 from collections import deque
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any, Literal
 
 from edgewise.edge.binding import llama_cpp
@@ -71,7 +74,8 @@ def open_weights(
     params.n_gpu_layers, params.use_extra_bufts = gpu_layers, repack
     params.vocab_only = vocabulary_only
     _log_tail.clear()
-    model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+    load, free = llama_cpp.llama_model_load_from_file, llama_cpp.llama_model_free
+    model = _whole(free, load, os.fsencode(path), params)
     if not model:
         raise ModelError(
             f"{str(path)!r} is truncated, damaged or of an unknown kind "
@@ -110,7 +114,7 @@ def new_context(
     params.pooling_type = llama_cpp.LLAMA_POOLING_TYPE_NONE
     params.no_perf = True
     _log_tail.clear()
-    made = llama_cpp.llama_init_from_model(model, params)
+    made = _whole(llama_cpp.llama_free, llama_cpp.llama_init_from_model, model, params)
     if not made:
         raise ModelError(
             f"{str(path)!r} does not fit in memory with a context of {context} ids and "
@@ -122,6 +126,30 @@ def new_context(
         # It would be run without a word: each id alone, as no text is kept.
         llama_cpp.llama_free(made)
         raise _no_decoder(path)
+    return made
+
+
+def _whole(free: Callable[[Any], None], make: Callable[..., Any], *arguments: object) -> Any:
+    """What llama.cpp makes; a Ctrl-C meanwhile is raised behind it, and what was made freed.
+
+    It would be raised in the log's callback, the only Python that runs then, and be lost.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if current_thread() is not main_thread() or before is None:
+        return make(*arguments)
+    pressed: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        made = make(*arguments)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except BaseException:
+            if made:
+                free(made)
+            raise
     return made
 
 

@@ -1,11 +1,21 @@
 """What a request that was not answered came to, as a `CloudError`."""
 
+import os
+
 import aiohttp
 
 from edgewise.errors import CloudError, CloudRefused, CloudRejected, CloudUnavailable
 
 MAX_REQUEST_ID = 64
 """Longest request id that is kept of an engine's, characters."""
+
+
+_SAID: dict[type[Exception], str] = {
+    aiohttp.ClientConnectorDNSError: "its name is not found",
+    aiohttp.ClientConnectorSSLError: "the TLS handshake failed",
+    aiohttp.ServerDisconnectedError: "it hung up",
+    TimeoutError: "it did not answer in time",
+}
 
 
 class Redirected(CloudRejected):
@@ -49,10 +59,19 @@ def unreachable(url: str, error: Exception) -> CloudUnavailable:
             f"The certificate of {url!r} is not trusted",
             hint="for a private authority set SSL_CERT_FILE to its certificate",
         )
-    return CloudUnavailable(
-        f"The cloud at {url!r} cannot be reached ({type(error).__name__})",
-        hint="check the address and that it runs",
-    )
+    hint = "check the address and that it runs"
+    if isinstance(error, aiohttp.ClientConnectorSSLError):
+        hint = "check the address: a server without TLS is at http://"
+    return CloudUnavailable(f"The cloud at {url!r} cannot be reached ({_why(error)})", hint=hint)
+
+
+def _why(error: Exception) -> str:
+    """In words that are no library's, as far as there are some."""
+    for kind, said in _SAID.items():
+        if isinstance(error, kind):
+            return said
+    number = error.errno if isinstance(error, OSError) else None
+    return os.strerror(number).lower() if number else type(error).__name__
 
 
 def bounded(request_id: str | None) -> str | None:

@@ -1,5 +1,6 @@
 """Addresses to listen on."""
 
+import errno
 import ipaddress
 import socket
 
@@ -19,8 +20,13 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"{_at(host, port)} cannot be listened on: {reason}.") from error
+        # Of some Python says the address once more behind the system's words.
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while ")[0]
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        raise UsageError(
+            f"{_at(host, port)} cannot be listened on: {reason}",
+            hint="free it, or take another port" if taken else "take another address or port",
+        ) from error
 
 
 def address_of(listening: socket.socket, host: str, *, tls: bool) -> str:

@@ -78,7 +78,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.threshold <= 1:
             raise UsageError(f"The threshold must be from 0 to 1, not {self.threshold}.")
         if self.cloud_share is not None and not 0 <= self.cloud_share <= 1:
-            raise UsageError(f"The cloud share must be from 0 to 1, not {self.cloud_share}.")
+            raise UsageError(
+                f"The cloud share must be from 0 to 1, not {self.cloud_share}",
+                hint="give a fraction such as 0.05, or 5%",
+                setting="cloud_share",
+            )
         if self.max_cloud_tokens is not None and self.max_cloud_tokens < 0:
             raise UsageError(f"The cap must be 0 or more, not {self.max_cloud_tokens}.")
         if self.span < 1:
