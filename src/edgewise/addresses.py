@@ -23,6 +23,7 @@ progress. The hub is asked once, for at most 10 s; when it does not answer, what
 has downloaded is used.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from importlib.resources import files
@@ -92,12 +93,17 @@ def meant(address: str) -> str:
     return f"http://{address}" if _HERE.fullmatch(address) and not _local(address) else address
 
 
+def from_home(name: str | Path) -> Path:
+    """The path, ~ and ~user being home folders; as it is where there is no such user."""
+    return Path(os.path.expanduser(name))
+
+
 def local_folder(name: str) -> Path | None:
     """The folder that `name` is the path of; None where there is none."""
     try:
-        folder = Path(name).expanduser()
+        folder = from_home(name)
         return folder if name and folder.is_dir() else None
-    except (OSError, RuntimeError, ValueError):
+    except (OSError, ValueError):
         return None
 
 
@@ -325,10 +331,10 @@ def dataset_file(repo: str, name: str) -> Path:
 
 def _local(address: str) -> Path | None:
     try:
-        path = Path(address).expanduser()
+        path = from_home(address)
         return path if path.is_file() else None
-    except (OSError, RuntimeError, ValueError):
-        # No home folder of that name, a name too long for the disk, or one with a null in it.
+    except (OSError, ValueError):
+        # A name too long for the disk, or one with a null in it.
         return None
 
 

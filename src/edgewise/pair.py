@@ -7,6 +7,7 @@ from typing import TypedDict, Unpack
 
 from msgspec.structs import asdict, replace
 
+from edgewise.addresses import from_home
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge import bridged
 from edgewise.cloud.sent_files import CountsFile, PayloadsFile, counts_place
@@ -331,7 +332,7 @@ def _address(part: object) -> str:
     if isinstance(part, str):
         return part
     if isinstance(part, Path):
-        path = part.expanduser()
+        path = from_home(part)
         # Else it could be taken for a hub repository.
         return str(path) if path.is_absolute() else f"./{path}"
     return f"<{getattr(part, 'name', type(part).__name__)}>"
@@ -365,7 +366,7 @@ def _record(settings: Settings, sent_file: str | Path | None) -> SentRecord:
     place = counts_place() if settings.sent_counts else None
     return SentRecord(
         CountsFile(place) if place else None,
-        PayloadsFile(Path(sent_file).expanduser()) if sent_file else None,
+        PayloadsFile(from_home(sent_file)) if sent_file else None,
     )
 
 

@@ -112,6 +112,7 @@ def test_a_text_that_fills_no_context_is_refused_early(
         (["--cloud", "http://no.such.invalid"], "cannot be reached (its name is not found)"),
         (["--cloud", "ftp://127.0.0.1"], "no http:// or https://"),
         (["--cloud", "http://me:secret@127.0.0.1"], "EDGEWISE_CLOUD_KEY"),
+        (["--cloud", "http://[127.0.0.1"], "The cloud's address is none: Invalid IPv6 URL"),
         (["--bogus"], "--bogus"),
         (["--cloud"], "--cloud"),
     ],
@@ -152,6 +153,36 @@ def zoo(
 )
 def test_other_commands_refuse(edgewise: Edgewise, arguments: list[str], words: str) -> None:
     assert_one_sentence(edgewise(*arguments), words)
+
+
+NOBODY = "~nobody-of-this-name/file"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "Hello", "--cloud", "none", "--price", NOBODY),
+        ("run", "Hello", "--cloud", "none", "--sent-file", NOBODY),
+        ("run", "Hello", "--cloud", "none", "--redact", "on", "--redact-words", f"@{NOBODY}"),
+        ("run", "Hello", "--cloud", "none", "--edge", NOBODY),
+        ("eval", NOBODY),
+        ("serve", "--model", f"one={NOBODY}"),
+        ("models", "pull", NOBODY),
+    ],
+    ids=lambda arguments: arguments[-2],
+)
+def test_a_home_folder_of_nobody_is_a_path_like_any_other(
+    edgewise: Edgewise, arguments: tuple[str, ...]
+) -> None:
+    assert_one_sentence(edgewise(*arguments), NOBODY)
+
+
+@pytest.mark.parametrize("price", ["/dev/zero", "a\\u0000b", "."])
+def test_a_price_list_of_a_folders_file_must_be_a_file(
+    edgewise: Edgewise, tmp_path: Path, price: str
+) -> None:
+    (tmp_path / "edgewise.toml").write_text(f'price = "{price}"\n')
+    assert_one_sentence(edgewise("run", "Hello"), "neither three numbers nor a file")
 
 
 @pytest.mark.parametrize(

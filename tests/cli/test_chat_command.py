@@ -66,6 +66,8 @@ def test_the_dial_and_the_modes(edgewise: Edgewise) -> None:
         ("/mode both", "/mode needs"),
         ("/save", "/save needs"),
         ("/save no/such/folder.json", "cannot be written"),
+        ("/save ~nobody-of-this-name/talk.json", "cannot be written"),
+        ("/save talk\0.json", "cannot be written"),
         ("copper " * 5000, "do not fit"),
     ],
 )
@@ -77,9 +79,19 @@ def test_a_mistake_costs_nothing(edgewise: Edgewise, line: str, told: str) -> No
 
 
 def test_without_a_cloud_there_is_no_cloud_mode(edgewise: Edgewise) -> None:
-    result = edgewise("chat", "--cloud", "none", stdin=b"/mode cloud\n/mode edge\n")
-    assert "needs a cloud model" in result.err
+    result = edgewise("chat", "--cloud", "none", stdin=b"/mode cloud\n/share 5%\n/mode edge\n")
+    assert "/mode cloud needs a cloud model" in result.err
+    assert "/share needs a cloud model" in result.err
+    assert "the cloud may write" not in result.err
     assert "edge writes from now on" in result.err
+
+
+def test_a_local_conversation_has_no_share(edgewise: Edgewise) -> None:
+    result = edgewise("chat", stdin=b"/local\n/share 5%\n/mode pair\n/new\n/share 5%\n")
+    assert result.code == 0, result.err
+    refused = "cannot be: this conversation is local; /new ends it."
+    assert result.err.count(refused) == 2
+    assert result.err.count("the cloud may write 5.0%") == 1
 
 
 class Terminal:

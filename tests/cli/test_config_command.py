@@ -84,6 +84,25 @@ def test_every_setting_is_told_with_where_it_comes_from(
     assert str(tmp_path) in shown.err.replace("\n", "")
 
 
+@pytest.mark.parametrize("command", [("config",), ("config", "--json"), ("doctor",)])
+@pytest.mark.parametrize("by_file", [False, True])
+def test_a_key_in_an_address_is_refused_and_not_shown(
+    edgewise: Edgewise,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    by_file: bool,
+) -> None:
+    if by_file:
+        (tmp_path / "edgewise.toml").write_text('cloud = "https://me:sk-secret@host"\n')
+    else:
+        monkeypatch.setenv("EDGEWISE_CLOUD", "https://me:sk-secret@host")
+    result = edgewise(*command)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "address holds a key" in result.err
+    assert "sk-secret" not in result.out + result.err
+
+
 def test_of_two_halves_one_is_in_force(
     edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +203,17 @@ def test_a_key_that_stands_there_in_two_spellings_is_one(
         (("set", "threshold", "0.5"), "Give a threshold or a cloud share, not both"),
         (("set", "router", "./mine.py:Mine"), "router in edgewise.toml runs code"),
         (("set", "cloud-key-env", "SECRET"), "cloud-key-env in edgewise.toml would send"),
+        (("set", "temperature", "nan"), "temperature must be from 0 to 100, not nan."),
+        (("set", "span", "0"), "span must be 1 or more"),
+        (("set", "system", "\udcff"), "no valid UTF-8"),
+        (("set", "price", "cheap"), "neither three numbers nor a file"),
+        (("set", "redact", "everything"), "redact"),
+        (("set", "cloud-context", "all"), "cloud-context"),
+        (("set", "cloud-hosts", ","), "cloud-hosts names no host"),
+        (("set", "cloud-engine", "lama"), "lama"),
+        (("set", "cloud", "https://me:sk-secret@host"), "holds a key"),
+        (("set", "cloud", "\udcff"), "no valid UTF-8"),
+        (("set", "cloud-key", "sk secret"), "has blanks, line breaks or characters that no key"),
         (("set", "seed", "null"), "'null' sets nothing; edgewise config unset seed does that."),
         (("unset", "span"), "edgewise.toml has no span"),
         (("unset", "spam"), "There is no setting 'spam'; did you mean 'span'?"),
@@ -225,3 +255,36 @@ def test_a_link_stays_one(edgewise: Edgewise, tmp_path: Path) -> None:
     assert edgewise("config", "set", "span", "3").code == 0
     assert (tmp_path / "edgewise.toml").is_symlink()
     assert (tmp_path / "kept" / "mine.toml").read_text() == "span = 3\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("top-k", "5"),
+        ("min-p", "0.1"),
+        ("seed", "7"),
+        ("max-cost", "1.5"),
+        ("max-cost-day", "2.5"),
+        ("price", "0.28,0.028,0.42"),
+        ("redact", "email,ip=mask"),
+        ("redact-words", "Falcon,Acme"),
+        ("cloud-context", "2000tokens"),
+        ("cloud-hosts", "localhost,10.0.0.1:8080"),
+        ("cloud-engine", "vllm"),
+        ("cloud-model", "large"),
+        ("cloud", "localhost:8080"),
+        ("cloud", "./large.gguf"),
+        ("router", "entropy"),
+        ("max-cloud-tokens", "3"),
+        ("push", "never"),
+        ("on-cloud-error", "raise"),
+        ("system", 'Be "brief"\n\\ \x7f'),
+    ],
+)
+def test_settings_are_made_one_by_one_in_any_order(
+    edgewise: Edgewise, key: str, value: str
+) -> None:
+    """What only goes with another one may be set before it."""
+    assert edgewise("config", "set", key, value).code == 0
+    found, _ = in_force(edgewise)[key]
+    assert str(found) == value

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from msgspec.structs import replace
+from rich.table import Table
 
 from edgewise.cli import render
 from edgewise.evaluation.report import CLOUD, EDGE, rows
@@ -119,6 +120,36 @@ def test_a_terminal_folds_what_is_too_long() -> None:
     assert max(map(len, lines)) <= 80
     names = "".join(line.split()[0] for line in lines if line.strip())
     assert names.count(LONG[:12]) == 3
+
+
+NAMES = ("[/facts]", "[red]steps", ":smile:", "a\x1b[31mb")
+"""Of families, as a file of questions may have them."""
+
+
+def test_names_are_shown_as_they_are_but_for_control_characters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = "\n".join(shown(capsys, found(NAMES)))
+    for said in ("[/facts]", "[red]steps", ":smile:", "a[31mb"):
+        assert said in text
+    assert "\x1b" not in text
+    figures = {EDGE: outcomes("xx.."), CLOUD: outcomes("XXXX", cloud=10)}
+    figures[Cell("[/mine]", 0.05)] = outcomes("XX..")
+    assert "[/mine] at 5%" in "\n".join(shown(capsys, figures))
+
+
+@pytest.mark.parametrize(
+    "text", ["'[/INST]' -0.1", "[bold]'x'", ":smile:", "[link=http://a]b[/link]"]
+)
+def test_what_a_model_wrote_is_shown_as_it_is(
+    capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    table = Table("token", title=text)
+    table.add_row(text)
+    render.show(table)
+    assert capsys.readouterr().out.count(text) == 2
+    render.out.print(text)
+    assert capsys.readouterr().out == f"{text}\n"
 
 
 def test_progress_is_told_in_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

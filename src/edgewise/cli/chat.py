@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -12,6 +11,7 @@ from msgspec.structs import replace
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from edgewise.addresses import from_home
 from edgewise.cli import render
 from edgewise.cli.interrupts import interruptible, until
 from edgewise.cli.options import (
@@ -207,6 +207,7 @@ class Conversation:
             share = fraction(text)
         except ValueError:
             raise UsageError("/share needs a share, such as /share 0.05 or /share 5%.") from None
+        self._require_cloud("/share")
         wanted = replace(self._pair.settings, cloud_share=share, threshold=None)
         self._paired = self._pair.policy = make_policy(wanted, self._pair.card)
         self._pair.forget()
@@ -220,12 +221,17 @@ class Conversation:
         }
         if text not in modes:
             raise UsageError("/mode needs pair, edge or cloud.")
-        if text != "edge" and self._pair.cloud is None:
-            raise UsageError(f"/mode {text} needs a cloud model; start with --cloud.")
-        if text != "edge" and self._local:
-            raise UsageError(f"/mode {text} cannot be: this conversation is local; /new ends it.")
+        if text != "edge":
+            self._require_cloud(f"/mode {text}")
         self._pair.policy = modes[text]
         render.note(f"{text} writes from now on")
+
+    def _require_cloud(self, command: str) -> None:
+        """Raises `UsageError` where nothing of this conversation goes to one."""
+        if self._pair.cloud is None:
+            raise UsageError(f"{command} needs a cloud model; start with --cloud.")
+        if self._local:
+            raise UsageError(f"{command} cannot be: this conversation is local; /new ends it.")
 
     def _stay(self, text: str) -> None:
         if text:
@@ -265,9 +271,10 @@ class Conversation:
             "answers": [{"tokens": turn.tokens, "whole": turn.whole} for turn in self.turns],
         }
         try:
-            Path(name).expanduser().write_bytes(msgspec.json.format(msgspec.json.encode(saved)))
-        except OSError as error:
-            raise UsageError(f"{name!r} cannot be written: {error.strerror}.") from error
+            from_home(name).write_bytes(msgspec.json.format(msgspec.json.encode(saved)))
+        except (OSError, ValueError) as error:  # a null is a ValueError
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(f"{name!r} cannot be written: {reason}.") from error
         render.note(f"saved to {name}")
 
     def _new(self, _: str) -> None:

@@ -11,12 +11,15 @@ import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from rich.text import Text
 
 from edgewise import settings
+from edgewise.addresses import is_url
 from edgewise.cli import options, render
+from edgewise.cloud.key import cloud_key
+from edgewise.engines.http import require_keyless
 from edgewise.errors import UsageError
-from edgewise.parts import require_usable
+from edgewise.parts import cloud_address, require_usable
+from edgewise.prompts import require_text
 from edgewise.settings import FILE, NAMES, Settings, spelled, variable
 
 if TYPE_CHECKING:
@@ -55,7 +58,7 @@ def config(context: typer.Context, json: options.Json = False) -> None:
     for one in found:
         shown = "-" if one.value is None else msgspec.json.encode(one.value).decode()
         style = "dim" if one.place == _DEFAULT else None
-        table.add_row(one.name, Text(render.printable(shown)), one.place, style=style)
+        table.add_row(one.name, render.printable(shown), one.place, style=style)
     render.show(table)
     render.note(f"{FILE} is looked for in {Path().absolute()}")
 
@@ -75,9 +78,9 @@ def set_value(
 ) -> None:
     """Set KEY in edgewise.toml, whose comments stay; refused is what a command would refuse."""
     name = _known(key)
-    chosen = settings.settings_of({name: value})
-    require_usable(chosen)
-    found = getattr(chosen, name)
+    alone = settings.settings_of({name: value})
+    _require_honourable(alone)
+    found = getattr(alone, name)
     if found is None:
         raise UsageError(f"{value!r} sets nothing; edgewise config unset {spelled(name)} does that")
     document = _document()
@@ -100,6 +103,18 @@ def unset(key: Key) -> None:
     for one in written:
         document.remove(one)
     _write(document, vet=False)
+
+
+def _require_honourable(alone: Settings) -> None:
+    """Raises `UsageError` for what each command would refuse whatever else is set."""
+    for name in NAMES:
+        if isinstance(text := getattr(alone, name), str):
+            require_text(spelled(name), text)
+    require_usable(alone)
+    if alone.cloud_key is not None:
+        cloud_key(alone)
+    if is_url(address := cloud_address(alone)):
+        require_keyless(address)
 
 
 def _in_force() -> list[SettingInForce]:

@@ -95,14 +95,14 @@ def _compared(
 def _show(decoder: Decoder, task: Task) -> None:
     render.out.print("Tokens written by the cloud model are [bold red]red[/].\n", markup=True)
     for question in task.questions:
-        render.out.print(render.printable(question.prompt), style="dim", markup=False)
+        render.out.print(render.printable(question.prompt), style="dim")
         ids = question_ids(decoder.edge.tokenizer, question)
         with decoder.stream(ids, max_tokens=task.max_tokens) as events:
             answer = render.paint(events)
         verdict = _verdict(
             is_right(question, answer.text), is_strictly_right(question, answer.text)
         )
-        render.out.print(f"[dim]{verdict}; {render.summary(answer)}[/dim]\n", markup=True)
+        render.out.print(f"{verdict}; {render.summary(answer)}\n", style="dim")
 
 
 def _verdict(right: bool, strict: bool) -> str:

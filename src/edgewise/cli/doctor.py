@@ -76,9 +76,9 @@ def doctor(context: typer.Context, chosen: Settings, json: options.Json = False)
 
 def _show(check: Check) -> None:
     render.out.print(f"[{_COLOURS[check.status]}]{check.status:4}[/] ", end="", markup=True)
-    render.out.print(render.printable(f"{check.name}: {check.detail}"), markup=False)
+    render.out.print(render.printable(f"{check.name}: {check.detail}"))
     if check.fix:
-        render.out.print(render.printable(f"     fix: {check.fix}"), markup=False)
+        render.out.print(render.printable(f"     fix: {check.fix}"))
 
 
 class _Doctor:

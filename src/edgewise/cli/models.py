@@ -2,7 +2,6 @@
 
 import sys
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -10,9 +9,17 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.filesize import decimal
 from rich.table import Table
-from rich.text import Text
 
-from edgewise.addresses import BESIDE, Part, bundled, engine_at, is_url, resolve, resolve_folder
+from edgewise.addresses import (
+    BESIDE,
+    Part,
+    bundled,
+    engine_at,
+    from_home,
+    is_url,
+    resolve,
+    resolve_folder,
+)
 from edgewise.cli import options, render
 from edgewise.errors import UsageError
 from edgewise.hub_client import hub_address
@@ -39,19 +46,20 @@ def list_models(json: options.Json = False) -> None:
     table.add_column("where", overflow="fold")
     for one in found:
         used = f"{datetime.fromtimestamp(one.used):%Y-%m-%d}" if one.used else ""
-        table.add_row(_plain(one.address), decimal(one.size), used, _plain(one.path))
+        address, place = render.printable(one.address), render.printable(one.path)
+        table.add_row(address, decimal(one.size), used, place)
     render.show(table)
 
 
 @app.command()
 def pull(model: Address) -> None:
     """Download MODEL as a command would that names it, with a progress bar."""
-    if hub_address(model) is None or Path(model).expanduser().exists():
+    if hub_address(model) is None or from_home(model).exists():
         where = "an engine's address" if is_url(model) else "no hub repository"
         raise UsageError(f"{model!r} is {where}, so there is nothing to download.")
     engine = engine_at(model)
     path = resolve(model, "edge") if engine == "llamacpp" else resolve_folder(model, engine)[0]
-    render.out.print(str(path), markup=False)
+    render.out.print(str(path))
     render.note(f"use it with --edge {model}")
 
 
@@ -73,11 +81,6 @@ def remove(
             raise typer.Exit(1)
     found.execute()
     render.note(f"removed {what}")
-
-
-def _plain(text: str) -> Text:
-    """As it is, whatever brackets it has."""
-    return Text(render.printable(text))
 
 
 def _shipped() -> list[CachedModel]:

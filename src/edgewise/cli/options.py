@@ -13,6 +13,7 @@ import typer
 from edgewise import settings
 from edgewise.addresses import is_url, meant
 from edgewise.cli import render
+from edgewise.engines.http import require_keyless
 from edgewise.errors import EdgewiseError, UsageError, VocabularyMismatch
 from edgewise.evaluation.tasks.base import Grading
 from edgewise.routers.named import runs_code
@@ -161,7 +162,10 @@ def fix(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:
 
 
 def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
-    """A file runs no code, sends nobody's secrets, says seen where prompts and key go."""
+    """A file runs no code, sends nobody's secrets, says seen where prompts and key go.
+
+    No address is shown with a key in it.
+    """
     named = (settings.ENVIRONMENT, settings.FLAGS)
     of_file = {name: where for name, where in places.items() if where not in named}
     if "router" in of_file and chosen.router and runs_code(chosen.router):
@@ -175,7 +179,10 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
             f"which {_who(of_file['cloud_key_env'])} may not",
             hint="name the variable with --cloud-key-env or EDGEWISE_CLOUD_KEY_ENV",
         )
-    if "cloud" in of_file and is_url(meant(chosen.cloud or "")):
+    cloud = meant(chosen.cloud or "")
+    if is_url(cloud):
+        require_keyless(cloud)
+    if "cloud" in of_file and is_url(cloud):
         if chosen.cloud_key_env is not None:
             raise UsageError(
                 f"{of_file['cloud']} names the cloud {chosen.cloud!r}, and "

@@ -30,9 +30,10 @@ from edgewise.events import (
 from edgewise.loop.decoder import Answer, collect
 from edgewise.routers.card import RouterCard
 
-# Without NO_COLOR's colours bold and underline stay.
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+# Without NO_COLOR's colours bold and underline stay. What models and files say is text, whatever
+# brackets it has.
+out = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
+err = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 _WIDEST = 10_000
 _ASIDE = Style(italic=True)
@@ -209,7 +210,8 @@ def show(table: Table) -> None:
     width = Measurement.get(out, unbounded, table).maximum
     out.print()
     if not out.is_terminal:
-        Console(file=out.file, width=width, color_system=None).print(table)
+        plain = Console(file=out.file, width=width, color_system=None, markup=False, emoji=False)
+        plain.print(table)
         return
     first = table.columns[0]
     first.overflow = "fold"
@@ -239,10 +241,11 @@ def _by_lines(table: Table) -> Group:
 
 def _columns(title: str, *names: str) -> Table:
     padding = (0, 0, 0, 1)
+    title = printable(title)
     table = Table(title=title, box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False)
     table.add_column("system", overflow="fold")
     for name in names:
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(printable(name), justify="right", overflow="fold")
     return table
 
 
@@ -309,12 +312,12 @@ def _without_gap(figures: Figures) -> str | None:
     ]
     if not parts:
         return None
-    return f"The gap recovered leaves out {' and '.join(parts)}: no gap there."
+    return printable(f"The gap recovered leaves out {' and '.join(parts)}: no gap there.")
 
 
 def _named(figures: Figures) -> str:
     asked = "" if figures.share_asked is None else f" at {figures.share_asked:.0%}"
-    return figures.system + asked
+    return printable(figures.system) + asked
 
 
 def gap(recovered: float | None, interval: Interval | None) -> str:

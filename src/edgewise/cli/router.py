@@ -43,7 +43,7 @@ def show(router: Folder, json: options.Json = False) -> None:
         ("label", card.label or "none"),
         ("calibrated on", card.calibrated_on or "nothing yet"),
     ):
-        render.out.print(f"{name:<14} {render.printable(value)}", markup=False)
+        render.out.print(f"{name:<14} {render.printable(value)}")
     if card.thresholds:
         render.show(_thresholds(card))
     render.doubts(card)
@@ -75,10 +75,9 @@ def check(router: Folder, chosen: Settings) -> None:
         )
     digests = len(trained_digests(folder))
     render.out.print(
-        f"{card.kind} fits the edge model {model}; calibrated at "
+        f"{card.kind} fits the edge model {render.printable(model)}; calibrated at "
         f"{', '.join(card.thresholds)}; {digests} training questions on record; a score takes "
         f"{1e6 * seconds:.0f} us, {seconds / step:.1%} of a step.",
-        markup=False,
     )
 
 
@@ -97,7 +96,7 @@ def push(
             "edgewise train with --stage calibrate first."
         )
     url = upload(folder, repository, private=private)
-    render.out.print(f"{url}\nUse it with --router {repository}.", markup=False)
+    render.out.print(f"{url}\nUse it with --router {repository}.")
 
 
 def _folder(name: str) -> Path:

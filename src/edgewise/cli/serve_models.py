@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from edgewise.addresses import is_url
+from edgewise.addresses import from_home, is_url
 from edgewise.cli.options import SettingsWith
 from edgewise.errors import EdgewiseError, UsageError
 from edgewise.pair import open_pair
@@ -106,7 +106,7 @@ def _named(given: str, chosen: Settings, chosen_with: SettingsWith) -> ServedMod
             f"{given!r} names no model and its file of settings", hint="give NAME=FILE.toml"
         )
     require_name(name)
-    path = Path(file).expanduser()
+    path = from_home(file)
     settings = chosen_with(path)
     if settings.api_key != chosen.api_key:
         raise UsageError(

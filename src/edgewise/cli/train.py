@@ -103,7 +103,7 @@ def train(
         render.doubts(read_card(out))
     if stage in (None, "calibrate"):
         use = f"Use it with --router {out}; edgewise router show {out} says what it is."
-        render.out.print(use, markup=False)
+        render.out.print(use)
 
 
 def _trained(
@@ -141,7 +141,6 @@ def _told(fitted: Fitted | None) -> None:
             f"{fitted.labels.mean():.1%} of the tokens are worth a consult; the router's loss on "
             f"held-out answers is {fitted.loss:.4f} nats, that of the best constant "
             f"{fitted.baseline_loss:.4f}.",
-            markup=False,
         )
 
 

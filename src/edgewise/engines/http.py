@@ -253,18 +253,27 @@ def _counted() -> aiohttp.TraceConfig:
 
 def checked_address(url: str) -> str:
     """Without a trailing slash, and without the `/v1` of an API; raises `UsageError`."""
+    require_keyless(url)
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{url!r} is no http:// or https:// address of a cloud engine.")
+    path = parts.path.rstrip("/")
+    base = path.removesuffix("/v1").rstrip("/")
+    plain = url.rstrip("/")
+    return plain.removesuffix(path) + base if plain.endswith(path) else plain
+
+
+def require_keyless(url: str) -> None:
+    """Raises `UsageError`, which does not show it, for an address with a user or a password."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UsageError(f"The cloud's address is none: {error}.") from error
     if parts.username or parts.password:
         raise UsageError(
             "A cloud engine's address holds a key",
             hint="put the key into EDGEWISE_CLOUD_KEY instead",
         )
-    path = parts.path.rstrip("/")
-    base = path.removesuffix("/v1").rstrip("/")
-    plain = url.rstrip("/")
-    return plain.removesuffix(path) + base if plain.endswith(path) else plain
 
 
 def decoded(body: bytes, kind: type[_T], engine: str) -> _T:

@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from edgewise.addresses import from_home
 from edgewise.errors import UsageError
 
 MAX_PRICE = 1_000_000
@@ -85,22 +86,23 @@ def price_of(given: str) -> Price:
     try:
         numbers = [Decimal(part.strip()) for part in parts]
     except InvalidOperation:
-        return _read(Path(given).expanduser())
+        return _read(from_home(given))
     if len(numbers) != 3:
         raise _wrong(f"The price {given!r} does not have three numbers")
     return Price(input=numbers[0], cached=numbers[1], output=numbers[2])
 
 
 def _read(path: Path) -> Price:
+    unread = f"The price {str(path)!r} is neither three numbers nor a file that can be read"
     try:
+        # A device would be read for ever.
+        if not path.is_file():
+            raise _wrong(unread)
         if path.stat().st_size > MAX_FILE:
             raise _wrong(f"The price list {str(path)!r} has more than {MAX_FILE} bytes")
         data = path.read_bytes()
     except OSError as error:
-        raise _wrong(
-            f"The price {str(path)!r} is neither three numbers nor a file that can be read "
-            f"({error.strerror})"
-        ) from error
+        raise _wrong(f"{unread} ({error.strerror})") from error
     try:
         return msgspec.toml.decode(data, type=Price)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -3,8 +3,8 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
+from edgewise.addresses import from_home
 from edgewise.cloud.redaction.base import Span
 from edgewise.cloud.seam import is_unspaced
 from edgewise.errors import UsageError
@@ -37,7 +37,7 @@ def words_of(given: str) -> tuple[str, ...]:
 
 
 def _lines(name: str) -> list[str]:
-    path = Path(name).expanduser()
+    path = from_home(name)
     try:
         if not path.is_file():
             raise UsageError(f"redact-words names {name!r}, and there is no such file")

@@ -5,6 +5,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from edgewise.addresses import from_home
 from edgewise.errors import UsageError
 from edgewise.evaluation.tasks.base import Grading, Task, TaskSource
 from edgewise.evaluation.tasks.jsonl import jsonl
@@ -35,7 +36,7 @@ def open_task(
     source = _source(name)
     if source is not None:
         return _checked(name, _opened(source, use, data, check))
-    path = Path(name).expanduser()
+    path = from_home(name)
     if not path.is_file():
         raise UsageError(
             f"There is no task {name!r}",
