@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from edgewise.grammar.form import MAX_TOOLS
 from edgewise.server.errors import ApiError
@@ -22,6 +22,7 @@ from edgewise.server.schemas import (
     Provenance,
     StopText,
     StreamOptions,
+    few_parts,
 )
 from edgewise.server.strict import Strict
 from edgewise.server.turns import call_of, function_tool, joined, json_format, named_tool
@@ -205,7 +206,11 @@ class ContextManagement(Strict):
 
 class _Conversation(Strict):
     model: Annotated[str, Field(max_length=200)]
-    messages: Annotated[list[AnthropicTurn], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[
+        list[AnthropicTurn],
+        Field(min_length=1, max_length=MAX_MESSAGES),
+        BeforeValidator(few_parts),
+    ]
     system: BoundedText | Texts | None = None
     tools: AnthropicTools | None = None
     tool_choice: AnthropicToolChoice | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from edgewise.grammar.form import MAX_TOOLS
 from edgewise.server.errors import ApiError
@@ -28,6 +28,7 @@ from edgewise.server.schemas import (
     Provenance,
     StreamOptions,
     TokenLogprob,
+    few_parts,
 )
 from edgewise.server.strict import Strict
 from edgewise.server.turns import call_of, function_tool, joined, json_format, named_tool
@@ -191,7 +192,10 @@ class ResponsesRequest(Strict):
     """`POST /v1/responses`. Nothing is kept: a conversation comes whole, in `input`."""
 
     model: Annotated[str, Field(max_length=200)]
-    input: BoundedText | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
+    input: Annotated[
+        BoundedText | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)],
+        BeforeValidator(few_parts),
+    ]
     instructions: BoundedText | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
