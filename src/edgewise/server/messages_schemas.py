@@ -7,7 +7,7 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from edgewise.grammar.form import MAX_TOOLS
-from edgewise.server.errors import ApiError
+from edgewise.server.errors import NO_THREADS, ApiError
 from edgewise.server.form_schemas import CallId, Description, FormName, NamedTool
 from edgewise.server.harmless import HARMLESS, Harmless, shown
 from edgewise.server.schemas import (
@@ -284,8 +284,12 @@ class MessagesRequest(_Conversation):
     service_tier: Harmless = None
     inference_geo: Harmless = None
     diagnostics: Harmless = None
+    thread: dict[str, Any] | None = None
 
     def chat(self) -> ChatRequest:
+        if self.thread is not None:
+            message = "Threads are not kept here; send the whole conversation, and no thread."
+            raise ApiError(400, message, code=NO_THREADS, param="thread")
         more: dict[str, Any] = {
             "stream": bool(self.stream),
             "stream_options": StreamOptions(include_usage=True) if self.stream else None,
@@ -351,6 +355,7 @@ class AnthropicErrorBody(BaseModel):
 
     type: str
     message: str
+    details: dict[str, Any] | None = None
 
 
 class AnthropicErrorReply(BaseModel):
