@@ -114,6 +114,8 @@ class ChatReply(ReplyWriter):
         """What is `local` says so, for the client to send it back with the mark. `calls` reads
         those of an answer that may have some."""
         super().__init__(request, tokenizer, notice=notice)
+        if any(turn.name for turn in request.messages):
+            self.ignored = [*self.ignored, "messages.name"]
         self._calls = calls
         self._mark = {"edgewise": {"cloud": "none"}} if local else {}
         self._top = (request.top_logprobs or 0) if request.logprobs else None

@@ -62,6 +62,8 @@ class ChatMessage(Strict):
     content: BoundedText | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None = None
     tool_calls: MessageToolCalls | None = None
     tool_call_id: CallId | None = None
+    # Who speaks, where several do; templates know roles alone.
+    name: Harmless = None
     # What OpenAI's own client adds when an answer is sent back as it came.
     refusal: None = None
     audio: None = None
