@@ -120,3 +120,66 @@ def test_a_mark_of_utf_8_may_stand_before_a_body(client: TestClient) -> None:
     headers = {"Content-Type": "application/json"}
     found = client.post("/v1/chat/completions", content=body, headers=headers)
     assert found.json()["choices"][0]["message"]["content"] == "Yes."
+
+
+TURNS = 1000
+BLOCKS = [{"type": "text", "text": ""}] * 5
+USE = {"type": "tool_use", "id": "x", "name": "a", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "x", "content": BLOCKS}
+NUMBERS = {"a": [1] * 500_000}
+MANY: dict[str, tuple[str, dict[str, Any], str]] = {
+    "blocks": ("messages", {"messages": [{"role": "user", "content": BLOCKS}] * TURNS}, "4096"),
+    "blocks to count": (
+        "messages/count_tokens",
+        {"messages": [{"role": "user", "content": BLOCKS}] * TURNS},
+        "4096 parts",
+    ),
+    "blocks of results": (
+        "messages",
+        {"messages": [{"role": "user", "content": [RESULT]}] * TURNS},
+        "4096 parts",
+    ),
+    "parts": ("responses", {"input": [{"role": "user", "content": BLOCKS}] * TURNS}, "4096 parts"),
+    "parts of outcomes": (
+        "responses",
+        {"input": [{"type": "function_call_output", "call_id": "x", "output": BLOCKS}] * TURNS},
+        "4096 parts",
+    ),
+    "arguments": (
+        "messages",
+        {
+            "messages": [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": [USE | {"input": NUMBERS}] * 2},
+                {"role": "user", "content": [RESULT | {"content": "a"}]},
+            ]
+        },
+        "1048576 characters of arguments",
+    ),
+    "tools": (
+        "messages",
+        {
+            "tools": [{"name": name, "input_schema": NUMBERS} for name in ("a", "b")],
+            "tool_choice": {"type": "tool", "name": "b"},
+        },
+        "1048576 characters",
+    ),
+}
+
+
+@pytest.mark.parametrize("which", MANY)
+def test_what_is_very_much_is_refused_at_once(client: TestClient, which: str) -> None:
+    path, more, sentence = MANY[which]
+    assert sentence in told(client, path, PATHS.get(path, CHAT) | more)
+
+
+def test_the_longest_conversation_of_one_role_is_one_turn(client: TestClient) -> None:
+    turns = [{"role": "user", "content": str(number)} for number in range(300)]
+    counted = client.post(
+        "/v1/messages/count_tokens", json={"model": "edgewise", "messages": turns}
+    ).json()
+    alone = {"role": "user", "content": "\n\n".join(turn["content"] for turn in turns)}
+    again = client.post(
+        "/v1/messages/count_tokens", json={"model": "edgewise", "messages": [alone]}
+    ).json()
+    assert counted == again

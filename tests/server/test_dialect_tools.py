@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from openai.types.responses import Response, ResponseStreamEvent
@@ -190,6 +191,58 @@ def test_a_message_streams_its_calls(client: TestClient) -> None:
             arguments[event["index"]] += event["delta"]["partial_json"]
     assert [json.loads(one) for one in arguments[1:]] == [{"city": "Paris"}, {}]
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+def test_the_sdks_tool_runner_goes_on_without_a_thread() -> None:
+    """Unless told otherwise it wants the conversation kept; where none is, it sends it whole."""
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """The weather of a city."""
+        return f"sunny in {city}"
+
+    with served(CALL, "It is sunny.") as client:
+        asks = anthropic.Anthropic(base_url=str(client.base_url), api_key="-", http_client=client)
+        runner = asks.beta.messages.tool_runner(
+            model="edgewise:edge",
+            max_tokens=400,
+            messages=MESSAGE["messages"],
+            tools=[get_weather],
+        )
+        call, said = list(runner)
+        refused = client.post("/v1/messages", json=MESSAGE | {"thread": {"type": "create"}})
+    assert (call.stop_reason, said.stop_reason) == ("tool_use", "end_turn")
+    assert said.content[0].text == "It is sunny."  # type: ignore[union-attr]
+    assert refused.status_code == 400
+    assert "send the whole conversation" in refused.json()["error"]["message"]
+
+
+def test_a_stop_sequence_behind_a_call_is_not_why_it_ended() -> None:
+    stop = {"stop_sequences": ["</tool_call>"]}
+    with served(CALL) as client:
+        found = post(client, "messages", MESSAGE | stop)
+        events = streamed(client, "messages", MESSAGE | stop)
+    assert (found["stop_reason"], found["stop_sequence"]) == ("tool_use", None)
+    assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+
+
+@pytest.mark.parametrize(("path", "body"), [("responses", RESPONSE), ("messages", MESSAGE)])
+def test_provenance_adds_nothing_to_an_answer_of_calls(path: str, body: dict[str, Any]) -> None:
+    """What is told of tokens between calls stands beside what is there, and makes no text."""
+    told = body | {"edgewise": {"provenance": True}}
+    with served(SAID.removeprefix("One moment.")) as client:
+        whole = post(client, path, told)
+        events = streamed(client, path, told)
+    said = [event["edgewise"] for event in events if "edgewise" in event]
+    tokens = [one["token"]["id"] for one in said if "token" in one]
+    assert tokens == [one["id"] for one in whole["edgewise"]["tokens"]]
+    assert [list(one) for one in (said[0], said[-1])] == [["prompt_token_ids"], ["timing"]]
+    if path == "responses":
+        kinds = [item["type"] for item in events[-1]["response"]["output"]]
+        assert kinds == [item["type"] for item in whole["output"]] == ["function_call"] * 2
+    else:
+        begun = [one["content_block"] for one in events if one["type"] == "content_block_start"]
+        assert [one["type"] for one in begun] == ["tool_use"] * 2
 
 
 def test_choices_are_honoured(client: TestClient) -> None:

@@ -241,6 +241,17 @@ def test_harmless_fields_are_taken_and_said(url: str) -> None:
     assert "x-edgewise-ignored" not in plain.headers
 
 
+def test_a_speakers_name_is_taken_and_said(url: str) -> None:
+    """Several agents in one conversation have names; a template knows roles alone."""
+    turn = {"role": "user", "content": QUESTION}
+    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 2}
+    named = post(url, "chat/completions", **asked, messages=[turn | {"name": "planner"}])
+    plain = post(url, "chat/completions", **asked, messages=[turn])
+    assert named.headers["x-edgewise-ignored"] == "messages.name"
+    assert "x-edgewise-ignored" not in plain.headers
+    assert named.json()["usage"]["prompt_tokens"] == plain.json()["usage"]["prompt_tokens"]
+
+
 @pytest.mark.parametrize(
     ("path", "more", "told"),
     [

@@ -15,6 +15,8 @@ from edgewise.prompts.conversation import require_shallow
 from edgewise.prompts.tool_formats import ToolFormat, markers, tool_format
 
 MAX_TOOLS = 128
+MAX_TOOLS_TEXT = 1 << 20
+"""Longest JSON text of all tools' parameters, bytes; of those that may be called `MAX_SCHEMA`."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -99,6 +101,7 @@ def require_form(form: AnswerForm) -> None:
             hint="choose one of those that are given",
             setting="tool_choice",
         )
+    _require_short(form.tools)
     for tool in form.tools:
         require_shallow(tool.parameters, f"The parameters of the tool {tool.name!r}")
         if tool.parameters.get("type", "object") != "object":
@@ -106,6 +109,16 @@ def require_form(form: AnswerForm) -> None:
                 f"The parameters of the tool {tool.name!r} are no object",
                 "give a schema whose type is object",
             )
+
+
+def _require_short(tools: Sequence[Tool]) -> None:
+    """Before anything looks into them."""
+    try:
+        size = sum(len(msgspec.json.encode(tool.parameters)) for tool in tools)
+    except (TypeError, UnicodeEncodeError, RecursionError) as error:
+        raise _wrong("The parameters of a tool are no JSON", "give a JSON schema") from error
+    if size > MAX_TOOLS_TEXT:
+        raise _wrong(f"The tools have more than {MAX_TOOLS_TEXT} characters", "send fewer")
 
 
 def _of_text(form: AnswerForm) -> str:

@@ -59,12 +59,14 @@ Scorer = Callable[[Sequence[int]], Generator[Sequence[Scored], None, None]]
 class Unread(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt as it came: `texts` that are still to be tokenised, or so many `ids`.
 
-    `read` makes the prompt of it, in any thread; it may raise an `EdgewiseError`. `form` is that
-    of the answer, whose grammar is still to be compiled.
+    `more` texts there are as well, which take a while to find. `read` makes the prompt of it. Both
+    may be called in any thread and raise an `EdgewiseError`. `form` is that of the answer, whose
+    grammar is still to be compiled.
     """
 
     read: Callable[[], Prompt]
     texts: Sequence[str] = ()
+    more: Callable[[], Sequence[str]] = tuple
     ids: int = 0
     form: AnswerForm | None = None
 
@@ -203,7 +205,8 @@ class Answering:
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
     def _read(self, unread: Unread) -> Prompt:
-        require_fitting(self.edge.tokenizer, unread.texts, self.edge.context)
+        texts = [*unread.texts, *unread.more()]
+        require_fitting(self.edge.tokenizer, texts, self.edge.context)
         prompt = unread.read()
         self._require_room(len(prompt.ids))
         return prompt

@@ -5,6 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from msgspec.structs import replace
 
 from edgewise.edge.base import Tokenizer
 from edgewise.events import FinishReason, Token
@@ -18,6 +19,7 @@ from edgewise.server.bodies import JsonRoute
 from edgewise.server.callers import caller_of
 from edgewise.server.decoding import asks_local, decode_request
 from edgewise.server.errors import ApiError
+from edgewise.server.form_schemas import MAX_ARGUMENTS
 from edgewise.server.forms import delta_of, form_of, message_of, told_call
 from edgewise.server.models import Models
 from edgewise.server.replies import ReplyWriter
@@ -83,9 +85,14 @@ def unread(answering: Answering, body: ChatRequest) -> Unread:
 
 def _unread(answering: Answering, messages: Sequence[Message], form: AnswerForm | None) -> Unread:
     tools = form.tools if form else ()
+    if sum(len(call.arguments) for one in messages for call in one.tool_calls) > MAX_ARGUMENTS:
+        message = f"The calls have more than {MAX_ARGUMENTS} characters of arguments; send fewer."
+        raise ApiError(400, message, param="messages")
     return Unread(
         read=lambda: prompt_of(answering.edge.tokenizer, messages, tools),
-        texts=said(messages, tools),
+        texts=[message.content for message in messages],
+        # Calls and tools are JSON, and large ones would keep all clients waiting here.
+        more=lambda: said([replace(one, content="") for one in messages], tools),
         form=form,
     )
 
@@ -107,6 +114,8 @@ class ChatReply(ReplyWriter):
         """What is `local` says so, for the client to send it back with the mark. `calls` reads
         those of an answer that may have some."""
         super().__init__(request, tokenizer, notice=notice)
+        if any(turn.name for turn in request.messages):
+            self.ignored = [*self.ignored, "messages.name"]
         self._calls = calls
         self._mark = {"edgewise": {"cloud": "none"}} if local else {}
         self._top = (request.top_logprobs or 0) if request.logprobs else None

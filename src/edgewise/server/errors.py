@@ -24,6 +24,10 @@ _OTHERWISE = {"json_schema": "response_format"}
 """Fields that settings of one answer have another name in."""
 
 
+NO_THREADS = "thread_unsupported_request"
+"""A code upon which Anthropic's client goes on without."""
+
+
 class ApiError(Exception):
     """A refusal with its status, type and code; `headers` go with the reply."""
 
@@ -72,7 +76,10 @@ def anthropic_body(error: ApiError) -> dict[str, Any]:
     """An error as Anthropic's clients read it."""
     fallback = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _ANTHROPIC.get(error.status, fallback)
-    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+    told: dict[str, Any] = {"type": kind, "message": str(error)}
+    if error.code == NO_THREADS:
+        told["details"] = {"error_code": error.code, "unsupported": [error.param]}
+    return {"type": "error", "error": told}
 
 
 _ANTHROPIC = {

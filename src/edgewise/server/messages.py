@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -101,7 +101,8 @@ class MessagesWriter(Writer):
         }
         self._prompt = 0
         self._index = -1
-        self._block: str | None = None
+        self._block: Literal["text", "tool_use"] | None = None
+        self._waiting: list[dict[str, Any]] = []
 
     async def read(self, prompt: Prompt, ticket: Ticket) -> None:
         self._prompt = len(prompt.ids)
@@ -141,35 +142,54 @@ class MessagesWriter(Writer):
         return anthropic_body(error)
 
     def _pieces(self, choice: dict[str, Any], own: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Events for a chunk of the chat's."""
+        """Events for a chunk of the chat's; `own` stands beside what there is."""
         for call in choice["delta"].get("tool_calls") or ():
             if "id" in call:
                 used = {"id": call["id"], "name": call["function"]["name"], "input": {}}
                 yield from self._opened("tool_use", **used)
             if arguments := call["function"]["arguments"]:
-                yield self._grown({"type": "input_json_delta", "partial_json": arguments}, own)
+                yield from self._grown(arguments, own)
                 own = {}
-        text = choice["delta"].get("content") or ""
-        if text or own:
+        if text := choice["delta"].get("content") or "":
             if self._block != "text":
                 yield from self._opened("text", text="")
-            yield self._grown({"type": "text_delta", "text": text}, own)
+            yield from self._grown(text, own)
+            own = {}
+        self._waiting += [own] if own else []
+        if self._block is not None:
+            yield from self._told_of_nothing()
 
-    def _opened(self, kind: str, **more: Any) -> Iterator[dict[str, Any]]:
+    def _opened(self, kind: Literal["text", "tool_use"], **more: Any) -> Iterator[dict[str, Any]]:
         """Another block, behind the end of the one before."""
         yield from self._closed()
         self._index, self._block = self._index + 1, kind
         block = {"type": kind, **more}
         yield {"type": "content_block_start", "index": self._index, "content_block": block}
 
-    def _grown(self, delta: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "content_block_delta", "index": self._index, "delta": delta, **own}
+    def _grown(self, more: str, own: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """More of the last block."""
+        yield from self._told_of_nothing()
+        delta = (
+            {"type": "text_delta", "text": more}
+            if self._block == "text"
+            else {"type": "input_json_delta", "partial_json": more}
+        )
+        yield {"type": "content_block_delta", "index": self._index, "delta": delta, **own}
+
+    def _told_of_nothing(self) -> Iterator[dict[str, Any]]:
+        """What has to be said of tokens that added nothing, such as a call's opening."""
+        waiting, self._waiting = self._waiting, []
+        for own in waiting:
+            yield from self._grown("", own)
 
     def _closed(self) -> Iterator[dict[str, Any]]:
         if self._block is not None:
             yield {"type": "content_block_stop", "index": self._index}
 
     def _closing(self, last: dict[str, Any], usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if self._waiting:
+            yield from self._opened("text", text="")
+            yield from self._told_of_nothing()
         yield from self._closed()
         stopped = self._stopped(last, usage)
         yield {"type": "message_delta", "delta": stopped, "usage": _usage(usage)}
@@ -185,7 +205,7 @@ class MessagesWriter(Writer):
             reason = "tool_use"
         else:
             reason = "end_turn" if stop is None else "stop_sequence"
-        return {"stop_reason": reason, "stop_sequence": stop}
+        return {"stop_reason": reason, "stop_sequence": stop if reason == "stop_sequence" else None}
 
 
 def _tool_use(call: dict[str, Any]) -> dict[str, Any] | None:

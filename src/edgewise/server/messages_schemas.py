@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from edgewise.grammar.form import MAX_TOOLS
-from edgewise.server.errors import ApiError
+from edgewise.server.errors import NO_THREADS, ApiError
 from edgewise.server.form_schemas import CallId, Description, FormName, NamedTool, OtherTool
 from edgewise.server.harmless import HARMLESS, Harmless, shown
 from edgewise.server.schemas import (
@@ -26,6 +26,7 @@ from edgewise.server.schemas import (
     TokenLimit,
     TopK,
     TopP,
+    few_parts,
 )
 from edgewise.server.strict import Strict
 from edgewise.server.turns import call_of, function_tool, joined, json_format, named_tool
@@ -203,7 +204,11 @@ class ContextManagement(Strict):
 
 class _Conversation(Strict):
     model: ModelName
-    messages: Annotated[list[AnthropicTurn], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[
+        list[AnthropicTurn],
+        Field(min_length=1, max_length=MAX_MESSAGES),
+        BeforeValidator(few_parts),
+    ]
     system: BoundedText | Texts | None = None
     tools: AnthropicTools | None = None
     tool_choice: AnthropicToolChoice | None = None
@@ -277,8 +282,12 @@ class MessagesRequest(_Conversation):
     service_tier: Harmless = None
     inference_geo: Harmless = None
     diagnostics: Harmless = None
+    thread: dict[str, Any] | None = None
 
     def chat(self) -> ChatRequest:
+        if self.thread is not None:
+            message = "Threads are not kept here; send the whole conversation, and no thread."
+            raise ApiError(400, message, code=NO_THREADS, param="thread")
         more: dict[str, Any] = {
             "stream": bool(self.stream),
             "stream_options": StreamOptions(include_usage=True) if self.stream else None,
@@ -344,6 +353,7 @@ class AnthropicErrorBody(BaseModel):
 
     type: str
     message: str
+    details: dict[str, Any] | None = None
 
 
 class AnthropicErrorReply(BaseModel):

@@ -65,7 +65,7 @@ class WrittenText(Item):
     def place(self) -> dict[str, Any]:
         return {**super().place, "content_index": 0}
 
-    def add(self, text: str, logprobs: Sequence[Any]) -> Event:
+    def add(self, text: str, logprobs: Sequence[Any] = ()) -> Event:
         """More of its text, and what is said of it."""
         self._texts.append(text)
         self._logprobs += logprobs

@@ -53,6 +53,7 @@ class ResponsesWriter(Writer):
         self._created = int(time.time())
         self._number = -1
         self._items: list[WrittenText | WrittenCall] = []
+        self._waiting: list[dict[str, Any]] = []
 
     def whole(self, events: Sequence[Event]) -> dict[str, Any]:
         reply = self._chat.whole(events)
@@ -89,30 +90,41 @@ class ResponsesWriter(Writer):
         return self._event("failed", response={**self._response("failed"), "error": told})
 
     def _pieces(self, choice: dict[str, Any], own: dict[str, Any]) -> Iterator[items.Event]:
-        """What is said of a chunk of the chat's."""
+        """What is said of a chunk of the chat's; `own` stands beside what there is."""
         text, logprobs = choice["delta"].get("content") or "", _logprobs(choice)
         for call in choice["delta"].get("tool_calls") or ():
             if "id" in call:
                 yield from self._close("completed")
                 yield from self._call(call).opened()
-            item = self._items[-1]
             if arguments := call["function"]["arguments"]:
-                assert isinstance(item, WrittenCall)
-                event, more = item.add(arguments)
-                yield event, more | own
+                yield from self._grown(own, arguments)
                 own = {}
-        if text or logprobs or own:
-            item = self._items[-1] if self._items else None
-            if not isinstance(item, WrittenText):
+        if text or logprobs:
+            if not self._items or not isinstance(self._items[-1], WrittenText):
                 yield from self._close("completed")
-                item = self._text()
-                yield from item.opened()
-            event, more = item.add(text, logprobs)
-            yield event, more | own
+                yield from self._text().opened()
+            yield from self._grown(own, text, logprobs)
+            own = {}
+        self._waiting += [own] if own else []
+        if self._items:
+            yield from self._told_of_nothing()
+
+    def _grown(self, own: dict[str, Any], *more: Any) -> Iterator[items.Event]:
+        """What is said of the last item where there is more of it."""
+        yield from self._told_of_nothing()
+        event, told = self._items[-1].add(*more)
+        yield event, told | own
+
+    def _told_of_nothing(self) -> Iterator[items.Event]:
+        """What has to be said of tokens that added nothing, such as a call's opening."""
+        waiting, self._waiting = self._waiting, []
+        for own in waiting:
+            yield from self._grown(own, "")
 
     def _closing(self, reason: str, usage: dict[str, Any]) -> Iterator[items.Event]:
         if not self._items:
             yield from self._text().opened()
+            yield from self._told_of_nothing()
         response = self._ended(reason, usage)
         yield from self._close(response["status"])
         yield response["status"], {"response": response}

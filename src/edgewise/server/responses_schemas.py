@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from edgewise.grammar.form import MAX_TOOLS
 from edgewise.server.errors import ApiError
@@ -33,6 +33,7 @@ from edgewise.server.schemas import (
     TokenLogprob,
     TopLogprobs,
     TopP,
+    few_parts,
 )
 from edgewise.server.strict import Strict
 from edgewise.server.turns import call_of, function_tool, joined, json_format, named_tool
@@ -179,7 +180,10 @@ class ResponsesRequest(Strict):
     """`POST /v1/responses`. Nothing is kept: a conversation comes whole, in `input`."""
 
     model: ModelName
-    input: BoundedText | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
+    input: Annotated[
+        BoundedText | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)],
+        BeforeValidator(few_parts),
+    ]
     instructions: BoundedText | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

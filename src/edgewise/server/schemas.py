@@ -68,6 +68,8 @@ class ChatMessage(Strict):
     content: BoundedText | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None = None
     tool_calls: MessageToolCalls | None = None
     tool_call_id: CallId | None = None
+    # Who speaks, where several do; templates know roles alone.
+    name: Harmless = None
     # What OpenAI's own client adds when an answer is sent back as it came.
     refusal: None = None
     audio: None = None
@@ -135,13 +137,19 @@ class _Request(Strict):
 _MOST_PARTS = {"most": MAX_PARTS}
 
 
-def _few_parts(messages: object) -> object:
-    """Before each is looked at."""
-    if isinstance(messages, list) and len(turns := cast(list[Any], messages)) <= MAX_MESSAGES:
-        contents = [turn.get("content") for turn in turns if isinstance(turn, dict)]
-        if sum(len(content) for content in contents if isinstance(content, list)) > MAX_PARTS:
+def few_parts(turns: object) -> object:
+    """The same. Before each turn is looked at, its parts are counted, and those inside of them."""
+    if isinstance(turns, list) and len(given := cast(list[object], turns)) <= MAX_MESSAGES:
+        found = [part for turn in given for part in _parts(turn)]
+        if len(found) + sum(len(_parts(part)) for part in found[:MAX_PARTS]) > MAX_PARTS:
             raise PydanticCustomError("too_long", "at most {most} parts are taken", _MOST_PARTS)
-    return cast(object, messages)
+    return cast(object, turns)
+
+
+def _parts(turn: object) -> list[object]:
+    given = cast(dict[str, object], turn) if isinstance(turn, dict) else {}
+    both = (given.get("content"), given.get("output"))
+    return [part for one in both if isinstance(one, list) for part in cast(list[object], one)]
 
 
 class ChatRequest(_Request):
@@ -150,7 +158,7 @@ class ChatRequest(_Request):
     messages: Annotated[
         list[ChatMessage],
         Field(min_length=1, max_length=MAX_MESSAGES),
-        BeforeValidator(_few_parts),
+        BeforeValidator(few_parts),
     ]
     max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None

@@ -59,20 +59,20 @@ def joined(turns: Sequence[ChatMessage]) -> list[ChatMessage]:
     """
     if not turns:
         raise ApiError(400, "The conversation has no message that can be read; send one.")
-    found: list[ChatMessage] = []
+    found: list[list[ChatMessage]] = []
     for turn in turns:
-        if found and _mixes(found[-1], turn):
-            found[-1] = _mixed(found[-1], turn)
+        if found and _mixes(found[-1][0], turn):
+            found[-1].append(turn)
         else:
-            found.append(turn)
-    return found
+            found.append([turn])
+    return [one[0] if len(one) == 1 else _mixed(one) for one in found]
 
 
 def _mixes(one: ChatMessage, other: ChatMessage) -> bool:
     return (one.role == other.role != "tool") or (one.role in _SYSTEM and other.role in _SYSTEM)
 
 
-def _mixed(one: ChatMessage, other: ChatMessage) -> ChatMessage:
-    content = "\n\n".join(turn.text for turn in (one, other) if turn.text)
-    calls = [*(one.tool_calls or ()), *(other.tool_calls or ())] or None
-    return one.model_copy(update={"content": content, "tool_calls": calls})
+def _mixed(turns: Sequence[ChatMessage]) -> ChatMessage:
+    content = "\n\n".join(text for turn in turns if (text := turn.text))
+    calls = [call for turn in turns for call in turn.tool_calls or ()] or None
+    return turns[0].model_copy(update={"content": content, "tool_calls": calls})
