@@ -8,7 +8,8 @@ export function headers() {
 }
 
 export function modelOf(mode) {
-  const name = state.health?.model ?? "edgewise";
+  // Asked before the server said what it has: as it was chosen.
+  const name = state.health?.model ?? (state.settings.model || "edgewise");
   return mode === "pair" ? `${name}@${Number(state.settings.share) / 100}` : `${name}:${mode}`;
 }
 

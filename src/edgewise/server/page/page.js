@@ -25,5 +25,7 @@ document.addEventListener("keydown", (event) => {
 });
 setInterval(keep, 1000);
 addEventListener("pagehide", keep);
+// On a phone it may be the last that a page is told.
+document.addEventListener("visibilitychange", keep);
 refresh();
 readRecordings();
