@@ -64,7 +64,8 @@ def test_an_answer_is_formatted_and_nothing_in_it_runs(page: Page) -> None:
 
 
 def test_what_cannot_be_formatted_is_shown_as_it_is(page: Page) -> None:
-    """Nested so deep that the library gives up: the page does not."""
+    """Nested so deep that the library gives up, or so long that it takes seconds: the page does
+    neither."""
     play(page)
     page.get_by_role("button", name="Formatted").click()
     expect(page.locator(".formatted")).to_contain_text("Therefore")
@@ -72,6 +73,9 @@ def test_what_cannot_be_formatted_is_shown_as_it_is(page: Page) -> None:
     ask(page, "tin")
     expect(page.locator(".formatted").last).to_contain_text("deep")
     expect(page.locator(".formatted").first).to_contain_text("Therefore")
+    reply(page, [token(0, "# Tin\n" + "a." * 25_000 + "@"), END])
+    ask(page, "tin")
+    expect(page.locator(".formatted").last).to_contain_text("# Tin")
 
 
 def test_an_answer_is_copied_without_what_was_struck(page: Page) -> None:

@@ -51,7 +51,7 @@ async function reach(path, options) {
 
 export async function reasonOf(response) {
   if (response.status === 401) Object.assign(state, { asksKey: true, panel: "settings" });
-  const said = await response.json().catch(() => null);
+  const said = await response.json().catch(unread);
   const message = said?.error?.message;
   return typeof message === "string" ? message : `The server answered with HTTP ${response.status}.`;
 }
