@@ -136,6 +136,19 @@ def test_a_page_that_is_hidden_has_kept_all(page: Page) -> None:
         }"""
     )
     assert '"prompt":"tin"' in kept
+    # What breaks off because the page is left was not broken off by the server.
+    until(page, "replies.length")
+    say(page, token(0, "Tin"))
+    expect(page.locator(".text")).to_have_text("Tin")
+    page.evaluate(
+        """async () => {
+            dispatchEvent(new Event("pagehide"));
+            replies[0].into.error(new TypeError("network error"));
+            await new Promise((told) => setTimeout(told, 50));
+            document.dispatchEvent(new Event("visibilitychange"));
+        }"""
+    )
+    assert '"phase":"writing"' in page.evaluate("sessionStorage['edgewise.conversation']")
 
 
 def test_a_question_goes_to_the_chosen_model_before_the_server_told_of_any(page: Page) -> None:
