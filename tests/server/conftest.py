@@ -55,7 +55,7 @@ def linked() -> Iterator[tuple[str, Link]]:
     """A server whose cloud stands behind a link of 40 ms."""
     with llama_server(bundled("cloud")) as engine:
         link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=0.04))
-        arguments = ("--cloud", link.url, "--router", "bundled", "--slots", "3", "--deadline", "10")
+        arguments = ("--cloud", link.url, "--router", "bundled", "--slots", "3", "--deadline", "60")
         with serving(*arguments) as found:
             yield found, link
         link.close()

@@ -14,6 +14,7 @@ from tests.server.page_asking import (
     another_turn,
     ask,
     done,
+    hold,
     play,
     reply,
     sent_bodies,
@@ -64,7 +65,8 @@ def test_an_answer_is_formatted_and_nothing_in_it_runs(page: Page) -> None:
 
 
 def test_what_cannot_be_formatted_is_shown_as_it_is(page: Page) -> None:
-    """Nested so deep that the library gives up: the page does not."""
+    """Nested so deep that the library gives up, or so long that it takes seconds: the page does
+    neither."""
     play(page)
     page.get_by_role("button", name="Formatted").click()
     expect(page.locator(".formatted")).to_contain_text("Therefore")
@@ -72,6 +74,10 @@ def test_what_cannot_be_formatted_is_shown_as_it_is(page: Page) -> None:
     ask(page, "tin")
     expect(page.locator(".formatted").last).to_contain_text("deep")
     expect(page.locator(".formatted").first).to_contain_text("Therefore")
+    reply(page, [token(0, "# Tin\n" + "a." * 25_000 + "@"), END])
+    ask(page, "tin")
+    expect(page.locator(".formatted")).to_have_count(3)
+    expect(page.locator(".formatted h1")).to_have_count(0)
 
 
 def test_an_answer_is_copied_without_what_was_struck(page: Page) -> None:
@@ -125,7 +131,8 @@ def test_a_question_is_edited_and_what_follows_is_dropped(page: Page) -> None:
 
 def test_an_answer_is_stopped(page: Page, linked: tuple[str, Link]) -> None:
     _, link = linked
-    page.get_by_label("Cloud share").fill("30")
+    # A share that no other test has spent.
+    page.get_by_label("Cloud share").fill("23")
     link.stall()
     try:
         page.get_by_label("Message").fill(QUESTION)
@@ -145,18 +152,13 @@ def test_an_answer_is_stopped(page: Page, linked: tuple[str, Link]) -> None:
     expect(page.locator("[data-counter=share]")).to_have_text(re.compile(r"\d"))
 
 
-def test_a_reload_in_mid_answer_keeps_the_question(page: Page, linked: tuple[str, Link]) -> None:
-    _, link = linked
-    page.get_by_label("Cloud share").fill("30")
-    link.stall()
-    try:
-        page.get_by_label("Message").fill(QUESTION)
-        page.keyboard.press("Enter")
-        expect(page.get_by_role("button", name="Stop")).to_be_visible()
-        page.reload()
-        expect(page.get_by_text("Stopped.")).to_be_visible()
-    finally:
-        link.restore()
+def test_a_reload_in_mid_answer_keeps_the_question(page: Page) -> None:
+    hold(page)
+    page.get_by_label("Message").fill(QUESTION)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    page.reload()
+    expect(page.get_by_text("Stopped.")).to_be_visible()
     expect(page.locator(".question")).to_have_text(QUESTION)
     expect(page.get_by_role("button", name="Regenerate")).to_be_visible()
 

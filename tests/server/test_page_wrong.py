@@ -97,17 +97,14 @@ def test_a_conversation_that_cannot_be_read_is_a_new_one(page: Page) -> None:
         page.evaluate("found => localStorage.setItem('edgewise.conversation', found)", found)
         page.reload()
         expect(page.get_by_text("cannot be read")).to_be_visible()
-    reply(page, [token(0, "Tin"), END, usage()])
-    ask(page, "tin")
-    expect(page.locator(".text")).to_have_text("Tin")
-
-
-def test_a_conversation_that_can_be_read_is_drawn(page: Page) -> None:
     page.evaluate("found => localStorage.setItem('edgewise.conversation', found)", kept(tail="Tin"))
     page.evaluate("localStorage.setItem('edgewise.settings', '{\"mode\": \"all\"}')")
     page.reload()
     expect(page.locator(".text")).to_have_text("Tin")
     expect(page.get_by_label("pair", exact=True)).to_be_checked()
+    reply(page, [token(0, "Zinc"), END, usage()])
+    ask(page, "zinc")
+    expect(page.locator(".text").last).to_have_text("Zinc")
 
 
 def test_what_left_is_not_said_to_be_nothing_where_nobody_tells(

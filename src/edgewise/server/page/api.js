@@ -8,7 +8,8 @@ export function headers() {
 }
 
 export function modelOf(mode) {
-  const name = state.health?.model ?? "edgewise";
+  // Asked before the server said what it has: as it was chosen.
+  const name = state.health?.model ?? (state.settings.model || "edgewise");
   return mode === "pair" ? `${name}@${Number(state.settings.share) / 100}` : `${name}:${mode}`;
 }
 
@@ -50,7 +51,7 @@ async function reach(path, options) {
 
 export async function reasonOf(response) {
   if (response.status === 401) Object.assign(state, { asksKey: true, panel: "settings" });
-  const said = await response.json().catch(() => null);
+  const said = await response.json().catch(unread);
   const message = said?.error?.message;
   return typeof message === "string" ? message : `The server answered with HTTP ${response.status}.`;
 }

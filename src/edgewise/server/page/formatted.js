@@ -32,19 +32,23 @@ DOMPurify.addHook("afterSanitizeAttributes", (node) => {
   node.setAttribute("target", "_blank");
 });
 
-// Milliseconds between two looks at an answer that is being written, and the most characters of one.
+// Milliseconds between two looks at an answer that is being written, or as many times as one takes;
+// and the most characters of one: the library takes a text that is made to be hard by their square.
 const PAUSE = 250;
-const LONGEST = 100_000;
+const TIMES = 4;
+const LONGEST = 40_000;
 
 export function Formatted({ text, busy }) {
   const place = useRef();
-  const drawn = useRef(-Infinity);
+  const next = useRef(-Infinity);
   useLayoutEffect(() => {
     const draw = () => {
+      const began = performance.now();
       place.current.replaceChildren(nodesOf(text));
-      drawn.current = performance.now();
+      const ended = performance.now();
+      next.current = ended + Math.max(PAUSE, TIMES * (ended - began));
     };
-    const wait = busy ? drawn.current + PAUSE - performance.now() : 0;
+    const wait = busy ? next.current - performance.now() : 0;
     if (wait <= 0) return draw();
     const timer = setTimeout(draw, wait);
     return () => clearTimeout(timer);

@@ -23,7 +23,16 @@ render(html`<${App} />`, root);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") closePanels();
 });
-setInterval(keep, 1000);
-addEventListener("pagehide", keep);
+// A page that is left loses its connections then: what breaks off is no part of what is kept.
+let left = false;
+const keepOn = () => left || keep();
+setInterval(keepOn, 1000);
+// On a phone being hidden may be the last that a page is told.
+document.addEventListener("visibilitychange", keepOn);
+addEventListener("pagehide", () => {
+  keep();
+  left = true;
+});
+addEventListener("pageshow", () => (left = false));
 refresh();
 readRecordings();
