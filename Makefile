@@ -15,7 +15,7 @@ NATIVE = $(shell sed -n 's/^native = \["\(.*\)"\]$$/\1/p' pyproject.toml)
 COMPILE = install --no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python $(NATIVE)
 
 .PHONY: help install native demo test test-training test-native test-mlx test-vllm test-litellm \
-	test-lmeval lint docs pocket recordings vendor faults bench lock sbom digests image wheel clean
+	test-lmeval test-agents test-webui lint docs pocket recordings vendor faults bench lock sbom digests image wheel clean
 
 help:  ## show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -114,6 +114,32 @@ test-litellm: .venv/tested .venv-litellm/installed  ## run the tests of LiteLLM 
 
 test-lmeval: .venv-lmeval/installed  ## run the tests of the LM Evaluation Harness, by URL and by class
 	LMEVAL_PYTHON=$(CURDIR)/.venv-lmeval/bin/python $(BIN)/python -m $(PYTEST) tests/server/test_lm_eval.py
+
+# Programs of others, in a folder of their own; an agent's second half comes by a script that npm
+# runs for nobody.
+.venv-agents/installed:
+	$(PYTHON) -m venv .venv-agents
+	.venv-agents/bin/python -m pip install --quiet aider-chat==0.86.2
+	npm install --prefix .venv-agents --no-fund --no-audit --ignore-scripts @openai/codex@0.169.0 \
+		@anthropic-ai/claude-code@2.1.197 @continuedev/cli@1.5.47
+	cd .venv-agents/node_modules/@anthropic-ai/claude-code && node install.cjs
+	touch $@
+
+test-agents: .venv/tested .venv-agents/installed  ## run Codex, Claude Code, Continue and Aider against the server (needs npm)
+	AGENTS=$(CURDIR)/.venv-agents $(BIN)/python -m $(PYTEST) tests/server/test_agents.py
+
+# Torch is 5 GB, and needed for models of its own alone, which it has none of here.
+.venv-webui/installed:
+	$(PYTHON) -m venv .venv-webui
+	$(PYTHON) -m venv .venv-webui/uv
+	.venv-webui/uv/bin/python -m pip install --quiet uv
+	echo "torch; python_version < '3'" >.venv-webui/without.txt
+	.venv-webui/uv/bin/uv pip install --quiet --python .venv-webui/bin/python \
+		--override .venv-webui/without.txt open-webui==0.12.4
+	touch $@
+
+test-webui: .venv/tested .venv-webui/installed  ## run Open WebUI against the server, in a browser (1 GB)
+	OPEN_WEBUI=$(CURDIR)/.venv-webui/bin/open-webui $(BIN)/python -m $(PYTEST) tests/server/test_open_webui.py
 
 lint: .venv/tested  ## ruff and pyright
 	$(BIN)/ruff check .

@@ -18,12 +18,13 @@ from typing import NamedTuple
 
 from benchmarks.markdown import line
 from edgewise.addresses import bundled
-from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.cloud.base import CloudModel, CloudSession, then
 from edgewise.cloud.bridge import Bridge
 from edgewise.cloud.named import AUTO
 from edgewise.cloud.reach import reach
-from edgewise.cloud.seam import BLANKS, Seams
+from edgewise.cloud.seam import BLANKS
 from edgewise.cloud.text import TextCloud
+from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.spelling import bytes_of
@@ -106,26 +107,21 @@ class OverheardText(TextEngine):
         await self._engine.close()
 
 
-class OverheardIds(CloudModel):
+class OverheardIds(WrappedCloud):
     """Implements `CloudModel`: another by ids of its own, overheard."""
 
     def __init__(self, cloud: CloudModel, own: Tokenizer, ear: Overheard) -> None:
-        self.name, self.cloud, self.own, self.ear = cloud.name, cloud, own, ear
+        super().__init__(cloud)
+        self.own, self.ear = own, ear
 
     def open(self, prompt: Prompt) -> "_OverheardSession":
         return _OverheardSession(self, self.cloud.open(prompt), len(prompt.ids))
 
-    def check(self, tokenizer: Tokenizer) -> str:
-        return self.cloud.check(tokenizer)
 
-    def close(self) -> None:
-        self.cloud.close()
-
-
-class _OverheardSession:
+class _OverheardSession(WrappedSession):
     def __init__(self, cloud: OverheardIds, session: CloudSession, start: int) -> None:
-        self._cloud, self._session, self._start = cloud, session, start
-        self.push, self.close = session.push, session.close
+        super().__init__(session)
+        self._cloud, self._start = cloud, start
 
     def ask(
         self,
@@ -137,51 +133,30 @@ class _OverheardSession:
     ) -> Future[Verdict]:
         own, ear = self._cloud.own, self._cloud.ear
         answer = bytes_of(own, ids[self._start :]).decode("utf-8", "replace")
-        future = self._session.ask(ids, n, sampling, deadline, sent)
-        told: Future[Verdict] = Future()
 
-        def heard(done: Future[Verdict]) -> None:
-            # Before the bridge hears of it.
-            error = done.exception()
-            if error is not None:
-                told.set_exception(error)
-                return
-            words = bytes_of(own, done.result().ids)
+        def heard(verdict: Verdict) -> Verdict:
+            words = bytes_of(own, verdict.ids)
             ear.sent, ear.reply = answer, words.decode("utf-8", "ignore")
-            told.set_result(done.result())
+            return verdict
 
-        future.add_done_callback(heard)
-        return told
+        return then(super().ask(ids, n, sampling, deadline, sent), heard)
 
 
-class _Checked(CloudModel):
+class _Checked(WrappedCloud):
     """A bridge, each of whose consults is held against what was overheard."""
 
     def __init__(self, cloud: CloudModel, edge: Tokenizer, ear: Overheard) -> None:
-        self.name, self._cloud, self.edge, self.ear = cloud.name, cloud, edge, ear
-
-    @property
-    def seams(self) -> Seams | None:
-        return self._cloud.seams
-
-    @property
-    def own_tokenizer(self) -> Tokenizer | None:
-        return self._cloud.own_tokenizer
+        super().__init__(cloud)
+        self.edge, self.ear = edge, ear
 
     def open(self, prompt: Prompt) -> "_CheckedSession":
-        return _CheckedSession(self, self._cloud.open(prompt), len(prompt.ids))
-
-    def check(self, tokenizer: Tokenizer) -> str:
-        return self._cloud.check(tokenizer)
-
-    def close(self) -> None:
-        self._cloud.close()
+        return _CheckedSession(self, self.cloud.open(prompt), len(prompt.ids))
 
 
-class _CheckedSession:
+class _CheckedSession(WrappedSession):
     def __init__(self, cloud: _Checked, session: CloudSession, start: int) -> None:
-        self._cloud, self._session, self._start = cloud, session, start
-        self.push, self.close = session.push, session.close
+        super().__init__(session)
+        self._cloud, self._start = cloud, start
 
     def ask(
         self,
@@ -192,7 +167,7 @@ class _CheckedSession:
         sent: Sent | None = None,
     ) -> Future[Verdict]:
         edge, ear = self._cloud.edge, self._cloud.ear
-        future = self._session.ask(ids, n, sampling, deadline, sent)
+        future = super().ask(ids, n, sampling, deadline, sent)
         error = future.exception()
         if error is None:
             answer = bytes_of(edge, ids[self._start :]).decode("utf-8", "replace")

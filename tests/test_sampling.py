@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
+from numpy.typing import NDArray
 
 from edgewise.edge.base import Needs
 from edgewise.edge.step import LogitsStep
@@ -13,7 +14,7 @@ from edgewise.errors import UsageError
 from edgewise.sampling import Sampling
 
 
-def step(logits: list[float], position: int = 5) -> LogitsStep:
+def step(logits: list[float] | NDArray[np.float32], position: int = 5) -> LogitsStep:
     row = np.array(logits, np.float32)
     return LogitsStep(
         position, row, None, is_fresh=lambda: True, buffer=np.empty_like(row), needs=Needs.LOGITS
@@ -54,6 +55,35 @@ def test_a_draw_depends_on_seed_and_position_alone(seed: int, position: int) -> 
     sampling = Sampling(temperature=1.0, seed=seed)
     logits = [0.1 * i for i in range(30)]
     assert sampling.choose(step(logits, position)) == sampling.choose(step(logits, position))
+
+
+def as_written(sampling: Sampling, logits: NDArray[np.float32], position: int) -> int:
+    """Temperature, top-k, top-p, min-p and a draw, one after the other; sums in float64."""
+    ids = np.argsort(-logits, kind="stable")[: sampling.top_k or None]
+    weights = np.exp((logits[ids] - logits.max()) / np.float32(sampling.temperature))
+    weights = weights.astype(np.float64)
+    if sampling.top_p < 1:
+        shares = np.cumsum(weights) / weights.sum()
+        weights = weights[: int(np.searchsorted(shares, sampling.top_p)) + 1]
+    weights = weights[weights >= sampling.min_p]
+    cumulative = np.cumsum(weights)
+    draw = np.random.default_rng([sampling.seed, position]).random()
+    return int(ids[np.searchsorted(cumulative, draw * cumulative[-1], side="right")])
+
+
+@pytest.mark.parametrize("size", [300, 5000, 151_936])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"min_p": 0.02}, {"top_k": 400}])
+def test_a_large_vocabulary_is_drawn_from_as_a_small_one(
+    size: int, spread: float, filters: dict[str, float]
+) -> None:
+    """However few ids are looked at."""
+    logits = np.random.default_rng(size).normal(0, spread, size).astype(np.float32)
+    for temperature in (0.5, 1.0):
+        sampling = Sampling(temperature=temperature, seed=7, **filters)  # type: ignore[arg-type]
+        for position in range(12):
+            taken = sampling.choose(step(logits, position))
+            assert taken == as_written(sampling, logits, position)
 
 
 @pytest.mark.parametrize(

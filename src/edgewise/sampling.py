@@ -12,6 +12,8 @@ from edgewise.edge.step import top_ids
 from edgewise.errors import UsageError
 
 _LEAST_TEMPERATURE = 1e-5
+_LIKELY = 64
+"""Ids looked at first: to sort all of a large vocabulary would take as long as half a step."""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,27 +62,36 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return int(ids[logits.argmax() if self.greedy else self._drawn(logits, step.position)])
 
     def _drawn(self, logits: Floats, position: int) -> int:
-        ids, weights = self._filtered(logits)
+        """The id of a draw; mostly it is one of a few, and only these are sorted then."""
         draw = np.random.default_rng([self.seed, position]).random()
-        cumulative = np.cumsum(weights, dtype=np.float64)
-        index = int(np.searchsorted(cumulative, draw * cumulative[-1], side="right"))
-        return int(ids[min(index, len(ids) - 1)])
+        weights = np.exp((logits - logits.max()) / np.float32(self.temperature))
+        if self.min_p and self.top_p == 1:
+            # Else top-p goes by the shares of all.
+            weights[weights < self.min_p] = 0
+        ids = top_ids(logits, self.top_k or _LIKELY)
+        total = float((weights[ids] if self.top_k else weights).sum(dtype=np.float64))
+        place = self._place(weights[ids], total, draw)
+        if place == len(ids) and not self.top_k:
+            ids = top_ids(logits, len(logits))
+            place = self._place(weights[ids], total, draw)
+        return int(ids[min(place, len(ids) - 1)])
 
-    def _filtered(self, logits: Floats) -> tuple[np.ndarray, Floats]:
-        """Ids that survive the filters, best first, and their unnormalised probabilities."""
-        if self.top_k:
-            ids = top_ids(logits, self.top_k)
-        else:
-            floor = logits.max() + self.temperature * np.log(max(self.min_p, 1e-9))
-            ids = np.flatnonzero(logits >= floor)
-            ids = ids[np.argsort(-logits[ids], kind="stable")]
-        weights = np.exp((logits[ids] - logits[ids[0]]) / self.temperature)
-        kept = len(ids)
+    def _place(self, weights: Floats, total: float, draw: float) -> int:
+        """Where a draw from 0 to 1 falls among unnormalised probabilities, best first.
+
+        They are the first ones of so much in `total`; their number, where it falls behind them.
+        """
+        sums = np.cumsum(weights, dtype=np.float64)
+        most = len(weights)
+        kept = int(np.count_nonzero(weights >= self.min_p))
         if self.top_p < 1:
-            shares = np.cumsum(weights) / weights.sum()
-            kept = int(np.searchsorted(shares, self.top_p)) + 1
-        kept = min(kept, int(np.count_nonzero(weights >= self.min_p)))
-        return ids[:kept], weights[:kept]
+            reached = int(np.searchsorted(sums, self.top_p * total)) + 1
+            if reached > most == kept:
+                return most
+            kept = min(kept, reached)
+        elif kept == most:
+            return int(np.searchsorted(sums, draw * total, side="right"))
+        return min(int(np.searchsorted(sums, draw * sums[kept - 1], side="right")), kept - 1)
 
 
 def _require(holds: bool, name: str, bound: str, value: float) -> None:

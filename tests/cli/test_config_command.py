@@ -1,6 +1,10 @@
 """`edgewise config`: what is in force and from where; edgewise.toml edited, its comments kept."""
 
 import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,46 @@ cloud-share = 0.1  # a tenth
 
 threads = 2
 """
+
+
+@contextmanager
+def umask(mode: int) -> Iterator[None]:
+    before = os.umask(mode)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def open_to_others(folder: Path, secret: str) -> Iterator[set[str]]:
+    """Names of the files in `folder` that held `secret` at any time and that others might read.
+
+    Looked at as often as this process does anything that Python audits.
+    """
+    found: set[str] = set()
+    watched = True
+
+    def look(event: str, _: object) -> None:
+        nonlocal watched
+        # Not at what is done to look.
+        if not watched or not event.startswith(("os.chmod", "os.rename", "os.remove")):
+            return
+        watched = False
+        found.update(
+            path.name
+            for path in folder.iterdir()
+            if path.stat().st_mode & 0o077 and secret in path.read_text()
+        )
+        watched = True
+
+    sys.addaudithook(look)
+    try:
+        yield found
+        look("os.rename", ())
+    finally:
+        # A hook stays for ever; one that looks no more does nothing.
+        watched = False
 
 
 def in_force(edgewise: Edgewise) -> dict[str, tuple[object, str]]:
@@ -70,6 +114,35 @@ def test_comments_and_order_stay(edgewise: Edgewise, tmp_path: Path) -> None:
     assert "threads" not in place.read_text()
     assert "# a tenth" in place.read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["edgewise.toml"]
+
+
+@pytest.mark.parametrize("before", [None, 0o600])
+def test_a_key_is_for_its_owners_eyes_at_any_time(
+    edgewise: Edgewise, tmp_path: Path, before: int | None
+) -> None:
+    place = tmp_path / "edgewise.toml"
+    if before is not None:
+        place.write_text(FILE)
+        place.chmod(before)
+    with umask(0o022), open_to_others(tmp_path, "sk-secret") as seen:
+        assert edgewise("config", "set", "cloud-key", "sk-secret").code == 0
+    assert seen == set()
+    assert place.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_others_may_read_stays_one(edgewise: Edgewise, tmp_path: Path) -> None:
+    place = tmp_path / "edgewise.toml"
+    place.write_text(FILE)
+    place.chmod(0o644)
+    assert edgewise("config", "set", "span", "2").code == 0
+    assert place.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(edgewise: Edgewise, tmp_path: Path) -> None:
+    (tmp_path / "edgewise.toml").symlink_to(tmp_path / "gone" / "mine.toml")
+    result = edgewise("config", "set", "span", "2")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "edgewise: edgewise.toml cannot be written: No such file or directory.\n"
 
 
 def test_a_file_is_made_where_there_is_none(edgewise: Edgewise, tmp_path: Path) -> None:

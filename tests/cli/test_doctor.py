@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.edge import binding
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.onnx import import_genai
@@ -217,6 +218,16 @@ def test_the_bundled_pair_is_advised_without_a_bill(edgewise: Edgewise) -> None:
     assert advice is not None
     assert advice["bill"] is None
     assert advice["edge"] < advice["routing"]
+
+
+def test_a_compiled_engine_is_promised_what_was_measured(
+    edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads prompts quicker; whether it decodes quicker depends on which one is compiled."""
+    monkeypatch.setattr(binding, "is_slower", lambda: True)
+    report = edgewise("doctor", "--cloud", "none", "--json").out
+    (engine,) = (one for one in json.loads(report)["checks"] if one["name"] == "engine")
+    assert engine["detail"].endswith("compiles one for this machine, which may read prompts faster")
 
 
 def test_without_a_cloud_there_is_no_advice(edgewise: Edgewise) -> None:

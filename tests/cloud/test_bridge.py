@@ -31,6 +31,7 @@ from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, Script, replying
 from edgewise.verdict import Sent, Verdict
 from tests.gateway.running import gateway
+from tests.held_cloud import HeldCloud
 from tests.hub_files import vocabulary_of, write_tokenizer
 from tests.llama_server_process import llama_server
 
@@ -157,20 +158,11 @@ def test_the_meter_counts_every_request_of_a_consult() -> None:
 
 
 def test_giving_up_gives_up_the_clouds_consult() -> None:
-    flying: list[Future[Verdict]] = []
-
-    class Never(ScriptedCloud):
-        def open(self, prompt: Prompt) -> "Never":  # type: ignore[override]
-            return self
-
-        def ask(self, *_: object) -> "Future[Verdict]":
-            flying.append(Future())
-            return flying[-1]
-
-    model = Bridge(Never(replying("", prompt=ASKED), tokenizer=OWN), own=OWN, edge=EDGE)
+    cloud = HeldCloud(tokenizer=OWN)
+    model = Bridge(cloud, own=OWN, edge=EDGE)
     asked = model.open(PROMPT).ask(list(PROMPT.ids), 1, Sampling(), 5)
     assert asked.cancel()
-    assert flying[0].cancelled()
+    assert cloud.flying[0].cancelled()
 
 
 def test_messages_go_through_the_clouds_own_template() -> None:

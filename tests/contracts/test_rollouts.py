@@ -127,7 +127,9 @@ def test_each_prefix_is_continued_as_by_a_session(made: Made) -> None:
         assert [c.ids for c in found] == [c.ids for c in wanted]
         assert told == dict(enumerate(found))
     if isinstance(made.model, ScriptedEdge) and isinstance(made.rollouts, CloudRollouts):
-        return  # the scripted cloud tells no logprobs
+        # The scripted cloud tells none, and none is not certainty.
+        assert all(one.logprobs == (None,) * len(one.ids) for one in found)
+        return
     for one, other in zip(found, wanted, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=0.02)
     assert made.rollouts.run([]) == []

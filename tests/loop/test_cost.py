@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.bridge import Bridge
 from edgewise.cloud.engine import LlamaServer, Vllm
+from edgewise.cloud.wrapped import WrappedCloud
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -48,11 +49,11 @@ class Raw(NamedTuple):
     written: int
 
 
-class Recording(CloudModel):
+class Recording(WrappedCloud):
     """A cloud whose verdicts are noted; everything else is the cloud's."""
 
     def __init__(self, cloud: CloudModel) -> None:
-        self.cloud, self.name = cloud, cloud.name
+        super().__init__(cloud)
         self._asked: list[Future[Verdict]] = []
 
     def open(self, prompt: Prompt) -> "CloudSession":
@@ -65,12 +66,6 @@ class Recording(CloudModel):
 
         session.ask = noted  # type: ignore[method-assign]
         return session
-
-    def check(self, tokenizer: Any) -> str:
-        return self.cloud.check(tokenizer)
-
-    def close(self) -> None:
-        self.cloud.close()
 
     def taken(self) -> list[Raw]:
         """What came since the last time."""

@@ -1,9 +1,7 @@
 """An answer that is cut off from the cloud: the edge goes on, and nobody else notices."""
 
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -24,44 +22,11 @@ from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.routers.uncertainty import Entropy
-from edgewise.sampling import Sampling
 from edgewise.testing import ScriptedCloud, ScriptedEdge, noise
-from edgewise.testing.scripted_cloud import ScriptedCloudSession
-from edgewise.verdict import Sent, Verdict
+from tests.held_cloud import HeldCloud
 
 IDS = tuple(b"Q: sky? A:")
 TOKENS = 12
-
-
-class Silent(ScriptedCloud):
-    """Never answers; `asked` is set once it was asked."""
-
-    def __init__(self) -> None:
-        super().__init__(noise(2))
-        self.asked = threading.Event()
-        self.flying: list[Future[Verdict]] = []
-
-    def open(self, prompt: Prompt) -> "SilentSession":
-        return SilentSession(self)
-
-
-class SilentSession(ScriptedCloudSession):
-    def __init__(self, cloud: Silent) -> None:
-        super().__init__(cloud)
-        self._silent = cloud
-
-    def ask(
-        self,
-        ids: Sequence[int],
-        n: int,
-        sampling: Sampling,
-        deadline: float,
-        sent: Sent | None = None,
-    ) -> "Future[Verdict]":
-        future: Future[Verdict] = Future()
-        self._silent.flying.append(future)
-        self._silent.asked.set()
-        return future
 
 
 def pair(
@@ -138,7 +103,7 @@ def test_nothing_is_asked_after_the_cut(
     """Behind what had come by then the answer is the edge's own, whatever was under way."""
     cloud, plug = ScriptedCloud(noise(seed)), Plug()
     policy = Policy(threshold=0.4, span=span, run_ahead=ahead, cloud_share=share)
-    late: Any = LateCloud(cloud, lambda written, computed: 0.001)
+    late = LateCloud(cloud, lambda written, computed: 0.001)
     decoder = Decoder(
         ScriptedEdge(noise(seed + 1)),
         router=Entropy(),
@@ -157,7 +122,7 @@ def test_nothing_is_asked_after_the_cut(
 
 
 def test_a_consult_that_flies_fails_now_and_is_given_up() -> None:
-    cloud, plug = Silent(), Plug()
+    cloud, plug = HeldCloud(), Plug()
     decoder = pair(cloud, plug, Policy(threshold=0.5, deadline=600.0))
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(decoder.generate, IDS, max_tokens=4)

@@ -14,7 +14,7 @@ from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.bridge import Bridge, bridged
 from edgewise.cloud.local import LocalCloud
-from edgewise.cloud.seam import Seams
+from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.events import Consult, Pending, Token
 from edgewise.loop.decoder import Answer, Decoder, collect
@@ -44,25 +44,21 @@ GO_ON = {"é".encode()[0]: "é".encode()[1]} | dict(
 )
 
 
-class Behind(CloudModel):
+class Behind(WrappedCloud):
     """Another cloud model, behind a link on which an answer shows after so many looks."""
 
-    def __init__(self, model: CloudModel, patience: Sequence[int]) -> None:
-        self.name, self.model, self.patience = model.name, model, patience
-        self.flown = 0
-
-    @property
-    def seams(self) -> Seams | None:
-        return self.model.seams
+    def __init__(self, cloud: CloudModel, patience: Sequence[int]) -> None:
+        super().__init__(cloud)
+        self.patience, self.flown = patience, 0
 
     def open(self, prompt: Prompt) -> "_Behind":
-        return _Behind(self, self.model.open(prompt))
+        return _Behind(self, self.cloud.open(prompt))
 
 
-class _Behind:
+class _Behind(WrappedSession):
     def __init__(self, cloud: Behind, session: CloudSession) -> None:
-        self._cloud, self._session = cloud, session
-        self.push, self.close = session.push, session.close
+        super().__init__(session)
+        self._cloud = cloud
 
     def ask(
         self,
@@ -72,7 +68,7 @@ class _Behind:
         deadline: float,
         sent: Sent | None = None,
     ) -> "Future[Verdict]":
-        asked = self._session.ask(ids, n, sampling, deadline, sent)
+        asked = super().ask(ids, n, sampling, deadline, sent)
         self._cloud.flown += 1
         return _Late(asked, self._cloud.patience[self._cloud.flown % len(self._cloud.patience)])
 

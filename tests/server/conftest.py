@@ -75,11 +75,12 @@ def page(browser: Browser, linked: tuple[str, Link], problems: list[str]) -> Ite
         if message.type == "error":
             problems.append(message.text)
 
-    opened = browser.new_page()
+    context = browser.new_context()
+    opened = context.new_page()
     opened.on("console", note)
     opened.on("pageerror", lambda error: problems.append(str(error)))
     opened.goto(linked[0])
     expect(opened.locator("#status")).to_contain_text("with")
     yield opened
-    opened.close()
+    context.close()
     assert problems == []

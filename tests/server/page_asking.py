@@ -66,6 +66,15 @@ def token(index: int, text: str, **more: Any) -> dict[str, Any]:
 END: dict[str, Any] = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
 
 
+def usage(**more: Any) -> dict[str, Any]:
+    """A chunk with the counts of an answer that asked nobody."""
+    sent = {"host": None, "consults": 0, "bytes": 0, "new_characters": 0}
+    counts = {"cloud_share": 0.0, "changing_tokens": 0, "cloud_calls": 0, "failed_calls": 0}
+    read = {"cloud_prompt_cached": 0, "cloud_prompt_computed": 0, "cloud_completion_tokens": 0}
+    own = {**counts, **read, "sent": sent, "cost": None, "notice": None, **more}
+    return {"choices": [], "usage": {"edgewise": own}}
+
+
 def reply(page: Page, chunks: Sequence[Mapping[str, Any] | str]) -> None:
     """Whatever is asked from now on, these chunks answer it; text goes as it is."""
     sent = [chunk if isinstance(chunk, str) else json.dumps(chunk) for chunk in chunks]
@@ -76,6 +85,41 @@ def reply(page: Page, chunks: Sequence[Mapping[str, Any] | str]) -> None:
         route.fulfill(body=body, content_type="text/event-stream")
 
     page.route("**/v1/chat/completions", answer)
+
+
+HELD = """() => {
+    window.replies = [];
+    const own = window.fetch;
+    window.fetch = (to, options) => {
+        if (!String(to).endsWith("completions")) return own(to, options);
+        const reply = { cancelled: false };
+        const body = new ReadableStream({
+            start(into) { reply.into = into; },
+            cancel() { reply.cancelled = true; },
+        });
+        options.signal?.addEventListener("abort", () => reply.into.error(options.signal.reason));
+        replies.push(reply);
+        return Promise.resolve(new Response(body));
+    };
+}"""
+
+
+def hold(page: Page) -> None:
+    """Whatever is asked from now on is answered by `say`: `replies` in the page."""
+    page.evaluate(HELD)
+
+
+def say(page: Page, *chunks: Mapping[str, Any] | str, over: bool = False) -> None:
+    """The reply that was asked for last says this, and then nothing, or its end where `over`."""
+    sent = [chunk if isinstance(chunk, str) else json.dumps(chunk) for chunk in chunks]
+    page.evaluate(
+        """([sent, over]) => {
+            const { into } = replies.at(-1);
+            for (const one of sent) into.enqueue(new TextEncoder().encode(`data: ${one}\\n\\n`));
+            if (over) into.close();
+        }""",
+        [sent, over],
+    )
 
 
 def sent_bodies(page: Page) -> list[str]:

@@ -60,7 +60,7 @@ def test_curl_as_shown(url: str) -> None:
 
 
 def test_the_proxys_configuration_is_one(url: str) -> None:
-    (config,) = blocks("yaml")
+    (config,) = [block for block in blocks("yaml") if "litellm_params" in block]
     code = f"""
 import litellm, yaml
 config = yaml.safe_load({config.replace(SHOWN, url)!r})

@@ -62,6 +62,53 @@ def streamed(client: TestClient, path: str, body: dict[str, Any]) -> list[dict[s
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
 
 
+EMAIL = r"^(?!\.)[a-z.]+@[a-z.]+$"
+LOOSE = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Paris", "Prague"]},
+        "labels": {
+            "type": "object",
+            "propertyNames": {"type": "string"},
+            "additionalProperties": {},
+        },
+        "to": {"type": "array", "items": {"type": "string", "pattern": EMAIL}, "uniqueItems": True},
+        "day": {"type": "string", "format": "weekday"},
+        "warm": {"oneOf": [{"type": "boolean"}, {"const": True}]},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+}
+UNHELD = {"propertyNames", "uniqueItems", "format", "oneOf", "pattern"}
+
+
+@pytest.mark.parametrize("path", ["responses", "messages", "chat/completions"])
+def test_what_no_call_can_be_held_to_is_said_unless_the_tool_is_strict(
+    path: str, client: TestClient
+) -> None:
+    """Agents send schemas as their languages make them; one keyword must not end all work."""
+    body: dict[str, Any]
+    tool: dict[str, Any]
+    if path == "messages":
+        body, tool = MESSAGE, {"name": "get_weather", "input_schema": LOOSE}
+    else:
+        body, tool = RESPONSE, {"type": "function", "name": "get_weather", "parameters": LOOSE}
+    within = tool
+    if path == "chat/completions":
+        body = {"model": "edgewise:edge", "messages": MESSAGE["messages"]}
+        within = {"name": "get_weather", "parameters": LOOSE}
+        tool = {"type": "function", "function": within}
+    response = client.post(f"/v1/{path}", json={**body, "tools": [tool]})
+    assert response.status_code == 200, response.text
+    assert "Paris" in response.text
+    told = response.headers["X-Edgewise-Ignored"].split(", ")
+    assert {f"tools.{key}" for key in UNHELD} == set(told)
+    within["strict"] = True
+    refused = client.post(f"/v1/{path}", json={**body, "tools": [tool]})
+    assert refused.status_code == 400, refused.text
+    assert "No answer can be held to this form" in refused.json()["error"]["message"]
+
+
 def test_a_response_calls_tools(client: TestClient) -> None:
     found = post(client, "responses", RESPONSE)
     text, weather, time = Response.model_validate(found).output

@@ -47,6 +47,9 @@ def test_the_clouds_tokens_are_confirmed_or_changed(page: Page) -> None:
         found = page.locator(f".text .token.{kind}")
         expect(found).not_to_have_count(0)
         found.first.hover()
+        expect(page.locator("#details")).to_contain_text(
+            "as the edge would" if same else "other than"
+        )
         best = page.locator("#details tbody tr").first.locator("td")
         assert (best.nth(0).text_content() == best.nth(2).text_content()) is same
 
@@ -158,14 +161,19 @@ def test_a_second_question_goes_with_the_first(page: Page) -> None:
 
 def test_the_drawer_says_what_left(page: Page, linked: tuple[str, Link]) -> None:
     drawer = page.locator("#sent")
-    ask(page, QUESTION)
+    # Only what is read behind an answer has it; the record is there from the start.
+    with page.expect_response("**/v1/sent"):
+        ask(page, QUESTION)
     expect(page.locator("#sent-sum")).to_have_text(re.compile(r"[1-9][\d,]* bytes, [\d,]+ char"))
     drawer.locator("summary").click()
     rows = drawer.locator("tbody tr")
     expect(rows.first).to_contain_text(linked[1].url.removeprefix("http://"))
-    shown = rows.count()
+    told = page.request.get(f"{linked[0]}/v1/sent").json()["data"]
+    shown = len(told) + len({one["conversation"] for one in told})
+    expect(rows).to_have_count(shown)
     page.get_by_label("edge only").check()
-    ask(page, QUESTION)
+    with page.expect_response("**/v1/sent"):
+        ask(page, QUESTION)
     expect(rows).to_have_count(shown)
 
 

@@ -11,6 +11,7 @@ from edgewise.testing.link import Link
 from tests.server.page_asking import (
     END,
     QUESTION,
+    another_turn,
     ask,
     done,
     play,
@@ -18,6 +19,7 @@ from tests.server.page_asking import (
     sent_bodies,
     token,
     until,
+    usage,
 )
 from tests.server.serving import serving
 
@@ -65,6 +67,7 @@ def test_what_cannot_be_formatted_is_shown_as_it_is(page: Page) -> None:
     """Nested so deep that the library gives up: the page does not."""
     play(page)
     page.get_by_role("button", name="Formatted").click()
+    expect(page.locator(".formatted")).to_contain_text("Therefore")
     reply(page, [token(0, ">" * 5000 + " deep"), END])
     ask(page, "tin")
     expect(page.locator(".formatted").last).to_contain_text("deep")
@@ -87,7 +90,8 @@ def test_an_answer_is_written_again(page: Page) -> None:
     ask(page, QUESTION)
     ask(page, "Tell me about copper.")
     page.get_by_label("edge only").check()
-    page.get_by_role("button", name="Regenerate").first.click()
+    with another_turn(page):
+        page.get_by_role("button", name="Regenerate").first.click()
     done(page)
     # What followed is gone, and what was said before is no part of the question.
     expect(page.locator(".turn")).to_have_count(1)
@@ -135,7 +139,9 @@ def test_an_answer_is_stopped(page: Page, linked: tuple[str, Link]) -> None:
     finally:
         link.restore()
     expect(page.locator(".question")).to_have_text(QUESTION)
-    page.get_by_role("button", name="Regenerate").click()
+    with another_turn(page):
+        page.get_by_role("button", name="Regenerate").click()
+    done(page)
     expect(page.locator("[data-counter=share]")).to_have_text(re.compile(r"\d"))
 
 
@@ -174,17 +180,10 @@ def test_a_reload_keeps_the_conversation(page: Page) -> None:
     expect(page.locator(".turn")).to_have_count(0)
 
 
-def test_a_conversation_that_cannot_be_read_is_a_new_one(page: Page) -> None:
-    page.add_init_script("localStorage.setItem('edgewise.conversation', '{\"turns\": 3}')")
-    page.reload()
-    expect(page.get_by_text("cannot be read")).to_be_visible()
-    ask(page, "Tell me about tin.")
-    expect(page.locator(".text")).not_to_have_text("")
-
-
 def test_more_than_the_browser_keeps(page: Page) -> None:
     """Without the candidates first; then it is said."""
-    page.evaluate("localStorage.setItem('other', 'x'.repeat(5 * 1024 * 1024 - 20000))")
+    for store in ("localStorage", "sessionStorage"):
+        page.evaluate(f"{store}.setItem('other', 'x'.repeat(5 * 1024 * 1024 - 20000))")
     candidates = [{"token": "y" * 2000, "logprob": -1}] * 5
     reply(page, [token(0, "short", cloud=candidates, edge=candidates), END])
     ask(page, "tin")
@@ -192,7 +191,27 @@ def test_more_than_the_browser_keeps(page: Page) -> None:
     expect(page.locator(".text")).to_have_text("short")
     reply(page, [token(0, "long " * 6000), END])
     ask(page, "tin")
-    expect(page.get_by_text("keeps no more of this conversation")).to_be_visible()
+    expect(page.get_by_text("a reload will lose what came last")).to_be_visible()
+    page.evaluate("sessionStorage.removeItem('other')")
+    ask(page, "tin")
+    expect(page.get_by_text("what came last is lost with this tab")).to_be_visible()
+
+
+def test_each_tab_finds_its_own_conversation_again(page: Page) -> None:
+    reply(page, [token(0, "Tin"), END, usage()])
+    ask(page, "tin")
+    page.reload()
+    other = page.context.new_page()
+    other.goto(page.url)
+    # A new one begins with what was kept last.
+    expect(other.locator(".text")).to_have_text("Tin")
+    other.get_by_role("button", name="New chat").click()
+    reply(other, [token(0, "Zinc"), END, usage()])
+    ask(other, "zinc")
+    for one, said in ((other, "Zinc"), (page, "Tin"), (other, "Zinc")):
+        one.reload()
+        expect(one.locator(".text")).to_have_text(said)
+    other.close()
 
 
 def test_settings_are_sent(page: Page) -> None:
@@ -224,6 +243,7 @@ def test_a_key_is_asked_for_and_never_kept(browser: Browser) -> None:
     with serving("--cloud", "none", EDGEWISE_API_KEY="a-secret-of-mine") as url:
         page = browser.new_page()
         page.goto(url)
+        expect(page.locator("#sent-sum")).to_have_text("not known")
         page.get_by_label("Message").fill("Tell me about tin.")
         page.keyboard.press("Enter")
         expect(page.get_by_role("alert")).to_contain_text("API key is wrong or missing")
@@ -251,6 +271,10 @@ def test_a_server_that_is_gone_is_told_and_the_question_kept(browser: Browser) -
         # Recordings are of another pair than the one that runs here.
         expect(page.get_by_text("recording of the bundled pair")).to_be_visible()
         expect(page.get_by_role("button", name="Ask for real")).to_have_count(0)
+        # Nor is what is said of one about the pair here.
+        play(page, "Nothing to ask the cloud for")
+        expect(page.locator(".why")).to_contain_text("the router was never above its threshold")
+        page.get_by_role("button", name="New chat").click()
     page.get_by_label("Message").fill("Tell me about tin.")
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("does not answer")
@@ -300,6 +324,7 @@ def test_a_long_answer_scrolls_while_the_reader_is_at_its_end(page: Page, there:
     main = page.locator("main")
     left = "node => node.scrollHeight - node.scrollTop - node.clientHeight"
     expect(page.locator(".text")).to_contain_text("one")
+    expect(page.locator(".answer")).to_have_attribute("aria-busy", "true")
     until(page, "document.querySelector('main').scrollTop > 1000")
     if not there:
         main.evaluate("node => { node.scrollTop = 300 }")
@@ -307,6 +332,7 @@ def test_a_long_answer_scrolls_while_the_reader_is_at_its_end(page: Page, there:
     page.evaluate("say('two\\n'.repeat(200), 'stop')")
     done(page)
     expect(page.locator(".text")).to_contain_text("two")
+    expect(page.locator(".answer")).to_have_attribute("aria-busy", "false")
     if there:
         until(
             page,

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.server.page_asking import END, QUESTION, ask, done, reply, token
+from tests.server.page_asking import END, QUESTION, ask, done, play, reply, token
 
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
 
@@ -32,9 +32,7 @@ def test_the_first_screen_says_what_this_is(page: Page) -> None:
 def test_a_recording_plays_without_a_model(page: Page, listed: dict[str, str]) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    page.get_by_role("button", name=f"Play: {listed['title']}").click()
-    expect(page.locator(".answer")).to_have_attribute("aria-busy", "true")
-    done(page)
+    play(page, listed["title"])
     expect(page.locator(".question")).to_contain_text(listed["prompt"])
     expect(page.get_by_text("A recording of the bundled pair")).to_be_visible()
     recorded = msgspec.json.decode((TRACES / f"{listed['name']}.json").read_bytes())
@@ -87,7 +85,12 @@ def test_a_recording_is_played_by_keyboard(page: Page) -> None:
 def test_a_recording_is_no_part_of_what_is_asked_next(page: Page) -> None:
     bodies: list[str] = []
     page.on("request", lambda request: bodies.append(request.post_data or ""))
+    recorded = msgspec.json.decode((TRACES / f"{LISTED[0]['name']}.json").read_bytes())
+    # One that is not over before it is stopped.
+    recorded["answers"]["edgewise@0.05"][-1][0] = 1e6
+    page.route("**/traces/*.json", lambda route: route.fulfill(json=recorded))
     page.get_by_role("button", name="Play:").first.click()
+    expect(page.locator(".text .token")).not_to_have_count(0)
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_text("Stopped.")).to_be_visible()
     ask(page, "Tell me about tin.")
@@ -125,6 +128,7 @@ def shows(page: Page, what: str) -> None:
         ask(page, QUESTION)
     if what == "formatted":
         page.get_by_role("button", name="Formatted").click()
+        expect(page.locator(".formatted table")).to_be_visible()
     if what == "panels":
         page.get_by_role("button", name="Settings").click()
         page.locator("#sent summary").click()

@@ -2,22 +2,29 @@
 
 import os
 import re
-import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
-from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
-from edgewise.testing.scripted_cloud import ScriptedCloud, ScriptedCloudSession
-from edgewise.testing.scripted_edge import ScriptedEdge, completing, replying
-from edgewise.verdict import Sent, Verdict
+from edgewise.testing.scripted_edge import ScriptedEdge, replying
+from tests.held_cloud import HeldCloud
 from tests.server.at_port import at_port
 from tests.server.in_process import TEXT, answering_of
-from tests.server.page_asking import END, ask, done, play, reply, sent_bodies, token
+from tests.server.page_asking import (
+    END,
+    another_turn,
+    ask,
+    done,
+    hold,
+    play,
+    reply,
+    say,
+    sent_bodies,
+    token,
+    usage,
+)
 
 CATSUP = "A word the edge has wrong"
 SAID = "sky:"
@@ -64,10 +71,14 @@ def test_how_the_edge_would_have_ended_and_which_ending_is_right(here: Page) -> 
     first = branches.get_by_role("button").first
     expect(first).to_have_attribute("aria-expanded", "false")
     before = here.locator(".answer .text").inner_text()
+    # It ends as that answer would have, whatever is set since.
+    here.get_by_role("button", name="Settings").click()
+    here.get_by_label("Temperature").fill("1.5")
     first.click()
     ghost = here.locator(".ghost .other")
     expect(ghost).to_have_text(re.compile(r"\w"))
     assert '"model":"edgewise:edge","prompt":[' in bodies[-1]
+    assert "temperature" not in bodies[-1]
     struck = here.locator(".answer .token.changed del").first.inner_text()
     assert ghost.inner_text().strip().startswith(struck.strip())
     # Both endings are marked: the answer of a question of the first screen is known.
@@ -137,6 +148,61 @@ def test_every_reason_has_a_sentence(here: Page) -> None:
     expect(here.locator(".why").last).to_contain_text("by the server's settings")
 
 
+def test_the_timeline_of_a_long_answer_holds_all_of_it(here: Page) -> None:
+    """On a phone too; the cloud's last token was cut off with the bars that found no place."""
+    here.set_viewport_size({"width": 360, "height": 740})
+    chunks = [token(place, "so ") for place in range(500)]
+    chunks[10::20] = [token(10 + 20 * n, "so ", source="cloud") for n in range(25)]
+    reply(here, [*chunks, token(500, "on", source="cloud"), END])
+    ask(here, "tin")
+    line = here.locator(".timeline")
+    expect(line).to_have_attribute("aria-label", "Timeline of 501 tokens, 26 by the cloud")
+    bars = line.locator("span.cloud")
+    expect(bars).to_have_count(26)
+    last, whole = bars.last.bounding_box(), line.bounding_box()
+    assert last
+    assert whole
+    assert last["x"] + last["width"] <= whole["x"] + whole["width"] + 1
+    first = bars.first.bounding_box()
+    assert first
+    assert first["x"] - whole["x"] == pytest.approx(whole["width"] * 10 / 501, abs=2)
+
+
+def test_a_consult_in_vain_is_one(here: Page) -> None:
+    """Where the server never sums up, too; a pause after failures asked nobody."""
+    reasons = ("timeout", "circuit_open")
+    reply(here, [token(place, "so", reason=reason) for place, reason in enumerate(reasons)])
+    ask(here, "tin")
+    expect(here.locator("[data-counter=calls]")).to_have_text("0 / 1")
+    expect(here.locator(".why")).to_have_count(0)
+    drawn, panel = here.locator(".text .token"), here.locator("#details")
+    drawn.nth(0).hover()
+    expect(panel).to_contain_text("asked in vain")
+    expect(panel).to_contain_text("the cloud gave no answer in time")
+    drawn.nth(1).hover()
+    expect(panel).to_contain_text("written by the edgecircuit open: the cloud is paused")
+
+
+def test_what_an_answer_shows_is_of_the_model_that_was_asked(here: Page, url: str) -> None:
+    """Another one may be chosen since, even while it is written."""
+    pair = here.request.get(f"{url}/health").json()["models"][0]
+    models = [pair, {**pair, "model": "alone", "cloud": None, "bundled": False}]
+    here.route("**/health", lambda route: route.fulfill(json={"models": models}))
+    here.reload()
+    hold(here)
+    with another_turn(here):
+        here.get_by_label("Message").fill("tin")
+        here.keyboard.press("Enter")
+    told = token(0, "Tin", reason="below_threshold", score=0.2, threshold=0.9)
+    say(here, {**told, "id": "chatcmpl-1"})
+    here.get_by_label("Model").select_option("alone")
+    expect(here.get_by_label("cloud only")).to_be_disabled()
+    expect(here.get_by_role("button", name="Unplug the cloud")).to_be_visible()
+    say(here, END, usage(), over=True)
+    done(here)
+    expect(here.locator(".why")).to_contain_text("the router was never above its threshold")
+
+
 def test_a_race_over_a_way_of_ones_choosing(here: Page) -> None:
     ask_canned(here)
     experiments(here)
@@ -181,37 +247,9 @@ def test_what_left_by_conversation_and_answer(page: Page) -> None:
     expect(whole).to_contain_text("127.0.0.1")
 
 
-class Gated(ScriptedCloud):
-    """Says something else than the edge, once; then nothing until the test is over."""
-
-    def __init__(self) -> None:
-        super().__init__(completing("The sea.", prompt=""), candidates=2)
-        self.asked = threading.Event()
-
-    def open(self, prompt: Prompt) -> "GatedSession":
-        return GatedSession(self)
-
-
-class GatedSession(ScriptedCloudSession):
-    def __init__(self, cloud: Gated) -> None:
-        super().__init__(cloud)
-        self._gated = cloud
-
-    def ask(
-        self,
-        ids: Sequence[int],
-        n: int,
-        sampling: Sampling,
-        deadline: float,
-        sent: Sent | None = None,
-    ) -> "Future[Verdict]":
-        self._gated.asked.set()
-        return Future()
-
-
 def test_a_running_answer_is_unplugged(browser: Browser, problems: list[str]) -> None:
     """It waits for a cloud that says nothing, until it is cut off; then the edge ends it."""
-    cloud = Gated()
+    cloud = HeldCloud()
     edge = ScriptedEdge(replying(TEXT, prompt=SAID))
     with at_port(answering_of(edge, cloud, deadline=600.0)) as url:
         for page in opened(browser, url, problems):

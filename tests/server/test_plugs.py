@@ -1,9 +1,7 @@
 """A running answer is cut off from the cloud by whoever asked for it, and by nobody else."""
 
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,11 +10,9 @@ import msgspec
 import pytest
 
 from edgewise.errors import CloudUnavailable
-from edgewise.prompts import Prompt
-from edgewise.sampling import Sampling
-from edgewise.testing.scripted_cloud import ScriptedCloud, ScriptedCloudSession
+from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
-from edgewise.verdict import Sent, Verdict
+from tests.held_cloud import HeldCloud
 from tests.server.at_port import at_port
 from tests.server.in_process import TEXT, answering_of
 
@@ -27,35 +23,6 @@ BODY: dict[str, Any] = {
     "edgewise": {"provenance": True},
 }
 OTHER = "The sea is deep."
-
-
-class Slow(ScriptedCloud):
-    """Answers consults once `released` is set."""
-
-    def __init__(self) -> None:
-        super().__init__(replying(OTHER, prompt="sky: "))
-        self.released = threading.Event()
-
-    def open(self, prompt: Prompt) -> "SlowSession":
-        return SlowSession(self)
-
-
-class SlowSession(ScriptedCloudSession):
-    def __init__(self, cloud: Slow) -> None:
-        super().__init__(cloud)
-        self._slow = cloud
-
-    def ask(
-        self,
-        ids: Sequence[int],
-        n: int,
-        sampling: Sampling,
-        deadline: float,
-        sent: Sent | None = None,
-    ) -> "Future[Verdict]":
-        if self._slow.released.is_set():
-            return super().ask(ids, n, sampling, deadline, sent)
-        return Future()
 
 
 @contextmanager
@@ -75,12 +42,12 @@ def post(url: str, path: str, **headers: str) -> httpx2.Response:
 
 
 @pytest.fixture
-def cloud() -> Slow:
-    return Slow()
+def cloud() -> HeldCloud:
+    return HeldCloud(replying(OTHER, prompt="sky: "))
 
 
 @pytest.fixture
-def url(cloud: Slow) -> Iterator[str]:
+def url(cloud: HeldCloud) -> Iterator[str]:
     edge = ScriptedEdge(replying(TEXT, prompt="sky: "))
     with at_port(answering_of(edge, cloud, deadline=600.0)) as found:
         yield found
@@ -90,7 +57,9 @@ def tokens_of(chunks: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one["edgewise"]["token"] for one in chunks if "token" in (one.get("edgewise") or {})]
 
 
-def test_the_edge_goes_on_at_once_and_the_next_answer_has_the_cloud(url: str, cloud: Slow) -> None:
+def test_the_edge_goes_on_at_once_and_the_next_answer_has_the_cloud(
+    url: str, cloud: HeldCloud
+) -> None:
     with running(url) as (answer, chunks):
         assert post(url, f"{answer}/plug").json()["plugged"] is True
         reply = post(url, f"{answer}/unplug")
@@ -106,7 +75,7 @@ def test_the_edge_goes_on_at_once_and_the_next_answer_has_the_cloud(url: str, cl
     assert {token["source"] for token in later} == {"cloud"}
 
 
-def test_an_answer_that_is_over_has_no_plug(url: str, cloud: Slow) -> None:
+def test_an_answer_that_is_over_has_no_plug(url: str, cloud: HeldCloud) -> None:
     cloud.released.set()
     with running(url) as (answer, chunks):
         list(chunks)
@@ -119,7 +88,7 @@ def test_an_answer_that_is_over_has_no_plug(url: str, cloud: Slow) -> None:
 
 
 @pytest.mark.parametrize("stranger", [{}, {"Authorization": "Bearer two"}, {"X-Api-Key": "two"}])
-def test_nobody_else_touches_it(url: str, cloud: Slow, stranger: dict[str, str]) -> None:
+def test_nobody_else_touches_it(url: str, cloud: HeldCloud, stranger: dict[str, str]) -> None:
     with running(url, Authorization="Bearer one") as (answer, chunks):
         for path in (f"{answer}/unplug", f"{answer}/plug"):
             assert post(url, path, **stranger).status_code == 404
@@ -127,7 +96,7 @@ def test_nobody_else_touches_it(url: str, cloud: Slow, stranger: dict[str, str])
         assert tokens_of(chunks)
 
 
-def test_it_is_behind_the_servers_key(cloud: Slow) -> None:
+def test_it_is_behind_the_servers_key(cloud: HeldCloud) -> None:
     edge = ScriptedEdge(replying(TEXT, prompt="sky: "))
     with at_port(answering_of(edge, cloud, deadline=600.0), api_key="own") as url:
         assert post(url, "cmpl-0/unplug").status_code == 401
@@ -136,7 +105,7 @@ def test_it_is_behind_the_servers_key(cloud: Slow) -> None:
             assert len(tokens_of(chunks)) == len(TEXT) + 1
 
 
-def test_what_others_know_of_the_cloud_stays_as_it_was(cloud: Slow) -> None:
+def test_what_others_know_of_the_cloud_stays_as_it_was(cloud: HeldCloud) -> None:
     """A share's threshold, which all answers have together, does not follow from a cut."""
     edge = ScriptedEdge(replying(TEXT, prompt="sky: "))
     answering = answering_of(edge, cloud, deadline=600.0, threshold=None, cloud_share=0.5)

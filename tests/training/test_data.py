@@ -63,6 +63,18 @@ def test_without_logprobs_there_are_none() -> None:
     assert data.edge_logprob is not None
 
 
+def test_a_logprob_that_was_not_told_is_no_number() -> None:
+    """An engine that keeps its end token tells none of it; 0 would be a certainty."""
+    marked = {str(i): [0.0, 0.0, 1.0, 0.0, 0.0] for i in range(4)}
+    ended = [Sample(str(i), (1,), (0,) * 5, (-0.5,) * 4 + (None,), True) for i in range(4)]
+    data = data_of(columns(), marked, ended, inputs=("hidden",), top_k=0, embeddings=None)
+    assert data.cloud_logprob is not None
+    assert np.array_equal(np.isnan(data.cloud_logprob), [False, False, False, False, True] * 4)
+    silent = [Sample(str(i), (1,), (0,) * 5, (None,) * 5, True) for i in range(4)]
+    data = data_of(columns(), marked, silent, inputs=("hidden",), top_k=0, embeddings=None)
+    assert data.cloud_logprob is None
+
+
 def test_the_embedding_is_no_column() -> None:
     marked = {str(i): [0.0, 0.0, 1.0, 0.0, 0.0] for i in range(4)}
     table = np.zeros((30, 6), np.float32)

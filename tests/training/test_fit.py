@@ -127,6 +127,26 @@ def test_the_deferral_head_minimises_the_marginal_likelihood() -> None:
     assert np.corrcoef(fitted.scores, fitted.labels)[0, 1] > 0.7
 
 
+def test_a_token_without_a_logprob_is_no_evidence() -> None:
+    """Where the cloud tells none the fit is that without these tokens, whatever the edge knows."""
+    rng = np.random.default_rng(0)
+    inputs = rng.standard_normal((2000, 2)).astype(np.float32)
+    told = np.arange(2000) % 2 == 0
+    knows = np.where(told, inputs[:, 1] > 0, inputs[:, 1] <= 0)
+    data = Data(
+        inputs,
+        (told & knows).astype(np.float32),
+        (np.arange(2000) // 10).astype(np.int32),
+        np.zeros(2000, np.int32),
+        edge_logprob=np.where(knows, math.log(0.05), math.log(0.9)).astype(np.float32),
+        cloud_logprob=np.where(told, np.where(knows, -0.1, -1.2), np.nan).astype(np.float32),
+    )
+    recipe = Recipe(hidden=(), epochs=20, batch=256, rate=3e-2, objective="marginal-likelihood")
+    fitted = fit(data, recipe)
+    assert math.isfinite(fitted.loss)
+    assert fitted.tensors["layers.0.weight"][0, 1] > 0.5
+
+
 def test_without_logprobs_there_is_no_marginal_likelihood() -> None:
     with pytest.raises(UsageError, match="logprobs"):
         fit(planted(), Recipe(objective="marginal-likelihood"))

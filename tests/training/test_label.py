@@ -275,3 +275,5 @@ def test_a_pair_writes_rollouts() -> None:
         assert bytes(written[1].ids).decode() == text[5:8]
         assert told == list(enumerate(written))
         assert all(len(one.ids) == len(one.logprobs) for one in written)
+        # The scripted cloud tells none of its tokens.
+        assert all((one.logprobs[0] is None) == (score == 1.0) for one in written)

@@ -45,6 +45,16 @@ class _UncachedSession:
         """There is nothing to go back to."""
 
     def step(self) -> Step:
+        self._forget()
+        return self._session.step()
+
+    def steps(self, ids: Sequence[int]) -> Sequence[Step]:
+        self._forget()
+        steps = self._session.steps(ids)
+        self._ids += ids
+        return steps
+
+    def _forget(self) -> None:
+        """What was computed is only queued again."""
         self._session.rewind(0)
         self._session.open(self._ids)
-        return self._session.step()

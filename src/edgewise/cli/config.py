@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkstemp
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -154,13 +154,24 @@ def _write(document: "TOMLDocument", *, vet: bool = True) -> None:
         with TemporaryDirectory() as folder:
             (Path(folder) / FILE).write_text(text, encoding="utf-8")
             settings.load({}, environment={}, folder=Path(folder), vet=options.vetted)
-    place = Path(FILE).resolve()
-    scratch = place.with_name(f".{place.name}.{os.getpid()}")
+    _replace(Path(FILE).resolve(), text.encode())
+
+
+def _replace(place: Path, content: bytes) -> None:
+    """Whole or not at all; a new file is for its owner's eyes only, since a key may stand in it.
+
+    Another keeps its mode. Raises `UsageError`.
+    """
+    scratch: Path | None = None
     try:
-        scratch.write_text(text, encoding="utf-8")
+        descriptor, name = mkstemp(prefix=f".{place.name}.", dir=place.parent)
+        scratch = Path(name)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
         if place.exists():
             shutil.copymode(place, scratch)
         scratch.replace(place)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
+        if scratch is not None:
+            scratch.unlink(missing_ok=True)
         raise UsageError(f"{FILE} cannot be written: {error.strerror}.") from error

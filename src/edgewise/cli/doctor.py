@@ -187,7 +187,7 @@ def _engine() -> Check:
     gpu = "with GPU" if binding.llama_cpp.llama_supports_gpu_offload() else "CPU only"
     told = f"llama.cpp ({binding.build()}), {gpu}"
     if binding.is_slower():
-        told += f"; {binding.how_to_compile()}, which may decode faster"
+        told += f"; {binding.how_to_compile()}, which may read prompts faster"
     return Check("engine", "ok", told)
 
 

@@ -3,9 +3,9 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
 
 from edgewise.cloud.base import CloudModel, CloudSession, settle
+from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.verdict import Sent, Verdict
@@ -14,32 +14,25 @@ Delay = Callable[[int, int], float]
 """From tokens written and prompt tokens computed to the seconds that a verdict is held back."""
 
 
-class LateCloud:
+class LateCloud(WrappedCloud):
     """Implements `CloudModel`: `cloud`, each of whose verdicts is held back for a `delay`.
 
     Faults come as they do. Consults are held back side by side, as on a way that is long.
     """
 
     def __init__(self, cloud: CloudModel, delay: Delay) -> None:
-        self._cloud, self._delay = cloud, delay
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cloud, name)
+        super().__init__(cloud)
+        self._delay = delay
 
     def open(self, prompt: Prompt) -> "_LateSession":
         """A session that answers late."""
-        return _LateSession(self._cloud.open(prompt), self._delay)
+        return _LateSession(self.cloud.open(prompt), self._delay)
 
 
-class _LateSession:
+class _LateSession(WrappedSession):
     def __init__(self, session: CloudSession, delay: Delay) -> None:
-        self._session, self._delay = session, delay
-
-    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        return self._session.push(ids, sent)
-
-    def close(self) -> None:
-        self._session.close()
+        super().__init__(session)
+        self._delay = delay
 
     def ask(
         self,
@@ -50,7 +43,7 @@ class _LateSession:
         sent: Sent | None = None,
     ) -> "Future[Verdict]":
         late: Future[Verdict] = Future()
-        asked = self._session.ask(ids, n, sampling, deadline, sent)
+        asked = super().ask(ids, n, sampling, deadline, sent)
         late.add_done_callback(lambda _: asked.cancel() if late.cancelled() else None)
         asked.add_done_callback(lambda done: self._hold(done, late, len(ids)))
         return late

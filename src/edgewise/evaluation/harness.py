@@ -6,7 +6,7 @@ from contextlib import closing
 from importlib import import_module
 from typing import Any, cast
 
-from edgewise.edge.scoring import Scored, scored
+from edgewise.edge.scoring import Scored, likelihood, scored
 from edgewise.errors import UsageError
 from edgewise.pair import Pair, Wishes
 from edgewise.prompts import Message, render
@@ -133,9 +133,7 @@ class HarnessModel(_api.TemplateLM):
         found: list[tuple[float, bool]] = []
         for key, context, continuation in self._shown(requests, disable_tqdm):
             ids = self._fitting([*context, *continuation], self.max_length)
-            scores = self._scores(ids, len(ids) - len(continuation))
-            told = [(one.logprob or 0.0, one.top[0].logprob) for one in scores]
-            outcome = sum(own for own, _ in told), all(own >= best for own, best in told)
+            outcome = likelihood(self._scores(ids, len(ids) - len(continuation)))
             if key is not None:
                 self.cache_hook.add_partial("loglikelihood", key, outcome)
             found.append(outcome)

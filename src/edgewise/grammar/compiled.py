@@ -4,6 +4,7 @@ The grammar is a model's user's, so it is hostile: it is compiled by a thread of
 stack that is deep enough, given up after a while, and bounded in size and in work for each token.
 """
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -29,6 +30,7 @@ FUEL = 100_000
 COMPILING = 2
 """Grammars that are compiled at a time; one that was given up counts until it ends."""
 
+_KEYWORD = re.compile(r"(?<=\")[$\w]+(?=\")|\b(?:format|oneOf)\b")
 _STACK = 64 << 20
 _LONGEST_REASON = 200
 # Bytes of an id that no text makes begin so, for llguidance.
@@ -112,11 +114,19 @@ class Constraint:
 class Grammar:
     """A compiled grammar over a tokenizer's vocabulary; any number of answers follow it.
 
-    `shown` are control tokens that belong to its texts, and how they are written.
+    `shown` are control tokens that belong to its texts, and how they are written. `unheld` are
+    keywords of its lenient schemas that it holds no answer to.
     """
 
-    def __init__(self, tokenizer: Tokenizer, matcher: Any, shown: Mapping[int, bytes]) -> None:
-        self._matcher, self.shown = matcher, shown
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        matcher: Any,
+        shown: Mapping[int, bytes],
+        *,
+        unheld: Sequence[str],
+    ) -> None:
+        self._matcher, self.shown, self.unheld = matcher, shown, unheld
         self._size, self._ends = tokenizer.size, tokenizer.eos_ids
         self._lock = threading.Lock()
 
@@ -127,8 +137,14 @@ class Grammar:
         return Constraint(matcher, start=start, size=self._size, ends=self._ends)
 
 
-def compiled(tokenizer: Tokenizer, lark: str, shown: Mapping[int, bytes]) -> Grammar:
-    """The grammar that `lark` is, in llguidance's words.
+def compiled(
+    tokenizer: Tokenizer,
+    lark: str,
+    shown: Mapping[int, bytes],
+    *,
+    unheld: Sequence[str] = (),
+) -> Grammar:
+    """The grammar that `lark` is, in llguidance's words; what it left out adds to `unheld`.
 
     Raises `UsageError` for one that is none or too much, or without the library.
     """
@@ -142,7 +158,8 @@ def compiled(tokenizer: Tokenizer, lark: str, shown: Mapping[int, bytes]) -> Gra
                 f"No answer can be held to this form ({_reason(matcher.get_error())})",
                 hint="leave out what is not supported",
             )
-        found = Grammar(tokenizer, matcher, shown)
+        left_out = {*unheld, *_keywords(matcher.get_grammar_warnings())}
+        found = Grammar(tokenizer, matcher, shown, unheld=sorted(left_out))
         # Some are found out only here, such as a schema that nothing fits.
         found.constraint(0).allowed(())
         return found
@@ -235,6 +252,11 @@ def _within(work: Callable[[], Grammar]) -> Grammar:
         raise UsageError(
             f"The answer's form takes more than {SECONDS:g} s to compile", hint="simplify it"
         ) from error
+
+
+def _keywords(warnings: Sequence[str]) -> list[str]:
+    """Those that the library says it does not know, or knows in part."""
+    return [word for told in warnings for word in _KEYWORD.findall(told)]
 
 
 def _reason(told: str) -> str:

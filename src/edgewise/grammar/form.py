@@ -4,11 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
 from edgewise.grammar.compiled import Grammar, compiled
-from edgewise.grammar.schema import MAX_SCHEMA, schema_text
+from edgewise.grammar.schema import MAX_SCHEMA, schema_text, without_look_around
 from edgewise.prompts import Tool
 from edgewise.prompts.conversation import require_shallow
 from edgewise.prompts.tool_formats import ToolFormat, markers, tool_format
@@ -23,7 +24,8 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
 
     With `tools` it may be calls of them instead, and has to be where one is `required`, or `only`
     one of them may be called; more than one call where they may be `parallel`. Tools stand in the
-    prompt as well.
+    prompt as well. Calls of those that `lenient` names are held to what a grammar can be made of
+    in their parameters, and what is not supported there is not refused.
     """
 
     schema: Mapping[str, object] | None = None
@@ -31,6 +33,7 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
     required: bool = False
     only: str | None = None
     parallel: bool = True
+    lenient: frozenset[str] = frozenset()
 
 
 def form_from(
@@ -68,9 +71,11 @@ def grammar_of(tokenizer: Tokenizer, form: AnswerForm) -> Grammar:
     try:
         if not form.tools:
             return compiled(tokenizer, f"start: %json {_of_text(form)}\n", {})
+        require_form(form)
         style, special = tool_format(tokenizer), markers(tokenizer)
         shown = {token: text.encode() for text, token in special.items()}
-        return compiled(tokenizer, _calling(form, style, special), shown)
+        form, unheld = _without_look_around(form)
+        return compiled(tokenizer, _calling(form, style, special), shown, unheld=unheld)
     except UsageError as error:
         error.setting = error.setting or ("tools" if form.tools else "json_schema")
         raise
@@ -111,13 +116,24 @@ def _wrong(what: str, hint: str) -> UsageError:
     return UsageError(what, hint=hint, setting="tools")
 
 
+def _without_look_around(form: AnswerForm) -> tuple[AnswerForm, Sequence[str]]:
+    """The form with lenient tools that a grammar can be made of, and what they lost for it."""
+    found = [
+        replace(tool, parameters=without_look_around(tool.parameters))
+        if tool.name in form.lenient
+        else tool
+        for tool in form.tools
+    ]
+    lost = ("pattern",) if found != list(form.tools) else ()
+    return replace(form, tools=tuple(found)), lost
+
+
 def _calling(form: AnswerForm, style: ToolFormat, special: Mapping[str, int]) -> str:
     """The grammar of calls, and of the text that may come in their place.
 
     Text before a call is free up to the opening, from which on nothing but a call fits. Behind
     calls there is nothing.
     """
-    require_form(form)
     if form.schema is not None and not style.opening:
         raise UsageError(
             "This model's calls are JSON as well, so an answer cannot be either",
@@ -125,7 +141,10 @@ def _calling(form: AnswerForm, style: ToolFormat, special: Mapping[str, int]) ->
             setting="json_schema",
         )
     called = [tool for tool in form.tools if form.only in (None, tool.name)]
-    rules = [_call(number, tool, style, special) for number, tool in enumerate(called)]
+    rules = [
+        _call(number, tool, style, special, lenient=tool.name in form.lenient)
+        for number, tool in enumerate(called)
+    ]
     if sum(map(len, rules)) > MAX_SCHEMA:
         raise _wrong(f"The tools have more than {MAX_SCHEMA} characters", "send fewer")
     any_call = " | ".join(f"call_{number}" for number in range(len(called)))
@@ -162,11 +181,13 @@ def _start(
     return ["start: TEXT | opening calls", f"opening[lazy]: TEXT {opening}", text]
 
 
-def _call(number: int, tool: Tool, style: ToolFormat, special: Mapping[str, int]) -> str:
+def _call(
+    number: int, tool: Tool, style: ToolFormat, special: Mapping[str, int], *, lenient: bool
+) -> str:
     schema = {**(tool.parameters or {"properties": {}}), "type": "object"}
     what = f"The parameters of the tool {tool.name!r}"
     head = _terms(f"{style.before_name}{tool.name}{style.before_arguments}", special)
-    arguments = f"%json {schema_text(schema, what)}"
+    arguments = f"%json {schema_text(schema, what, lenient=lenient)}"
     closing = _terms(style.closing, special)
     return f"call_{number}: {head} arguments_{number} {closing}\narguments_{number}: {arguments}"
 

@@ -1,18 +1,17 @@
 """JSON schemas as grammars take them: bounded, and closed where nothing says that they are open."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
 import msgspec
 
 from edgewise.errors import UsageError
+from edgewise.grammar.combined import MAX_VALUES, require_light
 from edgewise.prompts.conversation import inner, require_shallow
 
 MAX_SCHEMA = 1 << 17
 """Longest JSON text of an answer's schema, and of all tools together, bytes."""
-
-MAX_VALUES = 20_000
-"""Most values of a schema, at all depths."""
 
 MAX_KEYS = 1000
 """Most keys of one object in a schema: what they come to grows with their square."""
@@ -27,16 +26,24 @@ _OPENING = frozenset(
 )
 """What says of an object that it may have other keys than it names, or needs some."""
 
+_VALUES = frozenset({"const", "enum"})
+
+_LOOKING_AROUND = re.compile(r"\(\?<?[=!]")
+
 _KEYED = frozenset({"properties", "required"} | _OPENING)
 
 
-def schema_text(schema: Mapping[str, object] | None, what: str) -> str:
-    """The JSON text of a schema, for a grammar. Raises `UsageError` for none, or too much."""
+def schema_text(schema: Mapping[str, object] | None, what: str, *, lenient: bool = False) -> str:
+    """The JSON text of a schema, for a grammar. Raises `UsageError` for none, or too much.
+
+    With `lenient`, what the library does not know of it holds nothing.
+    """
     _require_small(schema, what)
+    require_light(schema, what)
     found = dict(schema or {})
     if not _combines(found):
         found = cast(dict[str, object], _closed(found))
-    found["x-guidance"] = {"whitespace_pattern": _BLANKS}
+    found["x-guidance"] = {"whitespace_pattern": _BLANKS, "lenient": lenient}
     try:
         text = msgspec.json.encode(found).decode()
     except (TypeError, UnicodeEncodeError) as error:
@@ -71,6 +78,19 @@ def _combines(schema: Mapping[str, object]) -> bool:
                 return True
         left += inner(value)
     return False
+
+
+def without_look_around(schema: object) -> object:
+    """A schema without the patterns that look around, which no grammar can hold a text to."""
+    if isinstance(schema, Mapping):
+        return {
+            key: value if key in _VALUES else without_look_around(value)
+            for key, value in cast(Mapping[str, object], schema).items()
+            if not (key == "pattern" and isinstance(value, str) and _LOOKING_AROUND.search(value))
+        }
+    if isinstance(schema, list | tuple):
+        return [without_look_around(one) for one in cast(list[object], schema)]
+    return schema
 
 
 def _closed(schema: object) -> object:

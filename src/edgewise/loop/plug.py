@@ -3,9 +3,9 @@
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
 
 from edgewise.cloud.base import CloudModel, CloudSession, failed, settle
+from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
 from edgewise.errors import CloudUnavailable
 from edgewise.loop.breaker import Breaker
 from edgewise.prompts import Prompt
@@ -32,8 +32,7 @@ class Plug:
 
     def cloud(self, model: CloudModel) -> CloudModel:
         """`model`, behind this switch."""
-        plugged: Any = _PluggedCloud(model, self)
-        return plugged
+        return _PluggedCloud(model, self)
 
     def breaker(self, shared: Breaker) -> Breaker:
         """`shared`, and from the first time that this is unplugged on one of the answer's own."""
@@ -88,22 +87,21 @@ class Plug:
         return flew
 
 
-class _PluggedCloud:
+class _PluggedCloud(WrappedCloud):
     """Implements `CloudModel` behind a `Plug`."""
 
-    def __init__(self, model: CloudModel, plug: Plug) -> None:
-        self._model, self._plug = model, plug
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+    def __init__(self, cloud: CloudModel, plug: Plug) -> None:
+        super().__init__(cloud)
+        self._plug = plug
 
     def open(self, prompt: Prompt) -> "_PluggedSession":
-        return _PluggedSession(self._model.open(prompt), self._plug)
+        return _PluggedSession(self.cloud.open(prompt), self._plug)
 
 
-class _PluggedSession:
+class _PluggedSession(WrappedSession):
     def __init__(self, session: CloudSession, plug: Plug) -> None:
-        self._session, self._plug = session, plug
+        super().__init__(session)
+        self._plug = plug
 
     def ask(
         self,
@@ -115,13 +113,10 @@ class _PluggedSession:
     ) -> "Future[Verdict]":
         if not self._plug.plugged:
             return failed(CloudUnavailable(_UNPLUGGED))
-        return self._plug.watched(self._session.ask(ids, n, sampling, deadline, sent))
+        return self._plug.watched(super().ask(ids, n, sampling, deadline, sent))
 
     def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        return self._session.push(ids, sent) if self._plug.plugged else 0
-
-    def close(self) -> None:
-        self._session.close()
+        return super().push(ids, sent) if self._plug.plugged else 0
 
 
 class _OwnBreaker(Breaker):

@@ -21,11 +21,11 @@ class Prefix(msgspec.Struct, frozen=True):
 class Continuation(msgspec.Struct, frozen=True):
     """What a model wrote, its end token included, each id with its logprob (nats).
 
-    `top` holds the likeliest ids for each, where an engine told them.
+    None, and no `top`, the likeliest ids for each, where an engine did not tell them.
     """
 
     ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    logprobs: tuple[float | None, ...]
     top: tuple[tuple[Candidate, ...], ...] = ()
 
 

@@ -16,9 +16,9 @@ DEADLINE = 300.0
 
 
 class CloudRollouts:
-    """Implements `Rollouts` with a session a prefix. Raises the `CloudError` of the first failure.
+    """Implements `Rollouts` with a session a prefix.
 
-    A logprob that the engine does not tell counts as 0 (certain).
+    Raises the `CloudError` of the first failure.
     """
 
     def __init__(self, cloud: CloudModel, width: int = WIDTH, deadline: float = DEADLINE) -> None:
@@ -43,8 +43,7 @@ class CloudRollouts:
                     index, session = flying.pop(future)
                     session.close()
                     verdict = future.result()
-                    logprobs = tuple(logprob or 0.0 for logprob in verdict.logprobs)
-                    written[index] = Continuation(verdict.ids, logprobs, verdict.top)
+                    written[index] = Continuation(verdict.ids, verdict.logprobs, verdict.top)
                     done(index, written[index])
         finally:
             for future, (_, session) in flying.items():

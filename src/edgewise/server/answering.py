@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import repeat
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from edgewise.edge.base import EdgeModel
 from edgewise.edge.fitting import longest_piece, overflow, require_fitting, require_short
 from edgewise.edge.scoring import Scored
 from edgewise.events import Event, Finished, Pending, Rewound, Timing, Usage
-from edgewise.grammar.compiled import Grammar
+from edgewise.grammar.compiled import COMPILING, Grammar
 from edgewise.grammar.form import AnswerForm, grammar_of
 from edgewise.loop.account import Account
 from edgewise.loop.billing import Billing
@@ -34,6 +34,7 @@ from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.sampling import Sampling
 from edgewise.server.admission import Admission, Ticket
+from edgewise.server.errors import ApiError
 from edgewise.server.local_messages import LocalMessages
 from edgewise.server.metrics import Metrics
 from edgewise.server.plugs import Plugs
@@ -44,6 +45,9 @@ PAIR = "edgewise"
 
 READERS = 2
 """Prompts that are rendered and tokenised at a time; a long one takes memory."""
+
+FORM_SECONDS = 10
+"""When to come back where too many forms are compiled: by then one was, or was given up."""
 
 
 _T = TypeVar("_T")
@@ -152,6 +156,10 @@ class Answering:
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="answer")
         # Of their own, so that neither a long prompt nor a long answer keeps the other waiting.
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="prompt")
+        # And a form is its client's: one that takes long keeps no prompt waiting, and those that
+        # wait for each other leave half of the places to answers without.
+        self._compilers = ThreadPoolExecutor(COMPILING, thread_name_prefix="form")
+        self._forms, self._most_forms = 0, max(1, (slots + queue) // 2)
         # Looked up once for all requests, and not while one waits.
         longest_piece(edge.tokenizer)
 
@@ -170,6 +178,7 @@ class Answering:
     def close(self) -> None:
         """Wait for the threads; answers under way are stopped by the end of their requests."""
         self._readers.shutdown(cancel_futures=True)
+        self._compilers.shutdown(cancel_futures=True)
         self._threads.shutdown()
 
     def enter(self, asked: DecodeRequest) -> Ticket:
@@ -182,21 +191,40 @@ class Answering:
         return self.admission.enter()
 
     async def read(self, unread: Unread) -> Ready:
-        """The prompt, rendered and tokenised in a thread. Raises `ContextOverflow`, or what
-        `Unread.read` does."""
-        return await self.reading(lambda: self._read(unread))
+        """The prompt, rendered and tokenised in a thread, and its answer's form, compiled in
+        another. Raises `ContextOverflow`, what `Unread.read` and `grammar_of` do, or `ApiError` 429
+        for too many forms."""
+        prompt = await self.reading(lambda: self._read(unread))
+        return Ready(prompt, await self._grammar(unread.form) if unread.form else None)
 
     async def reading(self, work: Callable[[], _T]) -> _T:
         """What `work` makes of text, in a thread; where this is cancelled before its turn there,
         nothing is done."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
-    def _read(self, unread: Unread) -> Ready:
-        tokenizer = self.edge.tokenizer
-        require_fitting(tokenizer, unread.texts, self.edge.context)
+    def _read(self, unread: Unread) -> Prompt:
+        require_fitting(self.edge.tokenizer, unread.texts, self.edge.context)
         prompt = unread.read()
         self._require_room(len(prompt.ids))
-        return Ready(prompt, grammar_of(tokenizer, unread.form) if unread.form else None)
+        return prompt
+
+    async def _grammar(self, form: AnswerForm) -> Grammar:
+        if self._forms >= self._most_forms:
+            raise ApiError(
+                429,
+                f"The forms of {self._forms} answers are being compiled; try again in "
+                f"{FORM_SECONDS} s, or ask for an answer without response_format and tools.",
+                kind="rate_limit_error",
+                code="queue_full",
+                headers={"Retry-After": str(FORM_SECONDS)},
+            )
+        self._forms += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._compilers, grammar_of, self.edge.tokenizer, form
+            )
+        finally:
+            self._forms -= 1
 
     def _require_room(self, tokens: int) -> None:
         if tokens >= self.edge.context:
@@ -301,7 +329,7 @@ class Answering:
 
     def _decoder(self, asked: DecodeRequest) -> Decoder:
         """With the cloud as this answer reaches it."""
-        cloud: Any = self.cloud
+        cloud = self.cloud
         breaker, latency = self.breaker, self.latency
         if cloud is not None:
             if asked.round_trip:

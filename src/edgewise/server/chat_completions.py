@@ -14,6 +14,7 @@ from edgewise.parts import notice
 from edgewise.prompts import Message, prompt_of
 from edgewise.prompts.conversation import said
 from edgewise.server.answering import Answering, DecodeRequest, Unread
+from edgewise.server.bodies import JsonRoute
 from edgewise.server.callers import caller_of
 from edgewise.server.decoding import asks_local, decode_request
 from edgewise.server.errors import ApiError
@@ -26,7 +27,7 @@ from edgewise.server.streaming import STREAMED, reply_with
 
 def routes(models: Models) -> APIRouter:
     """The endpoint over the loaded pairs."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/chat/completions", response_model=ChatCompletion, responses=STREAMED)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]

@@ -12,6 +12,7 @@ from edgewise.events import Candidate, Token
 from edgewise.prompts import Prompt
 from edgewise.server.admission import Ticket
 from edgewise.server.answering import Answering, DecodeRequest, Scorer, Unread
+from edgewise.server.bodies import JsonRoute
 from edgewise.server.decoding import asks_local, decode_request
 from edgewise.server.errors import ApiError
 from edgewise.server.models import Models, cloud_alone, edge_alone
@@ -22,7 +23,7 @@ from edgewise.server.streaming import STREAMED, reply_with
 
 def routes(models: Models) -> APIRouter:
     """The endpoint over the loaded pairs."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/completions", response_model=Completion, responses=STREAMED)
     async def completions(body: CompletionRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]

@@ -4,6 +4,7 @@ The library's errors name a setting where one would help. Of those a request has
 the others are the operator's, and a client is told that they are the server's.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -155,15 +156,45 @@ def _describe(app: FastAPI) -> None:
 def _invalid(problems: Sequence[Any]) -> ApiError:
     """The first problem as a sentence; of a union's, the one that got furthest."""
     problem = max(problems, key=lambda found: len(found["loc"]))
-    if problem["type"] == "json_invalid":
+    kind = problem["type"]
+    if kind == "json_invalid":
         return ApiError(400, "The body is no valid JSON.")
-    # In brackets stands of which kind something is, which is no field.
-    names = [str(part) for part in problem["loc"] if part != "body" and str(part)[:1] != "("]
-    param = ".".join(names[:3]) or None
-    if problem["type"] == "extra_forbidden":
+    param = _path(problem["loc"], strange=kind == "extra_forbidden")
+    if kind == "extra_forbidden":
         message = f"{param} is not supported; leave it out."
-    elif problem["type"] == "missing":
+    elif kind == "missing":
         message = f"{param or 'The body'} is missing."
+    elif kind == "union_tag_invalid":
+        tag, known = (problem["ctx"][name] for name in ("tag", "expected_tags"))
+        known = known.translate(_UNQUOTED)
+        message = f"{param} has the type {_short(tag.strip('()'))!r}; what can be read is {known}."
     else:
         message = f"{param or 'The body'} is not valid: {problem['msg'].lower()}."
     return ApiError(400, message, param=param)
+
+
+_UNQUOTED = str.maketrans("", "", "'()")
+_FIELD = re.compile(r"[a-z][a-z0-9_]*")
+_LONGEST, _DEEPEST = 60, 8
+_KINDS = frozenset({"str", "int", "float", "bool", "list"})
+
+
+def _path(loc: Sequence[str | int], *, strange: bool) -> str | None:
+    """Where a problem is: fields and numbers, without what kinds were tried there.
+
+    Where its last part is `strange` it is the client's own word.
+    """
+    last = len(loc) - 1
+    names = [
+        _short(str(part))
+        for at, part in enumerate(loc)
+        if isinstance(part, int)
+        or (at == last and strange)
+        or (at > 0 and part not in _KINDS and _FIELD.fullmatch(part))
+    ]
+    return ".".join(names[:_DEEPEST]) or None
+
+
+def _short(word: str) -> str:
+    """A client's own, on one line."""
+    return " ".join(word[:_LONGEST].split())

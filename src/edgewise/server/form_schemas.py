@@ -49,7 +49,10 @@ ResponseFormat = Annotated[
 
 
 class FunctionDefinition(Strict):
-    """A function; its arguments are held to `parameters`, `strict` or not."""
+    """A function; its arguments are held to `parameters`.
+
+    What of these no grammar can be made of is refused where it is `strict`, and said otherwise.
+    """
 
     name: FormName
     description: Description | None = None
@@ -62,6 +65,12 @@ class FunctionTool(Strict):
 
     type: Literal["function"]
     function: FunctionDefinition
+
+
+class OtherTool(BaseModel):
+    """A tool that is not ours to run, such as a provider's search: no answer calls it."""
+
+    type: Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class FunctionName(Strict):

@@ -36,6 +36,7 @@ def form_of(body: ChatRequest) -> AnswerForm | None:
         required=choice == "required",
         only=choice.function.name if isinstance(choice, NamedTool) else None,
         parallel=body.parallel_tool_calls is not False,
+        lenient=frozenset(tool.function.name for tool in tools if not tool.function.strict),
     )
     require_form(form)
     return form

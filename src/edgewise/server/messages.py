@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from msgspec.structs import replace
 
 from edgewise.events import Event
 from edgewise.prompts import Prompt
 from edgewise.server.admission import Ticket
+from edgewise.server.bodies import JsonRoute
 from edgewise.server.chat_completions import ChatReply, prepared, unread
 from edgewise.server.errors import ApiError, anthropic_body
 from edgewise.server.harmless import ignored, said
@@ -36,7 +38,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 
 def routes(models: Models) -> APIRouter:
     """The endpoints over the loaded pairs."""
-    router = APIRouter(responses=REFUSALS)
+    router = APIRouter(route_class=JsonRoute, responses=REFUSALS)
     told = streamed("with `stream` as server-sent events, each named by its type")
 
     @router.post("/messages", response_model=MessagesReply, responses=told)
@@ -56,7 +58,8 @@ def routes(models: Models) -> APIRouter:
         reply.headers.update(said(names) or {})
         answering = models.asked(body.model)
         policy_for(answering, body.model)
-        asked = unread(answering, body.chat())
+        # What is counted needs no grammar.
+        asked = replace(unread(answering, body.chat()), form=None)
         ready = await queued(answering, request, lambda: answering.read(asked))
         return CountReply(input_tokens=len(ready.prompt.ids))
 

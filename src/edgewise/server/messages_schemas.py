@@ -8,20 +8,24 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 
 from edgewise.grammar.form import MAX_TOOLS
 from edgewise.server.errors import ApiError
-from edgewise.server.form_schemas import CallId, Description, FormName, NamedTool
+from edgewise.server.form_schemas import CallId, Description, FormName, NamedTool, OtherTool
 from edgewise.server.harmless import HARMLESS, Harmless, shown
 from edgewise.server.schemas import (
     MAX_MESSAGES,
     MAX_STOPS,
-    MAX_TOKENS,
     BoundedText,
     ChatMessage,
     ChatRequest,
     EdgewiseOptions,
+    ModelName,
     Nothing,
     Provenance,
     StopText,
     StreamOptions,
+    Temperature,
+    TokenLimit,
+    TopK,
+    TopP,
 )
 from edgewise.server.strict import Strict
 from edgewise.server.turns import call_of, function_tool, joined, json_format, named_tool
@@ -137,12 +141,6 @@ class AnthropicTool(Strict):
     allowed_callers: Harmless = None
 
 
-class ProvidersTool(BaseModel):
-    """A tool of the provider's, such as a search: no answer calls it."""
-
-    type: Annotated[str, Field(min_length=1, max_length=200)]
-
-
 def _kind_of_tool(tool: object) -> str:
     given = cast(dict[str, Any], tool) if isinstance(tool, dict) else {}
     found = given.get("type", getattr(tool, "type", None))
@@ -152,7 +150,7 @@ def _kind_of_tool(tool: object) -> str:
 AnthropicTools = Annotated[
     list[
         Annotated[
-            Annotated[AnthropicTool, Tag("(own)")] | Annotated[ProvidersTool, Tag("(other)")],
+            Annotated[AnthropicTool, Tag("(own)")] | Annotated[OtherTool, Tag("(other)")],
             Discriminator(_kind_of_tool),
         ]
     ],
@@ -204,7 +202,7 @@ class ContextManagement(Strict):
 
 
 class _Conversation(Strict):
-    model: Annotated[str, Field(max_length=200)]
+    model: ModelName
     messages: Annotated[list[AnthropicTurn], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: BoundedText | Texts | None = None
     tools: AnthropicTools | None = None
@@ -234,7 +232,7 @@ class _Conversation(Strict):
             inside.append("messages.is_error")
         if self.output_config and self.output_config.effort:
             inside.append("output_config.effort")
-        others = {tool.type for tool in self.tools or () if isinstance(tool, ProvidersTool)}
+        others = {tool.type for tool in self.tools or () if isinstance(tool, OtherTool)}
         return inside + [f"tools.{shown(name)}" for name in sorted(others)]
 
     def chat(self) -> ChatRequest:
@@ -244,7 +242,7 @@ class _Conversation(Strict):
         for turn in self.messages:
             turns += _turns(turn)
         tools = [
-            function_tool(one.name, one.description, one.input_schema)
+            function_tool(one.name, one.description, one.input_schema, strict=one.strict)
             for one in self.tools or ()
             if isinstance(one, AnthropicTool)
         ]
@@ -269,11 +267,11 @@ class CountRequest(_Conversation):
 class MessagesRequest(_Conversation):
     """`POST /v1/messages`."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+    max_tokens: TokenLimit
     stream: bool | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
     stop_sequences: Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
     metadata: Harmless = None
     service_tier: Harmless = None

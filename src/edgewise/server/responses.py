@@ -14,6 +14,7 @@ from edgewise.events import Event
 from edgewise.prompts import Prompt
 from edgewise.server import response_items as items
 from edgewise.server.admission import Ticket
+from edgewise.server.bodies import JsonRoute
 from edgewise.server.chat_completions import ChatReply, prepared
 from edgewise.server.errors import ApiError
 from edgewise.server.harmless import ignored
@@ -26,7 +27,7 @@ from edgewise.server.writing import Writer
 
 def routes(models: Models) -> APIRouter:
     """The endpoint over the loaded pairs."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
     told = streamed("with `stream` as server-sent events, each named by its type")
 
     @router.post("/responses", response_model=ResponsesReply, responses=told)

@@ -8,30 +8,35 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 from edgewise.grammar.form import MAX_TOOLS
 from edgewise.server.errors import ApiError
 from edgewise.server.form_schemas import (
-    MAX_ARGUMENTS,
     CallId,
-    Description,
-    FormName,
+    FunctionCall,
+    FunctionDefinition,
+    FunctionName,
     JsonObjectFormat,
     JsonSchemaFormat,
+    JsonSchemaText,
+    OtherTool,
     TextFormat,
 )
 from edgewise.server.harmless import HARMLESS, Harmless, refused, shown
 from edgewise.server.schemas import (
     MAX_MESSAGES,
-    MAX_TOKENS,
-    TOP_LOGPROBS,
     BoundedText,
     ChatMessage,
     ChatRequest,
     EdgewiseOptions,
+    ModelName,
     Provenance,
     StreamOptions,
+    Temperature,
+    TokenLimit,
     TokenLogprob,
+    TopLogprobs,
+    TopP,
 )
 from edgewise.server.strict import Strict
 from edgewise.server.turns import call_of, function_tool, joined, json_format, named_tool
-from edgewise.server.usage_schemas import CloudUsage
+from edgewise.server.usage_schemas import CloudUsage, PromptDetails
 
 LOGPROBS = "message.output_text.logprobs"
 """What `include` may name; what else it may name there is none of here."""
@@ -63,13 +68,11 @@ def text_of(content: str | Sequence[InputText]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-class CallItem(Strict):
+class CallItem(FunctionCall):
     """A call that an earlier answer made."""
 
     type: Literal["function_call"]
     call_id: CallId
-    name: Annotated[str, Field(min_length=1, max_length=200)]
-    arguments: Annotated[str, Field(max_length=MAX_ARGUMENTS)]
     id: Harmless = None
     status: Harmless = None
 
@@ -126,20 +129,10 @@ def _turn(item: InputItem) -> ChatMessage | None:
             return None
 
 
-class ResponsesTool(Strict):
+class ResponsesTool(FunctionDefinition):
     """A function that the answer may call."""
 
     type: Literal["function"]
-    name: FormName
-    description: Description | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class OtherTool(BaseModel):
-    """A tool that is not ours to run, such as a search: no answer calls it."""
-
-    type: Annotated[str, Field(min_length=1, max_length=200)]
 
 
 def _kind_of_tool(tool: object) -> str:
@@ -154,21 +147,16 @@ AnyTool = Annotated[
 ]
 
 
-class ResponsesToolName(Strict):
+class ResponsesToolName(FunctionName):
     """The tool that has to be called."""
 
     type: Literal["function"]
-    name: FormName
 
 
-class ResponsesJsonSchema(Strict):
+class ResponsesJsonSchema(JsonSchemaText):
     """Answers are JSON that a schema allows."""
 
     type: Literal["json_schema"]
-    name: FormName
-    description: Description | None = None
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    strict: bool | None = None
 
 
 class TextOptions(Strict):
@@ -190,15 +178,15 @@ class TextOptions(Strict):
 class ResponsesRequest(Strict):
     """`POST /v1/responses`. Nothing is kept: a conversation comes whole, in `input`."""
 
-    model: Annotated[str, Field(max_length=200)]
+    model: ModelName
     input: BoundedText | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: BoundedText | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
+    max_output_tokens: TokenLimit | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_logprobs: TopLogprobs | None = None
     text: TextOptions | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolName | None = None
@@ -254,7 +242,7 @@ class ResponsesRequest(Strict):
     def chat(self) -> ChatRequest:
         """The same as a chat. Raises `ApiError`."""
         tools = [
-            function_tool(one.name, one.description, one.parameters)
+            function_tool(one.name, one.description, one.parameters, strict=one.strict)
             for one in self.tools or ()
             if isinstance(one, ResponsesTool)
         ]
@@ -319,10 +307,9 @@ class IncompleteDetails(BaseModel):
     reason: Literal["max_output_tokens"]
 
 
-class InputDetails(BaseModel):
+class InputDetails(PromptDetails):
     """`cached_tokens` of the prompt were in the edge model's KV cache already."""
 
-    cached_tokens: int
     cache_write_tokens: int
 
 

@@ -37,6 +37,12 @@ MAX_ROUND_TRIP = 0.5
 """Seconds; a way around the world and back."""
 
 BoundedText = Annotated[str, Field(max_length=MAX_CHARACTERS)]
+ModelName = Annotated[str, Field(max_length=200)]
+TokenLimit = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+Temperature = Annotated[float, Field(ge=0, le=2)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+TopK = Annotated[int, Field(ge=0, le=1 << 20)]
+TopLogprobs = Annotated[int, Field(ge=0, le=TOP_LOGPROBS)]
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
 Zero = Annotated[float, Field(ge=0, le=0)]
 Nothing = Annotated[list[Any], Field(max_length=0)]
@@ -103,13 +109,13 @@ class EdgewiseOptions(Strict):
 
 
 class _Request(Strict):
-    model: Annotated[str, Field(max_length=200)]
+    model: ModelName
     stream: bool = False
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    max_tokens: TokenLimit | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
@@ -146,9 +152,9 @@ class ChatRequest(_Request):
         Field(min_length=1, max_length=MAX_MESSAGES),
         BeforeValidator(_few_parts),
     ]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
+    top_logprobs: TopLogprobs | None = None
     response_format: ResponseFormat | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
@@ -197,7 +203,7 @@ class CompletionRequest(_Request):
         Discriminator(_form),
     ]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
-    logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
+    logprobs: TopLogprobs | None = None
     echo: bool | None = None
     best_of: Literal[1] | None = None
     suffix: None = None

@@ -17,7 +17,7 @@ from edgewise.server.admission import Ticket
 from edgewise.server.answering import Answering, DecodeRequest
 from edgewise.server.callers import Caller, caller_of
 from edgewise.server.errors import ApiError, api_error, unexpected
-from edgewise.server.harmless import said
+from edgewise.server.harmless import said, shown
 from edgewise.server.writing import Framing, Writer
 
 PING_SECONDS = 10
@@ -106,7 +106,8 @@ async def reply_with(
             ticket.leave()
         await caller.leave()
         raise
-    headers = said(writer.ignored)
+    unheld = ready.grammar.unheld if ready.grammar else ()
+    headers = said([*writer.ignored, *(f"tools.{shown(keyword)}" for keyword in unheld)])
     events = _seen(caller, answering.events(decoding, ready, ticket))
     if stream:
         return EventStream(writer.chunks(events), ticket, caller, writer, headers)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from edgewise.edge.base import Tokenizer
 from edgewise.server.answering import Answering
+from edgewise.server.bodies import JsonRoute
 from edgewise.server.errors import ApiError
 from edgewise.server.models import Models
 from edgewise.server.schemas import MAX_IDS, BoundedText
@@ -60,7 +61,7 @@ class TokenizerInfo(BaseModel):
 
 def routes(models: Models) -> APIRouter:
     """The endpoints over the loaded pairs."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     def asked(model: str | None) -> Answering:
         return models.first if model is None else models.asked(model)

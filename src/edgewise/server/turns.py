@@ -26,11 +26,15 @@ def call_of(id: str, name: str, arguments: str) -> MessageToolCall:
 
 
 def function_tool(
-    name: str, description: str | None, parameters: Mapping[str, Any] | None
+    name: str,
+    description: str | None,
+    parameters: Mapping[str, Any] | None,
+    *,
+    strict: bool | None,
 ) -> FunctionTool:
     """A tool in a chat's terms."""
     function = FunctionDefinition.model_construct(
-        name=name, description=description, parameters=parameters
+        name=name, description=description, parameters=parameters, strict=strict
     )
     return FunctionTool.model_construct(type="function", function=function)
 

@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Step
 from edgewise.errors import CloudError, UsageError
 from edgewise.events import Event
@@ -97,7 +98,7 @@ class Recorder:
     def decoder(self, decoder: Decoder) -> Decoder:
         """The same decoder, watched."""
         edge: Any = _Edge(decoder.edge, self)
-        cloud: Any = _Cloud(decoder.cloud, self) if decoder.cloud else None
+        cloud = _Cloud(decoder.cloud, self) if decoder.cloud else None
         return Decoder(
             edge,
             router=decoder.router,
@@ -225,22 +226,21 @@ class _EdgeSession:
             self._computed = position
 
 
-class _Cloud:
+class _Cloud(WrappedCloud):
     """A cloud model whose sessions are watched."""
 
-    def __init__(self, model: CloudModel, recorder: Recorder) -> None:
-        self._model, self._recorder = model, recorder
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+    def __init__(self, cloud: CloudModel, recorder: Recorder) -> None:
+        super().__init__(cloud)
+        self._recorder = recorder
 
     def open(self, prompt: Prompt) -> "_CloudSession":
-        return _CloudSession(self._model.open(prompt), self._recorder)
+        return _CloudSession(self.cloud.open(prompt), self._recorder)
 
 
-class _CloudSession:
+class _CloudSession(WrappedSession):
     def __init__(self, session: CloudSession, recorder: Recorder) -> None:
-        self._session, self._recorder = session, recorder
+        super().__init__(session)
+        self._recorder = recorder
 
     def ask(
         self,
@@ -252,15 +252,12 @@ class _CloudSession:
     ) -> "Future[Verdict]":
         sent = sent or Sent()
         ask = Asked(self._recorder.next_consult(), len(ids), n, deadline)
-        future = self._session.ask(ids, n, sampling, deadline, sent)
+        future = super().ask(ids, n, sampling, deadline, sent)
         self._recorder.asked(future, ask, sent)
         return future
 
     def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        fresh = self._session.push(ids, sent)
+        fresh = super().push(ids, sent)
         if fresh:
             self._recorder.add(Pushed(len(ids) - fresh, fresh))
         return fresh
-
-    def close(self) -> None:
-        self._session.close()

@@ -42,14 +42,15 @@ _PREFILL = 256
 class Sample(msgspec.Struct, frozen=True):
     """A text to read after a prompt.
 
-    `logprobs` (nats) are the cloud's. Those of a reference are there where the cloud has read it;
-    `cloud` is then what it would have written at each position.
+    `logprobs` (nats) are the cloud's, None where its engine does not tell one. Those of a reference
+    are there where the cloud has read it; `cloud` is then what it would have written at each
+    position.
     """
 
     question: str
     prompt: tuple[int, ...]
     ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    logprobs: tuple[float | None, ...]
     right: bool
     cloud: tuple[int, ...] = ()
 

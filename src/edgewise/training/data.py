@@ -22,7 +22,7 @@ class Data(msgspec.Struct, frozen=True):
     `inputs` float32[n, width] (without the embedding), `labels` float32[n], `groups` int32[n]:
     which text; `proposed` int32[n] with `embeddings` float32[vocabulary, d] where the token's
     embedding is an input; `edge_logprob` and `cloud_logprob` float32[n] of the token written, for
-    the marginal likelihood.
+    the marginal likelihood, the cloud's NaN where it is not known.
     """
 
     inputs: Floats
@@ -60,8 +60,8 @@ def data_of(
         if name != "token_embedding"
     ]
     logprobs = {sample.question: sample.logprobs for sample in samples}
-    cloud = [logprobs[name] for name in columns.questions]
-    known = all(cloud)
+    told = [logprobs[name] for name in columns.questions]
+    cloud = np.array([one for text in told for one in text], np.float32) if all(told) else None
     return Data(
         np.concatenate(parts, axis=1) if parts else np.empty((len(labels), 0), np.float32),
         labels,
@@ -69,7 +69,7 @@ def data_of(
         columns.proposed,
         embeddings if "token_embedding" in inputs else None,
         columns.edge_logprob,
-        np.concatenate(cloud).astype(np.float32) if known else None,
+        None if cloud is None or np.isnan(cloud).all() else cloud,
     )
 
 

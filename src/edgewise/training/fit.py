@@ -30,9 +30,9 @@ def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> 
     Cross-entropy: against the labels; `balanced`: positive ones weigh as many times as there are
     more negative ones, as in the published code of R2R (arXiv 2505.21600). `marginal-likelihood`:
     Co-LLM's, equation 3 of arXiv 2403.03870, -log((1 - p) P_edge(y) + p P_cloud(y)) with p the
-    score, begun with some epochs of cross-entropy in which positive labels weigh eight times. The
-    fit begins as the constant score that is the mean label, so that no update is spent on finding
-    that. `done` is called after each epoch.
+    score, begun with some epochs of cross-entropy in which positive labels weigh eight times; over
+    the tokens whose P_cloud is known. The fit begins as the constant score that is the mean label,
+    so that no update is spent on finding that. `done` is called after each epoch.
     """
     torch = import_torch()
     torch.manual_seed(recipe.seed)
@@ -130,16 +130,19 @@ def _objective(torch: Any, data: Data, recipe: Recipe) -> Callable[[Any, Any], A
     if data.edge_logprob is None or data.cloud_logprob is None:
         raise UsageError(
             "The marginal likelihood needs logprobs of the cloud's answers",
-            hint="choose a label that reads these",
+            hint="choose another label, or a cloud that tells them",
             setting="label",
         )
     edge = torch.from_numpy(data.edge_logprob)
     cloud = torch.from_numpy(data.cloud_logprob)
+    known = ~cloud.isnan()
     log_sigmoid = torch.nn.functional.logsigmoid
 
     def marginal(logit: Any, rows: Any) -> Any:
+        told = known[rows]
+        logit, rows = logit[told], rows[told]
         either = torch.logaddexp(log_sigmoid(-logit) + edge[rows], log_sigmoid(logit) + cloud[rows])
-        return -either.mean()
+        return -either.sum() / max(1, len(rows))
 
     return marginal
 

@@ -19,7 +19,7 @@ class PairRollouts:
                 prefix.ids, max_tokens=prefix.n, sampling=prefix.sampling
             )
             ids = tuple(token.id for token in answer.tokens)
-            written.append(Continuation(ids, tuple(t.logprob or 0.0 for t in answer.tokens)))
+            written.append(Continuation(ids, tuple(token.logprob for token in answer.tokens)))
             done(index, written[-1])
         return written
 

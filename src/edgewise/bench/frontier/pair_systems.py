@@ -1,7 +1,6 @@
 """The systems of one pair: what they share, and each of them by a call."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from edgewise.bench.frontier.base import MeasuredSystem
 from edgewise.bench.frontier.recorded import EngineTime, RecordedCloud
@@ -57,7 +56,7 @@ class PairSystems:
         self._model, self._pace, self._max_tokens = edge, pace, max_tokens
         self._cloud, self._link, self._key, self._seconds = cloud, link, key, seconds
         # What slows it down stands for the model behind it.
-        self._asked: Any = LateCloud(cloud, seconds) if slowed and seconds else cloud
+        self._asked = LateCloud(cloud, seconds) if slowed and seconds else cloud
         self._streams: list[Streamed] = []
 
     @property

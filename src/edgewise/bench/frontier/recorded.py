@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
 
 from edgewise.bench.frontier.base import CloudRequest
 from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
 from edgewise.edge.kv import common_prefix
 from edgewise.errors import CloudError
 from edgewise.prompts import Prompt
@@ -16,7 +16,7 @@ EngineTime = Callable[[int, int], float]
 """From tokens written and prompt tokens computed to an engine's seconds: `EnginePace.of`."""
 
 
-class RecordedCloud:
+class RecordedCloud(WrappedCloud):
     """Implements `CloudModel`: `cloud`, whose consults are kept as `CloudRequest`s.
 
     For one answer at a time. Sessions that are told of an answer ahead of its consults (`push`)
@@ -25,15 +25,13 @@ class RecordedCloud:
 
     def __init__(self, cloud: CloudModel, seconds: EngineTime | None = None) -> None:
         """`seconds` stands in the place of the engine's meter, where the engine is slowed down."""
-        self._cloud, self._seconds = cloud, seconds
+        super().__init__(cloud)
+        self._seconds = seconds
         self._asks: list[_Ask] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cloud, name)
 
     def open(self, prompt: Prompt) -> "_RecordedSession":
         """A session whose consults are kept."""
-        return _RecordedSession(self._cloud.open(prompt), self._asks)
+        return _RecordedSession(self.cloud.open(prompt), self._asks)
 
     def take(self) -> tuple[CloudRequest, ...]:
         """The requests since the last call, in the order in which they were made.
@@ -95,16 +93,11 @@ class _Ask:
         )
 
 
-class _RecordedSession:
+class _RecordedSession(WrappedSession):
     def __init__(self, session: CloudSession, asks: list[_Ask]) -> None:
-        self._session, self._asks = session, asks
+        super().__init__(session)
+        self._asks = asks
         self._own: list[_Ask] = []
-
-    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        return self._session.push(ids, sent)
-
-    def close(self) -> None:
-        self._session.close()
 
     def ask(
         self,
@@ -114,7 +107,7 @@ class _RecordedSession:
         deadline: float,
         sent: Sent | None = None,
     ) -> "Future[Verdict]":
-        future = self._session.ask(ids, n, sampling, deadline, sent)
+        future = super().ask(ids, n, sampling, deadline, sent)
         ask = _Ask(ids, n, self._own, future)
         self._own.append(ask)
         self._asks.append(ask)

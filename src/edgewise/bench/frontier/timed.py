@@ -101,9 +101,9 @@ class Timed:
         """`link` is that between the two, where its bytes are to be counted."""
         self._edge, self._cloud, self._link = edge, cloud, link
         self._max_tokens = max_tokens
-        # Both stand for the models behind them.
-        models: tuple[Any, Any] = edge, cloud
-        self._decoder = Decoder(models[0], router=router, policy=policy, cloud=models[1])
+        # It stands for the model behind it.
+        model: Any = edge
+        self._decoder = Decoder(model, router=router, policy=policy, cloud=cloud)
 
     def answer(self, question: Question) -> MeasuredAnswer:
         decoder, edge = self._decoder, self._edge

@@ -27,15 +27,17 @@ export async function play({ name, prompt }) {
 }
 
 // Answers a question once more, by who is chosen now; what follows it goes. A recording is played
-// again, unless it is changed or asked `live`.
+// again, unless it is changed or asked `live`. The turn in its place, or null where nothing was done.
 export async function regenerate(turn, { prompt = turn.prompt, live = false } = {}) {
-  if (state.underWay) return;
   const { conversation } = state;
+  // What is still drawn may be gone.
+  if (state.underWay || !conversation.turns.includes(turn)) return null;
   const recording = live || prompt !== turn.prompt ? null : turn.recording;
   state.token = null;
   const again = new Turn(prompt, { local: conversation.local && !recording, recording });
   conversation.turns[conversation.dropFrom(turn)] = again;
   await (recording ? playTurn(again) : answerTurn(again));
+  return again;
 }
 
 async function answerTurn(turn) {
@@ -46,7 +48,7 @@ async function answerTurn(turn) {
     await feed(answer, replyTo(answer.model, messages, signal));
     if (answer.local) turn.local = conversation.local = true;
   });
-  await refresh();
+  refresh();
 }
 
 async function playTurn(turn) {
@@ -54,7 +56,7 @@ async function playTurn(turn) {
 }
 
 async function* recorded(name, model, signal) {
-  yield* played(await readTrace(name), model, { signal });
+  yield* played(await readTrace(name, signal), model, { signal });
 }
 
 async function* replyTo(model, messages, signal) {
@@ -65,7 +67,8 @@ async function* replyTo(model, messages, signal) {
 async function writing(turn, recorded, write) {
   const underWay = new AbortController();
   state.underWay = underWay;
-  for (const mode of modesNow()) turn.answers[mode] = new Answer(mode, recorded ? RECORDED[mode] : modelOf(mode), { recorded });
+  const { temperature } = state.settings;
+  for (const mode of modesNow()) turn.answers[mode] = new Answer(mode, recorded ? RECORDED[mode] : modelOf(mode), { recorded, temperature });
   changed();
   await Promise.all(turn.modes.map((mode) => write(turn.answers[mode], underWay.signal)));
   // A new chat may have begun since.

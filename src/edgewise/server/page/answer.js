@@ -2,6 +2,7 @@
 //
 //   mode       "pair", "edge" or "cloud"; `model` is the id that was asked for
 //   recorded   a recording is played; nothing was asked
+//   temperature  that was asked for, as typed; not kept
 //   phase      "waiting", "writing", "done", "stopped" or "failed"
 //   tokens     [{index, id, text, source, reason, score, seconds, wait, edge, cloud, shown, kind}]:
 //              the server's provenance, the text that it brought (`shown`) and its kind (`kindOf`);
@@ -11,18 +12,18 @@
 //   problem    "" or a sentence
 //   usage, timing, finish   as the server says them at the end, else null
 //   id, promptIds   the reply's own name and the prompt's ids, as the server says them; not kept
-//   began      performance.now() of the question
+//   began      performance.now() of the question; `seconds` from there to the end, null before it
 //
 // `take(chunk)` is the only way in.
 import { FAULTS } from "./words.js";
 
-const KEPT = ["mode", "model", "recorded", "phase", "tail", "problem", "usage", "timing", "finish", "local"];
+const KEPT = ["mode", "model", "recorded", "phase", "tail", "problem", "usage", "timing", "seconds", "finish", "local"];
 
 export class Answer {
-  constructor(mode, model, { recorded = false } = {}) {
-    Object.assign(this, { mode, model, recorded, phase: "waiting", tokens: [], pending: [] });
+  constructor(mode, model, { recorded = false, temperature = "" } = {}) {
+    Object.assign(this, { mode, model, recorded, temperature, phase: "waiting", tokens: [], pending: [] });
     Object.assign(this, { tail: "", problem: "", usage: null, timing: null, finish: null, local: false });
-    Object.assign(this, { began: performance.now(), id: null, promptIds: null });
+    Object.assign(this, { began: performance.now(), seconds: null, id: null, promptIds: null });
   }
 
   get said() {
@@ -33,9 +34,15 @@ export class Answer {
     return this.phase === "waiting" || this.phase === "writing";
   }
 
+  // Seconds that it took, until now where it goes on; null where nobody knows any more.
+  get lasted() {
+    const since = this.busy ? (performance.now() - this.began) / 1000 : null;
+    return this.timing?.total ?? this.seconds ?? since;
+  }
+
   // One chunk of a streamed reply. Raises the error that it says.
   take(chunk) {
-    if (chunk.error) throw new Error(String(chunk.error.message));
+    if (chunk.error) throw new Error(chunk.error.message ?? "The server ended the answer and does not say why.");
     const choice = chunk.choices?.[0];
     const text = choice?.delta?.content ?? "";
     const told = chunk.edgewise ?? {};
@@ -67,6 +74,7 @@ export class Answer {
   }
 
   settle(phase, problem = "") {
+    this.seconds = this.lasted;
     this.phase = phase;
     this.pending = [];
     this.problem = problem || this.problem;
@@ -74,21 +82,21 @@ export class Answer {
 
   // Small enough to be kept: `lean` without candidates.
   toJSON(lean = false) {
-    const shorter = ({ token, logprob }) => ({ token, logprob: Number(logprob.toFixed(3)) });
+    const shorter = ({ token, logprob }) => ({ token, logprob: logprob == null ? null : Number(logprob.toFixed(3)) });
     const candidates = (found, most) => (found ?? []).slice(0, most).map(shorter);
     const tokens = this.tokens.map((token) => ({
       ...token,
       edge: candidates(token.edge, lean ? 1 : 5),
       cloud: candidates(token.cloud, lean ? 0 : 5),
     }));
-    return { ...Object.fromEntries(KEPT.map((name) => [name, this[name]])), tokens };
+    return { ...Object.fromEntries(KEPT.map((name) => [name, this[name]])), seconds: this.lasted, tokens };
   }
 
   static from(kept) {
     const answer = new Answer(kept.mode, kept.model);
     for (const name of KEPT) answer[name] = kept[name] ?? answer[name];
     answer.tokens = kept.tokens;
-    if (answer.busy) answer.settle("stopped");
+    if (answer.busy) answer.phase = "stopped";
     return answer;
   }
 }
@@ -98,7 +106,12 @@ export function faultOf(token) {
   return Object.hasOwn(FAULTS, token.reason) ? FAULTS[token.reason] : undefined;
 }
 
-// "edge", "fallback" (the cloud was asked in vain), "confirmed" (the cloud's token is what the edge
+// Whether the cloud was asked for this token and brought nothing; a pause after failures asks nobody.
+export function inVain(token) {
+  return Boolean(faultOf(token)) && token.reason !== "circuit_open";
+}
+
+// "edge", "fallback" (the cloud failed, now or before), "confirmed" (the cloud's token is what the edge
 // would have written), "changed", or "cloud" where nobody knows what the edge would have written.
 export function kindOf(token) {
   if (token.source !== "cloud") return faultOf(token) ? "fallback" : "edge";

@@ -18,7 +18,7 @@ export function AnswerView({ conversation, turn, answer }) {
       ${answer.usage?.edgewise.notice && html`<p class="note">${answer.usage.edgewise.notice}</p>`}
       ${answer.finish === "length" && html`<p class="note">Cut at the longest length.</p>`}
       ${underAnswer.map((Place) => html`<${Place} conversation=${conversation} turn=${turn} answer=${answer} />`)}
-      <div class="actions">
+      <div class="actions" aria-live="off">
         <${Copy} answer=${answer} />
         <button type="button" aria-pressed=${formatted} onClick=${() => set("view", formatted ? "tokens" : "formatted")}>Formatted</button>
       </div>

@@ -1,4 +1,5 @@
 // Requests to the server.
+import { isHealth, isRecordings, isSent, isTrace } from "./shapes.js";
 import { redraw, state } from "./state.js";
 import { asked } from "./trip.js";
 
@@ -11,8 +12,10 @@ export function modelOf(mode) {
   return mode === "pair" ? `${name}@${Number(state.settings.share) / 100}` : `${name}:${mode}`;
 }
 
-// The edge alone of the model that an id names.
-export const edgeOf = (model) => `${model.split(/[@:]/)[0]}:edge`;
+// The name of the model that an id names; its edge alone; what /health says of it, if that is known.
+export const nameOf = (model) => model.split(/[@:]/)[0];
+export const edgeOf = (model) => `${nameOf(model)}:edge`;
+export const healthOf = (model) => state.models.find((one) => one.model === nameOf(model));
 
 // A streamed reply. Raises an Error with the server's sentence where it refuses.
 export async function ask(model, messages, signal) {
@@ -47,11 +50,22 @@ async function reach(path, options) {
 
 export async function reasonOf(response) {
   if (response.status === 401) Object.assign(state, { asksKey: true, panel: "settings" });
-  try {
-    return String((await response.json()).error.message);
-  } catch {
-    return `The server answered with HTTP ${response.status}.`;
-  }
+  const said = await response.json().catch(() => null);
+  const message = said?.error?.message;
+  return typeof message === "string" ? message : `The server answered with HTTP ${response.status}.`;
+}
+
+// The JSON of a response that is what was asked for. Raises an Error with a sentence where it is not.
+export async function told(response, is) {
+  if (!response.ok) throw new Error(await reasonOf(response));
+  const value = await response.json().catch(unread);
+  if (!is(value)) throw new Error("The server sent something else than was asked for.");
+  return value;
+}
+
+function unread(error) {
+  if (error.name === "AbortError") throw error;
+  return undefined;
 }
 
 // What runs, and what has left.
@@ -62,7 +76,7 @@ export async function refresh() {
 
 async function readHealth() {
   try {
-    state.models = (await (await fetch("health")).json()).models;
+    state.models = (await told(await fetch("health"), isHealth)).models;
     choose(state.settings.model);
     state.gone = "";
   } catch {
@@ -79,7 +93,7 @@ export function choose(name) {
 async function readSent() {
   try {
     const response = await fetch("v1/sent", { headers: headers() });
-    if (response.ok) state.sent = (await response.json()).data;
+    state.sent = response.ok ? (await told(response, isSent)).data : null;
   } catch {
     // `gone` says it.
   }
@@ -88,7 +102,7 @@ async function readSent() {
 // What the first screen lists; each is {name, prompt, family, title}.
 export async function readRecordings() {
   try {
-    state.recordings = await (await fetch("traces/index.json")).json();
+    state.recordings = await told(await fetch("traces/index.json"), isRecordings);
   } catch {
     // `gone` says it.
   }
@@ -97,7 +111,7 @@ export async function readRecordings() {
 
 const traces = new Map();
 
-export async function readTrace(name) {
-  if (!traces.has(name)) traces.set(name, await (await reach(`traces/${name}.json`)).json());
+export async function readTrace(name, signal) {
+  if (!traces.has(name)) traces.set(name, await told(await reach(`traces/${name}.json`, { signal }), isTrace));
   return traces.get(name);
 }

@@ -5,10 +5,7 @@ import { html, useEffect, useRef } from "./ui.js";
 
 export function Composer() {
   const field = useRef();
-  // On a phone it would bring up the keyboard over the first screen.
-  useEffect(() => {
-    if (matchMedia("(pointer: fine)").matches) field.current.focus();
-  }, []);
+  useEffect(focusField, []);
   const submit = (event) => {
     event.preventDefault();
     const prompt = field.current.value.trim();
@@ -16,15 +13,20 @@ export function Composer() {
     field.current.value = "";
     send(prompt);
   };
+  const writing = Boolean(state.underWay);
   return html`
     <form id="ask" aria-label="Ask" onSubmit=${submit}>
       <label class="unseen" for="prompt">Message</label>
-      <textarea ref=${field} id="prompt" rows="2" placeholder="Ask something. Enter sends, Shift+Enter breaks the line." required onKeyDown=${onEnter(submit)}></textarea>
-      ${state.underWay
-        ? html`<button key="stop" id="stop" type="button" onClick=${stop}>Stop</button>`
-        : html`<button key="send" id="send">Send</button>`}
+      <textarea ref=${field} id="prompt" dir="auto" rows="2" placeholder="Ask something. Enter sends, Shift+Enter breaks the line." required onKeyDown=${onEnter(submit)}></textarea>
+      ${/* One button, so that it keeps the focus. */ ""}
+      <button id=${writing ? "stop" : "send"} type=${writing ? "button" : "submit"} onClick=${writing ? stop : null}>${writing ? "Stop" : "Send"}</button>
     </form>
   `;
+}
+
+// On a phone it would bring up the keyboard over the first screen.
+export function focusField() {
+  if (matchMedia("(pointer: fine)").matches) document.getElementById("prompt").focus();
 }
 
 export function onEnter(submit) {

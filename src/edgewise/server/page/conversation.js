@@ -10,6 +10,7 @@ export class Turn {
   constructor(prompt, { local = false, recording = null } = {}) {
     Object.assign(this, { id: crypto.getRandomValues(new Uint32Array(2)).join("-"), prompt, local, recording });
     this.answers = {};
+    this.restored = false; // by a reload
   }
 
   get modes() {
@@ -23,6 +24,7 @@ export class Turn {
 
   static from(kept) {
     const turn = new Turn(kept.prompt, kept);
+    turn.restored = true;
     for (const mode of MODES) {
       if (kept.answers[mode]) turn.answers[mode] = Answer.from(kept.answers[mode]);
     }

@@ -13,6 +13,7 @@ export async function copy(text) {
 
 // Where the page is not at a secure address.
 function copied(text) {
+  const before = document.activeElement;
   const field = document.createElement("textarea");
   field.value = text;
   document.body.append(field);
@@ -21,5 +22,6 @@ function copied(text) {
     return document.execCommand("copy");
   } finally {
     field.remove();
+    before?.focus();
   }
 }

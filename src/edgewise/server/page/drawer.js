@@ -7,19 +7,25 @@ const COUNTS = { consults: "consults", pushes: "pushes", bytes: "bytes", tokens:
 
 export function Sent() {
   const { sent } = state;
-  const all = summed(sent);
   return html`
     <details id="sent" onToggle=${refresh}>
-      <summary>What left this device: <output id="sent-sum">${sent.length ? `${number(all.bytes)} bytes, ${number(all.new_characters)} characters new` : "nothing"}</output></summary>
+      <summary>What left this device: <output id="sent-sum">${inShort(sent)}</output></summary>
+      ${!sent && html`<p>The server does not tell: it asks for its key, or has several, and then <code>edgewise sent</code> shows it to who runs it.</p>`}
       <p>Bodies of messages to the cloud, of the server's last answers; counts, never text. New is what the host had not been told before in its conversation. A model in the server's process is sent nothing.</p>
       <div class="wide" tabindex="0" role="region" aria-label="What left, by conversation and answer">
         <table>
           <thead><tr><th scope="col">answer</th><th scope="col">host</th>${Object.values(COUNTS).map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
-          ${[...Map.groupBy(sent, (one) => one.conversation)].map(([name, answers]) => html`<${Conversation} key=${name} name=${name} answers=${answers} />`)}
+          ${[...Map.groupBy(sent ?? [], (one) => one.conversation)].map(([name, answers]) => html`<${Conversation} key=${name} name=${name} answers=${answers} />`)}
         </table>
       </div>
     </details>
   `;
+}
+
+function inShort(sent) {
+  if (!sent?.length) return sent ? "nothing" : "not known";
+  const { bytes, new_characters } = summed(sent);
+  return `${number(bytes)} bytes, ${number(new_characters)} characters new`;
 }
 
 function Conversation({ name, answers }) {

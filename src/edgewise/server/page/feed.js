@@ -1,18 +1,24 @@
 // From a stream of chunks to an answer, the same for a server's reply and for a recording.
+import { isChunk } from "./shapes.js";
 import { changed } from "./state.js";
 
 // The JSON objects of a stream of server-sent events.
 export async function* chunksOf(response) {
   let rest = "";
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (;;) {
-    const { done, value } = await reader.read().catch(brokeOff);
-    if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const line of lines) {
-      if (line.startsWith("data: ") && line !== "data: [DONE]") yield read(line.slice(6));
+  try {
+    for (;;) {
+      const { done, value } = await reader.read().catch(brokeOff);
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) {
+        if (line.startsWith("data: ") && line !== "data: [DONE]") yield read(line.slice(6));
+      }
     }
+  } finally {
+    // Else the server would go on writing for nobody; one that broke off has said so already.
+    reader.cancel().catch(() => {});
   }
 }
 
@@ -23,10 +29,12 @@ function brokeOff(error) {
 
 function read(text) {
   try {
-    return JSON.parse(text);
-  } catch (cause) {
-    throw new Error("The server sent something else than an answer; what was written stays.", { cause });
+    const chunk = JSON.parse(text);
+    if (isChunk(chunk)) return chunk;
+  } catch {
+    // It is no chunk either.
   }
+  throw new Error("The server sent something else than an answer; what was written stays.");
 }
 
 // The chunks that `model` wrote in a trace ([[seconds, chunk], ...]), at their times divided by

@@ -49,7 +49,7 @@ export function Formatted({ text, busy }) {
     const timer = setTimeout(draw, wait);
     return () => clearTimeout(timer);
   }, [text, busy]);
-  return html`<div ref=${place} class="formatted"></div>`;
+  return html`<div ref=${place} class="formatted" dir="auto"></div>`;
 }
 
 function nodesOf(text) {

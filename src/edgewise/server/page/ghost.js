@@ -1,7 +1,8 @@
 // How the edge would have ended from a token that the cloud changed: asked for by going back there.
-import { edgeOf, headers, reasonOf } from "./api.js";
+import { edgeOf, headers, told } from "./api.js";
 import { inWords, isRight, mark } from "./graded.js";
-import { redraw, state } from "./state.js";
+import { isCompletion } from "./shapes.js";
+import { redraw } from "./state.js";
 import { html } from "./ui.js";
 import { UNSEEN } from "./words.js";
 
@@ -18,7 +19,7 @@ export function Ghosts({ turn, answer }) {
       <p class="note">${ending(turn, answer)}How the edge alone would have ended, from:
         ${branches.map((token) => html`
           <button type="button" key=${token.index} aria-expanded=${made.has(token.index)} onClick=${() => toggle(answer, token)}>
-            <del>${token.edge[0].token || UNSEEN}</del> ${token.text || UNSEEN}
+            <del><bdi>${token.edge[0].token || UNSEEN}</bdi></del> <bdi>${token.text || UNSEEN}</bdi>
           </button>
         `)}
       </p>
@@ -38,7 +39,7 @@ function Ghost({ turn, answer, index, ghost }) {
   if (ghost.text === null) return html`<p class="ghost">…</p>`;
   const right = isRight(turn.prompt, before + ghost.text);
   return html`
-    <p class="ghost" data-index=${index}>
+    <p class="ghost" dir="auto" data-index=${index}>
       <span class="before">${before}</span><span class="other">${ghost.text || UNSEEN}</span>
       ${right !== null && html` <span class="mark" title=${inWords(right)} aria-label=${inWords(right)} role="img">${mark(right)}</span>`}
     </p>
@@ -62,7 +63,7 @@ async function toggle(answer, token) {
 
 // The edge's own words from a place of the answer on; nothing leaves for them.
 async function edgeFrom(answer, index) {
-  const { temperature } = state.settings;
+  const { temperature } = answer;
   const response = await fetch("v1/completions", {
     method: "POST",
     headers: headers(),
@@ -73,6 +74,5 @@ async function edgeFrom(answer, index) {
       ...(temperature === "" ? {} : { temperature: Number(temperature) }),
     }),
   });
-  if (!response.ok) throw new Error(await reasonOf(response));
-  return (await response.json()).choices[0].text;
+  return (await told(response, isCompletion)).choices[0].text;
 }

@@ -1,6 +1,7 @@
 // Who writes, how much the cloud may, what stays here, and what runs.
 import { newChat, set } from "./actions.js";
 import { choose } from "./api.js";
+import { focusField } from "./composer.js";
 import { toggle } from "./panels.js";
 import { SettingsPanel } from "./settings_panel.js";
 import { changed, state } from "./state.js";
@@ -17,7 +18,7 @@ export function Header() {
   return html`
     <header>
       <h1>Edgewise</h1>
-      <p id="status" role="status">${status()}</p>
+      <p id="status">${what()}<span role="status">${wrong()}</span></p>
       <div class="actions">
         <button type="button" aria-expanded=${state.panel === "settings"} aria-controls="settings" onClick=${() => toggle("settings")}>Settings${own && " (set)"}</button>
         <button type="button" onClick=${begin}>New chat</button>
@@ -77,7 +78,7 @@ function Choice() {
 
 function begin() {
   newChat();
-  document.getElementById("prompt").focus();
+  focusField();
 }
 
 function keepLocal(local) {
@@ -85,11 +86,16 @@ function keepLocal(local) {
   changed();
 }
 
-function status() {
+// What runs, which is not read out whenever its pace changes.
+function what() {
   const { gone, health } = state;
-  if (gone || !health) return gone;
+  if (gone || !health) return "";
   const parts = [health.edge, health.cloud ? `with ${health.cloud}` : "without a cloud"];
-  if (health.round_trip_seconds !== null) parts.push(`round trip ${milliseconds(health.round_trip_seconds)}`);
-  if (health.cloud_paused) parts.push("cloud paused after failures");
+  if (health.round_trip_seconds != null) parts.push(`round trip ${milliseconds(health.round_trip_seconds)}`);
   return parts.join(", ");
+}
+
+// What is wrong with it.
+function wrong() {
+  return state.gone || (state.health?.cloud_paused ? ", cloud paused after failures" : "");
 }

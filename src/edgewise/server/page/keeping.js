@@ -1,5 +1,7 @@
-// What a reload finds again: the conversation and the settings, never the API key.
+// What a reload finds again: the conversation and the settings, never the API key. Each tab keeps its
+// own; one that is new begins with what any of them kept last.
 import { Conversation } from "./conversation.js";
+import { isConversation } from "./shapes.js";
 
 const CONVERSATION = "edgewise.conversation";
 const SETTINGS = "edgewise.settings";
@@ -7,26 +9,37 @@ const SETTINGS = "edgewise.settings";
 // {conversation or null, settings, notice}
 export function load() {
   try {
-    const found = JSON.parse(localStorage.getItem(CONVERSATION) ?? "null");
-    const settings = JSON.parse(localStorage.getItem(SETTINGS) ?? "null") ?? {};
-    return { conversation: found && Conversation.from(found), settings, notice: "" };
+    const store = [sessionStorage, localStorage].find((one) => one.getItem(CONVERSATION)) ?? localStorage;
+    const found = JSON.parse(store.getItem(CONVERSATION) ?? "null");
+    const settings = JSON.parse(store.getItem(SETTINGS) ?? "null") ?? {};
+    if (found === null || isConversation(found)) return { conversation: found && Conversation.from(found), settings, notice: "" };
   } catch {
-    return { conversation: null, settings: {}, notice: "The conversation that was kept cannot be read; this is a new one." };
+    // No JSON, or nothing is kept for this page at all.
   }
+  return { conversation: null, settings: {}, notice: "The conversation that was kept cannot be read; this is a new one." };
 }
 
 // Says what could not be kept; "" where all was.
 export function save({ conversation, settings }) {
-  for (const lean of [false, true]) {
-    try {
-      localStorage.setItem(SETTINGS, JSON.stringify(settings));
-      localStorage.setItem(CONVERSATION, JSON.stringify(plain(conversation, lean)));
-      return "";
-    } catch {
-      // Too much for this browser: once more without the candidates, which are most of it.
-    }
+  const whole = kept(conversation, settings, false);
+  const kinds = ["sessionStorage", "localStorage"];
+  // Too much for this browser: once more without the candidates, which are most of it.
+  const full = kinds.filter((kind) => !put(kind, whole)).filter((kind) => !put(kind, kept(conversation, settings, true)));
+  if (!full.length) return "";
+  const lost = full.includes("sessionStorage") ? "a reload will lose what came last" : "what came last is lost with this tab";
+  return `The browser keeps no more of this conversation; ${lost}.`;
+}
+
+const kept = (conversation, settings, lean) => ({ [SETTINGS]: JSON.stringify(settings), [CONVERSATION]: JSON.stringify(plain(conversation, lean)) });
+
+// Whether it had room; a browser may refuse the page its storage as well.
+function put(kind, texts) {
+  try {
+    for (const [name, text] of Object.entries(texts)) window[kind].setItem(name, text);
+    return true;
+  } catch {
+    return false;
   }
-  return "The browser keeps no more of this conversation; a reload will lose what came last.";
 }
 
 function plain({ local, turns }, lean) {

@@ -4,6 +4,7 @@
 //   state.js         the one place where everything is: conversation, settings, what runs
 //   conversation.js  questions and their answers; answer.js: an answer and its tokens
 //   feed.js          chunks of a reply or of a recording into an answer
+//   shapes.js        what is believed of a server and of the storage
 //   api.js           requests; actions.js: what a reader can do; keeping.js: what a reload finds
 //   app.js           the layout; it puts the instruments of instruments.js in their places
 //

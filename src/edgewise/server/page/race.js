@@ -15,14 +15,14 @@ export function Race({ conversation }) {
           ${TRIPS.map((trip) => html`<option value=${trip}>${trip ? `${trip} ms` : "as it is"}</option>`)}
         </select>
       </label>
-      <button disabled=${Boolean(state.underWay)}>Race the last question</button>
+      <button aria-disabled=${Boolean(state.underWay)}>Race the last question</button>
       <span class="note">All start at once on this machine. The cloud alone pays the trip once, as a stream does.</span>
     </form>
   `;
 }
 
 function race(conversation) {
-  if (state.underWay) return;
+  if (state.underWay || conversation !== state.conversation) return;
   set("mode", "beside");
   regenerate(conversation.turns.at(-1), { live: true });
   raced.set(conversation.turns.at(-1), state.settings.trip);

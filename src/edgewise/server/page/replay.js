@@ -1,7 +1,9 @@
 // The last question, asked again at another share; each replay is a point over the curve.
 import { regenerate, set } from "./actions.js";
+import { nameOf, told } from "./api.js";
 import { Frontier } from "./frontier.js";
 import { isRight } from "./graded.js";
+import { isCurve } from "./shapes.js";
 import { redraw, state } from "./state.js";
 import { html, useState } from "./ui.js";
 
@@ -9,15 +11,18 @@ const MOST = 15; // percent
 
 const replays = new WeakMap(); // conversation -> [{turn, answer, asked}]
 let curve = null; // curve.json; undefined while it is read
+let replaying = false;
 let next = null; // the share to replay at when this replay is over
 
 export function Replay({ conversation }) {
   const [share, choose] = useState(Math.min(MOST, state.settings.share));
-  const points = (replays.get(conversation) ?? []).map(pointOf);
+  // Those of another model are no points of this one's.
+  const own = (replays.get(conversation) ?? []).filter(({ answer }) => nameOf(answer.model) === state.health.model);
+  const points = own.map(pointOf);
   return html`
     <section class="instrument" aria-label="Replay at another share">
       <label class="share">Replay at a share of
-        <input id="replay" type="range" min="0" max=${MOST} step="1" value=${share}
+        <input id="replay" type="range" min="0" max=${MOST} step="1" value=${share} disabled=${Boolean(state.underWay) && !replaying}
           onInput=${(event) => choose(Number(event.target.value))} onChange=${(event) => replay(conversation, Number(event.target.value))} />
         <output for="replay">${share}%</output>
       </label>
@@ -26,24 +31,29 @@ export function Replay({ conversation }) {
   `;
 }
 
-// The last question once more; what is moved meanwhile is replayed afterwards.
+// The last question once more; what is moved meanwhile is replayed afterwards, unless that is stopped.
 async function replay(conversation, share) {
-  if (state.underWay) {
-    next = share;
-    return;
+  if (replaying) next = share;
+  if (replaying || state.underWay) return;
+  replaying = true;
+  for (let wanted = share; wanted !== null && conversation === state.conversation; wanted = next === wanted ? null : next) {
+    next = null;
+    if (!(await replayAt(conversation, wanted))) break;
   }
+  replaying = false;
+  redraw();
+}
+
+// Whether it came to an end.
+async function replayAt(conversation, share) {
   set("share", share);
   if (state.settings.mode !== "beside") set("mode", "pair");
-  await regenerate(conversation.turns.at(-1), { live: true });
-  const turn = conversation.turns.at(-1);
+  const turn = await regenerate(conversation.turns.at(-1), { live: true });
   const answer = turn?.answers.pair;
   if (answer?.phase === "done" && answer.usage) {
     replays.set(conversation, [...(replays.get(conversation) ?? []), { turn, answer, asked: share }]);
   }
-  redraw();
-  const wanted = next;
-  next = null;
-  if (wanted !== null && wanted !== share) await replay(conversation, wanted);
+  return Boolean(answer) && answer.phase !== "stopped";
 }
 
 function pointOf({ turn, answer, asked }) {
@@ -55,10 +65,10 @@ function pointOf({ turn, answer, asked }) {
 function readCurve() {
   if (curve === null) {
     curve = undefined;
-    fetch("curve.json").then(async (response) => {
-      if (response.ok) curve = await response.json();
-      redraw();
-    });
+    fetch("curve.json").then((response) => told(response, isCurve)).then((read) => (curve = read), noCurve).then(redraw);
   }
   return curve ?? null;
 }
+
+// The points are listed all the same.
+function noCurve() {}

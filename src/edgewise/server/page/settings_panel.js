@@ -10,7 +10,7 @@ export function SettingsPanel() {
   return html`
     <section ref=${panel} id="settings" class="panel" aria-label="Settings">
       <label>System prompt
-        <textarea id="system" rows="2" defaultValue=${settings.system} onInput=${typed("system")}></textarea>
+        <textarea id="system" dir="auto" rows="2" defaultValue=${settings.system} onInput=${typed("system")}></textarea>
       </label>
       <label>Temperature
         <input id="temperature" type="number" min="0" max="2" step="0.1" placeholder="the server's" defaultValue=${settings.temperature} onInput=${typed("temperature")} />

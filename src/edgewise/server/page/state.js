@@ -1,6 +1,7 @@
 // The page's whole state, in one place. Views read it; who changes it calls `changed` or `redraw`.
 import { Conversation } from "./conversation.js";
 import { load, save } from "./keeping.js";
+import { NAMES } from "./words.js";
 
 export const DEFAULTS = {
   model: "", // its name; empty is the server's first
@@ -20,7 +21,7 @@ export const state = {
   models: [], // what /health says of each
   health: null, // what it says of the one that is asked
   gone: "", // or the sentence that says that the server does not answer
-  sent: [], // rows of v1/sent
+  sent: null, // rows of v1/sent, where the server tells them
   key: "", // never kept
   asksKey: false,
   underWay: null, // AbortController of what is being written
@@ -60,6 +61,7 @@ export function restore() {
   for (const [name, value] of Object.entries(DEFAULTS)) {
     if (typeof kept.settings[name] === typeof value) state.settings[name] = kept.settings[name];
   }
+  if (!Object.hasOwn(NAMES, state.settings.mode)) state.settings.mode = DEFAULTS.mode;
   if (kept.conversation) state.conversation = kept.conversation;
   state.notice = kept.notice;
 }

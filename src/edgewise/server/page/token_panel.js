@@ -1,4 +1,5 @@
 // About one token: who wrote it and why, and what both models would have.
+import { inVain } from "./answer.js";
 import { aboutToken } from "./instruments.js";
 import { closePanels } from "./panels.js";
 import { state } from "./state.js";
@@ -13,7 +14,7 @@ export function TokenPanel({ conversation }) {
     <aside id="details" class=${pinned ? "pinned" : ""} aria-live="polite" aria-label="About a token" hidden=${!token}>
       ${pinned && html`<${Close} />`}
       ${token && html`
-        <p>“${token.text}” ${KINDS[token.kind]}</p>
+        <p><bdi>“${token.text}”</bdi> ${whoWrote(token)}</p>
         <p>${[reasonInWords(token.reason), ...measured(token)].join(", ")}</p>
         <${Candidates} token=${token} />
         ${aboutToken.map((Place) => html`<${Place} conversation=${conversation} answer=${answer} token=${token} number=${number} />`)}
@@ -28,9 +29,11 @@ function Close() {
   return html`<button ref=${button} class="close" type="button" onClick=${closePanels}>Close</button>`;
 }
 
+const whoWrote = (token) => KINDS[token.kind === "fallback" && !inVain(token) ? "edge" : token.kind];
+
 function measured(token) {
   const threshold = token.threshold?.toFixed(3) ?? "–";
-  const score = token.score === null ? [] : [`score ${token.score.toFixed(3)} (threshold ${threshold})`];
+  const score = token.score == null ? [] : [`score ${token.score.toFixed(3)} (threshold ${threshold})`];
   return token.wait >= 0.001 ? [...score, `waited ${milliseconds(token.wait)}`] : score;
 }
 
@@ -48,7 +51,7 @@ function Candidates({ token }) {
 
 function cells(one) {
   return html`
-    <td>${one ? JSON.stringify(one.token).slice(1, -1) : ""}</td>
-    <td>${one ? percent(Math.exp(one.logprob)) : ""}</td>
+    <td>${one && html`<bdi>${JSON.stringify(one.token).slice(1, -1)}</bdi>`}</td>
+    <td>${one?.logprob == null ? "" : percent(Math.exp(one.logprob))}</td>
   `;
 }

@@ -14,6 +14,7 @@ export function Tokens({ answer }) {
   return html`
     <div
       class="text"
+      dir="auto"
       role="group"
       tabindex="0"
       aria-label="Answer; arrow keys go from token to token"

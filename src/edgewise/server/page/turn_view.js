@@ -9,13 +9,23 @@ import { NAMES } from "./words.js";
 
 export function TurnView({ conversation, turn }) {
   const [editing, edit] = useState(false);
+  const section = useRef();
+  const was = useRef(false); // edited
+  useEffect(() => {
+    // What began it may be gone: a button of the first screen, or of the answer before.
+    if (!turn.restored && document.activeElement === document.body) section.current.focus({ preventScroll: true });
+  }, []);
+  useEffect(() => {
+    if (was.current && !editing) section.current.querySelector(".edit")?.focus();
+    was.current = editing;
+  }, [editing]);
   const several = turn.modes.length > 1;
   return html`
-    <section class="turn" aria-label="Question and answer">
+    <section ref=${section} class="turn" tabindex="-1" aria-label="Question and answer">
       ${editing
         ? html`<${Editor} turn=${turn} close=${() => edit(false)} />`
-        : html`<h2 class=${`question${turn.local ? " local" : ""}${turn.recording ? " recorded" : ""}`}>${turn.prompt}</h2>`}
-      <div class="actions">${!state.underWay && !editing && html`<${Actions} turn=${turn} edit=${() => edit(true)} />`}</div>
+        : html`<h2 dir="auto" class=${`question${turn.local ? " local" : ""}${turn.recording ? " recorded" : ""}`}>${turn.prompt}</h2>`}
+      <div class="actions" aria-live="off">${!state.underWay && !editing && html`<${Actions} turn=${turn} edit=${() => edit(true)} />`}</div>
       <div class="answers">
         ${turn.modes.map(
           (mode) => html`
@@ -34,7 +44,7 @@ export function TurnView({ conversation, turn }) {
 function Actions({ turn, edit }) {
   const again = turn.recording ? "Play again" : "Regenerate";
   return html`
-    <button type="button" onClick=${edit}>Edit</button>
+    <button class="edit" type="button" onClick=${edit}>Edit</button>
     <button type="button" onClick=${() => regenerate(turn)}>${again}</button>
     ${turn.recording && state.health?.bundled && html`<button type="button" onClick=${() => regenerate(turn, { live: true })}>Ask for real</button>`}
   `;
@@ -51,9 +61,9 @@ function Editor({ turn, close }) {
   const keys = (event) => (event.key === "Escape" ? (event.stopPropagation(), close()) : onEnter(submit)(event));
   return html`
     <form class="editor" aria-label="Edit the question" onSubmit=${submit}>
-      <textarea ref=${field} rows="3" aria-label="Question" defaultValue=${turn.prompt} onKeyDown=${keys}></textarea>
+      <textarea ref=${field} dir="auto" rows="3" aria-label="Question" defaultValue=${turn.prompt} onKeyDown=${keys}></textarea>
       <p>What follows this question is dropped.</p>
-      <button>Ask</button>
+      <button aria-disabled=${Boolean(state.underWay)}>Ask</button>
       <button type="button" onClick=${close}>Cancel</button>
     </form>
   `;

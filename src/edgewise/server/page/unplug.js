@@ -1,13 +1,13 @@
 // A running answer, cut off from the cloud: the edge goes on.
-import { headers } from "./api.js";
-import { redraw, state } from "./state.js";
+import { headers, healthOf } from "./api.js";
+import { redraw } from "./state.js";
 import { html } from "./ui.js";
 
 const cuts = new WeakMap(); // answer -> {at, plugged}: how many tokens it had, and whether it is plugged in again
 
 export function Unplug({ answer }) {
   const cut = cuts.get(answer);
-  if (answer.busy && answer.id && answer.mode !== "edge" && state.health?.cloud) {
+  if (answer.busy && answer.id && answer.mode !== "edge" && healthOf(answer.model)?.cloud) {
     const out = cut && !cut.plugged;
     return html`
       <p class="plug"><button type="button" aria-pressed=${Boolean(out)} onClick=${() => turn(answer, !out)}>${out ? "Plug the cloud in" : "Unplug the cloud"}</button></p>

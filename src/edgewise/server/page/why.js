@@ -1,5 +1,6 @@
 // Why an answer has nothing of the cloud's.
-import { state } from "./state.js";
+import { inVain } from "./answer.js";
+import { healthOf } from "./api.js";
 
 const HELD = {
   no_cloud: "the server has no cloud model",
@@ -15,19 +16,20 @@ const HELD = {
 // A sentence; "" where the cloud wrote some of it, was asked in vain, or was not to be asked.
 export function whyNothing(turn, answer) {
   if (answer.busy || answer.mode === "edge" || !answer.tokens.length) return "";
-  if (answer.usage?.edgewise.cloud_calls || answer.tokens.some((token) => token.source === "cloud")) return "";
+  if (answer.usage?.edgewise.cloud_calls || answer.tokens.some((token) => token.source === "cloud" || inVain(token))) return "";
   return `Nothing was asked of the cloud: ${reason(turn, answer)}.`;
 }
 
-function reason(turn, { model, local, tokens }) {
+function reason(turn, { model, recorded, local, tokens }) {
   if (turn.local || local) return "the conversation is local";
   if (model.endsWith("@0")) return "the share is 0";
-  if (state.health && !state.health.cloud && !answerHas(tokens, "no_cloud")) return HELD.no_cloud;
+  // A recording has its own pair.
+  if (!recorded && healthOf(model)?.cloud === null) return HELD.no_cloud;
   const held = Object.keys(HELD).find((name) => answerHas(tokens, name));
   if (held) return HELD[held];
   // Recordings may be older than the page.
   if (tokens.every((token) => token.threshold === undefined)) return "the router was never above its threshold";
-  const scored = tokens.filter((token) => token.score !== null && token.threshold != null);
+  const scored = tokens.filter((token) => token.score != null && token.threshold != null);
   if (!scored.length) return "by the server's settings nothing of this conversation may leave, or nothing at all";
   const best = scored.reduce((one, other) => (other.score - other.threshold > one.score - one.threshold ? other : one));
   return `the router was never above its threshold (nearest: ${best.score.toFixed(3)} of ${best.threshold.toFixed(3)})`;

@@ -5,13 +5,13 @@ export const NAMES = { pair: "pair", edge: "edge only", cloud: "cloud only", bes
 
 // Reasons of tokens whose consult failed (`Fault`), as the end of "The cloud ...".
 export const FAULTS = {
-  timeout: "no answer in time",
+  timeout: "gave no answer in time",
   unavailable: "cannot be reached",
   refused: "refused the key",
   rejected: "declined the request",
   protocol: "answered with something else",
   grammar: "wrote what the answer's form does not allow",
-  circuit_open: "paused after failures",
+  circuit_open: "is paused after failures",
 };
 
 const MORE = {

@@ -1,0 +1,188 @@
+"""How much work a schema's combined parts are, since llguidance's own limits do not hold there.
+
+Where `allOf`, `$ref`, `anyOf` or `oneOf` stand beside each other or other keys, the library writes
+out what they come to, with all that refs lead to; and a text that has to fit several patterns is
+read in as many ways as these have together. Either takes minutes and gigabytes, before the first
+token or in the middle of an answer.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any, NamedTuple, cast
+from urllib.parse import unquote
+
+from edgewise.errors import UsageError
+
+MAX_VALUES = 20_000
+"""Most values of a schema, at all depths, and those of combined parts when they are written out."""
+
+MAX_MULTIPLE = 100_000
+"""Largest `multipleOf`, without its decimal point and last zeros: so many states has a number."""
+
+MAX_KEY_PATTERNS = 100
+"""Most `patternProperties`, each of which is compared with each."""
+
+MAX_WAYS = 1 << 17
+"""Most ways of the patterns that one text has to fit, multiplied."""
+
+MAX_REFS = 200
+"""Deepest that combined parts may lead, by refs and into each other."""
+
+_FORMAT, _LENGTH, _LEAST = 32, 4, 16
+_APPLIED = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
+_KEYED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_DATA = frozenset({"enum", "const", "default", "examples"})
+_HELD = frozenset(
+    {"type", "enum", "const", "pattern", "format", "minLength", "maxLength", "multipleOf"}
+    | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minItems", "maxItems"}
+    | {"items", "prefixItems", "additionalItems", "properties", "patternProperties", "required"}
+    | {"additionalProperties", "minProperties", "maxProperties"}
+)
+
+
+class _Ways(NamedTuple):
+    """So many patterns that a text has to fit, and the logarithm of their ways, multiplied."""
+
+    patterns: int = 0
+    log: float = 0.0
+
+    def both(self, other: "_Ways") -> "_Ways":
+        return _Ways(self.patterns + other.patterns, self.log + other.log)
+
+    def either(self, other: "_Ways") -> "_Ways":
+        return _Ways(max(self.patterns, other.patterns), max(self.log, other.log))
+
+
+_Places = dict[str, _Ways]
+"""Those of values by the key that they are, or lie in, of an object; `_ANY` where it may be any."""
+
+_ANY = "*"
+
+
+def require_light(schema: object, what: str) -> None:
+    """Raises `UsageError` for combined parts that are too much work, or that cannot be followed."""
+    _Weighing(schema, what).ways(schema, "", ())
+
+
+class _Weighing:
+    def __init__(self, root: object, what: str) -> None:
+        self._root, self._what = root, what
+        self._left = MAX_VALUES
+
+    def ways(
+        self, part: object, key: str, above: tuple[int, ...], *, combined: bool = False
+    ) -> _Places:
+        """What is said of the values at `key`, and of those inside, by a part inside those `above`.
+
+        Where it is `combined` refs are followed, but for one that leads back.
+        """
+        self._left -= 1
+        if self._left < 0 or len(above) > MAX_REFS:
+            raise self._refused("has combined parts that are too large when they are written out")
+        if not isinstance(part, Mapping):
+            return {}
+        given = cast(Mapping[str, Any], part)
+        combined = combined or _combines(given)
+        above = (*above, id(given))
+
+        def one_of(parts: Iterable[tuple[str, object]]) -> _Places:
+            found: _Places = {}
+            for name, one in parts:
+                _add(found, self.ways(one, name, above, combined=combined), _Ways.either)
+            return found
+
+        found = one_of(_inside(given, key))
+        _add(found, {key: self._own(given)}, _Ways.either)
+        for one in _list(given, "allOf"):
+            _add(found, one_of([(key, one)]), _Ways.both)
+        for name in ("anyOf", "oneOf"):
+            _add(found, one_of((key, one) for one in _list(given, name)), _Ways.both)
+        if combined and "$ref" in given:
+            target = self._target(given["$ref"])
+            if id(target) not in above:
+                _add(found, one_of([(key, target)]), _Ways.both)
+        self._require_few(found)
+        return found
+
+    def _require_few(self, found: _Places) -> None:
+        anywhere = found.get(_ANY, _Ways())
+        for key, ways in found.items():
+            whole = ways if key == _ANY else ways.both(anywhere)
+            if whole.patterns > 1 and whole.log > math.log(MAX_WAYS):
+                raise self._refused("has too many patterns that one text has to fit")
+
+    def _own(self, given: Mapping[str, Any]) -> _Ways:
+        """What a part itself says of a text, a number or the keys of an object."""
+        found = _Ways()
+        if isinstance(pattern := given.get("pattern"), str):
+            found = found.both(_Ways(1, math.log(_LEAST + len(pattern))))
+        if "format" in given:
+            found = found.both(_Ways(1, math.log(_FORMAT)))
+        if "minLength" in given or "maxLength" in given:
+            found = found.both(_Ways(1, math.log(_LENGTH)))
+        if states := _states(given.get("multipleOf")):
+            if states > MAX_MULTIPLE:
+                raise self._refused(f"has a multipleOf of more than {MAX_MULTIPLE}")
+            found = found.both(_Ways(1, math.log(states)))
+        if keys := given.get("patternProperties"):
+            part = len(keys) / MAX_KEY_PATTERNS
+            if part > 1:
+                raise self._refused(f"has more than {MAX_KEY_PATTERNS} patternProperties")
+            found = found.both(_Ways(len(keys), math.log(MAX_WAYS) * part))
+        return found
+
+    def _target(self, ref: object) -> object:
+        """What a ref leads to."""
+        found: Any = self._root
+        if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
+            raise self._refused("combines a $ref that is no path, such as #/$defs/name")
+        for name in ref.split("/")[1:]:
+            key = unquote(name).replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list):
+                found = {str(at): one for at, one in enumerate(cast(list[object], found))}
+            found = cast(Any, found.get(key) if isinstance(found, Mapping) else None)
+            if isinstance(found, Mapping) and "$id" in found:
+                raise self._refused("combines a $ref into a part with an $id")
+        return found
+
+    def _refused(self, why: str) -> UsageError:
+        return UsageError(f"{self._what} {why}", hint="simplify it")
+
+
+def _combines(given: Mapping[str, Any]) -> bool:
+    """Whether a part says more than one thing of a value."""
+    said = len(_list(given, "allOf")) + len(given.keys() & (_APPLIED - {"allOf"}))
+    return said > 1 or (said > 0 and bool(given.keys() & _HELD))
+
+
+def _inside(given: Mapping[str, Any], key: str) -> Iterator[tuple[str, object]]:
+    """What is said of other values, and their keys: those in this one, and what refs lead to."""
+    for name, value in given.items():
+        if name in _KEYED and isinstance(value, Mapping):
+            pairs = cast(Mapping[str, object], value).items()
+            yield from ((inner if name == "properties" else _ANY, one) for inner, one in pairs)
+        elif name not in _APPLIED | _DATA:
+            inner = key if "tems" in name else _ANY
+            values = cast(list[object], value) if isinstance(value, list) else [value]
+            yield from ((inner, one) for one in values)
+
+
+def _add(found: _Places, more: _Places, how: Callable[[_Ways, _Ways], _Ways]) -> None:
+    for key, ways in more.items():
+        found[key] = how(found.get(key, _Ways()), ways)
+
+
+def _list(given: Mapping[str, Any], name: str) -> list[object]:
+    value = given.get(name)
+    return cast(list[object], value) if isinstance(value, list) else []
+
+
+def _states(multiple: object) -> int:
+    """How many a number has that is a multiple."""
+    if isinstance(multiple, float) and math.isfinite(multiple):
+        multiple = Decimal(repr(multiple))
+    if not isinstance(multiple, int | Decimal):
+        return 0
+    digits = Decimal(multiple).normalize().as_tuple().digits
+    return int("".join(map(str, digits)))

@@ -1,0 +1,79 @@
+// What a server or the browser's storage says, before it is believed: the types of the values that
+// the page reads. Each says whether a value is one; other fields may be anything.
+const text = (value) => typeof value === "string";
+const flag = (value) => typeof value === "boolean";
+const number = Number.isFinite;
+const maybe = (is) => (value) => value === null || value === undefined || is(value);
+const list = (is) => (value) => Array.isArray(value) && value.every(is);
+const record = (fields) => {
+  const entries = Object.entries(fields);
+  return (value) => value !== null && typeof value === "object" && entries.every(([name, is]) => is(value[name]));
+};
+const counts = (...names) => Object.fromEntries(names.map((name) => [name, number]));
+
+const candidates = maybe(list(record({ token: text, logprob: maybe(number), bytes: maybe(list(number)) })));
+const token = {
+  ...counts("index", "id", "seconds", "wait"),
+  ...{ text, source: text, reason: text, score: maybe(number), threshold: maybe(number) },
+  ...{ edge: candidates, cloud: candidates },
+};
+const timing = record(counts("ttft", "total"));
+const usage = record({
+  edgewise: record({
+    ...counts("cloud_share", "changing_tokens", "cloud_calls"),
+    ...{ cloud_prompt_cached: maybe(number), cloud_prompt_computed: maybe(number), cloud_completion_tokens: maybe(number) },
+    sent: maybe(record({ bytes: maybe(number) })),
+    cost: maybe(record({ ...counts("paid", "alone", "saved"), currency: text })),
+    notice: maybe(text),
+  }),
+});
+
+export const isChunk = record({
+  id: maybe(text),
+  error: maybe(record({ message: maybe(text) })),
+  choices: maybe(list(record({ delta: maybe(record({ content: maybe(text) })), finish_reason: maybe(text) }))),
+  usage: maybe(usage),
+  edgewise: maybe(
+    record({
+      token: maybe(record(token)),
+      pending: maybe(record({ index: number, text })),
+      rewound: maybe(record({ index: number })),
+      timing: maybe(timing),
+      prompt_token_ids: maybe(list(number)),
+    }),
+  ),
+});
+
+const answer = record({
+  ...{ mode: text, model: text, recorded: flag, phase: text, tail: text, problem: text, finish: maybe(text), local: flag },
+  ...{ usage: maybe(usage), timing: maybe(timing), seconds: maybe(number) },
+  tokens: list(record({ ...token, shown: text, kind: text })),
+});
+
+export const isConversation = record({
+  local: flag,
+  turns: list(record({ prompt: text, local: flag, recording: maybe(text), answers: (found) => record({})(found) && Object.values(found).every(answer) })),
+});
+
+export const isHealth = record({
+  models: (found) => list(record({ model: text, edge: text, cloud: maybe(text), round_trip_seconds: maybe(number) }))(found) && found.length > 0,
+});
+
+export const isSent = record({
+  data: list(record({ conversation: text, answer: text, host: maybe(text), ...counts("at", "consults", "pushes", "bytes", "tokens", "new_tokens", "new_characters") })),
+});
+
+export const isRecordings = list(record({ name: text, title: text, prompt: text, expected: text }));
+
+const played = list(record({ 0: number, 1: isChunk }));
+
+export const isTrace = record({ answers: record({ "edgewise@0.05": played, "edgewise:edge": played, "edgewise:cloud": played }) });
+
+const level = record(counts("right"));
+
+export const isCurve = record({
+  ...{ questions: number, task: text, edge: level, cloud: level },
+  pair: list(record(counts("share", "right", "low", "high"))),
+});
+
+export const isCompletion = record({ choices: list(record({ text })) });

@@ -1,0 +1,140 @@
+"""Short schemas that are gigabytes of work are refused at once; those that people write are not."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from edgewise.errors import UsageError
+from edgewise.grammar.combined import MAX_KEY_PATTERNS, MAX_MULTIPLE
+from edgewise.grammar.form import AnswerForm, grammar_of
+from edgewise.prompts import Tool
+from edgewise.testing.scripted_edge import ByteTokenizer
+from tests.tool_models import ToolTokenizer
+
+pytest.importorskip("llguidance")
+
+TOKENIZER = ByteTokenizer()
+TEXT = {"type": "string", "pattern": "^ab*$"}
+NULL = {"type": "null"}
+
+
+def chained(link: Callable[[str], Any], end: Any = TEXT) -> dict[str, Any]:
+    """Twenty-five definitions, each made of the next."""
+    links = {f"a{number}": link(f"#/$defs/a{number + 1}") for number in range(25)}
+    return {"$ref": "#/$defs/a0", "$defs": links | {"a25": end}}
+
+
+def both(made: Callable[[str], Any]) -> Callable[[str], Any]:
+    """An object with two values of it."""
+    return lambda ref: {"type": "object", "properties": {"x": made(ref), "y": made(ref)}}
+
+
+def patterns(count: int) -> list[Any]:
+    return [{"type": "string", "pattern": f"^(.*a.{{{n + 5}}}b)*$"} for n in range(count)]
+
+
+def keys(count: int) -> dict[str, Any]:
+    return {"type": "object", "patternProperties": {f"^w{n}x.*$": {} for n in range(count)}}
+
+
+HEAVY: dict[str, Any] = {
+    "many patterns": {"allOf": patterns(30)},
+    "many patterns in the middle of an answer": {
+        "type": "object",
+        "properties": {"a": {"allOf": patterns(30)}},
+        "required": ["a"],
+    },
+    "many patterns by refs": {
+        "$defs": {f"p{n}": one for n, one in enumerate(patterns(30))},
+        "allOf": [{"$ref": f"#/$defs/p{n}"} for n in range(30)],
+    },
+    "many patterns of one property": {
+        "allOf": [{"type": "object", "properties": {"a": one}} for one in patterns(30)]
+    },
+    "a large multiple": {"type": "integer", "multipleOf": 99_999_989},
+    "a small one": {"type": "number", "multipleOf": 0.0099999989},
+    "many patterns of a key and of all keys": {
+        "allOf": [
+            {"type": "object", "properties": {"a": {"allOf": patterns(2)}}},
+            {"type": "object", "additionalProperties": {"allOf": patterns(2)}},
+        ]
+    },
+    "many patterns in lists": {"allOf": [{"type": "array", "items": one} for one in patterns(9)]},
+    "multiples": {"allOf": [{"type": "integer", "multipleOf": n} for n in (7919, 7907, 7901)]},
+    "two of each": chained(lambda ref: {"allOf": [{"$ref": ref}, {"$ref": ref}]}),
+    "two of each, and more": chained(both(lambda ref: {"$ref": ref, "minimum": 1})),
+    "two of each, or nothing": chained(
+        both(lambda ref: {"anyOf": [{"$ref": ref}, NULL], "minLength": 1})
+    ),
+    "patterns of keys": keys(900),
+    "patterns of keys in parts": {"allOf": [keys(90), keys(80)]},
+    "combined by a name": {
+        "allOf": [{"$ref": "#x"}, {"maxLength": 9}],
+        "$defs": {"a": {"$anchor": "x"}},
+    },
+    "combined by an address": {
+        "allOf": [{"$ref": "#/$defs/a/$defs/b"}, {"maxLength": 9}],
+        "$defs": {"a": {"$id": "http://x/y", "$defs": {"b": TEXT}}},
+    },
+    "a chain of refs": {
+        "$ref": "#/$defs/a0",
+        "maxLength": 9,
+        "$defs": {f"a{n}": {"$ref": f"#/$defs/a{n + 1}", "minLength": 1} for n in range(3000)},
+    },
+}
+
+
+@pytest.mark.parametrize("which", HEAVY)
+def test_what_would_take_minutes_is_refused_before_it_is_compiled(which: str) -> None:
+    with pytest.raises(UsageError, match=r"^The schema (has|combines) .*; (simplify|split) it"):
+        grammar_of(TOKENIZER, AnswerForm(schema=HEAVY[which]))
+
+
+def test_so_are_a_tools_parameters() -> None:
+    heavy = {"type": "object", "properties": {"a": {"allOf": patterns(30)}}}
+    with pytest.raises(UsageError, match="The parameters of the tool 'a' has too many patterns"):
+        grammar_of(ToolTokenizer(), AnswerForm(tools=(Tool("a", "", heavy),)))
+
+
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node", "default": None}}}
+USUAL: dict[str, Any] = {
+    # As pydantic has written what may be left out, before and now.
+    "one part": chained(both(lambda ref: {"allOf": [{"$ref": ref}], "default": None})),
+    "a note": chained(both(lambda ref: {"$ref": ref, "description": "one of them"})),
+    "or nothing": chained(both(lambda ref: {"anyOf": [{"$ref": ref}, NULL], "default": None})),
+    "itself": {"$ref": "#/$defs/node", "$defs": {"node": NODE}},
+    "a list of itself, combined": {
+        "allOf": [
+            {"$ref": "#/$defs/named"},
+            {"type": "object", "properties": {"inner": {"type": "array", "items": NODE}}},
+        ],
+        "$defs": {"named": {"type": "object", "properties": {"id": TEXT}}, "node": NODE},
+    },
+    "parts with patterns of their own": {
+        "allOf": [
+            {"type": "object", "properties": {f"a{n}": {"type": "string", "format": "date-time"}}}
+            for n in range(20)
+        ]
+    },
+    "a pattern and a length": {"type": "string", "pattern": "^[a-z]+$", "maxLength": 20},
+    "many formats": {"type": "object", "properties": {f"a{n}": TEXT for n in range(200)}},
+    "cents": {"type": "number", "multipleOf": 0.01, "minimum": 0},
+    "thousands": {"type": "integer", "multipleOf": 1_000_000_000},
+    "the largest multiple": {"type": "integer", "multipleOf": MAX_MULTIPLE // 64, "minimum": 0},
+    "patterns of keys": keys(MAX_KEY_PATTERNS // 2),
+}
+
+
+@pytest.mark.parametrize("which", USUAL)
+def test_what_people_write_is_compiled(which: str) -> None:
+    grammar = grammar_of(TOKENIZER, AnswerForm(schema=USUAL[which]))
+    assert grammar.constraint(0).allowed(()).mask.any()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 10**30, 10**400, -(10**400)])
+@pytest.mark.parametrize("name", ["multipleOf", "minimum", "const", "maxLength"])
+def test_numbers_that_json_does_not_have_are_refused_or_held_to(name: str, number: float) -> None:
+    with suppress(UsageError):
+        grammar_of(TOKENIZER, AnswerForm(schema={"type": ["integer", "string"], name: number}))

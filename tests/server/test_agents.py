@@ -1,0 +1,123 @@
+"""The agents people have, each in a process of its own, set up as docs/clients.md shows.
+
+What the model says is given: a call of a tool of the agent's own, which the grammar of that tool's
+schema has to allow and which the agent then makes, and a sentence when it has told of the outcome.
+"""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from edgewise.testing.scripted_edge import ScriptedEdge
+from tests.documents import ROOT
+from tests.server.at_port import at_port
+from tests.server.in_process import answering_of
+from tests.tool_models import ToolTokenizer, saying
+
+pytest.importorskip("llguidance")
+
+AGENTS = os.environ.get("AGENTS")
+pytestmark = pytest.mark.skipif(
+    AGENTS is None, reason="needs AGENTS, a folder with the agents; see make test-agents"
+)
+DOCS = (ROOT / "docs/clients.md").read_text()
+SHOWN = "http://127.0.0.1:8300"
+SAID = "It is made."
+WRITE = "echo made > made.txt"
+NOWHERE = "http://127.0.0.1:9"
+QUIET = {
+    # Nothing but the server is asked, and nobody is told.
+    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "https_proxy", "http_proxy"), NOWHERE),
+    **dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1"),
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "CONTINUE_TELEMETRY_ENABLED": "0",
+    "AIDER_ANALYTICS": "false",
+    "AIDER_CHECK_UPDATE": "false",
+}
+
+
+@contextmanager
+def served(*texts: str) -> Iterator[str]:
+    """A model with tools, a context for what agents send, and these answers."""
+    edge = ScriptedEdge(saying(*texts), context=1 << 20, tokenizer=ToolTokenizer())
+    with at_port(answering_of(edge)) as url:
+        yield url
+
+
+def call(tool: str, **arguments: str) -> str:
+    """As the model writes it."""
+    return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': arguments})}\n</tool_call>"
+
+
+def block(language: str, word: str, url: str) -> str:
+    """The document's block of a language that has a word, with the server where it is."""
+    found = re.findall(rf"```{language}\n(.*?)```", DOCS, re.DOTALL)
+    (one,) = [text for text in found if word in text]
+    return one.replace(SHOWN, url)
+
+
+def run(script: str, folder: Path) -> str:
+    """A shell's script in a new folder with a home of its own; what it printed."""
+    work, home = folder / "work", folder / "home"
+    work.mkdir()
+    home.mkdir(exist_ok=True)
+    path = f"{AGENTS}/node_modules/.bin:{AGENTS}/bin:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-ec", script],
+        env={"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", **QUIET},
+        cwd=work,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def written(folder: Path, name: str, text: str) -> None:
+    """A file of the agent's in its home."""
+    path = folder / "home" / name
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+
+
+def made(folder: Path) -> str:
+    return (folder / "work" / "made.txt").read_text()
+
+
+def test_codex(tmp_path: Path) -> None:
+    with served(call("exec_command", cmd=WRITE), SAID) as url:
+        written(tmp_path, ".codex/config.toml", block("toml", "wire_api", url))
+        alone = "--skip-git-repo-check --dangerously-bypass-approvals-and-sandbox"
+        assert SAID in run(f"codex exec {alone} 'Make it.'", tmp_path)
+    assert made(tmp_path) == "made\n"
+
+
+def test_claude_code(tmp_path: Path) -> None:
+    with served(call("Bash", command=WRITE), SAID) as url:
+        shown = block("sh", "claude", url).replace("\nclaude\n", "\n")
+        assert SAID in run(f"{shown}claude -p 'Make it.' --allowedTools Bash", tmp_path)
+    assert made(tmp_path) == "made\n"
+
+
+def test_continue(tmp_path: Path) -> None:
+    with served(call("Bash", command=WRITE), SAID) as url:
+        written(tmp_path, ".continue/config.yaml", block("yaml", "apiBase", url))
+        given = "--config ~/.continue/config.yaml"
+        assert SAID in run(f"cn -p 'Make it.' --auto {given}", tmp_path)
+    assert made(tmp_path) == "made\n"
+
+
+def test_aider(tmp_path: Path) -> None:
+    with served("made.txt\n```\nmade\n```\n") as url:
+        shown = block("sh", "aider", url).rstrip()
+        run(f"{shown} --yes-always --no-git --message 'Make it.'", tmp_path)
+    assert made(tmp_path) == "made\n"

@@ -1,0 +1,110 @@
+"""The focus after what a reader does, by keyboard; what is read out; which way texts go."""
+
+from playwright.sync_api import Browser, Page, expect
+
+from tests.server.page_asking import END, another_turn, ask, done, hold, reply, say, token, usage
+
+
+def press(page: Page, name: str, *, begins: bool = True) -> None:
+    """Press this button by keyboard; where that `begins` a turn, wait for its end."""
+    button = page.get_by_role("button", name=name, exact=True).first
+    if not begins:
+        button.press("Enter")
+        return
+    with another_turn(page):
+        button.press("Enter")
+    done(page)
+
+
+def test_what_begins_an_answer_and_goes_leaves_the_focus_with_it(page: Page) -> None:
+    turn = page.locator(".turn")
+    reply(page, [token(0, "Tin"), END, usage()])
+    press(page, "Play: A word the edge has wrong")
+    expect(turn).to_be_focused()
+    press(page, "Play again")
+    expect(turn).to_be_focused()
+    press(page, "Edit", begins=False)
+    field = page.get_by_label("Question", exact=True)
+    expect(field).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Edit")).to_be_focused()
+    press(page, "Edit", begins=False)
+    field.fill("tin")
+    with another_turn(page):
+        page.keyboard.press("Enter")
+    done(page)
+    expect(turn).to_be_focused()
+    ask(page, "zinc")
+    expect(page.get_by_label("Message")).to_be_focused()
+
+
+def test_what_stays_keeps_the_focus(page: Page) -> None:
+    reply(page, [token(0, "Tin"), END, usage()])
+    ask(page, "tin")
+    press(page, "Edit", begins=False)
+    hold(page)
+    send = page.get_by_role("button", name="Send")
+    page.get_by_label("Message").fill("zinc")
+    with another_turn(page):
+        send.press("Enter")
+    stop = page.get_by_role("button", name="Stop")
+    expect(stop).to_be_focused()
+    # Nothing that would be ignored looks as if it did something.
+    expect(page.get_by_role("button", name="Ask")).to_be_disabled()
+    say(page, token(0, "one\n" * 200))
+    expect(page.locator(".text .token")).to_have_count(2)
+    main = page.locator("main")
+    main.evaluate("node => { node.scrollTop = 10 }")
+    press(page, "To the end", begins=False)
+    expect(main).to_be_focused()
+    stop.press("Enter")
+    expect(send).to_be_focused()
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    copy = page.get_by_role("button", name="Copy").last
+    copy.press("Enter")
+    expect(page.locator(".answer .note[role=status]").last).not_to_have_text("")
+    expect(copy).to_be_focused()
+
+
+def test_a_new_chat_brings_up_no_keyboard_on_a_phone(browser: Browser, page: Page) -> None:
+    """Where it would cover the first screen; elsewhere the field has the focus."""
+    page.get_by_role("button", name="New chat").click()
+    expect(page.get_by_label("Message")).to_be_focused()
+    phone = browser.new_page(has_touch=True, is_mobile=True)
+    phone.goto(page.url)
+    chat = phone.get_by_role("button", name="New chat")
+    chat.tap()
+    expect(chat).to_be_focused()
+    phone.close()
+
+
+def test_texts_go_their_own_way(page: Page) -> None:
+    """Hebrew from the right; what turns a line around stays in its own."""
+    turns = "\u202eTin"
+    reply(page, [token(0, "\u05d1\u05d3\u05d9\u05dc, Sn."), token(1, turns), END, usage()])
+    ask(page, "\u05de\u05d4 \u05d6\u05d4 tin?")
+    direction = "node => getComputedStyle(node).direction"
+    for place in (".question", ".text"):
+        assert page.locator(place).evaluate(direction) == "rtl"
+    page.locator(".text .token").nth(1).hover()
+    expect(page.locator("#details bdi").first).to_have_text(f"\u201c{turns}\u201d")
+    page.get_by_role("button", name="Formatted").click()
+    formatted = page.locator(".formatted")
+    expect(formatted).to_contain_text("Sn")
+    assert formatted.evaluate(direction) == "rtl"
+    assert page.get_by_label("Message").get_attribute("dir") == "auto"
+
+
+def test_only_answers_and_what_is_wrong_are_read_out(page: Page, problems: list[str]) -> None:
+    """Not how long each took, nor its buttons; of the server that it is gone, not its last pace."""
+    status = page.locator("#status")
+    expect(status).to_contain_text("with")
+    expect(status).not_to_have_attribute("role", "status")
+    expect(status.locator("[role=status]")).to_have_text("")
+    reply(page, [token(0, "Tin"), END, usage()])
+    page.route("**/health", lambda route: route.abort())
+    ask(page, "tin")
+    expect(status.locator("[role=status]")).to_contain_text("does not answer")
+    assert "Failed to load resource" in problems.pop()
+    for place in (".counters", ".answer .actions", ".turn > .actions"):
+        expect(page.locator(place)).to_have_attribute("aria-live", "off")
