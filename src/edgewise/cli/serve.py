@@ -61,7 +61,8 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = LOOPBACK[0],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8300,
     cors_origin: Annotated[
-        list[str] | None, typer.Option(help="Origin of another page that may ask; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="Origin of another page that may ask; repeatable."),
     ] = None,
     keys: Annotated[
         Path | None, typer.Option(help="File of clients' keys, instead of one; see keys add.")
