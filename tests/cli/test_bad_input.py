@@ -114,6 +114,7 @@ def test_a_text_that_fills_no_context_is_refused_early(
         (["--cloud", "http://me:secret@127.0.0.1"], "EDGEWISE_CLOUD_KEY"),
         (["--cloud", "http://[127.0.0.1"], "The cloud's address is none: Invalid IPv6 URL"),
         (["--bogus"], "--bogus"),
+        (["world"], "unexpected extra argument(s) (world); put the prompt in quotes."),
         (["--cloud"], "--cloud"),
     ],
     ids=lambda value: "_".join(value)[:40] or None if isinstance(value, list) else "",

@@ -252,6 +252,8 @@ def test_options_are_as_the_settings_say(name: str, command: Any) -> None:
         assert option.default is None
         assert not option.required
     assert all(one.help for one in given)
+    # Of a Python list its reader knows nothing.
+    assert all(one.metavar or not one.multiple for one in given)
 
 
 def test_every_setting_says_what_it_is() -> None:

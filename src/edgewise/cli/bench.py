@@ -110,7 +110,9 @@ def link(
     ] = None,
     round_trip: Annotated[
         list[float] | None,
-        typer.Option(help="Round trip, ms; may be repeated. Default 0, 50, 100, 200."),
+        typer.Option(
+            metavar="MS", help="Round trip, ms; may be repeated. Default 0, 50, 100, 200."
+        ),
     ] = None,
     loss: Annotated[float, typer.Option(min=0, max=0.5, help="Part of packets that is lost.")] = 0,
     engine_time: EngineTime = 25.0,

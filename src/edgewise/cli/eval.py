@@ -59,7 +59,9 @@ def evaluate(
         Path | None, typer.Option(help="File that these come from, like --data or TASK.")
     ] = None,
     chosen: Settings,
-    router: Annotated[list[str] | None, typer.Option(help="As for run; may be repeated.")] = None,
+    router: Annotated[
+        list[str] | None, typer.Option(metavar="ROUTER", help="As for run; may be repeated.")
+    ] = None,
     cloud_share: Annotated[
         list[float] | None, options.share_option("Cloud share asked for; may be repeated.")
     ] = None,
@@ -74,9 +76,12 @@ def evaluate(
     ] = None,
     workers: WorkerCount = 1,
     json: options.Json = False,
-    csv: Annotated[Path | None, typer.Option(help="Write every figure as CSV to FILE.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write every figure as CSV to FILE.")
+    ] = None,
     figure: Annotated[
-        Path | None, typer.Option("--plot", help="Plot accuracy against cloud share to FILE.")
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Plot accuracy against cloud share to FILE."),
     ] = None,
 ) -> None:
     """Edge alone, pair and cloud alone on TASK, with the baselines a router must beat."""

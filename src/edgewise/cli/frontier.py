@@ -58,7 +58,9 @@ def frontier(
     check: options.Check = None,
     max_tokens: options.MaxTokens = None,
     chosen: Settings,
-    router: Annotated[list[str] | None, typer.Option(help="As for run; may be repeated.")] = None,
+    router: Annotated[
+        list[str] | None, typer.Option(metavar="ROUTER", help="As for run; may be repeated.")
+    ] = None,
     cloud_share: Annotated[
         list[float] | None,
         options.share_option("Cloud share; may be repeated. Default 0.05."),

@@ -55,7 +55,9 @@ def gateway(
     chosen: Settings,
     engine: Annotated[
         list[str] | None,
-        typer.Option(help="An engine's URL, or bundled; repeat it for replicas of one model."),
+        typer.Option(
+            metavar="URL", help="An engine's URL, or bundled; repeat it for replicas of one model."
+        ),
     ] = None,
     engine_kind: Annotated[
         str,

@@ -79,7 +79,7 @@ def main() -> None:
         if "\n" in message:  # The help of a command that was given nothing.
             print(message, file=sys.stderr)
         else:
-            _complain(message)
+            _complain(_with_quotes(message))
         code = 2
     except EdgewiseError as error:
         _complain(options.told(error, _parameters(sys.argv[1:])))
@@ -122,6 +122,12 @@ def _complain(message: str) -> None:
     sentence = render.printable(" ".join(message.split()))
     end = "" if sentence.endswith((".", "?")) else "."
     print(f"edgewise: {sentence}{end}", file=sys.stderr)
+
+
+def _with_quotes(message: str) -> str:
+    """What is missing where a shell made several words of a prompt."""
+    unquoted = sys.argv[1:2] == ["run"] and message.startswith("Got unexpected extra argument")
+    return message.rstrip(".") + "; put the prompt in quotes" if unquoted else message
 
 
 def _silenced() -> int:

@@ -22,7 +22,10 @@ from edgewise.settings import NAMES, Settings
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
 SentFile = Annotated[
-    Path | None, typer.Option(help="Write to FILE every message to the cloud, before it leaves.")
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Write to FILE every message to the cloud, before it leaves."
+    ),
 ]
 TaskName = Annotated[
     str, typer.Argument(help="pocketqa, commonsenseqa, gsm8k or a JSON Lines file.")
@@ -34,7 +37,7 @@ Check = Annotated[
 MaxTokens = Annotated[
     int | None, typer.Option(help="Longest answer, tokens; default: the task's own, 256 a file's.")
 ]
-Limit = Annotated[int | None, typer.Option(help="Only the first N questions.")]
+Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N questions.")]
 
 
 def share(text: str) -> float:

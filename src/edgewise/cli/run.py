@@ -54,7 +54,9 @@ def run(
         str | None,
         typer.Argument(help="The prompt; a document on stdin joins it. Without, or as -, stdin."),
     ] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be repeated.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Stop string; may be repeated.")
+    ] = None,
     no_template: Annotated[
         bool, typer.Option("--no-template", help="Send the prompt as it is.")
     ] = False,
@@ -64,7 +66,8 @@ def run(
     ] = None,
     json: options.Json = False,
     trace: Annotated[
-        Path | None, typer.Option(help="Write the timeline to FILE; see edgewise trace show.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the timeline to FILE; see edgewise trace show."),
     ] = None,
     sent_file: options.SentFile = None,
 ) -> None:

@@ -1,7 +1,7 @@
 """`edgewise serve`: OpenAI's API and a page in front of the pair."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -61,7 +61,8 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = LOOPBACK[0],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8300,
     cors_origin: Annotated[
-        list[str] | None, typer.Option(help="Origin of another page that may ask; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="Origin of another page that may ask; repeatable."),
     ] = None,
     keys: Annotated[
         Path | None, typer.Option(help="File of clients' keys, instead of one; see keys add.")
@@ -98,8 +99,8 @@ def serve(
         )
         app = _app(models, callers, origins, host)
         where = address_of(listening, host, tls=listens.tls)
-        render.note(f"serving {_shown(models)} at {where} (page, /v1, /docs)")
-        _run(app, door, callers)
+        serving = f"serving {_shown(models)} at {where} (page, /v1, /docs)"
+        _run(app, door, callers, lambda: render.note(serving))
 
 
 def _require_guarded(host: str, api_key: str | None, keys: Path | None) -> None:
@@ -136,23 +137,21 @@ def _app(models: "Models", callers: "Callers", origins: Sequence[str], host: str
     return make_app(models, callers=callers, origins=origins, hosts=hosts)
 
 
-def _run(app: "FastAPI", door: "Door", callers: "Callers") -> None:
-    from edgewise.listening.logs import plain_lines
-
-    with plain_lines():
-        asyncio.run(_served(app, door, callers))
-
-
-async def _served(app: "FastAPI", door: "Door", callers: "Callers") -> None:
+def _run(app: "FastAPI", door: "Door", callers: "Callers", ready: Callable[[], None]) -> None:
     """Until a signal ends it."""
     from edgewise.listening.config import ListenConfig
+    from edgewise.listening.logs import plain_lines
     from edgewise.listening.server import Listener
 
-    await callers.open()
-    try:
-        await Listener(ListenConfig(app, door)).listen()
-    finally:
-        await callers.close()
+    async def served() -> None:
+        await callers.open()
+        try:
+            await Listener(ListenConfig(app, door), ready=ready).listen()
+        finally:
+            await callers.close()
+
+    with plain_lines():
+        asyncio.run(served())
 
 
 def _origins(given: Sequence[str] | None) -> list[str]:

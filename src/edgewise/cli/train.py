@@ -80,7 +80,9 @@ def train(
     chosen: Settings,
     inputs: Annotated[
         list[str] | None,
-        typer.Option(help=f"{', '.join(INPUTS)}; may be repeated; default the first three."),
+        typer.Option(
+            metavar="INPUT", help=f"{', '.join(INPUTS)}; may be repeated; default the first three."
+        ),
     ] = None,
     top_k: TopK = None,
     hidden: Annotated[

@@ -35,15 +35,17 @@ class Listener(uvicorn.Server):
         *,
         beside: Sequence[ListenConfig] = (),
         drain: Drain | None = None,
+        ready: Callable[[], None] | None = None,
     ) -> None:
         """`beside` are served at doors of their own, without a lifespan.
 
-        `drain` runs after the signal, while connections are still taken.
+        `ready` is called once it answers and a signal ends it; `drain` runs after the signal, while
+        connections are still taken.
         """
         for each in (config, *beside):
             each.http = HttpProtocol
         super().__init__(config)
-        self._configs, self._drain = (config, *beside), drain
+        self._configs, self._drain, self._ready = (config, *beside), drain, ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Task[None] | None = None
 
@@ -67,6 +69,8 @@ class Listener(uvicorn.Server):
         for config in self._configs:
             # asyncio has made the queue as short as what it takes at one go.
             config.door.socket.listen(BACKLOG)
+        if self.started and self._ready is not None:
+            self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, which does not know of those in a TLS handshake."""
