@@ -51,6 +51,8 @@ _OPTIONS = (
     *("CMAKE_BUILD_WITH_INSTALL_RPATH=ON", "GGML_OPENMP=OFF"),
     *(f"LLAMA_BUILD_{part}=OFF" for part in ("COMMON", "TOOLS", "SERVER", "EXAMPLES", "TESTS")),
     *("LLAMA_BUILD_APP=OFF", "LLAMA_CURL=OFF"),
+    # Those of GCC 12's own headers fill thousands of lines.
+    *("GGML_ALL_WARNINGS=OFF", "LLAMA_ALL_WARNINGS=OFF"),
 )
 # Not `GGML_NATIVE` on x86-64: what GCC 12 tunes for a Sapphire Rapids decodes slower there.
 _OF_KINDS = ("GGML_NATIVE=OFF", "GGML_BACKEND_DL=ON", "GGML_CPU_ALL_VARIANTS=ON")
