@@ -7,6 +7,7 @@ import msgspec
 
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
+from edgewise.grammar.combined import Work
 from edgewise.grammar.compiled import Grammar, compiled
 from edgewise.grammar.schema import MAX_SCHEMA, schema_text
 from edgewise.prompts import Tool
@@ -117,7 +118,7 @@ def _require_short(tools: Sequence[Tool]) -> None:
 
 
 def _of_text(form: AnswerForm) -> str:
-    return schema_text(form.schema, "The schema")
+    return schema_text(form.schema, "The schema", Work())
 
 
 def _wrong(what: str, hint: str) -> UsageError:
@@ -138,7 +139,8 @@ def _calling(form: AnswerForm, style: ToolFormat, special: Mapping[str, int]) ->
             setting="json_schema",
         )
     called = [tool for tool in form.tools if form.only in (None, tool.name)]
-    rules = [_call(number, tool, style, special) for number, tool in enumerate(called)]
+    left = Work()
+    rules = [_call(number, tool, style, special, left) for number, tool in enumerate(called)]
     if sum(map(len, rules)) > MAX_SCHEMA:
         raise _wrong(f"The tools have more than {MAX_SCHEMA} characters", "send fewer")
     any_call = " | ".join(f"call_{number}" for number in range(len(called)))
@@ -175,11 +177,13 @@ def _start(
     return ["start: TEXT | opening calls", f"opening[lazy]: TEXT {opening}", text]
 
 
-def _call(number: int, tool: Tool, style: ToolFormat, special: Mapping[str, int]) -> str:
+def _call(
+    number: int, tool: Tool, style: ToolFormat, special: Mapping[str, int], left: Work
+) -> str:
     schema = {**(tool.parameters or {"properties": {}}), "type": "object"}
     what = f"The parameters of the tool {tool.name!r}"
     head = _terms(f"{style.before_name}{tool.name}{style.before_arguments}", special)
-    arguments = f"%json {schema_text(schema, what)}"
+    arguments = f"%json {schema_text(schema, what, left)}"
     closing = _terms(style.closing, special)
     return f"call_{number}: {head} arguments_{number} {closing}\narguments_{number}: {arguments}"
 
