@@ -61,20 +61,20 @@ _Places = dict[str, _Ways]
 _ANY = "*"
 
 
-class Work:
+class FormWork:
     """How much the schemas of one form may be together: what is left of it."""
 
     def __init__(self) -> None:
         self.values, self.states = MAX_VALUES, MAX_MULTIPLE
 
 
-def require_light(schema: object, what: str, left: Work) -> None:
+def require_light(schema: object, what: str, left: FormWork) -> None:
     """Raises `UsageError` for combined parts that are too much work, or that cannot be followed."""
     _Weighing(schema, what, left).ways(schema, "", ())
 
 
 class _Weighing:
-    def __init__(self, root: object, what: str, left: Work) -> None:
+    def __init__(self, root: object, what: str, left: FormWork) -> None:
         self._root, self._what, self._left = root, what, left
 
     def ways(

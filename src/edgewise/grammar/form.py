@@ -7,7 +7,7 @@ import msgspec
 
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
-from edgewise.grammar.combined import Work
+from edgewise.grammar.combined import FormWork
 from edgewise.grammar.compiled import Grammar, compiled
 from edgewise.grammar.schema import MAX_SCHEMA, schema_text
 from edgewise.prompts import Tool
@@ -118,7 +118,7 @@ def _require_short(tools: Sequence[Tool]) -> None:
 
 
 def _of_text(form: AnswerForm) -> str:
-    return schema_text(form.schema, "The schema", Work())
+    return schema_text(form.schema, "The schema", FormWork())
 
 
 def _wrong(what: str, hint: str) -> UsageError:
@@ -139,7 +139,7 @@ def _calling(form: AnswerForm, style: ToolFormat, special: Mapping[str, int]) ->
             setting="json_schema",
         )
     called = [tool for tool in form.tools if form.only in (None, tool.name)]
-    left = Work()
+    left = FormWork()
     rules = [_call(number, tool, style, special, left) for number, tool in enumerate(called)]
     if sum(map(len, rules)) > MAX_SCHEMA:
         raise _wrong(f"The tools have more than {MAX_SCHEMA} characters", "send fewer")
@@ -178,7 +178,7 @@ def _start(
 
 
 def _call(
-    number: int, tool: Tool, style: ToolFormat, special: Mapping[str, int], left: Work
+    number: int, tool: Tool, style: ToolFormat, special: Mapping[str, int], left: FormWork
 ) -> str:
     schema = {**(tool.parameters or {"properties": {}}), "type": "object"}
     what = f"The parameters of the tool {tool.name!r}"
