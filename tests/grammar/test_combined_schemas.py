@@ -63,6 +63,10 @@ HEAVY: dict[str, Any] = {
     },
     "many patterns in lists": {"allOf": [{"type": "array", "items": one} for one in patterns(9)]},
     "multiples": {"allOf": [{"type": "integer", "multipleOf": n} for n in (7919, 7907, 7901)]},
+    "multiples side by side": {
+        "type": "object",
+        "properties": {f"p{n}": {"type": "integer", "multipleOf": 9001 + n} for n in range(99)},
+    },
     "two of each": chained(lambda ref: {"allOf": [{"$ref": ref}, {"$ref": ref}]}),
     "two of each, and more": chained(both(lambda ref: {"$ref": ref, "minimum": 1})),
     "two of each, or nothing": chained(
@@ -92,10 +96,16 @@ def test_what_would_take_minutes_is_refused_before_it_is_compiled(which: str) ->
         grammar_of(TOKENIZER, AnswerForm(schema=HEAVY[which]))
 
 
-def test_so_are_a_tools_parameters() -> None:
+def test_so_are_the_parameters_of_tools() -> None:
     heavy = {"type": "object", "properties": {"a": {"allOf": patterns(30)}}}
     with pytest.raises(UsageError, match="The parameters of the tool 'a' has too many patterns"):
         grammar_of(ToolTokenizer(), AnswerForm(tools=(Tool("a", "", heavy),)))
+    # One by one they would do.
+    some = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 9001}}}
+    many = tuple(Tool(f"t{number}", "", some) for number in range(20))
+    with pytest.raises(UsageError, match="has a multipleOf of more than"):
+        grammar_of(ToolTokenizer(), AnswerForm(tools=many))
+    grammar_of(ToolTokenizer(), AnswerForm(tools=many[:2]))
 
 
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node", "default": None}}}

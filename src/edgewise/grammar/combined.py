@@ -18,7 +18,8 @@ MAX_VALUES = 20_000
 """Most values of a schema, at all depths, and those of combined parts when they are written out."""
 
 MAX_MULTIPLE = 100_000
-"""Largest `multipleOf`, without its decimal point and last zeros: so many states has a number."""
+"""Largest `multipleOf`, and the most of all together, without decimal points and last zeros: so
+many states has a number."""
 
 MAX_KEY_PATTERNS = 100
 """Most `patternProperties`, each of which is compared with each."""
@@ -60,15 +61,21 @@ _Places = dict[str, _Ways]
 _ANY = "*"
 
 
-def require_light(schema: object, what: str) -> None:
+class FormWork:
+    """How much the schemas of one form may be together: what is left of it."""
+
+    def __init__(self) -> None:
+        self.values, self.states = MAX_VALUES, MAX_MULTIPLE
+
+
+def require_light(schema: object, what: str, left: FormWork) -> None:
     """Raises `UsageError` for combined parts that are too much work, or that cannot be followed."""
-    _Weighing(schema, what).ways(schema, "", ())
+    _Weighing(schema, what, left).ways(schema, "", ())
 
 
 class _Weighing:
-    def __init__(self, root: object, what: str) -> None:
-        self._root, self._what = root, what
-        self._left = MAX_VALUES
+    def __init__(self, root: object, what: str, left: FormWork) -> None:
+        self._root, self._what, self._left = root, what, left
 
     def ways(
         self, part: object, key: str, above: tuple[int, ...], *, combined: bool = False
@@ -77,8 +84,8 @@ class _Weighing:
 
         Where it is `combined` refs are followed, but for one that leads back.
         """
-        self._left -= 1
-        if self._left < 0 or len(above) > MAX_REFS:
+        self._left.values -= 1
+        if self._left.values < 0 or len(above) > MAX_REFS:
             raise self._refused("has combined parts that are too large when they are written out")
         if not isinstance(part, Mapping):
             return {}
@@ -122,8 +129,9 @@ class _Weighing:
         if "minLength" in given or "maxLength" in given:
             found = found.both(_Ways(1, math.log(_LENGTH)))
         if states := _states(given.get("multipleOf")):
-            if states > MAX_MULTIPLE:
-                raise self._refused(f"has a multipleOf of more than {MAX_MULTIPLE}")
+            self._left.states -= states
+            if self._left.states < 0:
+                raise self._refused(f"has a multipleOf of more than {MAX_MULTIPLE}, or several")
             found = found.both(_Ways(1, math.log(states)))
         if keys := given.get("patternProperties"):
             part = len(keys) / MAX_KEY_PATTERNS

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
+from edgewise.grammar.combined import FormWork
 from edgewise.grammar.compiled import Grammar, compiled
 from edgewise.grammar.schema import MAX_SCHEMA, schema_text, without_look_around
 from edgewise.prompts import Tool
@@ -122,7 +123,7 @@ def _require_short(tools: Sequence[Tool]) -> None:
 
 
 def _of_text(form: AnswerForm) -> str:
-    return schema_text(form.schema, "The schema")
+    return schema_text(form.schema, "The schema", FormWork())
 
 
 def _wrong(what: str, hint: str) -> UsageError:
@@ -154,8 +155,9 @@ def _calling(form: AnswerForm, style: ToolFormat, special: Mapping[str, int]) ->
             setting="json_schema",
         )
     called = [tool for tool in form.tools if form.only in (None, tool.name)]
+    left = FormWork()
     rules = [
-        _call(number, tool, style, special, lenient=tool.name in form.lenient)
+        _call(number, tool, style, special, left, lenient=tool.name in form.lenient)
         for number, tool in enumerate(called)
     ]
     if sum(map(len, rules)) > MAX_SCHEMA:
@@ -195,12 +197,18 @@ def _start(
 
 
 def _call(
-    number: int, tool: Tool, style: ToolFormat, special: Mapping[str, int], *, lenient: bool
+    number: int,
+    tool: Tool,
+    style: ToolFormat,
+    special: Mapping[str, int],
+    left: FormWork,
+    *,
+    lenient: bool,
 ) -> str:
     schema = {**(tool.parameters or {"properties": {}}), "type": "object"}
     what = f"The parameters of the tool {tool.name!r}"
     head = _terms(f"{style.before_name}{tool.name}{style.before_arguments}", special)
-    arguments = f"%json {schema_text(schema, what, lenient=lenient)}"
+    arguments = f"%json {schema_text(schema, what, left, lenient=lenient)}"
     closing = _terms(style.closing, special)
     return f"call_{number}: {head} arguments_{number} {closing}\narguments_{number}: {arguments}"
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 
 from edgewise.errors import UsageError
-from edgewise.grammar.combined import MAX_VALUES, require_light
+from edgewise.grammar.combined import MAX_VALUES, FormWork, require_light
 from edgewise.prompts.conversation import inner, require_shallow
 
 MAX_SCHEMA = 1 << 17
@@ -33,13 +33,16 @@ _LOOKING_AROUND = re.compile(r"\(\?<?[=!]")
 _KEYED = frozenset({"properties", "required"} | _OPENING)
 
 
-def schema_text(schema: Mapping[str, object] | None, what: str, *, lenient: bool = False) -> str:
-    """The JSON text of a schema, for a grammar. Raises `UsageError` for none, or too much.
+def schema_text(
+    schema: Mapping[str, object] | None, what: str, left: FormWork, *, lenient: bool = False
+) -> str:
+    """The JSON text of a schema, for a grammar. Raises `UsageError` for none, or more than is
+    `left` for it.
 
     With `lenient`, what the library does not know of it holds nothing.
     """
     _require_small(schema, what)
-    require_light(schema, what)
+    require_light(schema, what, left)
     found = dict(schema or {})
     if not _combines(found):
         found = cast(dict[str, object], _closed(found))
