@@ -312,11 +312,13 @@ def test_an_unknown_version_is_said(url: str) -> None:
 def test_provenance_and_a_local_conversation_are_asked_for_as_in_a_chat(
     url: str, path: str
 ) -> None:
+    # Kept by the server that others ask, too: theirs are other questions.
+    question = "Tell me about tin, and nobody else."
     asked: dict[str, Any] = {"model": "edgewise", "edgewise": {"provenance": True, "cloud": "none"}}
     asked |= (
-        {"input": QUESTION}
+        {"input": question}
         if path == "responses"
-        else {"max_tokens": 200, "messages": [{"role": "user", "content": QUESTION}]}
+        else {"max_tokens": 200, "messages": [{"role": "user", "content": question}]}
     )
     found = post(url, path, **asked).json()
     assert {token["source"] for token in found["edgewise"]["tokens"]} == {"edge"}

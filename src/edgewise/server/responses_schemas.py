@@ -9,9 +9,9 @@ from edgewise.grammar.form import MAX_TOOLS
 from edgewise.server.errors import ApiError
 from edgewise.server.form_schemas import (
     CallId,
+    FormName,
     FunctionCall,
     FunctionDefinition,
-    FunctionName,
     JsonObjectFormat,
     JsonSchemaFormat,
     JsonSchemaText,
@@ -148,10 +148,11 @@ AnyTool = Annotated[
 ]
 
 
-class ResponsesToolName(FunctionName):
+class ResponsesToolName(Strict):
     """The tool that has to be called."""
 
     type: Literal["function"]
+    name: FormName
 
 
 class ResponsesJsonSchema(JsonSchemaText):
