@@ -1,6 +1,7 @@
 """When `make` compiles llama.cpp: with what stands for pip."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,6 +20,8 @@ def clone(tmp_path: Path) -> Path:
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "cmake", tmp_path / "cmake")
+    (tmp_path / "deploy").mkdir()
+    shutil.copy(ROOT / "deploy" / "llama_wheel.py", tmp_path / "deploy")
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text(PIP)
@@ -27,7 +30,19 @@ def clone(tmp_path: Path) -> Path:
 
 
 def compiled(clone: Path, goal: str, arguments: str | None = None) -> list[str]:
-    """With what llama.cpp was compiled, each time that it was."""
+    """With what llama-cpp-python was compiled, each time that it was."""
+    return [line for line in ran(clone, goal, arguments) if "--no-binary llama-cpp-python" in line]
+
+
+def built(clone: Path) -> int:
+    """How often a llama.cpp for this processor was built."""
+    lines = ran(clone, "native")
+    assert not any("--no-binary" in line for line in lines)
+    return sum(line.endswith("deploy/llama_wheel.py --native build/native") for line in lines)
+
+
+def ran(clone: Path, goal: str, arguments: str | None = None) -> list[str]:
+    """What Python was run with, behind `CMAKE_ARGS`."""
     log = clone / "pip.log"
     log.unlink(missing_ok=True)
     variables = {name: text for name, text in os.environ.items() if name != "CMAKE_ARGS"}
@@ -39,8 +54,7 @@ def compiled(clone: Path, goal: str, arguments: str | None = None) -> list[str]:
         check=True,
         timeout=60,
     )
-    lines = log.read_text().splitlines() if log.exists() else []
-    return [line for line in lines if "--no-binary llama-cpp-python" in line]
+    return log.read_text().splitlines() if log.exists() else []
 
 
 def test_an_install_compiles_nothing(clone: Path) -> None:
@@ -58,13 +72,22 @@ def test_other_arguments_compile_it_again(clone: Path) -> None:
     assert compiled(clone, "install") == []
 
 
+def test_without_arguments_it_is_built_for_this_processor(clone: Path) -> None:
+    assert [built(clone), built(clone)] == [1, 0]
+    assert len(compiled(clone, "native", "-DGGML_CUDA=on")) == 1
+    assert [built(clone), built(clone)] == [1, 0]
+
+
 def test_another_release_is_compiled(clone: Path) -> None:
-    (first,) = compiled(clone, "native")
+    (first,) = compiled(clone, "native", "-DGGML_CUDA=on")
     assert "llama-cpp-python==0.3.36" in first
     project = clone / "pyproject.toml"
     project.write_text(project.read_text().replace("==0.3.36", "==0.3.37"))
-    (later,) = compiled(clone, "native")
+    (later,) = compiled(clone, "native", "-DGGML_CUDA=on")
     assert "llama-cpp-python==0.3.37" in later
+    assert built(clone) == 1
+    project.write_text(re.sub("xllamacpp==[0-9.]+", "xllamacpp==2099.1", project.read_text()))
+    assert built(clone) == 1
 
 
 def test_what_is_shown_of_an_install_moves(clone: Path) -> None:
