@@ -63,11 +63,12 @@ class Workers:
         context = multiprocessing.get_context("spawn")
         self._ahead = _AHEAD * count
         self._pool = ProcessPoolExecutor(count, context, _begin, (work,))
-        # All processes begin at the first call. Ctrl-C is for this one, which ends them: a worker
-        # that it ended first would look like one that was killed.
+        # A process begins with each call while none waits. Ctrl-C is for this one, which ends them:
+        # a worker that it ended first would look like one that was killed.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            self._pool.submit(os.getpid)
+            for _ in range(count):
+                self._pool.submit(os.getpid)
         finally:
             signal.signal(signal.SIGINT, before)
 
