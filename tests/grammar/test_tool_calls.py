@@ -242,7 +242,7 @@ CALLED = Message("assistant", "", tool_calls=(replace(NOW, id="a"),))
                     tool_calls=(ToolCall("a", "f", '{"a":' * 90 + "1" + "}" * 90),),
                 )
             ],
-            "nested deeper",
+            "levels are nested in the arguments",
         ),
     ],
 )

@@ -1,7 +1,8 @@
 """The agents people have, each in a process of its own, set up as docs/clients.md shows.
 
 What the model says is given: a call of a tool of the agent's own, which the grammar of that tool's
-schema has to allow and which the agent then makes, and a sentence when it has told of the outcome.
+schema has to allow and which the agent then makes, and a sentence when it has told of the outcome;
+for Aider, which has no tools, a file as it asks for one.
 """
 
 import json

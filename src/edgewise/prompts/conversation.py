@@ -59,7 +59,8 @@ def require_shallow(value: object, what: str) -> None:
         level = [value for one in level for value in inner(one)]
         if not level:
             return
-    raise UsageError(f"{what} are nested deeper than {MAX_DEPTH} levels", hint="flatten them")
+    where = what[:1].lower() + what[1:]
+    raise UsageError(f"More than {MAX_DEPTH} levels are nested in {where}", hint="flatten it")
 
 
 def inner(value: object) -> Sequence[object]:
