@@ -7,11 +7,11 @@ import argparse
 import json
 from pathlib import Path
 
-from edgewise.evaluation.plan import Contender, Evaluation
-from edgewise.evaluation.report import Figures, rows
-from edgewise.evaluation.sweep import Store
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.pair import Pair
+from edgewise_lab.evaluation.plan import Contender, Evaluation
+from edgewise_lab.evaluation.report import Figures, rows
+from edgewise_lab.evaluation.sweep import Store
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15)
 """Those that the bundled router has calibrated thresholds for."""

@@ -475,12 +475,3 @@ def test_headers_that_lie_end_in_a_sentence_or_in_the_caches_folder(
 def test_bundled_lies_in_the_package(role: str) -> None:
     assert resolve("bundled", role) == bundled(role)  # type: ignore[arg-type]
     assert bundled(role).name == f"{role}.gguf"  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("role", ["edge", "cloud"])
-@pytest.mark.parametrize("name", ["mid", "other"])
-def test_models_lie_beside_the_pair(
-    name: Literal["mid", "other"], role: Literal["edge", "cloud"]
-) -> None:
-    path = resolve(f"bundled:{name}", role)
-    assert (path, path.is_file()) == (bundled(name), True)

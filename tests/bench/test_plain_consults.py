@@ -6,7 +6,6 @@ from contextlib import closing
 
 import pytest
 
-from edgewise.bench.plain_consults import PlainCloud, WrittenOut
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.errors import CloudProtocolError
 from edgewise.prompts import Prompt
@@ -16,6 +15,7 @@ from edgewise.testing.scripted_edge import EOS, ByteTokenizer
 from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.testing.scripted_text import Retold, ScriptedText
 from edgewise.verdict import Verdict
+from edgewise_lab.bench.plain_consults import PlainCloud, WrittenOut
 
 TEXT = "<|user|>hi<|end|><|assistant|>naïve"
 """In the form that the scripted API reads."""

@@ -144,7 +144,7 @@ ENDS_EARLY: dict[str, tuple[tuple[str, ...], str]] = {
     "config path": ((), "edgewise.toml"),
     "config set": (("spam", "1"), "no setting 'spam'"),
     "config unset": (("spam",), "no setting 'spam'"),
-    "models list": ((), "bundled:mid"),
+    "models list": ((), "bundled (cloud)"),
     "models pull": (("bundled",), "no hub repository"),
     "models remove": (("bundled",), "cannot be removed"),
     "router show": (("./none",), "no checkpoint"),

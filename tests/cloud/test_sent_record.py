@@ -36,6 +36,7 @@ from edgewise.wire.protocol import Ask, Push, from_device
 from tests.cloud.recording import Recorder, ids_of, recording
 from tests.gateway.running import gateway
 from tests.llama_server_process import free_port, llama_server
+from tests.pocket_models import OTHER
 
 CLOUDS: dict[str, Callable[[str], CloudModel]] = {
     "llama-server": LlamaServer,
@@ -310,7 +311,7 @@ def test_across_a_bridge_the_record_is_in_the_clouds_ids(tmp_path: Path) -> None
     """What travels, and what it says, by the vocabulary that it travels in."""
     file = tmp_path / "sent.jsonl"
     chosen = Settings(
-        edge="bundled:other",
+        edge=str(OTHER),
         cloud_tokenizer="bundled",
         router="random",
         threshold=0.5,

@@ -18,7 +18,6 @@ from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudRejected, VocabularyMismatch
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.prompts import Message, Prompt, prompt_ids
 from edgewise.sampling import Sampling
 from edgewise.testing.engine_dialects import HOSTED, Dialect
@@ -26,6 +25,7 @@ from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, replying
 from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.verdict import Verdict
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 from tests.vllm_process import vllm

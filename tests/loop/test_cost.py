@@ -20,7 +20,6 @@ from edgewise.errors import (
     CloudUnavailable,
     UsageError,
 )
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.events import AnswerCost, Consult, Token
 from edgewise.loop.billing import Billing
 from edgewise.loop.cost import CloudTokens, CostMeter, Limits
@@ -35,6 +34,7 @@ from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, 
 from edgewise.testing.billed_cloud import BilledCloud, PrefixCache
 from edgewise.testing.scripted_engine import ScriptedEngine, Twisted
 from edgewise.verdict import Sent, Verdict
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 PRICE = price_of("2,0.5,8")
 FREE = Limits(alone=False)

@@ -10,17 +10,14 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from edgewise.cli import bench, config, gateway, models, options, render, router, trace
+from edgewise.cli import config, gateway, models, options, render, trace
+from edgewise.cli.added import add_commands
 from edgewise.cli.chat import chat
-from edgewise.cli.demo import demo
 from edgewise.cli.doctor import doctor
-from edgewise.cli.eval import evaluate
-from edgewise.cli.frontier import frontier
 from edgewise.cli.keys import keys_app
 from edgewise.cli.run import run
 from edgewise.cli.sent import sent
 from edgewise.cli.serve import serve
-from edgewise.cli.train import train
 from edgewise.errors import EdgewiseError
 
 app = typer.Typer(
@@ -31,22 +28,17 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command()(demo)
 app.command()(run)
 app.command()(chat)
 app.command()(serve)
 app.command()(doctor)
 app.command()(sent)
-app.command("eval")(evaluate)
-app.command()(train)
 app.add_typer(config.app, name="config")
 app.add_typer(models.app, name="models")
-app.add_typer(router.app, name="router")
 app.add_typer(gateway.app, name="gateway")
-bench.app.command()(frontier)
-app.add_typer(bench.app, name="bench")
 app.add_typer(trace.app, name="trace")
 app.add_typer(keys_app, name="keys")
+add_commands(app)
 
 
 def _version(wanted: bool) -> None:
