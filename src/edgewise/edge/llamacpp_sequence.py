@@ -9,7 +9,7 @@ from edgewise.edge.slots import Slot, Slots
 
 
 class LlamaSequence:
-    """What one sequence holds, cut or brought back to marks. Implements `Place`."""
+    """What one sequence holds, cut or brought back to marks. Implements `SequenceMemory`."""
 
     def __init__(self, context: LlamaContext, number: int, marks: LlamaMarks | None) -> None:
         self.context, self.number, self.marks = context, number, marks

@@ -24,7 +24,8 @@ class OnnxCache(SequenceCache):
         self, new: Callable[[], Any], outputs: tuple[str, str], *, rewinds: Rewinds = "anywhere"
     ) -> None:
         """`new` makes a generator; `outputs` are the names of logits and hidden states."""
-        self._new, self._rewinds = new, rewinds
+        self._new = new
+        self._rewinds: Rewinds = rewinds
         self._logits, self._hidden = outputs
         super().__init__(room=0)
 

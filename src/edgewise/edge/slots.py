@@ -17,7 +17,7 @@ _SLACK = 16
 """A prompt that goes on with another one loses at most one id of it for so many that it keeps."""
 
 
-class Place(Protocol):
+class SequenceMemory(Protocol):
     """One sequence's cache in an engine."""
 
     def keeps(self, position: int) -> int:
@@ -25,7 +25,7 @@ class Place(Protocol):
         ...
 
 
-P = TypeVar("P", bound=Place)
+P = TypeVar("P", bound=SequenceMemory)
 
 
 class _Free(NamedTuple, Generic[P]):
