@@ -11,7 +11,7 @@ import gguf
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from edgewise.edge.base import PROBES, Floats, Needs
 from edgewise.edge.binding import llama_cpp
@@ -358,12 +358,10 @@ def without_space(text: str) -> str:
 
 class TestTokenizers:
     @given(text=st.text())
-    @settings(deadline=None, max_examples=60)
     def test_byte_level_round_trip(self, bpe: LlamaModel, text: str) -> None:
         assert text_of(bpe.tokenizer, bpe.tokenizer.encode(text)) == text
 
     @given(text=st.text())
-    @settings(deadline=None, max_examples=60)
     def test_sentencepiece_round_trip(self, spm: LlamaModel, text: str) -> None:
         assert without_space(text_of(spm.tokenizer, spm.tokenizer.encode(text))) == text
 
