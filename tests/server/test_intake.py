@@ -14,7 +14,7 @@ import pytest
 from fastapi import Request
 
 from edgewise.keys.key_file import ANYBODY
-from edgewise.prompts import Prompt
+from edgewise.prompts import Message, Prompt
 from edgewise.server.answering import Unread
 from edgewise.server.callers import Caller, Callers
 from edgewise.server.completions import TextReply
@@ -190,7 +190,7 @@ def test_who_leaves_while_a_prompt_is_read_gives_the_place_back() -> None:
         answering,
         CompletionRequest(model="edgewise", prompt="x"),
         Unread(read=lambda: Prompt(tuple(held.encode_prompt("x")))),
-        local=False,
+        messages=[Message("user", "x")],
         max_tokens=1,
         candidates=False,
     )

@@ -29,7 +29,7 @@ from edgewise.loop.latency import Latency
 from edgewise.loop.plug import Plug
 from edgewise.loop.policy import Policy
 from edgewise.parts import cloud_address
-from edgewise.prompts import Prompt
+from edgewise.prompts import Message, Prompt
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.sampling import Sampling
@@ -81,10 +81,12 @@ class Ready(NamedTuple):
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks of the decoder, and the `plug` that may cut it off from the cloud.
 
-    The cloud's verdicts come `round_trip` seconds later; with `one_trip` the first one does.
+    `messages` are the conversation's, with their marks; the cloud's verdicts come `round_trip`
+    seconds later; with `one_trip` the first one does.
     """
 
     prompt: Unread
+    messages: Sequence[Message]
     policy: Policy
     max_tokens: int | None
     sampling: Sampling

@@ -10,6 +10,7 @@ from edgewise.loop.policy import Policy
 from edgewise.parts import make_policy
 from edgewise.server.answering import PAIR, Answering
 from edgewise.server.errors import ApiError
+from edgewise.server.local_messages import LocalMessages
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHARE = re.compile(r"0(?:\.\d{1,6})?|1(?:\.0{1,6})?")
@@ -36,6 +37,11 @@ class Models:
     def first(self) -> Answering:
         """The only one, where there are no others."""
         return self.all[0]
+
+    @property
+    def local(self) -> LocalMessages:
+        """What is known to be local, with all of them alike."""
+        return self.first.local
 
     @property
     def told_apart(self) -> bool:
