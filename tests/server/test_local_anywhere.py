@@ -1,4 +1,4 @@
-"""What was local stays here by whatever endpoint it comes back, and however it was cut or joined."""
+"""What was local stays here, by whatever endpoint it comes back, however it was cut or joined."""
 
 import hashlib
 import json
@@ -150,7 +150,9 @@ def test_a_local_answer_stays_here_wherever_it_was_stopped(
 ) -> None:
     said = f"{SECRET} answered {first} {later}"
     # In a prompt without turns a beginning is known once it is long.
-    answer = asked.stop(first, [("user", said)], 80 if later == "completions" else 9, headers=HEADER)
+    answer = asked.stop(
+        first, [("user", said)], 80 if later == "completions" else 9, headers=HEADER
+    )
     assert len(answer) >= 5
     before = asked.crossed
     turns = [("user", "what was it?"), ("assistant", answer), ("user", "go on")]

@@ -160,6 +160,7 @@ class Answering:
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="answer")
         # Of their own, so that neither a long prompt nor a long answer keeps the other waiting.
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="prompt")
+        self._tokenizers = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         # And a form is its client's: one that takes long keeps no prompt waiting, and those that
         # wait for each other leave half of the places to answers without.
         self._compilers = ThreadPoolExecutor(COMPILING, thread_name_prefix="form")
@@ -182,6 +183,7 @@ class Answering:
     def close(self) -> None:
         """Wait for the threads; answers under way are stopped by the end of their requests."""
         self._readers.shutdown(cancel_futures=True)
+        self._tokenizers.shutdown(cancel_futures=True)
         self._compilers.shutdown(cancel_futures=True)
         self._threads.shutdown()
 
@@ -205,6 +207,10 @@ class Answering:
         """What `work` makes of text, in a thread; where this is cancelled before its turn there,
         nothing is done."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+
+    async def tokenizing(self, work: Callable[[], _T]) -> _T:
+        """The same for texts that nobody waits for an answer to: one at a time, beside prompts."""
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizers, work)
 
     def _read(self, unread: Unread) -> Prompt:
         texts = [*unread.texts, *unread.more()]
