@@ -8,7 +8,7 @@ from unicodedata import normalize
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from edgewise.cloud.redaction.normal import Normal
 from edgewise.cloud.redaction.rules import redaction_of
@@ -156,7 +156,6 @@ def test_nothing_in_a_text_forges_a_placeholder() -> None:
     assert told.meant("<TEXT_1> <TEXT_2>", ended=True).text == "<EMAIL_1> EMAIL_2"
 
 
-@settings(max_examples=100, deadline=None)
 @given(TEXTS, TEXTS)
 def test_redacted_and_restored_is_the_same(first: str, second: str) -> None:
     seen = sight(first, second)
@@ -173,7 +172,6 @@ def test_redacted_and_restored_is_the_same(first: str, second: str) -> None:
             assert before.startswith(meant.text)
 
 
-@settings(max_examples=100, deadline=None)
 @given(TEXTS, st.integers(0, 400), st.booleans())
 def test_wherever_a_reply_is_cut_no_placeholder_is_seen(text: str, at: int, ended: bool) -> None:
     seen = sight(text)
@@ -204,7 +202,6 @@ WORDS = st.lists(
 ).map(" ".join)
 
 
-@settings(max_examples=100, deadline=None)
 @given(WORDS, WORDS, WORDS)
 def test_of_a_longer_answer_the_view_begins_alike(asked: str, begun: str, more: str) -> None:
     try:

@@ -6,7 +6,7 @@ from random import Random
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 from edgewise.cloud.seam import (
     Seams,
@@ -75,7 +75,6 @@ def reply_to(cloud: Tokenizer, text: str, sent: str, tokens: int) -> tuple[bytes
     cloud=st.sampled_from(NAMES),
     rng=st.randoms(use_true_random=False),
 )
-@settings(max_examples=200)
 def test_two_that_mean_one_text_write_it(
     known: Mapping[str, Tokenizer], text: str, edge: str, cloud: str, rng: Random
 ) -> None:

@@ -6,7 +6,7 @@ from contextlib import closing
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 
 from edgewise.cloud.probe import Habits
 from edgewise.cloud.reasoning import Reasoning
@@ -261,7 +261,6 @@ TEXTS = st.lists(
     ahead=st.sampled_from([0, 6]),
 )
 @example("so it is.", False, True, True, 0, 0.0, 1, 0)
-@settings(deadline=None, max_examples=100)
 def test_no_blank_is_lost_or_doubled_wherever_an_answer_is_cut(
     text: str,
     echoes: bool,
