@@ -81,8 +81,9 @@ class Ready(NamedTuple):
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks of the decoder, and the `plug` that may cut it off from the cloud.
 
-    `messages` are the conversation's, with their marks; the cloud's verdicts come `round_trip`
-    seconds later; with `one_trip` the first one does.
+    `messages` are the conversation's, with their marks; `limited` holds the cloud to what the
+    request's key may ask of it. The cloud's verdicts come `round_trip` seconds later; with
+    `one_trip` the first one does.
     """
 
     prompt: Unread
@@ -96,6 +97,7 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     round_trip: float = 0.0
     one_trip: bool = False
     plug: Plug = msgspec.field(default_factory=Plug)
+    limited: Callable[[CloudModel], CloudModel] = lambda cloud: cloud
 
     @property
     def delay(self) -> Delay:
@@ -343,6 +345,7 @@ class Answering:
         cloud = self.cloud
         breaker, latency = self.breaker, self.latency
         if cloud is not None:
+            cloud = asked.limited(cloud)
             if asked.round_trip:
                 cloud = LateCloud(cloud, asked.delay)
                 breaker, latency = Breaker(), self._latency(asked)

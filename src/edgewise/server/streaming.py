@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
+from msgspec.structs import replace
 from sse_starlette.sse import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
@@ -109,6 +110,7 @@ async def reply_with(
         raise
     unheld = ready.grammar.unheld if ready.grammar else ()
     headers = said([*writer.ignored, *(f"tools.{shown(keyword)}" for keyword in unheld)])
+    decoding = replace(decoding, limited=caller.limited)
     events = _seen(caller, answering.events(decoding, ready, ticket))
     if decoding.messages[-1].local:
         answering.local.answered(decoding.messages, owner=caller.name)
