@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.addresses import bundled
@@ -95,7 +95,6 @@ def speculated(
         return system.ask(PROMPT)
 
 
-@settings(max_examples=60)
 @given(
     seed=st.integers(0, 200),
     percent=st.sampled_from([0, 50, 80, 95, 100]),

@@ -7,7 +7,7 @@ import time
 from concurrent.futures import CancelledError
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.cloud.io_thread import IoThread
@@ -115,7 +115,6 @@ def test_after_closing_work_fails_at_once() -> None:
         thread.submit(after(0.0), 5).result(1)
 
 
-@settings(max_examples=10, deadline=None)
 @given(st.lists(st.floats(0, 0.01), min_size=1, max_size=8), st.floats(0, 0.01))
 def test_whoever_submits_while_it_closes_gets_an_end(pauses: list[float], wait: float) -> None:
     """No future stays open, whenever it was asked for."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from msgspec.structs import replace
 
 from edgewise.addresses import bundled
@@ -267,7 +267,6 @@ def test_where_nothing_is_reached_nothing_is_recorded() -> None:
     cloud.close()
 
 
-@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["a", "b"]), st.lists(st.integers(0, 3), max_size=6)),

@@ -11,15 +11,15 @@ import gguf
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from edgewise.edge.base import PROBES, Floats, Needs
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp_load import BATCH, default_threads
-from edgewise.edge.llamacpp_slots import TURN
 from edgewise.edge.llamacpp_vocab import LlamaTokenizer
+from edgewise.edge.slots import TURN
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ModelError, UsageError
 from tests import models
@@ -358,12 +358,10 @@ def without_space(text: str) -> str:
 
 class TestTokenizers:
     @given(text=st.text())
-    @settings(deadline=None, max_examples=60)
     def test_byte_level_round_trip(self, bpe: LlamaModel, text: str) -> None:
         assert text_of(bpe.tokenizer, bpe.tokenizer.encode(text)) == text
 
     @given(text=st.text())
-    @settings(deadline=None, max_examples=60)
     def test_sentencepiece_round_trip(self, spm: LlamaModel, text: str) -> None:
         assert without_space(text_of(spm.tokenizer, spm.tokenizer.encode(text))) == text
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -345,7 +345,6 @@ def test_an_engine_that_loses_what_it_should_warm_keeps_no_place(
     run(work)
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=30, unique=True))
 def test_only_the_sessions_of_the_one_that_went_move(sessions: list[str]) -> None:
     """Rendezvous hashing, whatever the sessions are called."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from edgewise.edge.base import EdgeAbilities, Rewinds
 from edgewise.errors import CloudTimeout, CloudUnavailable
@@ -118,7 +118,6 @@ def agreeing(seed: int, agreement: float):
     ending=st.booleans(),
     failing=st.sampled_from([0, 0, 2, 3]),
 )
-@settings(deadline=None, max_examples=300)
 def test_the_answer_is_that_of_the_waiting_loop(
     seed: int,
     agreement: float,
