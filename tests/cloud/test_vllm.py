@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from edgewise.cloud.engine import Vllm
+from edgewise.cloud.reach import reach
 from edgewise.engines.base import Client
 from edgewise.engines.vllm import COMPLETIONS, GENERATE, VllmEngine
 from edgewise.errors import (
@@ -175,6 +177,17 @@ def test_tokens_as_text_are_no_ids(tokens: list[str]) -> None:
         with pytest.raises(CloudProtocolError, match="tokens as text"):
             ask(cloud, [1])
         cloud.close()
+
+
+def test_one_that_lies_from_the_first_request_on_is_said_to_lie() -> None:
+    """And not to take no ids, for which it would be asked by text."""
+    reply = completion([98, 99, 100])
+    with serving(vllm_routes(generate=False) | {("POST", COMPLETIONS): said(reply)}) as server:
+        with closing(Vllm(server.url)) as cloud, pytest.raises(CloudProtocolError, match="3"):
+            cloud.check(ByteTokenizer())
+        with pytest.raises(CloudProtocolError, match="3"):
+            reach(server.url, ByteTokenizer())
+        assert not any("chat" in path for path, _ in server.asked)
 
 
 def test_a_completion_without_ids_is_refused() -> None:

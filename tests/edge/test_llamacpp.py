@@ -18,8 +18,8 @@ from edgewise.edge.binding import llama_cpp
 from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp_load import BATCH, default_threads
-from edgewise.edge.llamacpp_slots import TURN
 from edgewise.edge.llamacpp_vocab import LlamaTokenizer
+from edgewise.edge.slots import TURN
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ModelError, UsageError
 from tests import models

@@ -28,11 +28,11 @@ from edgewise.edge.binding import llama_cpp
 from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp_bare import bare_loop
 from edgewise.edge.llamacpp_context import LlamaContext
-from edgewise.edge.llamacpp_load import default_threads, load_weights, new_context
+from edgewise.edge.llamacpp_load import BATCH, default_threads, load_weights, new_context
 from edgewise.edge.llamacpp_marks import how_many
 from edgewise.edge.llamacpp_recurrent import Recurrence, examine
+from edgewise.edge.llamacpp_sequence import LlamaSlot, LlamaSlots
 from edgewise.edge.llamacpp_sequences import LlamaSequences, width_for
-from edgewise.edge.llamacpp_slots import LlamaSlots
 from edgewise.edge.llamacpp_vocab import LlamaTokenizer
 from edgewise.errors import ModelError, UsageError
 
@@ -91,7 +91,7 @@ class LlamaModel(EdgeModel):
             self._slots = LlamaSlots(
                 made,
                 name=self.name,
-                room=self.context,
+                batch=min(BATCH, self.context),
                 count=slots,
                 keep_prefixes=keep_prefixes,
             )
@@ -141,7 +141,7 @@ class LlamaModel(EdgeModel):
         if self.abilities.slots > 1:
             # Another thread's session may decode before this one's step is read.
             needs |= Needs.LOGITS
-        return KvSession(self, self._slots.reserve(), needs, top)
+        return KvSession(self, LlamaSlot(self._slots), needs, top)
 
     def sequences(self, width: int) -> LlamaSequences:
         width = width_for(width, self.context, self._recurrence.state)
