@@ -10,7 +10,7 @@ import pytest
 from edgewise.edge.base import Needs, Step
 from edgewise.edge.kv import Outputs
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.llamacpp_slots import LlamaSlot
+from edgewise.edge.llamacpp_sequence import LlamaSlot
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy

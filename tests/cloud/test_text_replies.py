@@ -143,6 +143,7 @@ def asked_of(server: ScriptedText) -> dict[str, Any]:
         ("moonshot", {"thinking": {"type": "disabled"}}, {"partial": True}),
         ("chat", {}, {}),
         ("lm-studio", {}, {}),
+        ("edgewise", {}, {}),
     ],
 )
 def test_each_chat_api_is_told_in_its_own_words(

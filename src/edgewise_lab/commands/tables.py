@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from edgewise.cli.render import metered, printable, show
+from edgewise.cli import render
+from edgewise.cli.render import metered, printable
 from edgewise_lab.evaluation import report
 from edgewise_lab.evaluation.report import Figures, Row
 from edgewise_lab.evaluation.statistics import Interval
@@ -17,10 +18,10 @@ ALONE = (report.EDGE.system, report.CLOUD.system)
 def figures_tables(title: str, table: Sequence[Row]) -> None:
     """Print what every system gets right by both readings, by family, and what it asks for."""
     figures = [row.overall for row in table]
-    show(_accuracies(f"{title} (95% intervals)", figures))
+    render.show(_accuracies(f"{title} (95% intervals)", figures))
     if len(table[0].families) > 1:
-        show(_by_family(table))
-    show(_costs(figures))
+        render.show(_by_family(table))
+    render.show(_costs(figures))
 
 
 def _columns(title: str, *names: str) -> Table:
