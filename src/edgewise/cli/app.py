@@ -228,11 +228,14 @@ def _open_streams() -> None:
 
 
 def _parameters(arguments: Sequence[str]) -> Sequence[Any]:
-    """Those of the command that these arguments name."""
+    """Those of the command that these arguments name; none if it cannot be loaded."""
     command = get_command(app)
     for name in arguments:
-        if isinstance(command, TyperGroup) and name in command.commands:
-            command = command.commands[name]
+        if isinstance(command, TyperGroup):
+            try:
+                command = command.commands.get(name, command)
+            except EdgewiseError:
+                return ()
     return command.params
 
 
