@@ -385,7 +385,7 @@ def test_a_push_that_takes_too_long_is_no_alarm(
         link.stall()
         session = cloud.open(PROMPT)
         session.push(IDS)
-        end = time.monotonic() + 5
+        end = time.monotonic() + 60
         while not [r for r in caplog.records if "did not answer" in r.message]:
             assert time.monotonic() < end
             time.sleep(0.01)
@@ -415,7 +415,7 @@ def test_after_closing_sessions_fail_and_close() -> None:
     cloud.close()
     cloud.close()
     with pytest.raises(CloudUnavailable, match="was closed"):
-        session.ask(IDS, 1, Sampling(), 5).result()
+        session.ask(IDS, 1, Sampling(), 30).result()
     session.push(list(range(PUSHED)))
     session.close()
 
@@ -427,7 +427,7 @@ def test_consults_in_flight_share_one_link() -> None:
         cloud.check(ByteTokenizer())
         session = cloud.open(PROMPT)
         engine.seconds = 0.05
-        flying = [session.ask([*IDS, n], 1, Sampling(), 10) for n in range(4)]
+        flying = [session.ask([*IDS, n], 1, Sampling(), 30) for n in range(4)]
         assert all(future.result().ids for future in flying)
         assert len(cloud.links) == 1
         assert len(running.gateway.connections) == 1
@@ -442,8 +442,8 @@ def test_a_consult_given_up_before_it_ran_leaves_the_session_whole() -> None:
         cloud.check(ByteTokenizer())
         session = cloud.open(PROMPT)
         for _ in range(5):  # fewer than a session may have waiting
-            session.ask(IDS, 1, Sampling(), 10).cancel()
-        assert session.ask(IDS, 1, Sampling(), 10).result().ids
+            session.ask(IDS, 1, Sampling(), 30).cancel()
+        assert session.ask(IDS, 1, Sampling(), 30).result().ids
         assert len(cloud.links) == 1
         cloud.close()
     engine.close()

@@ -281,7 +281,7 @@ def test_a_reply_cut_at_every_byte_is_never_half_a_word() -> None:
             for end in range(len(whole) + 1):
                 server.fault = lambda number, end=end: Wire([whole[:end]])
                 with closing(cloud.open(PROMPT)) as session:
-                    asked = session.ask([*PROMPT.ids, *b"one"], 1, Sampling(), 5)
+                    asked = session.ask([*PROMPT.ids, *b"one"], 1, Sampling(), 30)
                     error = asked.exception(10)
                 if error is None:
                     said.append(bytes(asked.result().ids))

@@ -41,7 +41,7 @@ PROMPT = Prompt(tuple(ASKED.encode()), (Message("user", "sky?"),))
 
 def ask(cloud: TextCloud, answer: str, n: int = 1, prompt: Prompt = PROMPT) -> Verdict:
     with closing(cloud.open(prompt)) as session:
-        return session.ask([*prompt.ids, *answer.encode()], n, Sampling(), 20).result(20)
+        return session.ask([*prompt.ids, *answer.encode()], n, Sampling(), 20).result(60)
 
 
 def wording(verdict: Verdict) -> str:

@@ -76,7 +76,7 @@ def redis_url() -> Iterator[str]:
 
 
 def _wait_for(port: int) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()

