@@ -344,7 +344,7 @@ class CompletionChoice(BaseModel):
     stop_reason: str | None = None
 
 
-class Completion(BaseModel):
+class TextCompletion(BaseModel):
     """A whole text completion."""
 
     id: str

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Request
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
+from edgewise.completion import Completion, Sent
 from edgewise.errors import Withheld
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.server.callers import shown_key
 from edgewise.server.errors import ApiError
-from edgewise.verdict import Sent, Verdict
 
 
 class RunningAnswers:
@@ -79,7 +79,7 @@ class _UnpluggedSession(WrappedSession):
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> "Future[Verdict]":
+    ) -> "Future[Completion]":
         if self._cut.is_set():
             raise Withheld("The client unplugged the cloud.")
         return super().ask(ids, n, sampling, deadline, sent)
