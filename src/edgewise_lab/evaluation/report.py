@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from edgewise.verdict import metered
+from edgewise.completion import metered
 from edgewise_lab.evaluation.statistics import (
     Interval,
     difference_interval,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from edgewise.verdict import metered
+from edgewise.completion import metered
 from edgewise_lab.bench.frontier.base import CloudRequest, MeasuredAnswer
 from edgewise_lab.bench.frontier.whole import Cost
 from edgewise_lab.bench.price_lists import PRICE_LISTS, PriceList, Request, bill

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from contextlib import closing
 
+from edgewise.completion import metered
 from edgewise.edge.base import Tokenizer
 from edgewise.loop.policy import CLOUD_SPAN
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.link import Link
-from edgewise.verdict import metered
 from edgewise_lab.bench.frontier.base import CloudRequest, MeasuredAnswer
 from edgewise_lab.bench.frontier.recorded import RecordedCloud
 from edgewise_lab.bench.frontier.timed import Travelled, Watch
@@ -70,9 +70,9 @@ class CloudInSpans:
             while len(ids) < self._max_tokens and not (ids and ids[-1] in self._tokenizer.eos_ids):
                 n = min(CLOUD_SPAN, self._max_tokens - len(ids))
                 asked = session.ask([*prompt.ids, *ids], n, Sampling(), CLOUD_DEADLINE)
-                verdict = asked.result()
-                ids += verdict.ids
-                watch.saw(text_of(self._tokenizer, verdict.ids))
+                completion = asked.result()
+                ids += completion.ids
+                watch.saw(text_of(self._tokenizer, completion.ids))
         return ids
 
 

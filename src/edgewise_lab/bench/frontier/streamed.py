@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import httpx2
 import msgspec
 
+from edgewise.completion import ADDED, MOST_SECONDS
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.completions import COMPLETIONS, Meter, has_ended, only
 from edgewise.engines.http import checked_address, decoded
 from edgewise.engines.refusals import not_now
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout, CloudUnavailable
 from edgewise.testing.link import Link
-from edgewise.verdict import ADDED, MOST_SECONDS
 from edgewise_lab.bench.frontier.base import CloudRequest, MeasuredAnswer
 from edgewise_lab.bench.frontier.recorded import EngineTime
 from edgewise_lab.bench.frontier.timed import Travelled, Watch

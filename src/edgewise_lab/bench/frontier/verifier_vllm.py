@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from edgewise.cloud.io_thread import IoThread
+from edgewise.completion import Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.base import PROBE_SECONDS, Client
 from edgewise.engines.completions import COMPLETIONS, Meter, only
@@ -22,7 +23,6 @@ from edgewise.engines.http import decoded
 from edgewise.engines.vllm import VllmEngine, id_of
 from edgewise.errors import CloudProtocolError
 from edgewise.testing.link import Link
-from edgewise.verdict import Sent
 from edgewise_lab.bench.frontier.base import CloudRequest
 from edgewise_lab.bench.frontier.verifiers import Choice, Requested, Verified, judged
 
