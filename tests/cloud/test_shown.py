@@ -17,6 +17,7 @@ from edgewise.cloud.bridge import Bridge, bridged
 from edgewise.cloud.reach import reach
 from edgewise.cloud.recent import amount_of
 from edgewise.cloud.sent_record import SentRecord
+from edgewise.completion import Completion
 from edgewise.engines.text_dialects import TEXT_DIALECTS
 from edgewise.errors import CloudRejected, UsageError, Withheld
 from edgewise.events import Consult, Event, Token
@@ -40,7 +41,6 @@ from edgewise.testing.scripted_edge import (
 )
 from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.testing.scripted_text import ScriptedText
-from edgewise.verdict import Verdict
 from tests.cloud.recording import Recorder, ids_of, recording
 from tests.gateway.running import gateway
 
@@ -62,7 +62,7 @@ def bridge(script: Script, **shown: str) -> tuple[Bridge, ScriptedCloud]:
     return model, cloud
 
 
-def ask(model: Bridge, answer: str, n: int = 1, asked: str | Prompt = ASKED) -> Verdict:
+def ask(model: Bridge, answer: str, n: int = 1, asked: str | Prompt = ASKED) -> Completion:
     prompt = asked if isinstance(asked, Prompt) else Prompt(tuple(asked.encode()))
     with closing(model.open(prompt)) as session:
         return session.ask([*prompt.ids, *answer.encode()], n, Sampling(), 20).result(60)

@@ -67,8 +67,8 @@ def test_round_trip_and_engine_are_told_apart() -> None:
     assert latency.quantile(0.95) == pytest.approx(0.4)
 
 
-def test_a_verdict_that_is_about_to_come_is_waited_for() -> None:
-    """A step of 40 ms, half of the verdicts change the token: 20 ms are worth waiting."""
+def test_a_completion_that_is_about_to_come_is_waited_for() -> None:
+    """A step of 40 ms, half of the completions change the token: 20 ms are worth waiting."""
     latency = told(0.1, RECENT)
     policy = Policy()
     assert policy.patience(latency, 0.09, first=False) == 0  # the step is not known yet

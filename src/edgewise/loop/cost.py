@@ -12,12 +12,12 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from edgewise.cloud.base import CloudModel
+from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.spelling import bytes_of
 from edgewise.errors import CloudError
 from edgewise.events import AnswerCost
 from edgewise.loop.price import NOTHING, Bill, Price
-from edgewise.verdict import Sent, Verdict
 
 
 class Limits(NamedTuple):
@@ -120,8 +120,8 @@ class _Sent(NamedTuple):
     expected: int
     dearest: Bill
     sent: Sent
-    future: "Future[Verdict]"
-    valid: Callable[[Verdict], bool]
+    future: "Future[Completion]"
+    valid: Callable[[Completion], bool]
 
 
 class CostMeter:
@@ -137,7 +137,7 @@ class CostMeter:
         *,
         whole: bool,
     ) -> None:
-        """`requests` is the cloud's (`CloudModel.requests`); `whole` if verdicts stand whole."""
+        """`requests` is the cloud's (`CloudModel.requests`); `whole` if completions stand whole."""
         self.limits = limits
         self._price, self._tokens, self._requests = price, tokens, requests
         self._purse, self._whole = purse, whole and tokens.shared
@@ -157,7 +157,7 @@ class CostMeter:
         limits = self.limits
         if limits.answer is not None and most > limits.answer:
             return False
-        # A token will stand here, whoever writes it; what is kept of a longer verdict, too.
+        # A token will stand here, whoever writes it; what is kept of a longer completion, too.
         alone = self._alone(self._tokens.written(ids) + (n if self._whole else 1))
         if limits.alone and spent + self._price.of(likely) > alone:
             return False
@@ -168,10 +168,10 @@ class CostMeter:
         ids: Sequence[int],
         n: int,
         sent: Sent,
-        future: "Future[Verdict]",
-        valid: Callable[[Verdict], bool],
+        future: "Future[Completion]",
+        valid: Callable[[Completion], bool],
     ) -> None:
-        """A consult went; `valid` says whether its verdict answers it."""
+        """A consult went; `valid` says whether its completion answers it."""
         likely, dearest = self._expected(ids, n)
         written = self._tokens.written(ids)
         tokens = self._tokens.prompt + written
@@ -232,10 +232,10 @@ class CostMeter:
     def _outcome(self, one: _Sent) -> Bill:
         error = one.future.exception()
         if error is None:
-            verdict = one.future.result()
-            if not one.valid(verdict):
+            completion = one.future.result()
+            if not one.valid(completion):
                 return one.dearest
-            bill = self._metered(verdict, one)
+            bill = self._metered(completion, one)
             self._learn(bill, one)
             return bill
         requests = one.sent.requests
@@ -247,18 +247,18 @@ class CostMeter:
             self._first = None
         return NOTHING
 
-    def _metered(self, verdict: Verdict, one: _Sent) -> Bill:
-        """A verdict's bill; what the meter leaves out was not cached, and is as we count it."""
-        prompt, cached = verdict.prompt, verdict.cached
-        if prompt is None and cached is not None and verdict.computed is not None:
-            prompt = cached + verdict.computed
+    def _metered(self, completion: Completion, one: _Sent) -> Bill:
+        """A completion's bill; what the meter leaves out was not cached, and is as we count it."""
+        prompt, cached = completion.prompt, completion.cached
+        if prompt is None and cached is not None and completion.computed is not None:
+            prompt = cached + completion.computed
         matters = self._price.cached != self._price.input
         known = prompt is not None and not (matters and cached is None)
         if prompt is None:
             prompt = one.tokens * self._requests_of(one, one.tokens)
         cached = min(cached or 0, prompt)
         return Bill(
-            input=prompt - cached, cached=cached, output=verdict.billed, estimated=not known
+            input=prompt - cached, cached=cached, output=completion.billed, estimated=not known
         )
 
     def _learn(self, bill: Bill, one: _Sent) -> None:
