@@ -47,7 +47,7 @@ _TOGETHER = 0.25
 
 
 class Seen(NamedTuple):
-    """A token with a completion: the learner's inputs, the consult's worth (0 to 1), and a weight."""
+    """A token with a completion: the learner's inputs, the consult's worth (0 to 1), a weight."""
 
     inputs: Vector
     worth: float
@@ -146,9 +146,9 @@ class Online(Scorer):
 class Habits(msgspec.Struct, frozen=True):
     """How a stream is learnt from.
 
-    `explored` of the share goes to places drawn at random; their completions count for as many as they
-    stand for, up to `heaviest`. `sure`: a completion is worth the cloud's probability of its token
-    where that is another than the edge's, else 1; either way 0 where it is the same.
+    `explored` of the share goes to places drawn at random; their completions count for as many as
+    they stand for, up to `heaviest`. `sure`: a completion is worth the cloud's probability of its
+    token where that is another than the edge's, else 1; either way 0 where it is the same.
     """
 
     share: float

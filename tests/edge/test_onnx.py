@@ -361,7 +361,7 @@ def test_options_that_cannot_be_honoured(onnx_path: Path) -> None:
     with pytest.raises(UsageError, match="as a whole") as caught:
         opened(onnx_path, gpu_layers=7)
     assert caught.value.setting == "gpu_layers"
-    with pytest.raises(UsageError, match="holds 256 tokens, not 300") as caught:
+    with pytest.raises(UsageError, match="256") as caught:
         opened(onnx_path, context=300)
     assert caught.value.setting == "ctx"
     with pytest.raises(UsageError, match="at least 1 slot"):

@@ -129,7 +129,7 @@ class CloudModel(Protocol):
 
 
 def with_end(completion: Completion, n: int, eos_ids: frozenset[int], name: str) -> Completion:
-    """A completion that ended the answer, with an end token of the edge's where the engine kept its.
+    """A completion that ended the answer, with the edge's end token where the engine kept its own.
 
     Raises `CloudProtocolError` for a completion without any token.
     """

@@ -1,4 +1,4 @@
-"""A cloud model whose completions come later than they do: at another pace, or over a longer way."""
+"""A cloud model whose completions are held back: another pace, or a longer way."""
 
 import threading
 from collections.abc import Callable, Sequence

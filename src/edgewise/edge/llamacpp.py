@@ -22,6 +22,7 @@ from edgewise.edge.base import (
     Floats,
     Marks,
     Needs,
+    context_for,
     require_full_windows,
 )
 from edgewise.edge.binding import llama_cpp
@@ -36,7 +37,6 @@ from edgewise.edge.llamacpp_sequences import LlamaSequences, width_for
 from edgewise.edge.llamacpp_vocab import LlamaTokenizer
 from edgewise.errors import ModelError, UsageError
 
-_DEFAULT_CONTEXT = 4096
 _SAMPLED_BLOCKS, _BLOCK_BYTES = 64, 65536
 _EMBEDDINGS = "token_embd.weight"
 
@@ -77,7 +77,7 @@ class LlamaModel(EdgeModel):
             trained = llama_cpp.llama_model_n_ctx_train(self._model)
             if trained < 1:
                 raise ModelError(f"{str(path)!r} says of itself that it holds {trained} tokens.")
-            self.context = context or min(trained, _DEFAULT_CONTEXT)
+            self.context = context_for(self.name, context, trained)
             self.hidden_size = int(llama_cpp.llama_model_n_embd(self._model))
             self._tokenizer = LlamaTokenizer(self._model)
             self._swa_full = swa_full

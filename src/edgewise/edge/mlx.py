@@ -19,6 +19,7 @@ from edgewise.edge.base import (
     Floats,
     Marks,
     Needs,
+    context_for,
     require_full_windows,
 )
 from edgewise.edge.hub_config import explained
@@ -32,8 +33,6 @@ from edgewise.edge.sequence_slot import SequenceSlot
 from edgewise.edge.sequence_trial import try_out
 from edgewise.edge.slots import BATCH, Slots
 from edgewise.errors import UsageError
-
-_DEFAULT_CONTEXT = 4096
 
 
 def open_mlx(address: str, options: EdgeOptions) -> "MlxModel":
@@ -76,7 +75,7 @@ class MlxModel(EdgeModel):
         self.folder, self.name = folder, name or folder.resolve().name
         mx, _ = modules()
         loaded = load_folder(folder, gpu_layers)
-        self.context = context or min(loaded.context or _DEFAULT_CONTEXT, _DEFAULT_CONTEXT)
+        self.context = context_for(self.name, context, loaded.context)
         self.form, self.device = loaded.form, str(loaded.device.type.name)
         self._parameters = loaded.parameters
         with explained(folder, "MLX", "mlx-lm"):

@@ -18,7 +18,14 @@ import msgspec
 import numpy as np
 
 from edgewise.addresses import resolve_folder
-from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Needs, require_full_windows
+from edgewise.edge.base import (
+    EdgeAbilities,
+    EdgeModel,
+    EdgeOptions,
+    Needs,
+    context_for,
+    require_full_windows,
+)
 from edgewise.edge.hub_config import told
 from edgewise.edge.hub_tokenizer import HubTokenizer
 from edgewise.edge.hub_weights import digest_of
@@ -32,7 +39,6 @@ from edgewise.edge.sequence_trial import PROBED, try_out
 from edgewise.edge.slots import BATCH, Slots
 from edgewise.errors import ModelError, UsageError
 
-_DEFAULT_CONTEXT = 4096
 _TELEMETRY, _TRUE = "ORT_DISABLE_TELEMETRY", ("1", "true", "yes", "on", "y")
 _ENGINE = "onnxruntime-genai"
 _NO_ID = -1
@@ -76,13 +82,7 @@ class OnnxModel(EdgeModel):
         )
         self.threads = threads or default_threads()
         described = read_onnx_folder(folder)
-        self.context = context or min(described.context, _DEFAULT_CONTEXT)
-        if self.context > described.context:
-            raise UsageError(
-                f"{self.name!r} holds {described.context} tokens, not {self.context}",
-                hint="lower the context",
-                setting="ctx",
-            )
+        self.context = context_for(self.name, context, described.context)
         self._tokenizer = HubTokenizer(folder, size=described.vocabulary)
         self._library = import_genai()
         self._model = self._load(gpu_layers)

@@ -19,6 +19,7 @@ from edgewise.edge.base import (
     Floats,
     Marks,
     Needs,
+    context_for,
     require_full_windows,
 )
 from edgewise.edge.hub_tokenizer import HubTokenizer
@@ -32,8 +33,6 @@ from edgewise.edge.slots import BATCH, Slots
 from edgewise.edge.transformers_cache import TorchCache, Weights
 from edgewise.edge.transformers_load import load_folder, modules, quiet
 from edgewise.errors import ModelError, UsageError
-
-_DEFAULT_CONTEXT = 4096
 
 
 def open_folder(address: str, options: EdgeOptions) -> "TransformersModel":
@@ -73,8 +72,8 @@ class TransformersModel(EdgeModel):
         loaded = load_folder(folder, gpu_layers)
         self.device, self.dtype = loaded.device, loaded.dtype
         trained = getattr(loaded.config, "max_position_embeddings", None)
-        own = trained if isinstance(trained, int) and trained > 0 else _DEFAULT_CONTEXT
-        self.context = context or min(own, _DEFAULT_CONTEXT)
+        known = trained if isinstance(trained, int) and trained > 0 else None
+        self.context = context_for(self.name, context, known)
         self._embeddings: Any = loaded.model.get_input_embeddings()
         self._parameters = sum(weight.numel() for weight in loaded.model.parameters())
         self._weights = Weights(torch, loaded.model, loaded.config)
