@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import models
+from tests.deep import CURRENT
 from tests.hybrid_models import HybridPaths
 from tests.smollm2_file import smollm2_or_skip
 
@@ -26,7 +27,7 @@ TESTS = Path(__file__).parent
 # What `make test` leaves to `make test-deep`: tests of what is not shipped, by their folder, and
 # tests that start a program, by the fixture that starts it. Others say `pytest.mark.deep`.
 DEEP_FOLDERS = {"bench", "benchmarks", "pocket", "training"}
-DEEP_FIXTURES = {"browser", "linked"}
+DEEP_FIXTURES = {"browser", "linked", "redis_url"}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -37,6 +38,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = getattr(item, "fixturenames", ())
         if inside[0] in DEEP_FOLDERS or not DEEP_FIXTURES.isdisjoint(fixtures):
             item.add_marker("deep")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Let helpers ask for the test that runs."""
+    token = CURRENT.set(item)
+    try:
+        return (yield)
+    finally:
+        CURRENT.reset(token)
 
 
 @pytest.fixture(scope="session", autouse=True)
