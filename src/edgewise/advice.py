@@ -84,7 +84,7 @@ class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
     The edge takes `step` a token and `edge_prompt` until its first; the cloud `cloud_token` a token
     that it streams and `cloud_prompt` until its first, without the link. `consult` is the engine's
     time of one consult, `asked` the part of the tokens consulted for (p), `changed` the part of the
-    consults whose verdict differs from the edge's token (d), `run_ahead` the guesses at most.
+    consults whose completion differs from the edge's token (d), `run_ahead` the guesses at most.
     `cached` is the part of a prompt sent again that the provider has cached.
     """
 
@@ -266,9 +266,9 @@ def cloud_pace(cloud: CloudModel, tokenizer: Tokenizer, deadline: float) -> Clou
         for more, n in enumerate((_FEW, _FEW, _MORE, _MORE)):
             ids = [*prompt.ids, *begun[:more]]
             left = time.monotonic()
-            verdict = session.ask(ids, n, Sampling(), deadline).result()
-            told.append((time.monotonic() - left, verdict.engine_seconds, verdict.billed))
-            tokens += len(ids) + verdict.billed
+            completion = session.ask(ids, n, Sampling(), deadline).result()
+            told.append((time.monotonic() - left, completion.engine_seconds, completion.billed))
+            tokens += len(ids) + completion.billed
     # The first one may have opened a connection, and has the prompt to read.
     consult, engine, few = told[1]
     seconds, _, most = min(told[2:], key=lambda one: one[0] / max(1, one[2]))
@@ -302,7 +302,7 @@ def cloud_alone(at: MeasuredConditions) -> float:
 def ahead(at: MeasuredConditions) -> float:
     """1 + p d (RTT + c) / t a token, and what one guess at a time cannot hide.
 
-    A verdict that confirms the guess costs nothing while there is something to guess; `excess` is
+    A completion that confirms the guess costs nothing while there is something to guess; `excess` is
     what a consult costs on the average.
     """
     return edge_alone(at) + at.answer * at.asked * excess(at)
@@ -311,12 +311,12 @@ def ahead(at: MeasuredConditions) -> float:
 def excess(at: MeasuredConditions) -> float:
     """Seconds that a consult adds while the edge runs ahead.
 
-    d (RTT + c), that is, a verdict that differs is waited for in full. A confirmed one is waited
+    d (RTT + c), that is, one that differs is waited for in full. A confirmed one is waited
     for where the guesses end before it is there: behind `run_ahead` of them, or at the end of the
     answer, near which consults are as likely as elsewhere; and only where no guess on the way asked
-    for itself, (1 - p) to their number, since its verdict comes later and is the one that is waited
+    for itself, (1 - p) to their number, since its completion comes later and is the one that is waited
     for. Steps are not cut short: the loop begins
-    none unless the verdict is a part d of a step away, so on the average over where in a step it
+    none unless the completion is a part d of a step away, so on the average over where in a step it
     comes, d (1 - d) / 2 steps are lost. Never more than waiting costs.
     """
     d, trip = at.changed, at.trip
