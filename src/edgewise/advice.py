@@ -302,7 +302,7 @@ def cloud_alone(at: MeasuredConditions) -> float:
 def ahead(at: MeasuredConditions) -> float:
     """1 + p d (RTT + c) / t a token, and what one guess at a time cannot hide.
 
-    A completion that confirms the guess costs nothing while there is something to guess; `excess` is
+    A completion that confirms the draft costs nothing while there is more to draft; `excess` is
     what a consult costs on the average.
     """
     return edge_alone(at) + at.answer * at.asked * excess(at)
@@ -311,13 +311,12 @@ def ahead(at: MeasuredConditions) -> float:
 def excess(at: MeasuredConditions) -> float:
     """Seconds that a consult adds while the edge runs ahead.
 
-    d (RTT + c), that is, one that differs is waited for in full. A confirmed one is waited
-    for where the guesses end before it is there: behind `run_ahead` of them, or at the end of the
-    answer, near which consults are as likely as elsewhere; and only where no guess on the way asked
-    for itself, (1 - p) to their number, since its completion comes later and is the one that is waited
-    for. Steps are not cut short: the loop begins
-    none unless the completion is a part d of a step away, so on the average over where in a step it
-    comes, d (1 - d) / 2 steps are lost. Never more than waiting costs.
+    A completion that differs is waited for in full: d (RTT + c). A confirmed one is waited for only
+    where the drafts end before it arrives: behind `run_ahead` of them, or at the end of the answer,
+    near which consults are as likely as elsewhere; and only if no draft on the way was consulted
+    for, (1 - p) to their number, since that later completion is then the one waited for. A step
+    that has begun is finished: on the average d (1 - d) / 2 steps are lost. Never more than waiting
+    costs.
     """
     d, trip = at.changed, at.trip
     partial = d * (1 - d) / 2 * at.step
