@@ -1,5 +1,6 @@
 """Models for every test, written once per process, and a wall around the network."""
 
+import signal
 import socket
 from collections.abc import Iterator
 from ipaddress import ip_address
@@ -18,6 +19,12 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 # pytest tests/test_outside_bytes.py --hypothesis-profile=faults
 settings.register_profile("faults", max_examples=2000, deadline=None)
+
+
+def pytest_configure() -> None:
+    """Where this runs in a script's background SIGINT is ignored, by the commands it starts too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

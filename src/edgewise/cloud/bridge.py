@@ -60,6 +60,10 @@ class Bridge(CloudModel):
         seen = f", {self._view.name}" if self._view.name else ""
         return f"{self.cloud.identity()} at {'words' if self._words else 'seams'}{seen}"
 
+    @property
+    def here(self) -> bool:
+        return self.cloud.here
+
     def stays(self, prompt: Prompt) -> bool:
         return self._view.stays(preceding(self.edge, prompt))
 

@@ -111,11 +111,16 @@ class Generation(Iterator[Event]):
                 edge.mark(last_turn(rules.tokenizer, prompt))
             self._consults: Consults | None = None
             if parts.cloud is not None and rules.policy.asks:
+                # Closed last: what leaves while the session closes is recorded, too.
+                sent = parts.record.answer(
+                    prompt, parts.cloud.name, parts.cloud.own_tokenizer or rules.tokenizer
+                )
+                stack.callback(sent.close)
+                session = parts.cloud.open(prompt)
+                stack.callback(session.close)
                 self._consults = Consults(
-                    parts.cloud.open(prompt),
-                    sent=parts.record.answer(
-                        prompt, parts.cloud.name, parts.cloud.own_tokenizer or rules.tokenizer
-                    ),
+                    session,
+                    sent=sent,
                     policy=rules.policy,
                     sampling=sampling,
                     size=rules.tokenizer.size,
@@ -124,8 +129,9 @@ class Generation(Iterator[Event]):
                     breaker=parts.breaker,
                     latency=parts.latency,
                     meter=self._bill.meter if self._bill else None,
+                    here=parts.cloud.here,
                 )
-                stack.callback(self._consults.close)
+                stack.callback(self._consults.drop)
                 # While the edge reads the prompt the cloud can, too.
                 self._consults.push(self._ids, self._states[0])
             reader = Reader(
@@ -246,8 +252,8 @@ class Generation(Iterator[Event]):
         fit = len(verdict.ids)
         if self._constraint is not None:
             fit = self._constraint.fitting(self._ids, verdict.ids, ends=verdict.stopped)
-        self._latency.judged(changed=fit > 0 and verdict.ids[0] != read.proposed)
-        answered = state.answered(verdict, read.proposed, fit, self._rules)
+        self._latency.judged(changed=fit > 0 and verdict.ids[0] != read.token)
+        answered = state.answered(verdict, read.token, fit, self._rules)
         if fit:
             self._tell_over(flight, verdict)
             self._write_cloud(answered, "critical", read)
