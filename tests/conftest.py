@@ -8,17 +8,36 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests import models
 from tests.hybrid_models import HybridPaths
 from tests.smollm2_file import smollm2_or_skip
 
-# No example is timed: a busy machine is no defect.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# Property tests draw the same few examples in every run. `make test-deep` draws more, at random.
+# No example is timed: a busy machine is not a defect.
+_UNTIMED = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", _UNTIMED, derandomize=True, max_examples=20)
+settings.register_profile("deep", _UNTIMED, print_blob=True, max_examples=100)
 # pytest tests/test_outside_bytes.py --hypothesis-profile=faults
-settings.register_profile("faults", max_examples=2000, deadline=None)
+settings.register_profile("faults", _UNTIMED, print_blob=True, max_examples=2000)
+settings.load_profile("same")
+
+TESTS = Path(__file__).parent
+# What `make test` leaves to `make test-deep`: tests of what is not shipped, by their folder, and
+# tests that start a program, by the fixture that starts it. Others say `pytest.mark.deep`.
+DEEP_FOLDERS = {"bench", "benchmarks", "pocket", "training"}
+DEEP_FIXTURES = {"browser", "linked"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests as deep by folder and by fixture, before `-m "not deep"` looks."""
+    for item in items:
+        inside = item.path.relative_to(TESTS).parts
+        fixtures = getattr(item, "fixturenames", ())
+        if inside[0] in DEEP_FOLDERS or not DEEP_FIXTURES.isdisjoint(fixtures):
+            item.add_marker("deep")
 
 
 def pytest_configure() -> None:

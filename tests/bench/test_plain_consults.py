@@ -74,7 +74,7 @@ def test_an_answer_that_ended_ends_with_the_devices_own_token() -> None:
     with closing(ScriptedText("completions", fault=lambda _: retold("", "stop"))) as server:
         cloud = PlainCloud(WrittenOut(server.url, BYTES), BYTES, kept=True)
         with closing(cloud):
-            asked = cloud.open(Prompt(tuple(IDS))).ask(IDS, 1, Sampling(), 5.0)
+            asked = cloud.open(Prompt(tuple(IDS))).ask(IDS, 1, Sampling(), 30)
             assert asked.result().ids == (EOS,)
 
 
@@ -82,7 +82,7 @@ def test_ids_that_the_device_does_not_have_are_refused() -> None:
     with closing(ScriptedEngine(script=lambda ids: 100_000)) as engine:
         cloud = PlainCloud(LlamaServerEngine(engine.url), BYTES, kept=False)
         with closing(cloud), pytest.raises(CloudProtocolError, match="ids outside"):
-            cloud.open(Prompt(tuple(IDS))).ask(IDS, 1, Sampling(), 5.0).result()
+            cloud.open(Prompt(tuple(IDS))).ask(IDS, 1, Sampling(), 30).result()
 
 
 @pytest.mark.parametrize(("kept", "connections"), [(True, 1), (False, 4)])
@@ -92,5 +92,5 @@ def test_a_connection_is_kept_or_made_for_each(kept: bool, connections: int) -> 
         with closing(link), closing(PlainCloud(LlamaServerEngine(link.url), BYTES, kept=kept)) as c:
             session = c.open(Prompt(tuple(IDS)))
             for _ in range(4):
-                session.ask(IDS, 1, Sampling(), 5.0).result()
+                session.ask(IDS, 1, Sampling(), 30).result()
             assert link.connections == connections

@@ -153,7 +153,7 @@ def test_an_interrupted_answer_is_kept(tmp_path: Path) -> None:
             terminal.wait_for("saved to talk.json")
             terminal.wait_for("2004h")
             terminal.type("\x04")
-            assert terminal.process.wait(timeout=20) == 0
+            assert terminal.process.wait(timeout=60) == 0
         finally:
             terminal.close()
             link.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.addresses import bundled
@@ -211,7 +211,6 @@ class TestWhatIsTold:
         assert said == f"; all {one.size:,} ids stand for the same"
 
     @given(kind=KINDS, join=JOINS, draw=st.data())
-    @settings(max_examples=60)
     def test_any_two_ids_that_changed_places_are_found(
         self, vocabularies: dict[str, Tokenizer], kind: str, join: Any, draw: st.DataObject
     ) -> None:

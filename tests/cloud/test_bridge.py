@@ -49,7 +49,7 @@ def ask(model: CloudModel, answer: str | bytes, n: int = 1, prompt: Prompt = PRO
     written = answer.encode() if isinstance(answer, str) else answer
     with closing(model.open(prompt)) as session:
         ids = [*prompt.ids, *written]
-        return session.ask(ids, n, Sampling(), 20).result(20)
+        return session.ask(ids, n, Sampling(), 20).result(60)
 
 
 def test_words_come_whole_and_blanks_once() -> None:
@@ -160,7 +160,7 @@ def test_the_meter_counts_every_request_of_a_consult() -> None:
 def test_giving_up_gives_up_the_clouds_consult() -> None:
     cloud = HeldCloud(tokenizer=OWN)
     model = Bridge(cloud, own=OWN, edge=EDGE)
-    asked = model.open(PROMPT).ask(list(PROMPT.ids), 1, Sampling(), 5)
+    asked = model.open(PROMPT).ask(list(PROMPT.ids), 1, Sampling(), 30)
     assert asked.cancel()
     assert cloud.flying[0].cancelled()
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.cloud.base import CloudModel
@@ -283,7 +283,6 @@ numbers = st.one_of(
 few = st.lists(numbers, max_size=4).map(tuple)
 
 
-@settings(max_examples=300)
 @given(
     few,
     few,

@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from typing import Any, Literal, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.engines.llama_slots import LINGER_SECONDS, Place, SlotTable
@@ -186,7 +186,6 @@ class Server:
                 self.holds[request[1]] = request[2]
 
 
-@settings(max_examples=300)
 @given(slots=st.integers(1, 2), steps=STEPS)
 def test_no_request_reuses_what_another_tenant_left(slots: int, steps: list[Step]) -> None:
     """Against a server that runs what was cut off before, at once, or some time later."""

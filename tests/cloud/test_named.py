@@ -133,7 +133,7 @@ def test_an_unknown_name_is_one_sentence_wherever_the_cloud_is(cloud: str) -> No
         "There is no cloud engine 'vlm'; did you mean 'vllm'? If not: known are auto, "
         "cerebras, fireworks, gateway, "
         "llama-server, sglang, vllm, llama-server-text, ollama, deepseek, vllm-text, sglang-text, "
-        "mistral, qwen, moonshot, lm-studio, chat, completions."
+        "mistral, qwen, moonshot, lm-studio, chat, edgewise, completions."
     )
     assert refused.value.setting == "cloud_engine"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from msgspec.structs import replace
 
 from edgewise.addresses import bundled
@@ -113,7 +113,7 @@ class Wired:
 
     def require_equal(self) -> None:
         """The record's sums are the proxy's, once stragglers have arrived."""
-        end = time.monotonic() + 5
+        end = time.monotonic() + 60
         while (told := self.told()) != (crossed := self.crossed()):
             assert time.monotonic() < end, (told, crossed)
             time.sleep(0.02)
@@ -267,7 +267,6 @@ def test_where_nothing_is_reached_nothing_is_recorded() -> None:
     cloud.close()
 
 
-@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["a", "b"]), st.lists(st.integers(0, 3), max_size=6)),

@@ -109,7 +109,7 @@ def cloud(server: Server) -> Iterator[Sglang]:
 def test_a_consult(server: Server, cloud: Sglang) -> None:
     cloud.check(ByteTokenizer())
     server.asked.clear()
-    verdict = cloud.open(Prompt((1, 2))).ask([1, 2, 3], 2, Sampling(), 5).result()
+    verdict = cloud.open(Prompt((1, 2))).ask([1, 2, 3], 2, Sampling(), 30).result()
     (asked,) = server.asked
     assert asked["input_ids"] == [1, 2, 3]
     assert asked["sampling_params"]["max_new_tokens"] == 2
@@ -142,7 +142,7 @@ def test_sampling_and_the_end(server: Server, cloud: Sglang) -> None:
         "meta_info": {"finish_reason": {"type": "stop", "matched": 256}, "prompt_tokens": 2},
     }
     sampling = Sampling(temperature=0.7, top_p=0.9, seed=3)
-    verdict = cloud.open(Prompt((1,))).ask([1, 2], 4, sampling, 5).result()
+    verdict = cloud.open(Prompt((1,))).ask([1, 2], 4, sampling, 30).result()
     asked = server.asked[-1]["sampling_params"]
     assert (asked["temperature"], asked["top_p"], asked["top_k"]) == (0.7, 0.9, -1)
     assert verdict.stopped
@@ -154,7 +154,7 @@ def test_sampling_and_the_end(server: Server, cloud: Sglang) -> None:
 def test_another_reply_is_a_sentence(server: Server, cloud: Sglang, reply: Any) -> None:
     server.reply = reply
     with pytest.raises(CloudProtocolError, match="SGLang"):
-        cloud.open(Prompt((1,))).ask([1], 1, Sampling(), 5).result()
+        cloud.open(Prompt((1,))).ask([1], 1, Sampling(), 30).result()
 
 
 def test_an_engine_that_takes_no_ids_is_refused(server: Server, cloud: Sglang) -> None:

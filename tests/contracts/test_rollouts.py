@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import Chunk, EdgeAbilities, EdgeModel, Floats, Needs, Sequences, Step
@@ -208,7 +208,6 @@ class TestTogether:
         room=st.integers(1, 9),
         rewinds=st.booleans(),
     )
-    @settings(deadline=None, max_examples=150)
     def test_any_prefixes_in_any_width_are_continued_as_one_by_one(
         self, asked: list[Prefix], width: int, room: int, rewinds: bool
     ) -> None:

@@ -151,7 +151,7 @@ def test_the_next_answer_sends_what_the_last_did_not(through: Watched) -> None:
     first.close()
     second = through.open()
     ids = [*PROMPT, 2, 3]
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     # The link is given back in the background.
     while consult(second, ids).ids != 2:
         assert time.monotonic() < deadline
@@ -222,7 +222,7 @@ def test_a_consult_that_fails_says_what_it_sent(kind: str, how: str) -> None:
             sent = Sent()
             with pytest.raises(CloudTimeout if how == "timeout" else CloudUnavailable):
                 session.ask(PROMPT, 1, Sampling(), 0.3, sent).result()
-            end = time.monotonic() + 5
+            end = time.monotonic() + 60
             # A gateway is told that the verdict is not wanted any more.
             while recorder.size != sent.bytes and time.monotonic() < end:
                 time.sleep(0.01)
@@ -237,7 +237,7 @@ def test_where_nobody_listens_nothing_travels(kind: type[LlamaServer | GatewayCl
     cloud = kind(f"http://127.0.0.1:{free_port()}")
     sent = Sent()
     with pytest.raises(CloudError):
-        cloud.open(Prompt(tuple(PROMPT))).ask(PROMPT, 1, Sampling(), 2, sent).result()
+        cloud.open(Prompt(tuple(PROMPT))).ask(PROMPT, 1, Sampling(), 30, sent).result()
     assert (sent.ids, sent.bytes) == (0, 0)
     cloud.close()
 

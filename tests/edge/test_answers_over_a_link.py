@@ -8,7 +8,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Needs
 from edgewise.edge.llamacpp import LlamaModel
@@ -129,7 +129,6 @@ def assert_same(ahead: Answer, waiting: Answer, logits: Callable[[Sequence[int]]
     run_ahead=st.sampled_from([1, 4, 16]),
     span=st.integers(1, 3),
 )
-@settings(deadline=None, max_examples=10)
 def test_the_answer_is_that_of_the_waiting_loop(
     edge: EdgeModel,
     prompt: str,

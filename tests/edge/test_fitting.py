@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.addresses import bundled
@@ -69,7 +69,6 @@ def test_short_texts_are_not_looked_at() -> None:
     assert tokenizer.characters == []
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.sampled_from(["word ", " ", "\n", "copper", "é", "<|im_end|>", "42"])), st.data()
 )

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from edgewise.edge.base import EdgeAbilities, Needs
 from edgewise.edge.kv import KvCache, KvRow, KvSession, Outputs, common_prefix
@@ -186,7 +186,6 @@ class TestAnyHistory:
         batched=st.booleans(),
         turn=st.integers(1, 9),
     )
-    @settings(deadline=None, max_examples=200)
     def test_equals_a_run_from_scratch_and_computes_nothing_twice(
         self, operations: list[tuple[str, Any]], rewinds: Rewinds, batched: bool, turn: int
     ) -> None:
@@ -211,7 +210,6 @@ class TestAnyHistory:
         text=st.lists(st.integers(0, 1), min_size=1, max_size=CONTEXT),
         error=st.sampled_from([ModelError("no memory."), KeyboardInterrupt()]),
     )
-    @settings(deadline=None)
     def test_a_run_that_fails_is_as_if_it_had_not_begun(
         self, faults: list[bool], text: list[int], error: BaseException
     ) -> None:

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
@@ -67,7 +67,6 @@ def sorted_ids(logits: Floats, k: int) -> list[int]:
 
 class TestTopIds:
     @given(logits=rows, k=st.integers(1, 12))
-    @settings(deadline=None)
     def test_equals_a_stable_sort(self, logits: Floats, k: int) -> None:
         assert top_ids(logits, k).tolist() == sorted_ids(logits, k)
 
@@ -77,7 +76,6 @@ class TestTopIds:
         seed=st.integers(0, 1000),
         step=st.sampled_from([0.0, 0.5, 3.0]),
     )
-    @settings(deadline=None)
     def test_in_blocks_and_with_ties(self, size: int, k: int, seed: int, step: float) -> None:
         logits = drawn(size, seed=seed)
         if step:
@@ -113,7 +111,6 @@ class TestFigures:
             assert candidate.logprob == pytest.approx(logprobs[candidate.id], abs=1e-4, rel=1e-5)
 
     @given(logits=rows)
-    @settings(deadline=None)
     def test_bounds(self, logits: Floats) -> None:
         step = Engine().step(logits)
         assert -1e-3 <= step.entropy <= np.log(len(logits)) + 1e-3
@@ -121,7 +118,6 @@ class TestFigures:
         assert step.entropy == pytest.approx(reference_entropy(logits), abs=1e-3)
 
     @given(logits=rows, k=st.integers(1, 8), needs=st.sampled_from([Needs.NOTHING, EVERY]))
-    @settings(deadline=None)
     def test_the_proposed_id_is_the_first_candidate(
         self, logits: Floats, k: int, needs: Needs
     ) -> None:
@@ -137,7 +133,6 @@ class TestFigures:
         highest=st.sampled_from([-1e30, 0.0, 5.0, 1e30]),
         gap=st.sampled_from([0.0, 0.5, 20.0, 200.0]),
     )
-    @settings(deadline=None, max_examples=30)
     def test_the_likeliest_may_stand_anywhere(
         self, size: int, at: float, highest: float, gap: float
     ) -> None:

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -147,7 +147,6 @@ def untimed(outcome: Outcome) -> Outcome:
     return replace(outcome, seconds=0.0)
 
 
-@settings(max_examples=10)
 @given(thresholds=st.lists(st.floats(0.3, 1) | st.sampled_from([0.5, 1.0]), min_size=1, max_size=6))
 def test_an_answer_that_is_reused_is_the_one_that_would_be_made(thresholds: list[float]) -> None:
     router, made, task = Contagious(0.2), Counted(), replace(TASK, max_tokens=24).first(3)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.evaluation.statistics import (
@@ -124,7 +124,6 @@ def columns(rows: list[tuple[bool, bool, bool]]) -> list[list[bool]]:
 
 
 @given(answers)
-@settings(max_examples=20)
 def test_the_interval_of_a_mean_holds_it(right: list[bool]) -> None:
     low, high = mean_interval(right)
     mean = sum(right) / len(right)
@@ -134,7 +133,6 @@ def test_the_interval_of_a_mean_holds_it(right: list[bool]) -> None:
 
 
 @given(paired_answers)
-@settings(max_examples=20)
 def test_a_difference_turns_round(rows: list[tuple[bool, bool, bool]]) -> None:
     one, other, _ = columns(rows)
     low, high = difference_interval(one, other)
@@ -146,7 +144,6 @@ def test_a_difference_turns_round(rows: list[tuple[bool, bool, bool]]) -> None:
 
 
 @given(paired_answers)
-@settings(max_examples=20)
 def test_the_gap_is_a_fraction_of_its_ends(rows: list[tuple[bool, bool, bool]]) -> None:
     edge, pair, cloud = columns(rows)
     found = gap_recovered([(edge, pair, cloud)])

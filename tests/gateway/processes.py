@@ -149,7 +149,7 @@ def haproxy(configuration: Path, numbers: str, **environment: str) -> Iterator[N
 
 def metric(url: str, name: str, **labels: str) -> float:
     """The sum of a Prometheus metric over what has these labels."""
-    found = httpx2.get(url, timeout=5, trust_env=False).text
+    found = httpx2.get(url, timeout=60, trust_env=False).text
     total = 0.0
     for given, number in re.findall(rf"^{name}(?:\{{(.*)\}})? (\S+)$", found, re.MULTILINE):
         if set(labels.items()) <= set(re.findall(r'(\w+)="([^"]*)"', given)):

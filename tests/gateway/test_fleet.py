@@ -6,7 +6,7 @@ from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -50,7 +50,7 @@ async def started(
 
 
 async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not true():
             await asyncio.sleep(0.005)
 
@@ -181,7 +181,7 @@ def test_replicas_are_probed_side_by_side() -> None:
                     self.looks += 1
                     await together.wait()
 
-        async with asyncio.timeout(5), started([Waiting(str(i)) for i in range(3)]) as fleet:
+        async with asyncio.timeout(60), started([Waiting(str(i)) for i in range(3)]) as fleet:
             assert fleet.up == 3
 
     run(work)
@@ -338,14 +338,13 @@ def test_an_engine_that_loses_what_it_should_warm_keeps_no_place(
         async with started([Losing()], concurrency=1, queue=4) as fleet:
             warming = asyncio.create_task(fleet.prefill([1], Client("s")))
             await asyncio.sleep(0)
-            assert (await asyncio.wait_for(ask(fleet), 5)).ids == (97,)
+            assert (await asyncio.wait_for(ask(fleet), 60)).ids == (97,)
             with pytest.raises(CloudTimeout):
                 await warming
 
     run(work)
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=30, unique=True))
 def test_only_the_sessions_of_the_one_that_went_move(sessions: list[str]) -> None:
     """Rendezvous hashing, whatever the sessions are called."""

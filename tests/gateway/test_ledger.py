@@ -3,7 +3,7 @@
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.errors import CloudProtocolError
@@ -28,7 +28,6 @@ def plain(ids: list[int]) -> int:
 
 
 @given(st.lists(st.tuples(PART, st.floats(0, 1)), max_size=8))
-@settings(deadline=None)
 def test_the_check_is_that_of_the_page(parts: list[tuple[tuple[int, int], float]]) -> None:
     ledger, expected = Ledger(), list[int]()
     for (length, first), where in parts:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import pytest
 import structlog
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import LogCapture
 
@@ -76,7 +76,7 @@ def redis_url() -> Iterator[str]:
 
 
 def _wait_for(port: int) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
@@ -292,7 +292,6 @@ async def written_by(
 
 
 @given(steps=STEPS)
-@settings(max_examples=40, deadline=None)
 def test_no_order_of_things_writes_more_than_the_quota(
     steps: list[tuple[str, int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -303,7 +302,6 @@ def test_no_order_of_things_writes_more_than_the_quota(
 
 
 @given(steps=STEPS)
-@settings(max_examples=40, deadline=None)
 def test_no_order_of_things_writes_more_than_the_quota_in_redis(
     steps: list[tuple[str, int, int]], redis_url: str
 ) -> None:

@@ -468,7 +468,7 @@ def test_a_gateway_alone_refuses_strangers_and_a_drain_answers_what_is_in_flight
             process.send_signal(signal.SIGTERM)
             assert client.receive()[:2] == [17, 1]
             assert client.code() == 1001
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

@@ -362,7 +362,7 @@ def heard(frame: Frame, client: PlainClient, names: dict[str, str]) -> None:
 
 
 def wait(holds: Any) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.005)

@@ -2,7 +2,7 @@
 
 import tracemalloc
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.gateway.sessions import Session, Sessions
@@ -171,7 +171,6 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-@settings(max_examples=200)
 def test_the_books_are_right_whatever_happens(steps: list[tuple[str, str, int]]) -> None:
     sessions = Sessions(most=5, most_ids=150, idle=60)
     here: list[Session] = []

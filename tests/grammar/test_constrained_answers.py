@@ -7,7 +7,7 @@ from typing import Any
 import hypothesis.strategies as st
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from edgewise.edge.base import Floats
 from edgewise.events import Token
@@ -118,7 +118,6 @@ def told(answer: Answer) -> list[object]:
     share=st.sampled_from([None, 0.3, 1.0]),
     back=st.floats(0, 1),
 )
-@settings(deadline=None, max_examples=40)
 def test_an_answer_is_json_of_its_schema(
     schema: Mapping[str, Any],
     seed: int,

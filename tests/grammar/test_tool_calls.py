@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from msgspec.structs import replace
 
 from edgewise.edge.base import Floats
@@ -105,7 +105,6 @@ def test_a_call_that_must_be_made_is(name: str, only: str | None) -> None:
 
 @every
 @given(seed=st.integers(0, 10_000), cloudy=st.booleans())
-@settings(deadline=None, max_examples=15)
 def test_whatever_is_written_is_a_call_with_arguments_of_its_schema(
     name: str, seed: int, cloudy: bool
 ) -> None:
@@ -146,7 +145,6 @@ def required(name: str) -> Grammar:
 
 @every
 @given(cuts=st.lists(st.integers(0, 120), max_size=8), text=st.sampled_from(["", "Look: <tool_"]))
-@settings(deadline=None, max_examples=30)
 def test_calls_are_read_alike_in_pieces(name: str, cuts: list[int], text: str) -> None:
     style = tool_format(TOKENIZERS[name])
     calls = [PARIS, replace(NOW, arguments='{"a": "}\\"{", "b": [{}, "]"]}')]

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import given
 
 from edgewise.loop.account import Account
 from edgewise.loop.decoder import Decoder, collect
@@ -31,7 +31,6 @@ def one(account: Account, policy: Policy, tokens: int, seed: int) -> tuple[int, 
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.sampled_from([0.05, 0.2, 0.5]))
-@settings(deadline=None, max_examples=25)
 def test_short_answers_one_after_the_other_keep_the_share(lengths: list[int], share: float) -> None:
     account, policy = Account(), Policy(cloud_share=share)
     told = [one(account, policy, length, seed) for seed, length in enumerate(lengths)]

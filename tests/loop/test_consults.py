@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -239,7 +239,6 @@ def test_a_timeout_counts_as_wasted_and_is_charged() -> None:
     cap=st.sampled_from([None, 3]),
     stop=st.sampled_from([(), ("a", "b", "\x01")]),
 )
-@settings(max_examples=60, deadline=None)
 def test_the_share_that_is_shown_is_the_one_that_is_charged(
     seed: int,
     share: float,

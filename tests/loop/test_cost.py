@@ -309,7 +309,7 @@ def test_a_bridge_sums_what_each_request_is_billed() -> None:
     cloud = Told(replying("incomprehensibly blue", prompt=prompt), tokenizer=own)
     bridge = Bridge(cloud, own=own, edge=ByteTokenizer())
     session = bridge.open(Prompt(tuple(prompt.encode())))
-    verdict = session.ask(list(prompt.encode()), 1, Sampling(), 5.0).result()
+    verdict = session.ask(list(prompt.encode()), 1, Sampling(), 30).result()
     assert len(cloud.asks) > 1
     assert verdict.prompt == sum(len(ids) for ids, _ in cloud.asks)
     assert verdict.cached == 4 * len(cloud.asks)

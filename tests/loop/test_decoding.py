@@ -2,7 +2,7 @@
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from msgspec.structs import replace
 
 from edgewise.errors import (
@@ -133,7 +133,6 @@ def test_text_held_for_a_stop_string_or_a_character_is_released_at_the_end() -> 
     share=st.sampled_from([None, 0.2, 0.5]),
     stop=st.sampled_from([(), ("a",), ("\x00\x00", "zz")]),
 )
-@settings(deadline=None, max_examples=25)
 def test_rewinding_at_every_position_gives_the_same_answer(
     seed: int, temperature: float, span: int, share: float | None, stop: tuple[str, ...]
 ) -> None:
@@ -236,11 +235,11 @@ def test_a_late_answer_is_given_up_at_the_deadline() -> None:
         edge_saying("blue"),
         router=Constant(1.0),
         policy=Policy(threshold=0.5, deadline=0.01),
-        cloud=cloud_saying("blue", delay=3.0),
+        cloud=cloud_saying("blue", delay=60.0),
     )
     result = answer(decoder, max_tokens=1)
     assert result.tokens[0].reason == "timeout"
-    assert result.timing.total < 2.0
+    assert result.timing.total < 30
 
 
 def test_consults_are_told_with_their_outcome() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.addresses import bundled
@@ -89,7 +89,6 @@ def test_unplugged_at_any_token_the_edge_goes_on_from_there(tokens: int) -> None
     assert reasons == [*["unavailable"] * min(FAILURES, len(reasons)), *["circuit_open"] * left]
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 99),
     tokens=st.integers(0, TOKENS),

@@ -6,7 +6,7 @@ from typing import Literal
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from edgewise.edge.base import EdgeAbilities, Rewinds
 from edgewise.errors import CloudTimeout, CloudUnavailable
@@ -118,7 +118,6 @@ def agreeing(seed: int, agreement: float):
     ending=st.booleans(),
     failing=st.sampled_from([0, 0, 2, 3]),
 )
-@settings(deadline=None, max_examples=300)
 def test_the_answer_is_that_of_the_waiting_loop(
     seed: int,
     agreement: float,
@@ -307,7 +306,7 @@ def test_a_deadline_ends_the_wait_and_keeps_the_guesses() -> None:
         answer = collect(events)
     assert answer.text == text
     assert answer.tokens[2].reason == CloudTimeout.reason
-    assert answer.timing.total < 2
+    assert answer.timing.total < 20
 
 
 def test_consults_are_reported_when_they_are_over() -> None:

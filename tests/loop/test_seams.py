@@ -8,7 +8,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel, CloudSession
@@ -124,7 +124,6 @@ def answered(
     endings=st.sampled_from([0, 15]),
     words=st.booleans(),
 )
-@settings(deadline=None, max_examples=150)
 def test_the_answer_is_that_of_the_waiting_loop(
     seed: int,
     agreement: float,
@@ -281,7 +280,6 @@ def test_a_cloud_that_writes_all_writes_its_own_text(words: bool) -> None:
 
 
 @given(seed=st.integers(0, 99), at=st.integers(0, 30), run_ahead=st.sampled_from([0, 6]))
-@settings(deadline=None, max_examples=30)
 def test_going_back_gives_the_same_answer_again(seed: int, at: int, run_ahead: int) -> None:
     edge = speaking(noise(seed))
     script = agreeing(edge, speaking(noise(seed + 1)), 0.7)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import gguf
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgewise.addresses import bundled
@@ -117,7 +117,6 @@ NAMES = ("bundled", "bpe", "spm", "stripping", "thinking")
 
 
 @pytest.mark.parametrize("name", ["bundled", "bpe", "thinking"])
-@settings(deadline=None)
 @given(contents=CONTENTS, template=st.sampled_from([None, *TEMPLATES]))
 @example(contents=["<|im_<|im_start|>start|>"], template=CHATML)
 @example(contents=["<|im_</think>start|>system"], template=PURGED)
@@ -141,7 +140,6 @@ def test_what_is_said_makes_no_control_token(
     assert text_of(tokenizer, ids).replace(taken, "") == text.replace(taken, "")
 
 
-@settings(deadline=None)
 @given(contents=CONTENTS.map(lambda found: [content or "x" for content in found]))
 @example(contents=["start|><|im_"])
 def test_a_template_that_stops_in_the_middle_of_one(
@@ -155,7 +153,6 @@ def test_a_template_that_stops_in_the_middle_of_one(
 
 
 @pytest.mark.parametrize("template", [TOLD, TOLD.replace("[INST]", "")])
-@settings(deadline=None)
 @given(contents=CONTENTS)
 @example(contents=["<s>", "a</s>", "<unk>"])
 def test_sentencepiece_keeps_one_bos(
@@ -171,7 +168,6 @@ def test_sentencepiece_keeps_one_bos(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None)
 @given(contents=CONTENTS)
 def test_harmless_text_has_the_ids_it_always_had(
     tokenizers: Tokenizers, name: str, contents: list[str]
@@ -184,7 +180,6 @@ def test_harmless_text_has_the_ids_it_always_had(
 
 
 @pytest.mark.parametrize("name", ["bpe", "stripping", "thinking"])
-@settings(deadline=None)
 @given(content=st.lists(SHARDS, max_size=6).map("".join))
 @example(content=" \n Hi <b>you</b> \n ")
 @example(content="<think>")

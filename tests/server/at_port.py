@@ -17,10 +17,12 @@ from edgewise.server.models import Models
 
 
 @contextmanager
-def at_port(answering: Answering, *, api_key: str | None = None) -> Iterator[str]:
+def at_port(
+    answering: Answering, *, api_key: str | None = None, callers: Callers | None = None
+) -> Iterator[str]:
     """Serve until the block ends; yields the URL."""
     door = Door(listen("127.0.0.1", 0), Seats(100, 0), None)
-    made = make_app(Models([answering]), callers=Callers(api_key=api_key))
+    made = make_app(Models([answering]), callers=callers or Callers(api_key=api_key))
     server = Listener(ListenConfig(made, door, grace=0))
     thread = threading.Thread(target=lambda: asyncio.run(server.listen()))
     thread.start()

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.addresses import bundled
@@ -294,7 +294,6 @@ def test_an_unknown_address_has_the_same_form_of_error(url: str) -> None:
     model=st.sampled_from(["edgewise", "edgewise:edge", "edgewise@0.1", "edgewise:cloud"]),
     text=st.text(max_size=60),
 )
-@settings(deadline=None, max_examples=25)
 def test_every_request_within_the_bounds_is_answered(
     url: str,
     temperature: float,

@@ -25,6 +25,7 @@ from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
 from edgewise.testing.scripted_engine import ScriptedEngine
 from tests.cli.conftest import Edgewise, edgewise
 from tests.gateway.processes import until
+from tests.server.at_port import at_port
 from tests.server.in_process import ASK, CHAT, TEXT, answering_of
 from tests.server.serving import running
 
@@ -55,7 +56,7 @@ def app(
     """A server that asks its cloud for every token, for the keys of a file."""
     limits = more.pop("limits", None) or SqliteLimits(None)
     made = edge or ScriptedEdge(replying(TEXT, prompt="sky: "))
-    answering = answering_of(made, cloud, queue=8, **more)
+    answering = answering_of(made, cloud, queue=32, **more)
     callers = Callers(keys=Keys(keys), limits=KeyLimits(limits))
     application = make_app(Models([answering]), callers=callers)
     with TestClient(application, raise_server_exceptions=False) as client:
@@ -111,18 +112,62 @@ def test_token_ids_a_second_in_and_out(keys: Path) -> None:
 
 
 def test_cloud_tokens_a_day(keys: Path) -> None:
-    """What began goes on to its end; the edge alone is not held to it."""
+    """Where they are used up in mid-answer the edge writes the rest; it is not held to them."""
     engine = ScriptedEngine()
     cloud = LlamaServer(engine.url)
     secret, other = secret_of(keys, "ann", tokens_per_day=8), secret_of(keys, "bob")
     with app(keys, cloud) as client:
-        for used in (6, 12):
+        for written in (6, 2):
             reply = post(client, secret)
-            assert (reply.status_code, used) == (200, used)
-            assert reply.json()["usage"]["edgewise"]["cloud_tokens"] == 6
+            assert reply.status_code == 200
+            usage = reply.json()["usage"]
+            assert usage["edgewise"]["cloud_tokens"] == written
+            assert usage["completion_tokens"] == 6
         assert "tokens of the day" in over(post(client, secret))
         assert post(client, secret, model="edgewise:edge").status_code == 200
-        assert post(client, other).status_code == 200
+        assert post(client, other).json()["usage"]["edgewise"]["cloud_tokens"] == 6
+    cloud.close()
+    engine.close()
+
+
+ENDPOINTS: dict[str, dict[str, Any]] = {
+    "completions": {"prompt": "sky: ", "max_tokens": 6},
+    "chat/completions": {**CHAT, "max_tokens": 6},
+    "responses": {"input": "sky: ", "max_output_tokens": 16},
+    "messages": {**CHAT, "max_tokens": 6},
+}
+
+
+def test_a_crowd_does_not_get_past_the_days_tokens(keys: Path) -> None:
+    """Sixteen answers at once, by every endpoint, twice; some streamed, of which some are cut off.
+
+    What counts is what the engine was asked for, and not what the server says of it.
+    """
+    engine = ScriptedEngine()
+    cloud = LlamaServer(engine.url)
+    secret = secret_of(keys, "ann", tokens_per_day=8)
+    headers = {"Authorization": f"Bearer {secret}", "anthropic-version": "2023-06-01"}
+
+    def answered(url: str, at: int) -> int:
+        path = list(ENDPOINTS)[at % len(ENDPOINTS)]
+        body = {"model": "edgewise", **ENDPOINTS[path], "stream": at % 3 == 0}
+        client = httpx2.Client(trust_env=False, timeout=60, headers=headers)
+        with client, client.stream("POST", f"{url}/v1/{path}", json=body) as reply:
+            # What is streamed by its first endpoint is cut off.
+            if at % 12:
+                reply.read()
+            return reply.status_code
+
+    for _ in range(2):
+        # The second time as after a restart.
+        limits = KeyLimits(SqliteLimits(keys.with_name("used")))
+        answering = answering_of(ScriptedEdge(replying(TEXT, prompt="sky: ")), cloud, queue=32)
+        callers = Callers(keys=Keys(keys), limits=limits)
+        with at_port(answering, callers=callers) as url, ThreadPoolExecutor(16) as pool:
+            assert set(pool.map(lambda at: answered(url, at), range(16))) <= {200, 429}
+            assert answered(url, 1) == 429
+        assert engine.asked <= 8
+    assert engine.asked > 0
     cloud.close()
     engine.close()
 

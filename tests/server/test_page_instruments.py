@@ -123,7 +123,7 @@ def test_where_nothing_was_routed_it_says_why(here: Page) -> None:
     here.get_by_role("button", name="New chat").click()
     slider.fill("5")
     here.get_by_label("local", exact=True).check()
-    ask(here, "Tell me about tin.")
+    ask(here, "Tell me in private about tin.")
     expect(here.locator(".why")).to_contain_text("the conversation is local")
     here.get_by_role("button", name="New chat").click()
     play(here, "Nothing to ask the cloud for")

@@ -18,6 +18,7 @@ from edgewise.edge.base import Tokenizer
 from edgewise.edge.spelling import bytes_of
 from edgewise.errors import CloudError, CloudRejected, EdgewiseError, NothingUsable, Withheld
 from edgewise.prompts import Prompt
+from edgewise.prompts.tool_formats import markers
 from edgewise.sampling import Sampling
 from edgewise.verdict import Sent, Verdict, metered
 
@@ -40,6 +41,7 @@ class BridgeSession:
         self._transport, self._view, self._prompt = transport, view, prompt
         self._edge, self._name = edge, name
         self._reasoning = Reasoning(edge)
+        self._marks = {token: text.encode() for text, token in markers(edge).items()}
         self._sight: Sight | None = None
         self._session: TransportSession | None = None
         self._withheld: Withheld | None = None
@@ -61,7 +63,7 @@ class BridgeSession:
         end = time.monotonic() + deadline
         try:
             sight, session = self._opened()
-            told = sight.answer(self._shown(ids, session))
+            told = sight.answer(self._shown(ids, session), self._begun(answer))
             text, held = held_back(told.text, lines=session.holds_lines)
             if not text and session.puts_blanks:
                 held = " "
@@ -101,6 +103,11 @@ class BridgeSession:
         if block == "open":
             return f"{THINK}\n{text.lstrip().removeprefix(THINK).lstrip()}"
         return text.lstrip() if block == "over" else text
+
+    def _begun(self, answer: Sequence[int]) -> str:
+        """An answer with the control tokens that are signs of calls."""
+        pieces = [self._marks.get(token) or self._edge.piece(token) for token in answer]
+        return b"".join(pieces).decode("utf-8", "replace")
 
     def _written(self, answer: Sequence[int]) -> str:
         """The text of an answer. Raises `CloudRejected` where it ends inside of a character."""

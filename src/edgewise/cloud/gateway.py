@@ -41,6 +41,9 @@ CONNECT_SECONDS = 5.0
 HEARTBEAT_SECONDS = 20.0
 """A link that does not answer a ping within half of this is taken for broken."""
 
+MOST_IDLE = 8
+"""Sessions that are kept for the next answers; each holds a conversation at the gateway."""
+
 PUSHED = 16
 """New ids that are pushed together: an engine's cache block, and one prefill instead of many."""
 
@@ -109,10 +112,17 @@ class GatewayCloud(CloudModel):
         return verdict
 
     def take(self, ids: Sequence[int]) -> GatewayLink:
-        """An idle link that knows the beginning of `ids` best, or a new one. In the I/O thread."""
+        """A link for an answer that begins with `ids`. In the I/O thread.
+
+        The idle one that holds most of them, where it keeps more than it drops: conversations begin
+        alike, and would take each other's sessions. Else a new one, or where there are `MOST_IDLE`
+        the one that was idle for longest.
+        """
         best = max(self._idle, key=lambda link: link.shared(ids), default=None)
-        if best is None:
-            return GatewayLink(self)
+        if best is None or 2 * best.shared(ids) < best.held:
+            if len(self._idle) < MOST_IDLE:
+                return GatewayLink(self)
+            best = self._idle[0]
         self._idle.remove(best)
         return best
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -58,6 +59,9 @@ TRIES = 3
 """How often a gateway may ask for a whole prefix again."""
 
 
+_log = logging.getLogger(__name__)
+
+
 class Broken(Exception):
     """The link broke in the middle; what was asked may be asked again."""
 
@@ -104,6 +108,11 @@ class GatewayLink:
         self._waiting: _Waiting = {}
         self._count = secrets.randbelow(1 << 16)
         gateway.links.add(self)
+
+    @property
+    def held(self) -> int:
+        """How many ids the gateway is thought to hold."""
+        return len(self._ledger)
 
     def shared(self, ids: Sequence[int]) -> int:
         """How many of `ids` the gateway is thought to hold already."""
@@ -256,11 +265,16 @@ class GatewayLink:
         problem: Exception = Broken()
         try:
             async for message in socket:
+                if message.type is aiohttp.WSMsgType.ERROR:
+                    break  # no pong came, or no frame
                 if message.type is not aiohttp.WSMsgType.BINARY:
                     raise CloudProtocolError(f"{self._gateway.name!r} sent a text message.")
                 self._take(from_gateway(message.data), waiting)
         except CloudError as error:
             problem = error
+        except (aiohttp.ClientError, OSError) as error:
+            # A ping cannot be answered where the other side is gone.
+            _log.debug("the link to %r broke: %s", self._gateway.name, error)
         finally:
             if self._socket is socket:
                 self._socket = None

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from edgewise.cloud.reasoning import Reasoning
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.spelling import bytes_of, ids_spelling
-from edgewise.errors import CloudProtocolError, CloudRejected
+from edgewise.errors import CloudProtocolError, CloudRejected, NothingUsable
 from edgewise.verdict import Verdict
 
 BLANKS = " \t"
 
-REPEATED = 12
+REPEATED = 24
 """Characters of an answer's beginning that a reply does not come to by chance."""
 
 _CONTEXT = 32
@@ -68,18 +68,19 @@ def held_back(written: str, *, lines: bool = False) -> tuple[str, str]:
 def added(sent: str, reply: str) -> str:
     """What a reply adds to what was sent, from who may write that again first.
 
-    Raises `CloudProtocolError` where the reply begins the answer anew instead.
+    Raises `NothingUsable` where all of a reply is how the answer begins: the model began it anew.
+    One that says something else later on, as a table's next row does, goes on with it.
     """
-    begun, again = sent.lstrip(), reply.lstrip()
-    beginning = begun[:REPEATED]
-    if len(begun) < REPEATED or beginning != again[:REPEATED]:
+    begun, again = sent.lstrip(), reply.strip()
+    shorter = min(len(begun), len(again))
+    if shorter < REPEATED or begun[:shorter] != again[:shorter]:
         return reply
-    if beginning in begun[1:]:
+    if begun[:REPEATED] in begun[1:]:
         # It repeats itself, and may once more.
         return reply
-    if again.startswith(begun):
-        return again[len(begun) :]
-    raise CloudProtocolError("The cloud model began the answer anew instead of going on.")
+    if len(again) >= len(begun):
+        return reply.lstrip()[len(begun) :]
+    raise NothingUsable("The cloud model began the answer anew instead of going on.")
 
 
 def kept(

@@ -268,14 +268,22 @@ class Engine(ABC):
     async def _first_verdict(self, ids: Sequence[int]) -> Verdict:
         try:
             verdict = await self.complete(ids, 1, Sampling())
-            verdict.check(asked=1, prompt=len(ids), size=self.described.size)
-            return verdict
         except (CloudRejected, CloudProtocolError) as error:
             raise CloudRejected(
                 f"The engine at {self.url!r} does not take and return token ids, so it cannot "
                 f"serve consults ({error})",
                 request_id=error.request_id,
             ) from error
+        try:
+            verdict.check(asked=1, prompt=len(ids), size=self.described.size)
+        except CloudProtocolError as error:
+            raise CloudProtocolError(
+                f"The engine at {self.url!r} takes token ids, and what it answers to the first "
+                f"request cannot be ({error.message.rstrip('.')})",
+                hint="repair it, or choose another",
+                request_id=error.request_id,
+            ) from error
+        return verdict
 
 
 class Round:

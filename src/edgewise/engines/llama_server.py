@@ -228,8 +228,10 @@ class LlamaServerEngine(HttpEngine):
 
 def _verdict(reply: _Completion) -> Verdict:
     ids = reply.tokens
-    known = {p.id: p for p in reply.completion_probabilities}
-    rows = [known.get(token) for token in ids]
+    # By position, since an id may come twice; a server may leave the last ones out.
+    told = dict(enumerate(reply.completion_probabilities))
+    found = [told.get(at) for at in range(len(ids))]
+    rows = [row if row and row.id == token else None for token, row in zip(ids, found, strict=True)]
     timings = reply.timings or _Timings()
     return Verdict(
         ids=tuple(ids),

@@ -179,6 +179,18 @@ class KeyLimits:
                 work = self._settle(key, day, tokens - spent.tokens, more)
                 await asyncio.shield(self._begin(work))
 
+    async def reserve(self, key: Key, tokens: int) -> int:
+        """Take `tokens` of the day before a cloud is asked for them. Raises `OverLimit`.
+
+        Returns the day, for `give_back`. What is never given back stays charged.
+        """
+        return await self._reserve(key, Cost(0, 0, tokens)) if key.tokens_per_day else 0
+
+    async def give_back(self, key: Key, day: int, unused: int) -> None:
+        """Give back what was reserved and not written; less than 0 where more was written."""
+        if key.tokens_per_day and unused:
+            await asyncio.shield(self._begin(self._settle(key, day, unused, 0)))
+
     async def may_warm(self, key: Key, tab: Tab) -> bool:
         """Whether pushed ids may be computed: the key could make a consult now."""
         try:

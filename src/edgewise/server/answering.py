@@ -30,7 +30,7 @@ from edgewise.loop.latency import Latency
 from edgewise.loop.plug import Plug
 from edgewise.loop.policy import Policy
 from edgewise.parts import cloud_address
-from edgewise.prompts import Prompt
+from edgewise.prompts import Message, Prompt
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.sampling import Sampling
@@ -83,10 +83,13 @@ class Ready(NamedTuple):
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks of the decoder, and the `plug` that may cut it off from the cloud.
 
-    The cloud's verdicts come `round_trip` seconds later; with `one_trip` the first one does.
+    `messages` are the conversation's, with their marks; `limited` holds the cloud to what the
+    request's key may ask of it. The cloud's verdicts come `round_trip` seconds later; with
+    `one_trip` the first one does.
     """
 
     prompt: Unread
+    messages: Sequence[Message]
     policy: Policy
     max_tokens: int | None
     sampling: Sampling
@@ -96,6 +99,7 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     round_trip: float = 0.0
     one_trip: bool = False
     plug: Plug = msgspec.field(default_factory=Plug)
+    limited: Callable[[CloudModel], CloudModel] = lambda cloud: cloud
 
     @property
     def delay(self) -> Delay:
@@ -161,6 +165,7 @@ class Answering:
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="answer")
         # Of their own, so that neither a long prompt nor a long answer keeps the other waiting.
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="prompt")
+        self._tokenizers = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         # And a form is its client's: one that takes long keeps no prompt waiting, and those that
         # wait for each other leave half of the places to answers without.
         self._compilers = ThreadPoolExecutor(COMPILING, thread_name_prefix="form")
@@ -183,6 +188,7 @@ class Answering:
     def close(self) -> None:
         """Wait for the threads; answers under way are stopped by the end of their requests."""
         self._readers.shutdown(cancel_futures=True)
+        self._tokenizers.shutdown(cancel_futures=True)
         self._compilers.shutdown(cancel_futures=True)
         self._threads.shutdown()
 
@@ -206,6 +212,10 @@ class Answering:
         """What `work` makes of text, in a thread; where this is cancelled before its turn there,
         nothing is done."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+
+    async def tokenizing(self, work: Callable[[], _T]) -> _T:
+        """The same for texts that nobody waits for an answer to: one at a time, beside prompts."""
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizers, work)
 
     def _read(self, unread: Unread) -> Prompt:
         texts = [*unread.texts, *unread.more()]
@@ -350,6 +360,7 @@ class Answering:
         cloud = self.cloud
         breaker, latency = self.breaker, self.latency
         if cloud is not None:
+            cloud = asked.limited(cloud)
             if asked.round_trip:
                 cloud = LateCloud(cloud, asked.delay)
                 breaker, latency = Breaker(), self._latency(asked)

@@ -16,6 +16,7 @@ from msgspec.structs import asdict
 
 from edgewise.cloud.sent_record import by_answer
 from edgewise.listening.visitors import ANY, Visitors
+from edgewise.parts import make_policy
 from edgewise.server import (
     chat_completions,
     completions,
@@ -110,7 +111,7 @@ def _models(models: Models) -> APIRouter:
 
     @router.get("/models")
     async def listed() -> ModelList:  # pyright: ignore[reportUnusedFunction]
-        """The model ids; any `NAME@SHARE` may be asked for besides."""
+        """The model ids; any `NAME@SHARE` or `NAME:tTHRESHOLD` may be asked for as well."""
         return ModelList(data=[ModelEntry(id=name, created=started) for name in models.ids()])
 
     @router.get("/models/{model}")
@@ -229,6 +230,7 @@ def _about(models: Models, counted: ServerMetrics, guarded: Sequence[Any]) -> AP
 
 def _health_of(answering: Answering) -> dict[str, Any]:
     latency = answering.latency
+    policy = make_policy(answering.settings, answering.card)
     return {
         "edge": answering.edge.name,
         "cloud": answering.cloud.name if answering.cloud else None,
@@ -236,6 +238,8 @@ def _health_of(answering: Answering) -> dict[str, Any]:
         "cloud_is_here": answering.cloud_is_here,
         "cloud_paused": answering.breaker.is_open,
         "bundled": answering.bundled,
+        "cloud_share": policy.cloud_share,
+        "threshold": policy.threshold if policy.cloud_share is None else None,
         "round_trip_seconds": latency.round_trip,
         "engine_seconds": latency.engine,
     }

@@ -1,21 +1,34 @@
 """Who may ask, and how much: anybody, who shows the one key, or the keys of a file."""
 
+import asyncio
 import hmac
 import math
 from collections import Counter
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import AsyncExitStack
-from typing import cast
+from typing import Any, TypeVar, cast
 
 from fastapi import Request
 from msgspec.structs import replace
 
-from edgewise.events import Consult, Event, Finished, Token
+from edgewise.cloud.base import CloudModel
+from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
+from edgewise.errors import CloudError, CloudTimeout, Withheld
+from edgewise.events import Event, Finished, Token
 from edgewise.keys.key_file import ANYBODY, Key
 from edgewise.keys.keys import Keys
 from edgewise.keys.limits import KeyLimits, LimitsDown, OverLimit, Spent, Tab
 from edgewise.keys.limits_sqlite import SqliteLimits
 from edgewise.prompts import Prompt
+from edgewise.sampling import Sampling
 from edgewise.server.errors import ApiError
+from edgewise.verdict import Sent, Verdict
+
+_T = TypeVar("_T")
+
+BOOK_SECONDS = 10.0
+"""How long an answer's thread waits for the day's tokens to be booked."""
 
 PLACE_SECONDS = 1
 """When to come back for a place that another answer of the same key has."""
@@ -88,6 +101,7 @@ class Caller:
         self._callers, self.key = callers, key
         self._spending = AsyncExitStack()
         self._spent = Spent()
+        self._tokens: _DayTokens | None = None
         self._held = 0
         self._entered = False
 
@@ -112,6 +126,8 @@ class Caller:
         if self.key is ANYBODY:
             return
         key = self.key if cloud else replace(self.key, tokens_per_day=0)
+        if key.tokens_per_day:
+            self._tokens = _DayTokens(self._callers.limits, key)
         try:
             spending = self._callers.limits.spending(key, Tab(), 0)
             self._spent = await self._spending.enter_async_context(spending)
@@ -119,6 +135,13 @@ class Caller:
             seconds = math.ceil(over.retry_after or PLACE_SECONDS)
             down = isinstance(over.__cause__, LimitsDown)
             raise _over(str(over), seconds, status=503 if down else 429) from over
+
+    def limited(self, cloud: CloudModel) -> CloudModel:
+        """`cloud`, asked for no more tokens than the key has left of its day.
+
+        Where it has none left nothing is sent, and the edge model writes the rest of the answer.
+        """
+        return cloud if self._tokens is None else _LimitedCloud(cloud, self._tokens)
 
     async def read(self, prompt: Prompt) -> Prompt:
         """What the key pays for, and whose it is from now on. Raises `ApiError` 429."""
@@ -137,10 +160,6 @@ class Caller:
         out of force."""
         if isinstance(event, Token):
             self._spent.computed += 1
-        elif isinstance(event, Consult):
-            self._spent.tokens += event.answered
-        elif isinstance(event, Finished):
-            self._spent.tokens = event.usage.cloud_tokens + event.usage.wasted_tokens
         if self.key is ANYBODY:
             return event
         if self._callers.keys.find_named(self.key) is None:
@@ -155,6 +174,83 @@ class Caller:
             self._callers.answers[self.name] -= 1
             self._callers.ids[self.name] -= self._held
             await self._spending.aclose()
+
+
+class _DayTokens:
+    """A key's tokens of the day, for the thread that writes an answer.
+
+    Made in the event loop's thread; `book` and `settle` are called in any other.
+    """
+
+    def __init__(self, limits: KeyLimits, key: Key) -> None:
+        self._limits, self._key = limits, key
+        self._loop = asyncio.get_running_loop()
+
+    def book(self, tokens: int) -> int:
+        """Reserve `tokens`; returns the day they are of.
+
+        Raises `Withheld` where they are not left.
+        """
+        try:
+            return self._begun(self._limits.reserve(self._key, tokens)).result(BOOK_SECONDS)
+        except (OverLimit, TimeoutError) as error:
+            raise Withheld(str(error) or "The key's tokens were not booked in time.") from error
+
+    def settle(self, day: int, unused: int) -> None:
+        """Give back what was not written."""
+        self._begun(self._limits.give_back(self._key, day, unused))
+
+    def _begun(self, work: Coroutine[Any, Any, _T]) -> "Future[_T]":
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+class _LimitedCloud(WrappedCloud):
+    """Implements `CloudModel`: every consult's tokens are reserved before anything is sent."""
+
+    def __init__(self, cloud: CloudModel, tokens: _DayTokens) -> None:
+        super().__init__(cloud)
+        self._tokens = tokens
+
+    def open(self, prompt: Prompt) -> "_LimitedSession":
+        return _LimitedSession(self, prompt, self._tokens)
+
+
+class _LimitedSession(WrappedSession):
+    def __init__(self, model: _LimitedCloud, prompt: Prompt, tokens: _DayTokens) -> None:
+        super().__init__(model.cloud.open(prompt))
+        self._model, self._tokens = model, tokens
+
+    def ask(
+        self,
+        ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        deadline: float,
+        sent: Sent | None = None,
+    ) -> "Future[Verdict]":
+        requests, asked = self._model.requests(n)
+        reserved = requests * asked
+        day = self._tokens.book(reserved)
+        try:
+            future = super().ask(ids, n, sampling, deadline, sent)
+        except BaseException:
+            self._tokens.settle(day, reserved)
+            raise
+        future.add_done_callback(
+            lambda done: self._tokens.settle(day, reserved - _written(done, reserved))
+        )
+        return future
+
+
+def _written(done: "Future[Verdict]", asked: int) -> int:
+    """Tokens that a consult came to; all that were asked for where nobody knows."""
+    if done.cancelled():
+        return asked
+    error = done.exception()
+    if error is None:
+        return max(len(done.result().ids), done.result().billed)
+    known = isinstance(error, CloudError) and not isinstance(error, CloudTimeout)
+    return 0 if known else asked
 
 
 def _unmetered(event: Event) -> Event:

@@ -84,11 +84,24 @@ class ChatMessage(Strict):
         return self
 
     @property
+    def parts(self) -> list[str]:
+        """The texts of the content."""
+        if self.content is None or isinstance(self.content, str):
+            return [self.content] if self.content else []
+        return [part.text for part in self.content]
+
+    @property
     def text(self) -> str:
         """The content in one piece."""
-        if self.content is None or isinstance(self.content, str):
-            return self.content or ""
-        return "".join(part.text for part in self.content)
+        return "".join(self.parts)
+
+
+class Paragraphs(ChatMessage):
+    """A turn whose parts are paragraphs."""
+
+    @property
+    def text(self) -> str:
+        return "\n\n".join(self.parts)
 
 
 class StreamOptions(Strict):

@@ -8,16 +8,18 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
+from msgspec.structs import replace
 from sse_starlette.sse import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
 from edgewise.errors import EdgewiseError
-from edgewise.events import Event
+from edgewise.events import Event, Finished, Token
 from edgewise.server.admission import Ticket
 from edgewise.server.answering import Answering, DecodeRequest
 from edgewise.server.callers import Caller, caller_of
 from edgewise.server.errors import ApiError, api_error, unexpected
 from edgewise.server.harmless import said, shown
+from edgewise.server.local_messages import LocalAnswer
 from edgewise.server.writing import Framing, Writer
 
 PING_SECONDS = 10
@@ -108,7 +110,11 @@ async def reply_with(
         raise
     unheld = ready.grammar.unheld if ready.grammar else ()
     headers = said([*writer.ignored, *(f"tools.{shown(keyword)}" for keyword in unheld)])
+    decoding = replace(decoding, limited=caller.limited)
     events = _seen(caller, answering.events(decoding, ready, ticket))
+    if decoding.messages[-1].local:
+        answering.local.answered(decoding.messages, owner=caller.name)
+        events = _remembered(answering.local.answer(owner=caller.name), events)
     if stream:
         return EventStream(writer.chunks(events), ticket, caller, writer, headers)
     try:
@@ -124,6 +130,15 @@ async def _seen(caller: Caller, events: AsyncGenerator[Event]) -> AsyncGenerator
     async with aclosing(events):
         async for event in events:
             yield caller.seen(event)
+
+
+async def _remembered(answer: LocalAnswer, events: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
+    """What a local answer says is local, however much of it the client stays for."""
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, Token | Finished):
+                answer.add(event.text)
+            yield event
 
 
 async def _collected(events: AsyncGenerator[Event]) -> list[Event]:

@@ -3,14 +3,19 @@
 import re
 from collections.abc import Iterator
 
+from edgewise.errors import UsageError
 from edgewise.evaluation.tasks.base import LETTERS, Question
+from edgewise.evaluation.tasks.searching import SearchTimeout, search
 
 _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
 _LABEL = re.compile(r"\b[a-z][.):]", re.IGNORECASE)
 
 
 def is_right(question: Question, text: str) -> bool:
-    """Graded leniently: a choice by the paper's extraction, a number by the last one named."""
+    """Graded leniently: a choice by the paper's extraction, a number by the last one named.
+
+    Raises `UsageError` where a question's pattern takes too long.
+    """
     match question.check:
         case "choice":
             assert question.choices is not None
@@ -20,7 +25,7 @@ def is_right(question: Question, text: str) -> bool:
         case "exact":
             return text.strip() == question.answer.strip()
         case "regex":
-            return re.search(question.answer, text) is not None
+            return _matches(question, text)
 
 
 def is_strictly_right(question: Question, text: str) -> bool:
@@ -42,6 +47,16 @@ def is_strictly_right(question: Question, text: str) -> bool:
     lettered = re.search(_item(letter, question.answer), question.prompt, re.IGNORECASE)
     named = f"{question.answer} ({letter})" if lettered else question.answer
     return concluded[0].lower() == named.lower()
+
+
+def _matches(question: Question, text: str) -> bool:
+    try:
+        return search(question.answer, text)
+    except SearchTimeout as error:
+        raise UsageError(
+            f"The regular expression of question {question.id!r} takes too long for an answer",
+            hint="write it without repetitions inside repetitions",
+        ) from error
 
 
 def extract_choice(text: str, choices: tuple[str, ...]) -> str | None:

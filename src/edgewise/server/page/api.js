@@ -10,7 +10,15 @@ export function headers() {
 export function modelOf(mode) {
   // Asked before the server said what it has: as it was chosen.
   const name = state.health?.model ?? (state.settings.model || "edgewise");
-  return mode === "pair" ? `${name}@${Number(state.settings.share) / 100}` : `${name}:${mode}`;
+  if (mode !== "pair") return `${name}:${mode}`;
+  return state.settings.share === "" ? name : `${name}@${Number(state.settings.share) / 100}`;
+}
+
+// Where the dial stands, in percent; null where a threshold decides, and not a share.
+export function shareNow() {
+  const { health, settings } = state;
+  if (settings.share !== "") return Number(settings.share);
+  return health?.cloud_share == null ? null : Number((100 * health.cloud_share).toFixed(4));
 }
 
 // The name of the model that an id names; its edge alone; what /health says of it, if that is known.

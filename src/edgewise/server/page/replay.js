@@ -1,6 +1,6 @@
 // The last question, asked again at another share; each replay is a point over the curve.
 import { regenerate, set } from "./actions.js";
-import { nameOf, told } from "./api.js";
+import { nameOf, shareNow, told } from "./api.js";
 import { Frontier } from "./frontier.js";
 import { isRight } from "./graded.js";
 import { isCurve } from "./shapes.js";
@@ -15,7 +15,7 @@ let replaying = false;
 let next = null; // the share to replay at when this replay is over
 
 export function Replay({ conversation }) {
-  const [share, choose] = useState(Math.min(MOST, state.settings.share));
+  const [share, choose] = useState(Math.min(MOST, shareNow() ?? 0));
   // Those of another model are no points of this one's.
   const own = (replays.get(conversation) ?? []).filter(({ answer }) => nameOf(answer.model) === state.health.model);
   const points = own.map(pointOf);
@@ -46,7 +46,7 @@ async function replay(conversation, share) {
 
 // Whether it came to an end.
 async function replayAt(conversation, share) {
-  set("share", share);
+  set("share", String(share));
   if (state.settings.mode !== "beside") set("mode", "pair");
   const turn = await regenerate(conversation.turns.at(-1), { live: true });
   const answer = turn?.answers.pair;

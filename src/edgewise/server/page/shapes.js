@@ -56,7 +56,7 @@ export const isConversation = record({
 });
 
 export const isHealth = record({
-  models: (found) => list(record({ model: text, edge: text, cloud: maybe(text), round_trip_seconds: maybe(number) }))(found) && found.length > 0,
+  models: (found) => list(record({ model: text, edge: text, cloud: maybe(text), round_trip_seconds: maybe(number), cloud_share: maybe(number), threshold: maybe(number) }))(found) && found.length > 0,
 });
 
 export const isSent = record({

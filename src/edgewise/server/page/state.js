@@ -6,7 +6,7 @@ import { NAMES } from "./words.js";
 export const DEFAULTS = {
   model: "", // its name; empty is the server's first
   mode: "pair", // or "edge", "cloud", "beside"
-  share: 5, // percent of the tokens that the cloud may write
+  share: "", // percent of the tokens that the cloud may write; empty is what the server was started with
   temperature: "", // as typed; empty is the server's own
   limit: "",
   system: "",
