@@ -14,7 +14,7 @@ LAYERS = (
     ("errors",),
     ("registry", "events", "settings", "model_files", "model_folders", "hub_client"),
     ("model_cache",),
-    ("verdict", "addresses", "listening"),
+    ("completion", "addresses", "listening"),
     ("edge",),
     ("sampling", "prompts"),
     ("grammar",),

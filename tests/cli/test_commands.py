@@ -221,15 +221,15 @@ def test_demo_calls_right_only_what_is_right_by_both_readings(cli: Run) -> None:
     task = pocketqa()
     shown = task.questions[: len(task.families)]
     done = cli("demo", "--questions", "1")
-    verdicts = re.findall(r"^((?:right|wrong).*); \d+ tokens", done.stdout, re.MULTILINE)
-    assert len(verdicts) == len(shown)
-    for question, verdict in zip(shown, verdicts, strict=True):
+    completions = re.findall(r"^((?:right|wrong).*); \d+ tokens", done.stdout, re.MULTILINE)
+    assert len(completions) == len(shown)
+    for question, completion in zip(shown, completions, strict=True):
         said = done.stdout.partition(question.prompt)[2].splitlines()[1]
         right, strict = is_right(question, said), is_strictly_right(question, said)
-        assert (verdict == "right") == (right and strict)
-        assert (verdict == "wrong") == (not right and not strict)
+        assert (completion == "right") == (right and strict)
+        assert (completion == "wrong") == (not right and not strict)
         if right != strict:
-            assert f"wrong by the {'lenient' if strict else 'strict'} one" in verdict
+            assert f"wrong by the {'lenient' if strict else 'strict'} one" in completion
 
 
 def test_bench_edge_prints_a_ratio(cli: Run) -> None:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.completion import Completion, Sent
 from edgewise.edge import binding
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
@@ -23,7 +24,6 @@ from edgewise.sampling import Sampling
 from edgewise.testing.paced_engine import EnginePace, PacedEngine
 from edgewise.testing.scripted_engine import ScriptedEngine, Twisted
 from edgewise.testing.scripted_text import ScriptedText
-from edgewise.verdict import Sent, Verdict
 from tests.cli.conftest import Edgewise
 from tests.hybrid_models import HybridPaths
 from tests.llama_server_process import llama_server
@@ -56,10 +56,10 @@ class RecordedSession:
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> Future[Verdict]:
+    ) -> Future[Completion]:
         Recorded.asked.append(list(ids))
-        future: Future[Verdict] = Future()
-        future.set_result(Verdict(ids=(33,) * n, logprobs=(None,) * n))
+        future: Future[Completion] = Future()
+        future.set_result(Completion(ids=(33,) * n, logprobs=(None,) * n))
         return future
 
     def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:

@@ -306,7 +306,7 @@ def always_259(ids: Sequence[int]) -> int:
     return 259
 
 
-def test_an_id_that_stands_for_nothing_to_the_edge_is_no_verdict(engine: ScriptedEngine) -> None:
+def test_an_id_that_stands_for_nothing_to_the_edge_is_no_completion(engine: ScriptedEngine) -> None:
     """Where not all ids could be compared, and the cloud has more of them."""
 
     class Padded(ByteTokenizer):

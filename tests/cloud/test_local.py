@@ -15,6 +15,7 @@ from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.bridge import Bridge
 from edgewise.cloud.local import LocalCloud
 from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
+from edgewise.completion import Completion
 from edgewise.edge.base import Floats
 from edgewise.errors import (
     CloudError,
@@ -31,7 +32,6 @@ from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from edgewise.verdict import Verdict
 
 IDS = list(b"sky: ")
 PROMPT = Prompt(tuple(IDS))
@@ -68,7 +68,7 @@ def cloud(model: ScriptedEdge, script: Held) -> Iterator[LocalCloud]:
     made.close()
 
 
-def busy(cloud: LocalCloud, script: Held) -> "Future[Verdict]":
+def busy(cloud: LocalCloud, script: Held) -> "Future[Completion]":
     """A consult that holds the thread."""
     flying = cloud.open(PROMPT).ask(IDS, 1, Sampling(), 20)
     assert script.asked.wait(60)
@@ -183,7 +183,7 @@ def test_a_slow_model_here_has_no_deadline_but_the_users(bridged: bool) -> None:
             return AskedSession(self.cloud.open(prompt))
 
     class AskedSession(WrappedSession):
-        def ask(self, *given: Any) -> "Future[Verdict]":
+        def ask(self, *given: Any) -> "Future[Completion]":
             asked.append(given[3])
             return super().ask(*given)
 
@@ -275,9 +275,9 @@ def test_what_is_computed_ahead_is_not_computed_again(
     script.let.set()
     session = cloud.open(PROMPT)
     session.prefill(IDS)
-    verdict = session.ask([*IDS, 121], 1, Sampling(), 30).result()
-    assert (verdict.cached, verdict.computed) == (len(IDS), 1)
-    assert verdict.ids == tuple(b"e")
+    completion = session.ask([*IDS, 121], 1, Sampling(), 30).result()
+    assert (completion.cached, completion.computed) == (len(IDS), 1)
+    assert completion.ids == tuple(b"e")
 
 
 def test_a_prefill_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -292,17 +292,19 @@ def test_a_prefill_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> Non
     assert "a bug" in str(record.exc_info[1])
 
 
-def test_a_verdict_has_logprobs_and_candidates(cloud: LocalCloud, script: Held) -> None:
+def test_a_completion_has_logprobs_and_candidates(cloud: LocalCloud, script: Held) -> None:
     script.let.set()
-    verdict = cloud.open(PROMPT).ask(IDS, 8, Sampling(), 30).result()
-    assert bytes(verdict.ids[:3]) == b"yes"
-    assert verdict.stopped
-    assert len(verdict.logprobs) == len(verdict.top) == len(verdict.ids) == 4
-    for token, logprob, top in zip(verdict.ids, verdict.logprobs, verdict.top, strict=True):
+    completion = cloud.open(PROMPT).ask(IDS, 8, Sampling(), 30).result()
+    assert bytes(completion.ids[:3]) == b"yes"
+    assert completion.stopped
+    assert len(completion.logprobs) == len(completion.top) == len(completion.ids) == 4
+    for token, logprob, top in zip(
+        completion.ids, completion.logprobs, completion.top, strict=True
+    ):
         assert logprob == pytest.approx(0.0, abs=1e-3)
         assert top[0].id == token
         assert [one.logprob for one in top] == sorted((one.logprob for one in top), reverse=True)
-    assert verdict.engine_seconds is not None
+    assert completion.engine_seconds is not None
 
 
 def test_weights_are_said_to_be_here(cloud: LocalCloud, model: ScriptedEdge) -> None:
@@ -315,10 +317,10 @@ def test_weights_are_said_to_be_here(cloud: LocalCloud, model: ScriptedEdge) -> 
 
 
 @pytest.mark.parametrize(("n", "written"), [(2, 2), (3, 3), (4, 4), (9, 4)])
-def test_a_verdict_ends_with_the_context(n: int, written: int) -> None:
+def test_a_completion_ends_with_the_context(n: int, written: int) -> None:
     """Its last id may stand behind it: nothing is computed after that."""
     model = ScriptedEdge(replying("so it is", prompt="sky: "), context=len(IDS) + 3)
     with closing(LocalCloud(model)) as cloud, closing(cloud.open(PROMPT)) as session:
-        verdict = session.ask(IDS, n, Sampling(), 20).result()
-    assert bytes(verdict.ids).decode() == "so it is"[:written]
-    assert not verdict.stopped
+        completion = session.ask(IDS, n, Sampling(), 20).result()
+    assert bytes(completion.ids).decode() == "so it is"[:written]
+    assert not completion.stopped

@@ -169,8 +169,8 @@ async def answered(engine: HttpEngine, tokenizer: Tokenizer, messages: Sequence[
     """The whole answer, in the ids of the model's own vocabulary."""
     try:
         ids = prompt_ids(tokenizer, messages)
-        verdict = await engine.complete(ids, LONGEST, GREEDY)
-        ids = [token for token in verdict.ids if token not in tokenizer.eos_ids]
+        completion = await engine.complete(ids, LONGEST, GREEDY)
+        ids = [token for token in completion.ids if token not in tokenizer.eos_ids]
         return b"".join(tokenizer.piece(token) for token in ids).decode()
     finally:
         await engine.close()

@@ -46,8 +46,8 @@ def routed(replicas: Sequence[ScriptedEngine]) -> Iterator[tuple[str, str]]:
 
 
 async def consult(engine: LlamaServerEngine, session: str) -> None:
-    verdict = await engine.complete(IDS, 1, Sampling(), Client(session=session))
-    assert verdict.ids == (reply_to(IDS),)
+    completion = await engine.complete(IDS, 1, Sampling(), Client(session=session))
+    assert completion.ids == (reply_to(IDS),)
 
 
 def places(url: str, replicas: Sequence[ScriptedEngine]) -> Places:

@@ -116,7 +116,7 @@ def test_the_first_consult_teaches_how_fast_a_prompt_is_read() -> None:
 
 
 def test_a_verdict_that_is_about_to_come_is_waited_for() -> None:
-    """A step of 40 ms, half of the verdicts change the token: 20 ms are worth waiting."""
+    """A step of 40 ms, half of the completions change the token: 20 ms are worth waiting."""
     latency = told(0.1, RECENT)
     policy = Policy()
     assert policy.patience(latency, 0.09, first=False) == 0  # the step is not known yet

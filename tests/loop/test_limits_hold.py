@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from edgewise.cloud.base import CloudModel, CloudSession, then
 from edgewise.cloud.engine import EngineCloud, LlamaServer, Vllm
 from edgewise.cloud.wrapped import WrappedSession
+from edgewise.completion import Completion
 from edgewise.errors import CloudUnavailable
 from edgewise.loop.billing import Billing
 from edgewise.loop.breaker import Breaker
@@ -30,7 +31,6 @@ from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, replying
 from edgewise.testing.scripted_engine import Edited, Misdeed, ScriptedEngine, Wire, reply_to
-from edgewise.verdict import Verdict
 
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())
@@ -130,9 +130,9 @@ def test_a_meter_that_counts_nothing_is_not_believed(limit: str) -> None:
             return LyingSession(super().open(prompt))
 
     class LyingSession(WrappedSession):
-        def ask(self, *given: Any) -> "Future[Verdict]":
+        def ask(self, *given: Any) -> "Future[Completion]":
             nothing = {"prompt": 0, "cached": 0, "computed": 0, "written": 0}
-            return then(super().ask(*given), lambda verdict: replace(verdict, **nothing))
+            return then(super().ask(*given), lambda completion: replace(completion, **nothing))
 
     cloud = Lying(noise(1))
     answer = decoder(cloud, Limits(False, most)).generate(IDS, max_tokens=12)

@@ -15,7 +15,8 @@ from tests.asked import HARD
 from tests.llama_server_process import llama_server
 from tests.server.serving import serving
 
-# Alone the edge always says the same; a pair whose share is steered depends on when verdicts come.
+# Alone the edge always says the same; a pair whose share is steered depends on when completions
+# come.
 ASK = {
     "model": "edgewise:edge",
     "messages": [{"role": "user", "content": "Tell me about copper."}],

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from edgewise.cloud.base import CloudModel, failed, log_failure
+from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Tokenizer
 from edgewise.edge.scoring import Scored, scored
 from edgewise.edge.vocabulary import fingerprint
@@ -23,7 +24,6 @@ from edgewise.errors import (
 from edgewise.events import Candidate
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.verdict import Sent, Verdict
 
 TOP = 5
 """Candidates returned for every token."""
@@ -111,7 +111,7 @@ class LocalSession:
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> Future[Verdict]:
+    ) -> Future[Completion]:
         self._used = True
         end = time.monotonic() + deadline
         return self._cloud.submit(partial(self._answer, list(ids), n, sampling, end))
@@ -156,7 +156,7 @@ class LocalSession:
             self._opened().open(ids)
             self._opened().step()
 
-    def _answer(self, ids: list[int], n: int, sampling: Sampling, end: float) -> Verdict:
+    def _answer(self, ids: list[int], n: int, sampling: Sampling, end: float) -> Completion:
         started = time.monotonic()
         try:
             self._require_time(end)
@@ -170,7 +170,7 @@ class LocalSession:
 
     def _write(
         self, ids: list[int], n: int, sampling: Sampling, started: float, end: float
-    ) -> Verdict:
+    ) -> Completion:
         size = self._cloud.model.tokenizer.size
         if not ids or not all(0 <= token < size for token in ids):
             raise CloudRejected(f"A consult needs ids before it, from 0 to {size - 1}.")
@@ -189,7 +189,7 @@ class LocalSession:
             if token in self._eos_ids or session.position == self._cloud.model.context:
                 break
             session.extend([token])
-        return Verdict(
+        return Completion(
             ids=tuple(written),
             logprobs=tuple(logprobs),
             top=tuple(top),

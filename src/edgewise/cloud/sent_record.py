@@ -18,11 +18,11 @@ import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.sent_files import CountsFile, PayloadsFile, SentMessage
+from edgewise.completion import Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.kv import common_prefix
 from edgewise.events import SentCounts
 from edgewise.prompts import Prompt
-from edgewise.verdict import Sent
 
 KEPT_ANSWERS = 100
 """The last answers that the record shows."""

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from edgewise.completion import MOST_IDS, Sent
 from edgewise.engines.base import NOBODY, REQUEST_ID, Client, Described, Engine
 from edgewise.engines.refusals import bounded, not_now, unreachable
 from edgewise.engines.retry_after import HEADER, seconds_told
@@ -22,7 +23,6 @@ from edgewise.errors import (
     CloudUnavailable,
     UsageError,
 )
-from edgewise.verdict import MOST_IDS, Sent
 
 _MAX_REPLY = 4 << 20
 # Of the names of models in a sentence.

@@ -1,6 +1,6 @@
 """Reading the edge model's steps, at the answer's end and ahead of it.
 
-While a consult flies the edge goes on from its own guess, as if the verdict were to confirm it.
+While a consult flies the edge goes on from its own guess, as if the completion were to confirm it.
 What it computes and asks on the way is kept and used if the answer comes to the same ids; where it
 does not, it is dropped. Guesses are decided on by the answer's own rules, so they change nothing.
 
@@ -202,7 +202,7 @@ class RunAhead:
     def _redrafted(self, token: int, score: float | None) -> Redraft | None:
         """What to draft where the answer goes on with `token`, which was not expected."""
         if self._redraft is not None:
-            # The verdict goes on.
+            # The completion goes on.
             return self._redraft.behind(token)
         draft = [*self.guesses, *self._drafted][1:] if self.guesses else []
         if not draft or score is None:

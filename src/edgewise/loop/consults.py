@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from edgewise.cloud.base import CloudSession
 from edgewise.cloud.seam import Seams
 from edgewise.cloud.sent_record import RecordedSent, SentAnswer
+from edgewise.completion import MOST_IDS, Completion
 from edgewise.errors import CloudError, CloudTimeout, NothingUsable, Withheld
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.cost import CostMeter
@@ -17,7 +18,6 @@ from edgewise.loop.latency import Latency
 from edgewise.loop.policy import Policy
 from edgewise.loop.state import State
 from edgewise.sampling import Sampling
-from edgewise.verdict import MOST_IDS, Verdict
 
 FLIGHTS = 4
 """Consults in flight at once."""
@@ -32,7 +32,7 @@ _GRACE = 0.25
 class Flight(NamedTuple):
     """A consult on its way: `ask` tokens at `position`.
 
-    `deadline` in seconds from `begun`; `first` where the answer had no verdict before.
+    `deadline` in seconds from `begun`; `first` where the answer had no completion before.
     """
 
     position: int
@@ -41,14 +41,14 @@ class Flight(NamedTuple):
     deadline: float
     first: bool
     sent: RecordedSent
-    future: "Future[Verdict]"
+    future: "Future[Completion]"
 
 
 class Consults:
-    """Owned by the answer's thread; verdicts land in whichever thread brings them.
+    """Owned by the answer's thread; completions land in whichever thread brings them.
 
     `dropped` consults were sent for an answer that then went another way; `wasted` tokens were
-    asked for with them, whether or not they still come. `waited` seconds were spent on verdicts.
+    asked for with them, whether or not they still come. `waited` seconds were spent on completions.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Consults:
             self.waited += time.monotonic() - flight.begun - elapsed
         return flight.future.done()
 
-    def verdict(self, flight: Flight, ids: Sequence[int], token: int) -> Verdict:
+    def completion(self, flight: Flight, ids: Sequence[int], token: int) -> Completion:
         """Wait for the outcome; raises the `CloudError` that it is.
 
         Behind `ids` the edge would have written `token`.
@@ -163,9 +163,9 @@ class Consults:
         begun = time.monotonic()
         self._flights.pop(flight.position, None)
         try:
-            verdict = self._result(flight)
+            completion = self._result(flight)
             if self._seams is not None:
-                verdict = self._seams.joined(verdict, ids, self._start, token)
+                completion = self._seams.joined(completion, ids, self._start, token)
         except NothingUsable:
             self._breaker.succeeded()
             raise
@@ -178,7 +178,7 @@ class Consults:
         finally:
             self.waited += time.monotonic() - begun
         self._breaker.succeeded()
-        return verdict
+        return completion
 
     def drop(self, start: int = 0, end: int | None = None) -> int:
         """Cancel what was sent for positions from `start` on, before `end`; returns how many."""
@@ -213,7 +213,7 @@ class Consults:
         except Withheld:
             raise
         except CloudError as error:
-            future = Future[Verdict]()
+            future = Future[Completion]()
             future.set_exception(error)
         flight = Flight(len(ids), n, begun, deadline, self._first, sent, future)
         self._flights[flight.position] = flight
@@ -236,29 +236,29 @@ class Consults:
         error = flight.future.exception()
         if error is None:
             seconds = time.monotonic() - flight.begun
-            verdict = flight.future.result()
-            if self._is_one(verdict, flight):
-                self._latency.answered(seconds, verdict.engine_seconds, first=flight.first)
+            completion = flight.future.result()
+            if self._is_one(completion, flight):
+                self._latency.answered(seconds, completion.engine_seconds, first=flight.first)
                 if flight.first:
-                    computed = verdict.computed
+                    computed = completion.computed
                     tokens = flight.position if computed is None else computed
-                    self._latency.read(verdict.engine_seconds or seconds, tokens)
+                    self._latency.read(completion.engine_seconds or seconds, tokens)
                 self._first = False
         elif isinstance(error, CloudTimeout):
             self._latency.timed_out(flight.deadline, first=flight.first)
 
-    def _is_one(self, verdict: Verdict, flight: Flight) -> bool:
+    def _is_one(self, completion: Completion, flight: Flight) -> bool:
         try:
-            self._check(verdict, flight)
+            self._check(completion, flight)
         except CloudError:
             # Who waits for it is told.
             return False
         return True
 
-    def _check(self, verdict: Verdict, flight: Flight) -> None:
+    def _check(self, completion: Completion, flight: Flight) -> None:
         words = self._seams is not None
         asked, prompt = (MOST_IDS, MOST_IDS) if words else (flight.ask, flight.position)
-        verdict.check(asked=asked, prompt=prompt, size=self._size)
+        completion.check(asked=asked, prompt=prompt, size=self._size)
 
     def _probed(self, flight: Flight) -> None:
         future = flight.future
@@ -269,17 +269,17 @@ class Consults:
         else:
             self._breaker.failed()
 
-    def _result(self, flight: Flight) -> Verdict:
+    def _result(self, flight: Flight) -> Completion:
         left = max(0.0, flight.begun + flight.deadline - time.monotonic())
         try:
             timeout = left + _GRACE if left < math.inf else None
-            verdict = flight.future.result(timeout)
+            completion = flight.future.result(timeout)
         except TimeoutError as error:
             flight.future.cancel()
             self._latency.timed_out(flight.deadline, first=flight.first)
             raise CloudTimeout(f"No answer within {flight.deadline:.3g} s.") from error
-        self._check(verdict, flight)
-        return verdict
+        self._check(completion, flight)
+        return completion
 
 
 def _held(error: Withheld) -> Held:

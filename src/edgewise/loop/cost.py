@@ -12,12 +12,12 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from edgewise.cloud.base import CloudModel
+from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.spelling import bytes_of
 from edgewise.errors import CloudError
 from edgewise.events import AnswerCost
 from edgewise.loop.price import NOTHING, Bill, Price
-from edgewise.verdict import Sent, Verdict
 
 
 class Limits(NamedTuple):
@@ -122,11 +122,11 @@ class _Sent(NamedTuple):
     dearest: Bill
     again: Bill
     sent: Sent
-    future: "Future[Verdict]"
-    valid: Callable[[Verdict], bool]
+    future: "Future[Completion]"
+    valid: Callable[[Completion], bool]
 
     def repeated(self, *, shared: bool) -> Bill:
-        """What attempts come to at the dearest that no verdict's meter counts."""
+        """What attempts come to at the dearest that no completion's meter counts."""
         sent = self.sent
         # Of a shared vocabulary a consult is one request; what else was sent is a repeat.
         repeats = max(0, sent.requests - 1) if shared else sent.repeats
@@ -146,7 +146,7 @@ class CostMeter:
         *,
         whole: bool,
     ) -> None:
-        """`requests` is the cloud's (`CloudModel.requests`); `whole` if verdicts stand whole."""
+        """`requests` is the cloud's (`CloudModel.requests`); `whole` if completions stand whole."""
         self.limits = limits
         self._price, self._tokens, self._requests = price, tokens, requests
         self._purse, self._whole = purse, whole and tokens.shared
@@ -163,7 +163,7 @@ class CostMeter:
         self._settle()
         spent = self._price.of(self._billed())
         likely, dearest = self._expected(ids, n)
-        # A token will stand here, whoever writes it; what is kept of a longer verdict, too.
+        # A token will stand here, whoever writes it; what is kept of a longer completion, too.
         alone = self._alone(self._tokens.written(ids) + (n if self._whole else 1))
         if self.limits.alone and spent + self._price.of(likely) > alone:
             return False
@@ -191,10 +191,10 @@ class CostMeter:
         ids: Sequence[int],
         n: int,
         sent: Sent,
-        future: "Future[Verdict]",
-        valid: Callable[[Verdict], bool],
+        future: "Future[Completion]",
+        valid: Callable[[Completion], bool],
     ) -> None:
-        """A consult went; `valid` says whether a verdict answers it."""
+        """A consult went; `valid` says whether a completion answers it."""
         likely, dearest = self._expected(ids, n)
         written = self._tokens.written(ids)
         tokens = self._tokens.prompt + written
@@ -258,10 +258,10 @@ class CostMeter:
         error = one.future.exception()
         repeated = one.repeated(shared=self._tokens.shared)
         if error is None:
-            verdict = one.future.result()
-            if not one.valid(verdict):
+            completion = one.future.result()
+            if not one.valid(completion):
                 return one.dearest + repeated
-            bill = self._metered(verdict, one)
+            bill = self._metered(completion, one)
             self._learn(bill, one)
             return bill + repeated
         requests = one.sent.requests
@@ -273,11 +273,11 @@ class CostMeter:
             self._first = None
         return NOTHING
 
-    def _metered(self, verdict: Verdict, one: _Sent) -> Bill:
-        """A verdict's bill; what the meter leaves out was not cached, and is as we count it."""
-        prompt, cached = verdict.prompt, verdict.cached
-        if prompt is None and cached is not None and verdict.computed is not None:
-            prompt = cached + verdict.computed
+    def _metered(self, completion: Completion, one: _Sent) -> Bill:
+        """A completion's bill; what the meter leaves out was not cached, and is as we count it."""
+        prompt, cached = completion.prompt, completion.cached
+        if prompt is None and cached is not None and completion.computed is not None:
+            prompt = cached + completion.computed
         matters = self._price.cached != self._price.input
         # A meter of nothing is none: something was sent.
         known = bool(prompt) and not (matters and cached is None)
@@ -286,9 +286,9 @@ class CostMeter:
         # What is counted exactly here is billed at least, whatever the meter says.
         floor = one.tokens if self._tokens.shared else one.sent.ids
         known, prompt = known and prompt >= floor, max(prompt, floor)
-        cached, output = min(cached or 0, prompt), verdict.billed
-        if not output and verdict.ids:
-            known, output = False, len(verdict.ids)
+        cached, output = min(cached or 0, prompt), completion.billed
+        if not output and completion.ids:
+            known, output = False, len(completion.ids)
         return Bill(input=prompt - cached, cached=cached, output=output, estimated=not known)
 
     def _learn(self, bill: Bill, one: _Sent) -> None:

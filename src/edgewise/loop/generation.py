@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.sent_record import SentRecord
+from edgewise.completion import Completion
 from edgewise.edge.base import EdgeModel, Needs
 from edgewise.errors import BreaksGrammar, CloudError, Fault, NothingUsable
 from edgewise.events import (
@@ -40,7 +41,6 @@ from edgewise.loop.telling import Clock, consult_over
 from edgewise.prompts import Prompt, last_turn
 from edgewise.routers.base import Router
 from edgewise.sampling import Sampling
-from edgewise.verdict import Verdict
 
 
 class Parts(NamedTuple):
@@ -244,7 +244,7 @@ class Generation(Iterator[Event]):
                 return
         self._awaited = None
         try:
-            verdict = self._consults.verdict(flight, self._ids, read.token)
+            completion = self._consults.completion(flight, self._ids, read.token)
         except CloudError as error:
             self._tell_over(flight, error)
             insists = self._rules.policy.on_cloud_error == "raise"
@@ -252,24 +252,24 @@ class Generation(Iterator[Event]):
                 raise
             self._write_edge(state.failed(error, flight.ask, self._rules), read, error.reason)
         else:
-            self._take(verdict, flight, read, state)
+            self._take(completion, flight, read, state)
 
-    def _take(self, verdict: Verdict, flight: Flight, read: Read, state: State) -> None:
-        """Go on with a verdict, as far as the answer's form allows it."""
-        fit = len(verdict.ids)
+    def _take(self, completion: Completion, flight: Flight, read: Read, state: State) -> None:
+        """Go on with a completion, as far as the answer's form allows it."""
+        fit = len(completion.ids)
         if self._constraint is not None:
-            fit = self._constraint.fitting(self._ids, verdict.ids, ends=verdict.stopped)
-        self._latency.judged(changed=fit > 0 and verdict.ids[0] != read.token)
-        answered = state.answered(verdict, read.token, fit, self._rules)
+            fit = self._constraint.fitting(self._ids, completion.ids, ends=completion.stopped)
+        self._latency.judged(changed=fit > 0 and completion.ids[0] != read.token)
+        answered = state.answered(completion, read.token, fit, self._rules)
         if fit:
-            self._tell_over(flight, verdict)
+            self._tell_over(flight, completion)
             self._write_cloud(answered, "critical", read)
         else:
             said = "What the cloud wrote is nothing that the answer's form allows here."
             self._tell_over(flight, BreaksGrammar(said))
             self._write_edge(answered, read, BreaksGrammar.reason)
 
-    def _tell_over(self, flight: Flight, outcome: Verdict | CloudError) -> None:
+    def _tell_over(self, flight: Flight, outcome: Completion | CloudError) -> None:
         assert self._consults is not None
         about = self._consults.sent.about(flight.sent)
         self._events.append(consult_over(self.index, flight, outcome, about))
@@ -293,7 +293,7 @@ class Generation(Iterator[Event]):
         self._append(after, replace(token, threshold=self._held(state, read), edge=known))
 
     def _write_cloud(self, state: State, reason: Reason, read: Read | None = None) -> None:
-        """The next token of a verdict; `read` is the edge's step where it was asked for."""
+        """The next token of a completion; `read` is the edge's step where it was asked for."""
         first = state.queue[0]
         after, text = state.write(first.id, "cloud", self._rules, ends=first.ends)
         score, known = (read.score, read.candidates) if read else (None, ())

@@ -23,9 +23,9 @@ class Latency:
     An answer's first consults are counted apart (`first`): the engine may have to read the prompt.
     `round_trip` and `engine` are exponentially weighted means in seconds (weight 1/8, as TCP's
     smoothed round-trip time, RFC 6298), None before the first answer or where no engine says its
-    own time; `step` of the edge's own steps, and `changed` of whether a verdict differed from the
-    edge's token (a half before the first); `reading` is seconds for each prompt token that a first
-    consult had computed. `timeouts` is how many consults in a row were not
+    own time; `step` of the edge's own steps, and `changed` of whether a completion differed
+    from the edge's token (a half before the first); `reading` is seconds for each prompt token that
+    a first consult had computed. `timeouts` is how many consults in a row were not
     answered in time; `redrafts` what was gained by drafts.
     """
 
@@ -66,7 +66,7 @@ class Latency:
             self.step = _smoothed(self.step, seconds)
 
     def judged(self, *, changed: bool) -> None:
-        """A verdict confirmed the edge's token, or changed it."""
+        """A completion confirmed the edge's token, or changed it."""
         with self._lock:
             self.changed = _smoothed(self.changed, float(changed))
 

@@ -180,9 +180,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     def patience(self, latency: Latency, elapsed: float, *, first: bool) -> float:
         """Seconds to wait for a consult, `elapsed` seconds old, before another step ahead is made.
 
-        0 while its verdict is not about to come. With r seconds to go, a step of s seconds gains r
-        where the guess is confirmed and loses s - r where it is not, which happens to a part d of
-        them: it pays where r > d s. A verdict that is overdue by as much is not waited for.
+        0 while its completion is not about to come. With r seconds to go, a step of s seconds gains
+        r where the guess is confirmed and loses s - r where it is not, which happens to a part d of
+        them: it pays where r > d s. A completion that is overdue by as much is not waited for.
         """
         median = latency.quantile(0.5, first=first)
         if median is None or latency.step is None:
@@ -192,7 +192,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return left + margin if abs(left) < margin else 0.0
 
     def kept(self, budget: Budget, tokens: int) -> int:
-        """Of so many tokens of a verdict, those that the cap has room for."""
+        """Of so many tokens of a completion, those that the cap has room for."""
         return tokens if self.max_cloud_tokens is None else min(tokens, self._room(budget))
 
     def charge(self, budget: Budget, tokens: int) -> Budget:

@@ -84,7 +84,7 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks of the decoder, and the `plug` that may cut it off from the cloud.
 
     `messages` are the conversation's, with their marks; `limited` holds the cloud to what the
-    request's key may ask of it. The cloud's verdicts come `round_trip` seconds later; with
+    request's key may ask of it. The cloud's completions come `round_trip` seconds later; with
     `one_trip` the first one does.
     """
 
@@ -103,7 +103,7 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def delay(self) -> Delay:
-        """How long a verdict is held back, seconds."""
+        """How long a completion is held back, seconds."""
         trips = iter([self.round_trip]) if self.one_trip else repeat(self.round_trip)
         return lambda written, computed: next(trips, 0.0)
 

@@ -349,7 +349,7 @@ class CompletionChoice(BaseModel):
     stop_reason: str | None = None
 
 
-class Completion(BaseModel):
+class TextCompletion(BaseModel):
     """A whole text completion."""
 
     id: str

@@ -15,6 +15,7 @@ import structlog
 from structlog.testing import LogCapture
 
 from edgewise.cloud.gateway import GatewayCloud
+from edgewise.completion import Completion
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -28,7 +29,6 @@ from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.testing.scripted_engine import ScriptedEngine
-from edgewise.verdict import Verdict
 from edgewise.wire import protocol
 from edgewise.wire.protocol import PATH, VERSION, Ask, Ledger, Open, encode, from_gateway
 from tests.gateway.doubles import PlainEngine, letters
@@ -49,7 +49,7 @@ def told() -> Iterator[Told]:
     structlog.reset_defaults()
 
 
-def ask(running: Running, *, n: int = 1, deadline: float = 10.0) -> Verdict | CloudError:
+def ask(running: Running, *, n: int = 1, deadline: float = 10.0) -> Completion | CloudError:
     cloud = GatewayCloud(running.url)
     try:
         cloud.check(TOKENIZER)
@@ -66,7 +66,7 @@ def metrics(running: Running) -> str:
 
 @pytest.mark.parametrize("bug", [RuntimeError("a bug"), ZeroDivisionError("a bug"), KeyError("x")])
 def test_a_bug_is_logged_whole_and_answered_at_once(bug: Exception, told: Told) -> None:
-    def act(ids: Sequence[int], n: int) -> Verdict:
+    def act(ids: Sequence[int], n: int) -> Completion:
         raise bug
 
     with gateway([PlainEngine(act=act)]) as running:
@@ -85,7 +85,7 @@ def test_a_bug_is_logged_whole_and_answered_at_once(bug: Exception, told: Told) 
 def test_a_connection_outlives_a_bug() -> None:
     broken = [RuntimeError("once")]
 
-    def act(ids: Sequence[int], n: int) -> Verdict:
+    def act(ids: Sequence[int], n: int) -> Completion:
         if broken:
             raise broken.pop()
         return letters(ids, n)
@@ -104,7 +104,7 @@ def test_a_connection_outlives_a_bug() -> None:
 def test_a_push_that_meets_a_bug_is_logged_and_no_more(
     told: Told,
 ) -> None:
-    def act(ids: Sequence[int], n: int) -> Verdict:
+    def act(ids: Sequence[int], n: int) -> Completion:
         raise RuntimeError("in a prefill")
 
     engine = PlainEngine(act=act)
@@ -165,7 +165,7 @@ def test_a_device_that_left_is_no_failure_of_the_engine(
 def test_a_device_hears_the_kind_of_an_engines_failure_and_nothing_it_says(
     error: type[CloudError], reason: str, told: Told
 ) -> None:
-    def act(ids: Sequence[int], n: int) -> Verdict:
+    def act(ids: Sequence[int], n: int) -> Completion:
         raise error("a secret prompt", request_id="req-7")
 
     with gateway([PlainEngine(act=act)]) as running:
@@ -280,9 +280,9 @@ def test_sessions_have_salts_of_their_own_and_pushes_are_not_urgent() -> None:
 def test_metrics_count_tokens_and_the_engines_cache(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with gateway([PlainEngine()]) as running:
-        verdict = ask(running, n=3)
+        completion = ask(running, n=3)
         counted = metrics(running)
-    assert isinstance(verdict, Verdict)
+    assert isinstance(completion, Completion)
     assert 'cloud_tokens_total{key="anybody"} 3.0' in counted
     assert 'prompt_tokens_total{cache="hit"} 1.0' in counted
     assert 'opens_total{outcome="new"} 1.0' in counted

@@ -75,7 +75,7 @@ def metered(so_far: int | None, more: int | None) -> int | None:
     return None if so_far is None or more is None else so_far + more
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """What the cloud wrote. Ends early, with `stopped`, where the cloud ended the answer.
 
     `logprobs` (nats) go with `ids`; `top` holds the candidates for each. `cached` and `computed`
