@@ -187,6 +187,7 @@ def advised(edgewise: Edgewise, *arguments: str) -> tuple[dict[str, Any], dict[s
     return told["checks"][-1], told["advice"]
 
 
+@pytest.mark.deep
 def test_a_slow_edge_is_advised_to_stream(edgewise: Edgewise) -> None:
     """A real engine, at a pace that is known; the bundled edge is quicker than any."""
     pace = EnginePace(first=0.05, token=0.03, read=0.0)

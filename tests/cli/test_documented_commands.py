@@ -199,6 +199,7 @@ def pages_with_commands() -> list[str]:
     return sorted(found)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("page", pages_with_commands())
 def test_what_is_quick_does_it(
     page: str, edgewise: Edgewise, reader: Path, engine: str, monkeypatch: pytest.MonkeyPatch

@@ -179,6 +179,7 @@ def test_an_engine_by_ids_stays_one() -> None:
             reach(engine.url, EDGE, own=ByteTokenizer("<other>"))
 
 
+@pytest.mark.deep
 def test_a_real_engine_of_another_vocabulary_is_asked_by_ids_or_by_text(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +214,7 @@ def test_a_real_engine_of_another_vocabulary_is_asked_by_ids_or_by_text(
             reach(url, edge, engine="llama-server")
 
 
+@pytest.mark.deep
 def test_what_real_servers_do_shows_with_a_model_that_cannot_count() -> None:
     """llama-server's chat repeats what it is sent; that of llama-cpp-python begins anew."""
     own = open_tokenizer(str(bundled("other")))

@@ -61,9 +61,10 @@ def tokenizer() -> Iterator[Tokenizer]:
 
 
 VLLM = {"vllm": ("--enable-scale-out",), "vllm_completions": ()}
-BACKENDS = ["local", "llama_server", "gateway", "scripted", *HOSTED]
+BACKENDS = ["local", "scripted", *HOSTED]
+REAL = ["llama_server", "gateway"]
 if "VLLM_PYTHON" in os.environ:  # see `make test-vllm`
-    BACKENDS += VLLM
+    REAL += VLLM
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,10 @@ def scripted_api(name: Dialect) -> Iterator[Backend]:
     engine.close()
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(
+    scope="module",
+    params=[*BACKENDS, *[pytest.param(name, marks=pytest.mark.deep) for name in REAL]],
+)
 def backend(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Iterator[Backend]:
     prompt = prompt_ids(tokenizer, [Message("user", pocketqa().questions[0].prompt)])
     if request.param == "scripted":

@@ -42,7 +42,7 @@ from tests.gateway.one_address import CONFIGURATION, Address, address
 from tests.gateway.processes import HAPROXY, needs_haproxy, until
 from tests.llama_server_process import llama_server
 
-pytestmark = needs_haproxy
+pytestmark = [needs_haproxy, pytest.mark.deep]
 
 DEVICES, TOKENS = 8, 50
 FAULTS = {"unavailable", "timeout", "refused", "rejected", "protocol", "circuit_open"}

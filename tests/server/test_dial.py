@@ -86,6 +86,7 @@ def replied(url: str, model: str, prompt: str) -> tuple[str, int]:
     return found["choices"][0]["message"]["content"], found["usage"]["edgewise"]["cloud_tokens"]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("through", ["engine", "gateway"])
 def test_edge_only_answers_make_no_connection(through: str) -> None:
     question = pocketqa().questions[0].prompt
