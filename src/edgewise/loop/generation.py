@@ -109,25 +109,7 @@ class Generation(Iterator[Event]):
             if parts.edge.abilities.rewinds == "marks":
                 # An edited message, or a template that rewrites the last turn, comes back to there.
                 edge.mark(last_turn(rules.tokenizer, prompt))
-            self._consults: Consults | None = None
-            if parts.cloud is not None and rules.policy.asks:
-                self._consults = Consults(
-                    parts.cloud.open(prompt),
-                    sent=parts.record.answer(
-                        prompt, parts.cloud.name, parts.cloud.own_tokenizer or rules.tokenizer
-                    ),
-                    policy=rules.policy,
-                    sampling=sampling,
-                    size=rules.tokenizer.size,
-                    seams=rules.seams,
-                    start=rules.prompt,
-                    breaker=parts.breaker,
-                    latency=parts.latency,
-                    meter=self._bill.meter if self._bill else None,
-                )
-                stack.callback(self._consults.close)
-                # While the edge reads the prompt the cloud can, too.
-                self._consults.push(self._ids, self._states[0])
+            self._consults = self._opened(parts, prompt, sampling, stack)
             reader = Reader(
                 edge, parts.router, sampling, candidates=candidates, constraint=self._constraint
             )
@@ -137,6 +119,37 @@ class Generation(Iterator[Event]):
             self._closing = stack.pop_all()
         self._record, self._prompt, self._latency = parts.record, prompt, parts.latency
         self._closed = False
+
+    def _opened(
+        self, parts: Parts, prompt: Prompt, sampling: Sampling, stack: ExitStack
+    ) -> Consults | None:
+        """A session with the cloud, where the answer may come to ask; `stack` closes it."""
+        rules, cloud = self._rules, parts.cloud
+        if cloud is None or not rules.policy.asks:
+            return None
+        # Closed last: what leaves while the session closes is recorded, too.
+        tokenizer = cloud.own_tokenizer or rules.tokenizer
+        sent = parts.record.answer(prompt, cloud.name, tokenizer)
+        stack.callback(sent.close)
+        session = cloud.open(prompt)
+        stack.callback(session.close)
+        consults = Consults(
+            session,
+            sent=sent,
+            policy=rules.policy,
+            sampling=sampling,
+            size=rules.tokenizer.size,
+            seams=rules.seams,
+            start=rules.prompt,
+            breaker=parts.breaker,
+            latency=parts.latency,
+            meter=self._bill.meter if self._bill else None,
+            here=cloud.here,
+        )
+        stack.callback(consults.drop)
+        # While the edge reads the prompt the cloud can, too.
+        consults.push(self._ids, self._states[0])
+        return consults
 
     @property
     def index(self) -> int:
@@ -246,8 +259,8 @@ class Generation(Iterator[Event]):
         fit = len(completion.ids)
         if self._constraint is not None:
             fit = self._constraint.fitting(self._ids, completion.ids, ends=completion.stopped)
-        self._latency.judged(changed=fit > 0 and completion.ids[0] != read.proposed)
-        answered = state.answered(completion, read.proposed, fit, self._rules)
+        self._latency.judged(changed=fit > 0 and completion.ids[0] != read.token)
+        answered = state.answered(completion, read.token, fit, self._rules)
         if fit:
             self._tell_over(flight, completion)
             self._write_cloud(answered, "critical", read)
