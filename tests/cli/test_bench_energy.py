@@ -7,6 +7,8 @@ import pytest
 
 from tests.cli.conftest import Edgewise
 
+pytestmark = pytest.mark.deep
+
 QUICK = ("bench", "energy", "--questions", "3", "--seconds", "1", "--rounds", "3")
 
 
