@@ -1,8 +1,6 @@
 """Model addresses: from what a user writes to a GGUF file or a model's folder on this disk.
 
     bundled                      one of the pair that ships with Edgewise
-    bundled:mid                  ... and a larger edge model beside it
-    bundled:other                ... and a cloud model of another vocabulary
     ./model.gguf                 a file's path, tried before any hub
     owner/repo                   a hub repository: its file in the first of these quantisations
                                  that it has: Q4_K_M, Q4_0, Q4_K_S, Q5_K_M, Q8_0; with none of
@@ -36,11 +34,8 @@ from edgewise.hub import HubAddress, require_plain, short
 if TYPE_CHECKING:
     from edgewise.hub.client import Repository
 
-Part = Literal["edge", "mid", "cloud", "other", "router"]
+Part = Literal["edge", "cloud", "router"]
 Role = Literal["edge", "cloud", "cloud_tokenizer"]
-
-BESIDE: dict[str, Part] = {"bundled:mid": "mid", "bundled:other": "other"}
-"""Models beside the bundled pair, by address."""
 
 CHECKPOINT = ("config.json", "model.safetensors", "trained_on.txt", "README.md")
 """Files of a router's checkpoint."""
@@ -84,7 +79,7 @@ _TYPO = 0.8
 
 
 def bundled(part: Part) -> Path:
-    """Where a part of the bundled pair, or a model beside it, lies."""
+    """Where a part of the bundled pair lies."""
     name = part if part == "router" else f"{part}.gguf"
     return Path(str(files("edgewise") / "bundled" / name))
 
@@ -123,8 +118,8 @@ def hub_address(address: str) -> HubAddress | None:
 
 def resolve(address: str, role: Role) -> Path:
     """The GGUF file that `address` names, downloaded if need be. Raises `AddressError`."""
-    if address == "bundled" or address in BESIDE:
-        return bundled(BESIDE.get(address, "edge" if role == "edge" else "cloud"))
+    if address == "bundled":
+        return bundled("edge" if role == "edge" else "cloud")
     if path := _file(address):
         return path
     if local_folder(address):
@@ -183,7 +178,7 @@ def engine_at(address: str) -> str:
     A GGUF is for llama.cpp, `genai_config.json` for ONNX Runtime; `config.json` with safetensors is
     for transformers, or for MLX if they say so.
     """
-    if address.partition(":")[0] == "bundled" or _file(address) is not None:
+    if address == "bundled" or _file(address) is not None:
         return "llamacpp"
     if folder := local_folder(address):
         names = [path.name for path in folder.iterdir() if path.is_file()]
@@ -402,7 +397,7 @@ def _unknown(address: str, role: Role) -> AddressError:
     elif _is(address, Path.is_symlink):
         problem = f"{named!r} is a link to a file that does not exist"
         hint = "correct it, or name a file"
-    elif close := get_close_matches(address, ["bundled", *BESIDE, *_beside(address)], 1, _TYPO):
+    elif close := get_close_matches(address, ["bundled", *_beside(address)], 1, _TYPO):
         hint = f"did you mean {close[0]!r}? If not: {hint}"
     return AddressError(problem, hint=hint, setting=role)
 

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from edgewise.bench.plain_consults import PlainCloud, WrittenOut
+from edgewise.completion import Completion
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.errors import CloudProtocolError
 from edgewise.prompts import Prompt
@@ -15,7 +15,7 @@ from edgewise.testing.link import Link
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer
 from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.testing.scripted_text import Retold, ScriptedText
-from edgewise.verdict import Verdict
+from edgewise_lab.bench.plain_consults import PlainCloud, WrittenOut
 
 TEXT = "<|user|>hi<|end|><|assistant|>naïve"
 """In the form that the scripted API reads."""
@@ -28,8 +28,8 @@ def retold(text: str, reason: str) -> Retold:
     return Retold(lambda reply: {**reply, "choices": [{"text": text, "finish_reason": reason}]})
 
 
-def written(server: ScriptedText, ids: list[int] = IDS, n: int = 1) -> Verdict:
-    async def asked() -> Verdict:
+def written(server: ScriptedText, ids: list[int] = IDS, n: int = 1) -> Completion:
+    async def asked() -> Completion:
         engine = WrittenOut(server.url, BYTES)
         try:
             return await engine.complete(ids, n, Sampling())
@@ -65,9 +65,9 @@ def test_one_token_of_what_comes_back_is_kept(
     text: str, reason: str, ids: bytes, stopped: bool
 ) -> None:
     with closing(ScriptedText("completions", fault=lambda _: retold(text, reason))) as server:
-        verdict = written(server)
-    assert (bytes(verdict.ids), verdict.stopped) == (ids, stopped)
-    verdict.check(asked=1, prompt=len(IDS), may_be_empty=not ids)
+        completion = written(server)
+    assert (bytes(completion.ids), completion.stopped) == (ids, stopped)
+    completion.check(asked=1, prompt=len(IDS), may_be_empty=not ids)
 
 
 def test_an_answer_that_ended_ends_with_the_devices_own_token() -> None:

@@ -11,12 +11,12 @@ import pytest
 
 from benchmarks.routers.online import UNTRAINED, Habits, Inputs, Online, Seen, Signals, Stream
 from benchmarks.routers.tree import NEEDS, TOP, Models, Tree
-from edgewise.evaluation.systems import cloud_share
-from edgewise.evaluation.tasks.base import Question
 from edgewise.routers.base import Router
 from edgewise.routers.constant import Random
 from edgewise.routers.uncertainty import Entropy
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
+from edgewise_lab.evaluation.systems import cloud_share
+from edgewise_lab.evaluation.tasks.base import Question
 
 ROOT = Path(__file__).parents[2]
 QUESTION = Question("q", "zoo", "Which?", "b", "choice", choices=("a", "b"))
@@ -27,7 +27,7 @@ def online(router: Router) -> Online:
     return Online(inputs, inputs.start())
 
 
-def test_before_any_verdict_it_is_the_trained_router() -> None:
+def test_before_any_completion_it_is_the_trained_router() -> None:
     session = ScriptedEdge(noise()).session(NEEDS, top=TOP)
     session.open([1, 2, 3])
     for token in range(20):
@@ -37,7 +37,7 @@ def test_before_any_verdict_it_is_the_trained_router() -> None:
         session.extend([token])
 
 
-def test_verdicts_say_which_signal_tells() -> None:
+def test_completions_say_which_signal_tells() -> None:
     """The trained score says nothing here, and entropy all; no more is kept after 4,000."""
     rng = np.random.default_rng(0)
     learnt = Inputs(Random(), Signals()).start()

@@ -149,7 +149,7 @@ def consult(url: str, *, deadline: float = 5.0) -> Any:
         cloud.close()
 
 
-def test_a_verdict_comes_back(fake: Callable[..., FakeGateway]) -> None:
+def test_a_completion_comes_back(fake: Callable[..., FakeGateway]) -> None:
     made = fake()
     assert consult(made.url) == (97,)
     _, ask = made.heard[:2]

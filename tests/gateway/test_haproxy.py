@@ -19,7 +19,6 @@ from edgewise.addresses import bundled
 from edgewise.cloud.gateway import HEARTBEAT_SECONDS, GatewayCloud
 from edgewise.edge.base import EdgeModel, Floats
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import Policy
@@ -38,11 +37,12 @@ from edgewise.wire.protocol import (
     from_gateway,
     tokenizer_fingerprint,
 )
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.gateway.one_address import CONFIGURATION, Address, address
 from tests.gateway.processes import HAPROXY, needs_haproxy, until
 from tests.llama_server_process import llama_server
 
-pytestmark = needs_haproxy
+pytestmark = [needs_haproxy, pytest.mark.deep]
 
 DEVICES, TOKENS = 8, 50
 FAULTS = {"unavailable", "timeout", "refused", "rejected", "protocol", "circuit_open"}

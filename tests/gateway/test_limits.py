@@ -89,7 +89,7 @@ def _wait_for(port: int) -> None:
 Store = Callable[[], LimitStore]
 
 
-@pytest.fixture(params=["memory", "sqlite", "redis"])
+@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.deep)])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -452,6 +452,7 @@ def test_nothing_is_granted_while_the_store_is_down(
     ]
 
 
+@pytest.mark.deep
 def test_a_redis_that_goes_and_comes_back(
     told: LogCapture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

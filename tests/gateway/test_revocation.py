@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from edgewise.cloud.gateway import GatewayCloud
+from edgewise.completion import Completion
 from edgewise.errors import CloudRefused
 from edgewise.keys.key_file import Key
 from edgewise.keys.keys import add_key, revoke_key, rotate_key
@@ -20,7 +21,6 @@ from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.testing.scripted_engine import ScriptedEngine
-from edgewise.verdict import Verdict
 from edgewise.wire import protocol
 from edgewise.wire.protocol import (
     PATH,
@@ -299,7 +299,7 @@ def test_full_prefixes_are_taken_in_their_order(tmp_path: Path, rate: float) -> 
     keys = made(tmp_path, ids_per_second=rate)
     seen: list[Sequence[int]] = []
 
-    def act(ids: Sequence[int], n: int) -> Verdict:
+    def act(ids: Sequence[int], n: int) -> Completion:
         seen.append(list(ids))
         return letters(ids, n)
 
