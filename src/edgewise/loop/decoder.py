@@ -75,16 +75,13 @@ class Decoder:
     ) -> Generation:
         """Answer `prompt` event by event; the `Generation` is an iterator.
 
-        Without `max_tokens` the answer may go on until the context is full.
+        `prompt` are ids, or a `Prompt` with the messages they were made from; one that must stay
+        here is answered by the edge alone. Without `max_tokens` the answer goes on until the
+        context is full. `budget` is what an earlier answer of the conversation left. `pending` adds
+        `Pending` and `Rewound` events, `candidates` the edge's candidates to every `Token`. A
+        `grammar` of the edge's vocabulary constrains the answer. `policy` and what `around` makes
+        of the cloud model are for this answer; `at_end` is called once, with the budget it leaves.
 
-        `prompt` are ids, or a `Prompt` that also has the messages they were made from; the edge
-        answers alone where it must stay here. `budget` is what an earlier answer of the
-        conversation left. With `pending` the run-ahead is told too,
-        as `Pending` and `Rewound`; with `candidates` every `Token` of the edge's has its
-        candidates, not only those that a consult was made for. A `grammar` of the edge's vocabulary
-        holds the answer to it, which then ends only where the grammar is complete, or is cut.
-        `policy` and what `around` makes of the cloud model are for this answer alone; `at_end` is
-        told once, as it is closed, the budget that it leaves.
         Raises `UsageError` for bad input and `ContextOverflow` for a prompt that does not fit.
         """
         given = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
