@@ -36,7 +36,7 @@ from edgewise.evaluation import journal
 from edgewise.evaluation.tasks import commonsenseqa, gsm8k, records
 from edgewise.evaluation.tasks.base import Grading
 from edgewise.evaluation.tasks.named import open_task
-from edgewise.keys.key_file import read_keys
+from edgewise.keys.keys import read_keys
 from edgewise.routers.card import CONFIG, TRAINED_ON, WEIGHTS, read_card, trained_digests
 from edgewise.routers.named import identity_of, router_of
 from edgewise.sampling import Sampling

@@ -54,7 +54,7 @@ def _ready(port: int) -> bool:
 
 def test_the_bundled_gateway_serves_run_and_doctor(cli: Run, tmp_path: Path) -> None:
     keys = str(tmp_path / "keys.json")
-    added = cli("gateway", "keys", "add", "laptop", "--keys", keys)
+    added = cli("keys", "add", "laptop", "--keys", keys)
     assert added.returncode == 0, added.stderr
     secret = added.stdout.strip()
     with process("--engine", "bundled", "--keys", keys) as (port, _):
@@ -81,7 +81,7 @@ def test_the_bundled_gateway_serves_run_and_doctor(cli: Run, tmp_path: Path) -> 
         wrong = cli("run", "Hello", *here, EDGEWISE_CLOUD_KEY="ew-wrong")
         assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
         assert "refused the key" in wrong.stderr
-        assert cli("gateway", "keys", "revoke", "laptop", "--keys", keys).returncode == 0
+        assert cli("keys", "revoke", "laptop", "--keys", keys).returncode == 0
         time.sleep(1.0)
         gone = cli("run", "Hello", *here, EDGEWISE_CLOUD_KEY=secret)
         assert (gone.returncode, "refused the key" in gone.stderr) == (2, True)

@@ -59,13 +59,9 @@ FLAGS: dict[str, set[str]] = {
     "router check": {"edge", "edge_engine", "threads"},
     "router push": set(),
     "gateway": {"cloud_model", "cloud_key_env"},
-    "gateway keys add": set(),
     "keys add": set(),
-    "gateway keys list": set(),
     "keys list": set(),
-    "gateway keys rotate": set(),
-    "keys rotate": set(),
-    "gateway keys revoke": set(),
+    "gateway keys": set(),
     "keys revoke": set(),
     "bench edge": {"edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"},
     "bench energy": ANSWERING - SAMPLING - COSTS - {"sent_counts"},
@@ -122,7 +118,7 @@ REFUSED: dict[str, set[str]] = {
 }
 """What a command cannot honour; everything else it honours, or it cannot matter to it."""
 
-KEYS = {"keys add", "keys list", "keys rotate", "keys revoke"}
+KEYS = {"keys add", "keys list", "keys revoke", "gateway keys"}
 NO_SETTINGS = {
     *("sent", "router show", "router push", "trace show"),
     # They look at the file itself, or at no settings.
@@ -151,14 +147,10 @@ ENDS_EARLY: dict[str, tuple[tuple[str, ...], str]] = {
     "router check": (("./none",), "no checkpoint"),
     "router push": (("./none", "me/router"), "no checkpoint"),
     "gateway": (("--port", "8400"), "needs an engine"),
-    "gateway keys add": (("me", "--keys", "no/keys.json"), "keys.json"),
     "keys add": (("me", "--keys", "no/keys.json"), "keys.json"),
-    "gateway keys list": (("--keys", "keys.json"), "no file of keys"),
-    "keys list": (("--keys", "keys.json"), "no file of keys"),
-    "gateway keys rotate": (("me", "--keys", "keys.json"), "no key 'me'"),
-    "keys rotate": (("me", "--keys", "keys.json"), "no key 'me'"),
-    "gateway keys revoke": (("me", "--keys", "keys.json"), "no key 'me'"),
-    "keys revoke": (("me", "--keys", "keys.json"), "no key 'me'"),
+    "keys list": (("--keys", "keys.json"), "keys.json"),
+    "gateway keys": (("add", "me"), "edgewise keys"),
+    "keys revoke": (("me", "--keys", "keys.json"), "'me'"),
     "bench edge": (("--blocks", "2"), "at least 5 blocks"),
     "bench energy": (("no-task",), "no task 'no-task'"),
     "bench link": (("--round-trip", "-1"), "round trip must be"),

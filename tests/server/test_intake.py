@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from fastapi import Request
 
-from edgewise.keys.key_file import ANYBODY
+from edgewise.keys.keys import ANYBODY
 from edgewise.prompts import Prompt
 from edgewise.server.answering import Unread
 from edgewise.server.callers import Caller, Callers
