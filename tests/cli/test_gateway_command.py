@@ -163,8 +163,6 @@ def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             "no engine 'vlm'; did you mean 'vllm'? If not: known are cerebras, fireworks, "
             "llama-server, sglang, vllm",
         ),
-        (("keys", "revoke", "x", "--keys", "none.json"), "no key 'x'"),
-        (("keys", "add", "x"), "Missing option"),
     ],
 )
 def test_bad_input_is_one_sentence(

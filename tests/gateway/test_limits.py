@@ -506,8 +506,8 @@ class Nonsense(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         while line := self.rfile.readline():
             words = [self._word() for _ in range(int(line[1:]))]
-            known = {b"HELLO": b"-ERR unknown command\r\n", b"CLIENT": b"+OK\r\n"}
-            told = {**known, **self.replies}.get(words[0].upper(), b"$-1\r\n")
+            known = {b"HELLO": b"%1\r\n$5\r\nproto\r\n:3\r\n", b"CLIENT": b"+OK\r\n"}
+            told = {**known, **self.replies}.get(words[0].upper(), b"_\r\n")
             self.wfile.write(told)
 
     def _word(self) -> bytes:

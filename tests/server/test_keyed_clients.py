@@ -300,7 +300,7 @@ def test_serve_takes_a_file_of_keys(keys: Path, edgewise: Edgewise) -> None:
     [
         (("--keys", "none.json"), "make one with edgewise keys add"),
         (("--keys", "none.json", "--api-key", "k"), "--api-key or --keys"),
-        (("--limits", "memory"), "Limits are those of keys"),
+        (("--limits", "memory"), "--keys"),
         # Encryption says who the server is, and not who asks.
         (
             ("--host", "0.0.0.0", "--certificate", "c.pem", "--private-key", "k.pem"),
