@@ -90,8 +90,8 @@ class Session:
         return isinstance(frame, Reply) and frame.ids == (reply_to(ids),)
 
     async def direct(self, engine: LlamaServerEngine) -> bool:
-        verdict = await engine.complete(self.ledger.ids, 1, Sampling())
-        return verdict.ids == (reply_to(self.ledger.ids),)
+        completion = await engine.complete(self.ledger.ids, 1, Sampling())
+        return completion.ids == (reply_to(self.ledger.ids),)
 
 
 async def block(

@@ -47,8 +47,8 @@ def consults(
             if push:
                 session.push(ids)
         begun = time.perf_counter()
-        verdict = session.ask(ids, 1, Sampling(), 120).result()
-        found.append((verdict.computed or 0, time.perf_counter() - begun))
+        completion = session.ask(ids, 1, Sampling(), 120).result()
+        found.append((completion.computed or 0, time.perf_counter() - begun))
     session.close()
     return found
 

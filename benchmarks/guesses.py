@@ -1,10 +1,10 @@
 """What better guesses beside a consult would gain: `python -m benchmarks.guesses`.
 
 The bundled pair answers test questions, waiting for each consult; of every consult is recorded what
-the edge would have written, which of its candidates the verdict was, and what the edge would have
-gone on with behind its own token. On these records the time per token of each way to guess is
-computed, over the edge alone, for several round trips and two paces by batch. Prints Markdown:
-what the verdicts were, then the ways, the bound of one guess beside them.
+the edge would have written, which of its candidates the completion was, and what the edge would
+have gone on with behind its own token. On these records the time per token of each way to guess is
+computed, over the edge alone, for several round trips and two paces by batch. Prints Markdown: what
+the completions were, then the ways, the bound of one guess beside them.
 """
 
 import argparse
@@ -50,7 +50,7 @@ RECALL = 0.4
 
 
 class Place(NamedTuple):
-    """A position of an answer. `rank` of the verdict among the edge's candidates, None where no
+    """A position of an answer. `rank` of the completion among the edge's candidates, None where no
     consult was made; `matches`: how many tokens of the answer behind a changed one are those that
     the edge would have written behind its own; `wrong` of them were recorded. `hidden` float32[d].
     """
@@ -165,7 +165,7 @@ def foresight(answers: Sequence[Answered], recall: float) -> set[tuple[int, int]
 
 
 class Link(NamedTuple):
-    """Seconds of a `trip`, an edge's pace, and the seconds that a verdict is waited for."""
+    """Seconds of a `trip`, an edge's pace, and the seconds that a completion is waited for."""
 
     trip: float
     pace: Pace
@@ -285,8 +285,8 @@ def rates(answers: Sequence[Answered]) -> tuple[float, float]:
     return len(consulted) / len(places), changed
 
 
-def verdicts(name: str, answers: Sequence[Answered]) -> list[str]:
-    """What the verdicts were."""
+def completions(name: str, answers: Sequence[Answered]) -> list[str]:
+    """What the completions were."""
     found = [place for answer in answers for place in answer if place.rank is not None]
     ranks = np.array([place.rank for place in found])
     close = ranks[np.argsort([place.margin for place in found])[: max(1, len(found) // 5)]]
@@ -357,7 +357,7 @@ def main() -> None:
         answers[f"entropy, {share:.0%}"] = recorded(share, Entropy(), cut, options.questions)
     lines = line(HEAD, head=True)
     for name, found in answers.items():
-        lines += verdicts(name, found)
+        lines += completions(name, found)
     print("\n".join([*lines, "", *table(answers, trips)]))
 
 

@@ -1,7 +1,7 @@
 """Does a router that goes on learning regain what shift lost? `python -m benchmarks.online_router`.
 
 For each family routers are trained without it. One of them then answers a stream of questions
-under the cloud share and learns from the verdicts it gets: the left-out family's alone, or those
+under the cloud share and learns from the completions it gets: the left-out family's alone, or those
 of all families in turn. What it has learnt by the middle of the stream is judged on the later
 half, beside the router as it was trained, entropy, and a router that was trained with the family,
 all at thresholds that realise the same share of it. The same on ordinary questions, where nothing
@@ -86,7 +86,7 @@ def _options() -> argparse.Namespace:
         "--explored", type=float, default=0.1, help="of the share, for places drawn at random"
     )
     parser.add_argument(
-        "--heaviest", type=float, default=1.0, help="what such a place's verdict counts at most"
+        "--heaviest", type=float, default=1.0, help="what such a place's completion counts at most"
     )
     parser.add_argument(
         "--worth",

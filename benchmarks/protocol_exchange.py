@@ -162,7 +162,7 @@ def exchange(url: str, engine: ScriptedEngine) -> list[Message]:
     engine.fault = lambda number: "hang"
     device.ask(10, 0, TEXT[:6], "so the whole prefix is sent", n=3, deadline=60_000)
     until(lambda: engine.running == 1)
-    device.cancel(10, "the verdict is not wanted any more; it is not answered")
+    device.cancel(10, "the completion is not wanted any more; it is not answered")
     until(lambda: engine.running == 0)
     engine.fault = lambda number: None
     device.ask(11, 6, [], "the same ids once more, at a temperature that is none", sampling=HOT)

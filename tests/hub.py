@@ -5,8 +5,9 @@ import hashlib
 import json
 import re
 import threading
+import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
@@ -61,8 +62,9 @@ class Request:
 class Hub:
     """What the server knows and has seen. `cuts` counts downloads that it breaks off halfway.
 
-    `status` is answered to everything when set; `lies` replace a file's headers, `listing` what a
-    repository is said to be.
+    `status` is answered to everything when set; `lies` replace a file's headers, behind so many
+    `honest` replies, and `listing` what a repository is said to be. `bomb`: a listing of so many
+    bytes, without a length, compressed where it is `zipped`.
     """
 
     repositories: dict[str, Repository]
@@ -70,9 +72,13 @@ class Hub:
     cuts: int = 0
     status: int | None = None
     lies: Mapping[str, str] = field(default_factory=dict)
+    honest: int = 0
+    bomb: int = 0
+    zipped: bool = False
     listing: object = None
     endpoint: str = ""
     requests: list[Request] = field(default_factory=list)
+    sent: int = 0
 
     def asked(self, method: str, needle: str = "") -> list[Request]:
         """The requests with this method whose path holds `needle`."""
@@ -198,15 +204,31 @@ class _Handler(BaseHTTPRequestHandler):
                 {"type": "file", "path": file, "size": len(data), "oid": _etag(data)}
                 for file, data in repository.files.items()
             ]
-        self._json(self.hub.listing if self.hub.listing is not None else described)
+        if self.hub.bomb:
+            return self._bomb()
+        return self._json(self.hub.listing if self.hub.listing is not None else described)
+
+    def _bomb(self) -> None:
+        """A listing that is too long to be one; what the device does not read stays here."""
+        self.close_connection = True
+        encoding = {"Content-Encoding": "gzip"} if self.hub.zipped else {}
+        self._head(200, {"Content-Type": "application/json", "Connection": "close", **encoding})
+        packer = zlib.compressobj(wbits=31)
+        with suppress(OSError):
+            for _ in range(self.hub.bomb >> 20):
+                block = b" " * (1 << 20)
+                self.wfile.write(packer.compress(block) if self.hub.zipped else block)
+                self.hub.sent += 1 << 20
 
     def _file(
         self, repository: Repository, name: str, start: int | None, *, with_body: bool
     ) -> None:
         commit = {"X-Repo-Commit": repository.commit}
         data = repository.files.get(name)
+        lies = {} if self.hub.honest > 0 else self.hub.lies
+        self.hub.honest -= 1
         if data is None:
-            return self._fail(404, "EntryNotFound", commit)
+            return self._fail(404, "EntryNotFound", commit | lies)
         sent = data[start or 0 :]
         headers = {
             **commit,
@@ -217,10 +239,10 @@ class _Handler(BaseHTTPRequestHandler):
         }
         if start is not None:
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        headers |= self.hub.lies
+        headers |= lies
         moved = "Location" in headers
         self._head(302 if moved else 200 if start is None else 206, headers)
-        if moved or "Content-Length" in self.hub.lies:
+        if moved or "Content-Length" in lies:
             self.close_connection = True
         if moved or not with_body:
             return None

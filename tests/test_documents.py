@@ -76,7 +76,7 @@ def test_what_the_privacy_page_names_is_there() -> None:
     assert f"at most {2 * MAX_COUNTS >> 20} MiB" in text
     assert f"last {KEPT_ANSWERS} answers" in text
     assert f"({KEPT_CONVERSATIONS} conversations" in text
-    assert f"last {KEPT:,} conversations" in text
+    assert f"last {KEPT:,} texts" in text
     assert LOCAL_HEADER in text
 
 

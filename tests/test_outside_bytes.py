@@ -207,23 +207,23 @@ def test_an_engines_replies(dialect: str, data: st.DataObject) -> None:
     _, valid = DIALECTS[dialect]
     engine = answering(dialect, data.draw(json_like(valid)))
     with suppress(CloudError):
-        verdict = asyncio.run(engine.complete([1, 2, 3, 4], 2, Sampling()))
-        verdict.check(asked=2, prompt=4, size=VOCABULARY)
-        assert len(verdict.ids) <= 2
-        assert all(0 <= token < VOCABULARY for token in verdict.ids)
+        completion = asyncio.run(engine.complete([1, 2, 3, 4], 2, Sampling()))
+        completion.check(asked=2, prompt=4, size=VOCABULARY)
+        assert len(completion.ids) <= 2
+        assert all(0 <= token < VOCABULARY for token in completion.ids)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_valid_replies_are_read_whole(dialect: str) -> None:
     """So that what is changed in them is looked at."""
     reply = DIALECTS[dialect][1]
-    verdict = asyncio.run(
+    completion = asyncio.run(
         answering(dialect, json.dumps(reply).encode()).complete([1, 2, 3, 4], 2, Sampling())
     )
-    verdict.check(asked=2, prompt=4, size=VOCABULARY)
-    assert verdict.ids == (4, 5)
-    assert [top[0].id for top in verdict.top] == ([] if dialect == "cerebras" else [4, 5])
-    assert verdict.cached == 3
+    completion.check(asked=2, prompt=4, size=VOCABULARY)
+    assert completion.ids == (4, 5)
+    assert [top[0].id for top in completion.top] == ([] if dialect == "cerebras" else [4, 5])
+    assert completion.cached == 3
 
 
 def test_an_id_of_five_thousand_digits() -> None:

@@ -11,7 +11,7 @@ from typer.main import get_command
 
 import edgewise
 from edgewise import settings
-from edgewise.cli.main import app
+from edgewise.cli.app import app
 from edgewise.errors import Fault
 from edgewise.events import Reason
 from edgewise.settings import Settings

@@ -1,15 +1,15 @@
-"""A router that goes on learning from the verdicts it gets.
+"""A router that goes on learning from the completions it gets.
 
 A rescaled score ranks tokens as it did, so a calibration learnt online buys nothing at an equal
-share. What can help is to weigh the trained score anew against what the edge model itself shows:
-a logistic regression on the score's log-odds and other inputs, a verdict at a time. That a consult
-changed the token says little, since most changes are of words; so a verdict is worth the cloud's
-probability of its token. What is not consulted has no verdict. Consults are chosen by what the
-regression itself sees, which does not bias it as far as that decides the verdicts; so that no kind
-of token stays without, a small part of the budget goes to places drawn at random.
+share. What can help is to weigh the trained score anew against what the edge model itself shows: a
+logistic regression on the score's log-odds and other inputs, a completion at a time. That a consult
+changed the token says little, since most changes are of words; so a completion is worth the cloud's
+probability of its token. What is not consulted has no completion. Consults are chosen by what the
+regression itself sees, which does not bias it as far as that decides the completions; so that no
+kind of token stays without, a small part of the budget goes to places drawn at random.
 
-Verdicts of an answer are learnt when it is over, so that within one a router is pure and a rewind
-has nothing to undo.
+Completions of an answer are learnt when it is over, so that within one a router is pure and a
+rewind has nothing to undo.
 """
 
 import math
@@ -43,11 +43,11 @@ _FURTHEST = 5.0
 """Standard deviations beyond it say no more."""
 
 _TOGETHER = 0.25
-"""The variance of the log-odds that a router's inputs may bring before any verdict."""
+"""The variance of the log-odds that a router's inputs may bring before any completion."""
 
 
 class Seen(NamedTuple):
-    """A token with a verdict: the learner's inputs, the consult's worth (0 to 1), and a weight."""
+    """A token with a completion: the learner's inputs, the consult's worth (0 to 1), a weight."""
 
     inputs: Vector
     worth: float
@@ -70,7 +70,7 @@ class Logistic:
         return sigmoid(min(_LARGEST, max(-_LARGEST, float(self.mean @ x))))
 
     def learn(self, seen: Seen) -> None:
-        """Take one verdict."""
+        """Take one completion."""
         p = self.chance(seen.inputs)
         v = seen.weight * p * (1 - p)
         spread = self.variance * seen.inputs
@@ -146,9 +146,9 @@ class Online(Scorer):
 class Habits(msgspec.Struct, frozen=True):
     """How a stream is learnt from.
 
-    `explored` of the share goes to places drawn at random; their verdicts count for as many as they
-    stand for, up to `heaviest`. `sure`: a verdict is worth the cloud's probability of its token
-    where that is another than the edge's, else 1; either way 0 where it is the same.
+    `explored` of the share goes to places drawn at random; their completions count for as many as
+    they stand for, up to `heaviest`. `sure`: a completion is worth the cloud's probability of its
+    token where that is another than the edge's, else 1; either way 0 where it is the same.
     """
 
     share: float
@@ -167,7 +167,7 @@ class Stream:
         self._rng = np.random.default_rng(seed)
 
     def answer(self, tree: Tree) -> Outcome:
-        """The next question's answer; its verdicts are learnt at its end."""
+        """The next question's answer; its completions are learnt at its end."""
         segment, at, consults, changed = tree.root, 0, 0, 0
         seen: list[Seen] = []
         while at < len(segment.ids):
@@ -191,7 +191,7 @@ class Stream:
         return tree.outcome(segment.prefix + segment.ids, consults, changed)
 
     def _asks(self, score: float) -> float:
-        """The weight of the verdict that a consult here would bring; 0: none."""
+        """The weight of the completion that a consult here would bring; 0: none."""
         if self._policy.decide(score, self._budget).ask:
             return 1.0
         rate = self._habits.explored * self._habits.share

@@ -40,6 +40,7 @@ from edgewise.hub_client import (
     fetched,
     hub_address,
     is_plain,
+    listing,
     pasted,
     require_plain,
     short,
@@ -128,6 +129,12 @@ def resolve(address: str, role: Literal["edge", "cloud", "cloud_tokenizer"]) -> 
 
 def _unknown(address: str, role: Literal["edge", "cloud", "cloud_tokenizer"]) -> AddressError:
     named, problem = short(address), f"There is no file {short(address)!r}"
+    if _is_link(address):
+        return AddressError(
+            f"{named!r} is a link to a file that does not exist",
+            hint="correct it, or name a file",
+            setting=role,
+        )
     hint = "name a path, a hub repository (owner/repo) or 'bundled'"
     if close := near(address, ["bundled", *BESIDE]):
         hint = f"did you mean {close!r}? If not: {hint}"
@@ -325,8 +332,16 @@ def dataset_file(repo: str, name: str) -> Path:
             return Path(hub.hf_hub_download(repo, name, repo_type="dataset", local_files_only=True))
         except LocalEntryNotFoundError:
             # Once, so that a machine without a network does not wait through retries.
-            hub.HfApi().dataset_info(repo, timeout=LISTING_SECONDS)
+            with listing():
+                hub.HfApi().dataset_info(repo, timeout=LISTING_SECONDS)
             return fetched(address, name, kind="dataset")
+
+
+def _is_link(address: str) -> bool:
+    try:
+        return from_home(address).is_symlink()
+    except (OSError, ValueError):
+        return False
 
 
 def _local(address: str) -> Path | None:

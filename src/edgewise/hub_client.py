@@ -4,16 +4,24 @@ Names that a hub says are looked at before they become names on this disk.
 """
 
 import re
-from collections.abc import Generator
-from contextlib import contextmanager
+import time
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgewise.errors import AddressError
 
-LISTING_SECONDS = 10.0
-"""How long the hub may take to say which files a repository has."""
+if TYPE_CHECKING:
+    from httpx2 import Client, Request, Response, SyncByteStream
 
+LISTING_SECONDS = 10.0
+"""How long the hub may take to begin to say which files a repository has."""
+
+_LISTING_END = 3 * LISTING_SECONDS
+_LARGEST_LISTING = 16 << 20
 _LARGEST_FILE = 1 << 40
 _PASTED = re.compile(
     r"/(?P<repo>[\w.-]+/[\w.-]+)"
@@ -23,7 +31,10 @@ _REPOSITORY = re.compile(
     r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+?))?(?::(?P<quant>[\w.-]+))?"
 )
 _FILE = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>.+))?")
-_HASH = re.compile(r"[A-Za-z0-9]+")
+# What the client makes a file's name of.
+_ETAG = re.compile(r'(?:W/)?"?[A-Za-z0-9-]{1,256}"?')
+_COMMIT = re.compile(r"[A-Za-z0-9]{1,64}")
+_DIGITS = re.compile(r"[0-9]{1,13}")
 _LONGEST_NAME, _LONGEST_PART, _SHOWN = 1000, 256, 300
 
 _NO_ANSWER = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -104,6 +115,121 @@ def short(name: str) -> str:
     return name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
 
 
+class _Bounds(NamedTuple):
+    """What the replies to a call of ours may be: `size` bytes each, `end` of the whole call."""
+
+    size: int
+    end: float | None
+
+
+_bounds: ContextVar[_Bounds | None] = ContextVar("hub_bounds", default=None)
+
+
+@contextmanager
+def bounded(size: int, seconds: float | None = None) -> Generator[None]:
+    """Check every reply of the hub that the client acts on here, redirects and retries too.
+
+    A reply may have at most `size` bytes, as it comes, and must end after `seconds`. One that
+    would make the client write outside of its cache raises `AddressError`.
+    """
+    _install()
+    end = None if seconds is None else time.monotonic() + seconds
+    token = _bounds.set(_Bounds(size, end))
+    try:
+        yield
+    finally:
+        _bounds.reset(token)
+
+
+def listing() -> AbstractContextManager[None]:
+    """Check the replies of a hub that lists files."""
+    return bounded(_LARGEST_LISTING, _LISTING_END)
+
+
+@cache
+def _install() -> None:
+    """Make the hub's client ours: outside of `bounded` it does as before."""
+    import huggingface_hub as hub
+    from httpx2 import Client
+
+    hooks = hub.get_session().event_hooks
+
+    def client() -> "Client":
+        return Client(
+            event_hooks={
+                "request": [*hooks["request"], _asked_plainly],
+                "response": [*hooks["response"], _checked_reply],
+            },
+            follow_redirects=True,
+            timeout=None,
+        )
+
+    hub.set_client_factory(client)
+
+
+def _asked_plainly(request: "Request") -> None:
+    """Ask for no compression: a few bytes could become any number."""
+    if _bounds.get() is not None:
+        request.headers["Accept-Encoding"] = "identity"
+
+
+def _checked_reply(response: "Response") -> None:
+    bounds = _bounds.get()
+    if bounds is None:
+        return
+    said = response.headers
+    commit = said.get("X-Repo-Commit")
+    etag = said.get("X-Linked-Etag") or said.get("ETag")
+    if commit is not None:
+        # The client names blobs, snapshots and what is missing after these.
+        _require(_COMMIT.fullmatch(commit), f"a commit of {short(commit)!r}")
+        _require(etag is None or _ETAG.fullmatch(etag), f"an ETag of {short(etag or '')!r}")
+    size = said.get("X-Linked-Size") or said.get("Content-Length") or "0"
+    _require(_DIGITS.fullmatch(size), f"a size of {short(size)!r}")
+    _require_size(int(size), bounds)
+    encoding = said.get("Content-Encoding", "identity")
+    _require(encoding == "identity", f"the encoding {short(encoding)!r}, which was not asked for")
+    response.stream = _stream(response, bounds)
+
+
+def _stream(response: "Response", bounds: _Bounds) -> "SyncByteStream":
+    from httpx2 import ReadTimeout, SyncByteStream
+
+    stream = response.stream
+    assert isinstance(stream, SyncByteStream)
+
+    class Bounded(SyncByteStream):
+        def __iter__(self, stream: SyncByteStream = stream) -> Iterator[bytes]:
+            read = 0
+            for chunk in stream:
+                read += len(chunk)
+                _require_size(read, bounds)
+                if bounds.end is not None and time.monotonic() > bounds.end:
+                    raise ReadTimeout("its reply never ends", request=response.request)
+                yield chunk
+
+        def close(self, stream: SyncByteStream = stream) -> None:
+            stream.close()
+
+    return Bounded()
+
+
+def _require(good: object, said: str) -> None:
+    if not good:
+        raise AddressError(
+            f"The hub's reply is not a hub's: it has {said}",
+            hint="check HF_ENDPOINT, or name a file on this disk",
+        )
+
+
+def _require_size(size: int, bounds: _Bounds) -> None:
+    if size > bounds.size:
+        raise AddressError(
+            f"The hub's reply has more than {bounds.size} bytes",
+            hint="check HF_ENDPOINT, or name a file on this disk",
+        )
+
+
 def fetched(
     address: HubAddress,
     name: str,
@@ -112,32 +238,35 @@ def fetched(
     kind: str = "model",
     largest: int = _LARGEST_FILE,
 ) -> Path:
-    """A repository's file, downloaded if need be. Raises `AddressError`, and what the client does.
+    """A repository's file of at most `largest` bytes, downloaded if need be.
 
-    One of more than `largest` bytes is not. The client names its files after what the hub says in
-    headers, so these are looked at before.
+    Raises `AddressError`, and what the client does.
     """
     import huggingface_hub as hub
 
-    if online:
-        url = hub.hf_hub_url(address.repo, name, repo_type=kind, revision=address.revision)
-        told = hub.get_hf_file_metadata(url, timeout=LISTING_SECONDS)
-        hashes = (told.etag or "", told.commit_hash or "")
-        if largest < _LARGEST_FILE and not 0 <= (told.size or 0) <= largest:
-            raise AddressError(f"{name!r} of {named(address)!r} has more than {largest} bytes")
-        if not all(map(_HASH.fullmatch, hashes)) or (told.size or 0) > _LARGEST_FILE:
-            raise AddressError(
-                f"What the hub says of {named(address)!r} is not a hub's",
-                hint="check HF_ENDPOINT, or name a file on this disk",
-            )
-    path = hub.hf_hub_download(
-        address.repo,
-        name,
-        repo_type=kind,
-        revision=address.revision,
-        local_files_only=not online,
-    )
-    return Path(path)
+    with bounded(largest):
+        path = hub.hf_hub_download(
+            address.repo,
+            name,
+            repo_type=kind,
+            revision=address.revision,
+            local_files_only=not online,
+        )
+    return _inside_cache(Path(path), name)
+
+
+def _inside_cache(path: Path, name: str) -> Path:
+    """The file of a snapshot. Raises `AddressError` where it lies elsewhere."""
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE).resolve()
+    repository = path.parents[name.count("/") + 2].resolve()
+    found = path.resolve()
+    if not any(found.is_relative_to(folder) for folder in (cache, repository)):
+        raise AddressError(
+            f"{str(path)!r} leads out of the hub's cache, to {str(found)!r}", hint="remove it"
+        )
+    return path
 
 
 @contextmanager
@@ -232,9 +361,10 @@ def ask_hub(address: HubAddress) -> HubListing:
         return told
 
     try:
-        model = hub.HfApi().model_info(
-            address.repo, revision=address.revision, timeout=LISTING_SECONDS
-        )
+        with listing():
+            model = hub.HfApi().model_info(
+                address.repo, revision=address.revision, timeout=LISTING_SECONDS
+            )
         names = [file.rfilename for file in model.siblings or []]
         plain = [name for name in names if isinstance(name, str)]  # pyright: ignore[reportUnnecessaryIsInstance]
         return HubListing(plain, library=model.library_name)

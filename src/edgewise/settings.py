@@ -332,8 +332,8 @@ def _from_file(path: Path, called: str, *, own: bool = False) -> dict[str, objec
     content = own_bytes(path) if own else file_bytes(path, called)
     try:
         found: dict[str, object] = msgspec.toml.decode(content, type=dict[str, object])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{called} is no valid TOML: {error}.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{called} is not valid TOML: {error}.") from error
     names = {name.replace("-", "_"): value for name, value in found.items()}
     for name in names:
         require_known(name, f"{called} has the unknown key {name!r}", spelled)

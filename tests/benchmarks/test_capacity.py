@@ -122,7 +122,7 @@ def test_who_is_not_answered_is_late_and_the_schedule_goes_on(ids: Texts) -> Non
     # 80 a second are due; 5% of them late, and then it is over.
     assert len(late) > 4
     assert set(late) == {math.inf}
-    assert seconds < LIMIT + 1.5
+    assert seconds < LIMIT + 30
 
 
 async def _stalled(url: str, load: Load, ids: Texts) -> tuple[list[float], bool, float]:

@@ -40,7 +40,7 @@ def test_a_confirmed_guess_costs_nothing_and_a_wrong_one_the_trip() -> None:
     assert seconds(ONE, {3: place(0), 5: place(2)}) == pytest.approx(ALONE + TRIP)
 
 
-def test_a_branch_that_the_verdict_takes_costs_its_batch() -> None:
+def test_a_branch_that_the_completion_takes_costs_its_batch() -> None:
     two = Way("two", branches=2)
     assert seconds(two, {3: place(1)}) == pytest.approx(ALONE)
     assert seconds(two, {3: place(2)}) == pytest.approx(ALONE + TRIP)

@@ -27,7 +27,7 @@ def online(router: Router) -> Online:
     return Online(inputs, inputs.start())
 
 
-def test_before_any_verdict_it_is_the_trained_router() -> None:
+def test_before_any_completion_it_is_the_trained_router() -> None:
     session = ScriptedEdge(noise()).session(NEEDS, top=TOP)
     session.open([1, 2, 3])
     for token in range(20):
@@ -37,7 +37,7 @@ def test_before_any_verdict_it_is_the_trained_router() -> None:
         session.extend([token])
 
 
-def test_verdicts_say_which_signal_tells() -> None:
+def test_completions_say_which_signal_tells() -> None:
     """The trained score says nothing here, and entropy all; no more is kept after 4,000."""
     rng = np.random.default_rng(0)
     learnt = Inputs(Random(), Signals()).start()

@@ -65,6 +65,7 @@ def test_a_link_that_cannot_be_measured_is_refused(
     assert result.err.count("\n") == 1
 
 
+@pytest.mark.deep
 def test_the_papers_method_is_slower(edgewise: Edgewise) -> None:
     with llama_server(bundled("cloud")) as url:
         result = edgewise(

@@ -134,6 +134,7 @@ class Terminal:
         os.close(self._master)
 
 
+@pytest.mark.deep
 def test_an_interrupted_answer_is_kept(tmp_path: Path) -> None:
     with llama_server(bundled("cloud")) as engine:
         link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=0.3))
@@ -153,7 +154,7 @@ def test_an_interrupted_answer_is_kept(tmp_path: Path) -> None:
             terminal.wait_for("saved to talk.json")
             terminal.wait_for("2004h")
             terminal.type("\x04")
-            assert terminal.process.wait(timeout=20) == 0
+            assert terminal.process.wait(timeout=60) == 0
         finally:
             terminal.close()
             link.close()
@@ -164,6 +165,7 @@ def test_an_interrupted_answer_is_kept(tmp_path: Path) -> None:
     assert saved["messages"][1]["content"]
 
 
+@pytest.mark.deep
 def test_local_keeps_everything_from_there_on_here(edgewise: Edgewise, tmp_path: Path) -> None:
     lines = (
         f"/local now\n{QUESTION}\n/local\nTell me about copper.\n/mode cloud\n{QUESTION}\n"

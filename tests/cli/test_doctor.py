@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.completion import Completion, Sent
 from edgewise.edge import binding
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
@@ -23,7 +24,6 @@ from edgewise.sampling import Sampling
 from edgewise.testing.paced_engine import EnginePace, PacedEngine
 from edgewise.testing.scripted_engine import ScriptedEngine, Twisted
 from edgewise.testing.scripted_text import ScriptedText
-from edgewise.verdict import Sent, Verdict
 from tests.cli.conftest import Edgewise
 from tests.hybrid_models import HybridPaths
 from tests.llama_server_process import llama_server
@@ -56,10 +56,10 @@ class RecordedSession:
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> Future[Verdict]:
+    ) -> Future[Completion]:
         Recorded.asked.append(list(ids))
-        future: Future[Verdict] = Future()
-        future.set_result(Verdict(ids=(33,) * n, logprobs=(None,) * n))
+        future: Future[Completion] = Future()
+        future.set_result(Completion(ids=(33,) * n, logprobs=(None,) * n))
         return future
 
     def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
@@ -187,6 +187,7 @@ def advised(edgewise: Edgewise, *arguments: str) -> tuple[dict[str, Any], dict[s
     return told["checks"][-1], told["advice"]
 
 
+@pytest.mark.deep
 def test_a_slow_edge_is_advised_to_stream(edgewise: Edgewise) -> None:
     """A real engine, at a pace that is known; the bundled edge is quicker than any."""
     pace = EnginePace(first=0.05, token=0.03, read=0.0)

@@ -23,7 +23,7 @@ from typer.main import get_command
 
 from edgewise import settings
 from edgewise.addresses import bundled
-from edgewise.cli.main import app
+from edgewise.cli.app import app
 from edgewise.settings import NAMES
 from tests.cli.conftest import Edgewise
 from tests.documents import PAGES, ROOT, Block, Command, blocks, commands, name_of, spans
@@ -197,6 +197,7 @@ def pages_with_commands() -> list[str]:
     return sorted(found)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("page", pages_with_commands())
 def test_what_is_quick_does_it(
     page: str, edgewise: Edgewise, reader: Path, engine: str, monkeypatch: pytest.MonkeyPatch

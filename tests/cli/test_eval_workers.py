@@ -28,6 +28,7 @@ def cloud(request: pytest.FixtureRequest) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.deep
 def test_figures_and_journal_do_not_depend_on_workers(
     edgewise: Edgewise, tmp_path: Path, cloud: str
 ) -> None:

@@ -36,6 +36,7 @@ def test_the_bundled_pair_is_told_on_every_axis(edgewise: Edgewise, tmp_path: Pa
     assert "other models, questions or settings" in other.err
 
 
+@pytest.mark.deep
 def test_a_users_own_pair_and_questions_at_an_engine(edgewise: Edgewise, tmp_path: Path) -> None:
     lines = [{"prompt": f"The word number {n} names", "answer": "a"} for n in range(8)]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -94,14 +94,14 @@ def test_a_graceful_end_lets_consults_end() -> None:
             cloud = GatewayCloud(f"http://127.0.0.1:{port}")
             cloud.check(ByteTokenizer())
             engine.seconds = 1.0
-            flying = cloud.open(Prompt((1,))).ask([1], 1, Sampling(), 10)
+            flying = cloud.open(Prompt((1,))).ask([1], 1, Sampling(), 30)
             while not engine.running:
                 time.sleep(0.01)
             started.send_signal(signal.SIGTERM)
             time.sleep(0.2)
             assert not _ready(port)
             assert flying.result().ids == (reply_to([1]),)
-            assert started.wait(15) == 0
+            assert started.wait(60) == 0
             cloud.close()
     finally:
         engine.close()
@@ -131,7 +131,7 @@ def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
                     assert started.poll() is None
                     assert time.monotonic() < end
                     time.sleep(0.1)
-            assert cloud.open(Prompt((1,))).ask([1], 1, Sampling(), 5).result().ids == (
+            assert cloud.open(Prompt((1,))).ask([1], 1, Sampling(), 30).result().ids == (
                 reply_to([1]),
             )
             cloud.close()

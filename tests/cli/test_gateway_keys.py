@@ -144,7 +144,7 @@ def test_a_quota_survives_a_kill_and_the_log_names_what_changed(edgewise: Edgewi
         cloud = GatewayCloud(f"http://127.0.0.1:{port}", key=secret)
         try:
             cloud.check(ByteTokenizer())
-            return len(cloud.open(Prompt((1,))).ask([1], 8, Sampling(), 5).result().ids)
+            return len(cloud.open(Prompt((1,))).ask([1], 8, Sampling(), 30).result().ids)
         finally:
             cloud.close()
 

@@ -94,6 +94,7 @@ def test_what_is_listed(
     require_whole(shown)
 
 
+@pytest.mark.deep
 def test_why_and_what_was_sent(
     edgewise: Edgewise, shown: Shown, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

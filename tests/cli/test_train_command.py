@@ -123,6 +123,7 @@ def test_every_label_makes_a_router(edgewise: Edgewise, tmp_path: Path, label: s
     assert "40 training questions on record" in checked.out
 
 
+@pytest.mark.deep
 def test_training_through_an_engine(edgewise: Edgewise, tmp_path: Path) -> None:
     """The cloud's answers and rollouts come over HTTP, many at a time."""
     pytest.importorskip("torch")

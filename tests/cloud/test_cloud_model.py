@@ -58,7 +58,7 @@ def test_the_named_model_is_the_one_that_is_asked(owner: str, routes: dict[Route
     with serving({**routes, ("GET", "/v1/models"): listing(owner, NAMES)}) as server:
         cloud = connect(server.url + "/v1", model=NAMES[250])
         cloud.check(ByteTokenizer())
-        cloud.open(Prompt((104, 105))).ask([104, 105], 1, Sampling(), 5.0).result()
+        cloud.open(Prompt((104, 105))).ask([104, 105], 1, Sampling(), 30).result()
         cloud.close()
         assert cloud.abilities is not None
         assert cloud.abilities.model == NAMES[250]

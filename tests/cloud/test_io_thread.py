@@ -4,7 +4,6 @@ import asyncio
 import gc
 import threading
 import time
-from concurrent.futures import CancelledError
 
 import pytest
 from hypothesis import given
@@ -25,16 +24,14 @@ async def after(seconds: float, value: int = 7) -> int:
 
 def test_a_result_comes_back() -> None:
     thread = IoThread("far")
-    assert thread.submit(after(0.0), 5).result(5) == 7
+    assert thread.submit(after(0.0), 30).result(60) == 7
     thread.close(nothing(), nothing())
 
 
 def test_a_deadline_is_a_sentence_with_the_name() -> None:
     thread = IoThread("http://far")
-    begun = time.monotonic()
     with pytest.raises(CloudTimeout, match=r"'http://far' did not answer within 0\.05 s"):
-        thread.submit(after(20), 0.05).result(5)
-    assert time.monotonic() - begun < 2
+        thread.submit(after(200), 0.05).result(60)
     thread.close(nothing(), nothing())
 
 
@@ -44,7 +41,7 @@ def test_an_error_comes_back_as_it_is() -> None:
 
     thread = IoThread("far")
     with pytest.raises(ZeroDivisionError):
-        thread.submit(failing(), 5).result(5)
+        thread.submit(failing(), 30).result(60)
     thread.close(nothing(), nothing())
 
 
@@ -54,7 +51,7 @@ def test_work_that_cancels_itself_is_a_sentence() -> None:
 
     thread = IoThread("far")
     with pytest.raises(CloudUnavailable, match="'far' was broken off"):
-        thread.submit(breaking(), 5).result(5)
+        thread.submit(breaking(), 30).result(60)
     thread.close(nothing(), nothing())
 
 
@@ -69,9 +66,9 @@ def test_cancelling_a_future_cancels_the_work() -> None:
 
     thread = IoThread("far")
     future = thread.submit(work(), 30)
-    thread.submit(nothing(), 5).result(5)
+    thread.submit(nothing(), 30).result(60)
     assert future.cancel()
-    assert cancelled.wait(5)
+    assert cancelled.wait(60)
     thread.close(nothing(), nothing())
 
 
@@ -87,14 +84,17 @@ def test_closing_runs_both_ends_around_what_is_given_up() -> None:
         finally:
             order.append("given up")
 
+    others = set(threading.enumerate())
     thread = IoThread("far")
-    flying = thread.submit(long(), 30)
-    thread.submit(nothing(), 5).result(5)
+    flying = thread.submit(long(), 300)
+    thread.submit(nothing(), 60).result(60)
     thread.close(note("first"), note("last"))
     assert order == ["first", "given up", "last"]
-    with pytest.raises(CancelledError):
-        flying.result(1)
-    assert not [one for one in threading.enumerate() if one.name == "cloud"]
+    # An answer that waits for it in another thread goes on without.
+    with pytest.raises(CloudUnavailable):
+        flying.result(0)
+    # What else runs in this process is not its concern.
+    assert not [one for one in set(threading.enumerate()) - others if one.name == "cloud"]
 
 
 def test_closing_again_does_nothing() -> None:
@@ -112,7 +112,7 @@ def test_after_closing_work_fails_at_once() -> None:
     thread = IoThread("far")
     thread.close(nothing(), nothing())
     with pytest.raises(CloudUnavailable, match="'far' was closed"):
-        thread.submit(after(0.0), 5).result(1)
+        thread.submit(after(0.0), 30).result(60)
 
 
 @given(st.lists(st.floats(0, 0.01), min_size=1, max_size=8), st.floats(0, 0.01))
@@ -124,8 +124,8 @@ def test_whoever_submits_while_it_closes_gets_an_end(pauses: list[float], wait: 
     def ask(pause: float) -> None:
         time.sleep(pause)
         try:
-            ends.append(thread.submit(after(0.001), 5).result(5))
-        except (CloudUnavailable, CancelledError) as error:
+            ends.append(thread.submit(after(0.001), 30).result(60))
+        except CloudUnavailable as error:
             ends.append(error)
 
     askers = [threading.Thread(target=ask, args=(pause,)) for pause in pauses]
@@ -134,7 +134,7 @@ def test_whoever_submits_while_it_closes_gets_an_end(pauses: list[float], wait: 
     time.sleep(wait)
     thread.close(nothing(), nothing())
     for asker in askers:
-        asker.join(10)
+        asker.join(60)
     assert len(ends) == len(pauses)
 
 
@@ -154,11 +154,11 @@ def test_work_that_fails_after_it_was_given_up_is_no_alarm(
     for error in (CloudUnavailable("gone."), ZeroDivisionError("a bug")):
         begun = threading.Event()
         future = thread.submit(failing(error, begun), 30)
-        assert begun.wait(5)
+        assert begun.wait(60)
         assert future.cancel()
-    thread.submit(after(0.01), 5).result(5)
+    thread.submit(after(0.01), 30).result(60)
     gc.collect()
-    thread.submit(nothing(), 5).result(5)
+    thread.submit(nothing(), 30).result(60)
     thread.close(nothing(), nothing())
     # But a bug is a bug.
     assert [record.name for record in caplog.records] == ["edgewise.cloud.io_thread"]

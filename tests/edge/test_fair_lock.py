@@ -21,7 +21,7 @@ def test_threads_are_served_in_the_order_of_their_coming() -> None:
             thread.start()
             time.sleep(0.01)
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert order == list(range(8))
 
 

@@ -18,8 +18,8 @@ from edgewise.edge.binding import llama_cpp
 from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp_load import BATCH, default_threads
-from edgewise.edge.llamacpp_slots import TURN
 from edgewise.edge.llamacpp_vocab import LlamaTokenizer
+from edgewise.edge.slots import TURN
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ModelError, UsageError
 from tests import models
@@ -77,6 +77,12 @@ def assert_one_sentence(message: str) -> None:
     assert "\n" not in message
 
 
+def test_no_context_is_longer_than_the_model_was_made_for(bpe_path: Path) -> None:
+    with pytest.raises(UsageError, match="256") as caught:
+        load(bpe_path, context=1_000_000)
+    assert caught.value.setting == "ctx"
+
+
 class TestSteps:
     def test_the_head_makes_the_logits_of_the_hidden_state(
         self, session: KvSession, bpe_path: Path
@@ -88,7 +94,7 @@ class TestSteps:
             np.testing.assert_allclose(head(bpe_path) @ step.hidden, step.logits, atol=ATOL)
 
     def test_a_long_prompt_is_computed_in_batches(
-        self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, long_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sizes: list[int] = []
         decode = llama_cpp.llama_decode
@@ -98,7 +104,7 @@ class TestSteps:
             return decode(context, batch)
 
         monkeypatch.setattr(llama_cpp, "llama_decode", counted)
-        with load(bpe_path, context=2048) as model:
+        with load(long_path, context=2048) as model:
             session = model.session(Needs.LOGITS)
             session.open(LONG)
             whole = session.step().logits
@@ -172,8 +178,8 @@ class TestSteps:
             np.testing.assert_allclose(session.step().logits, expected, atol=ATOL)
             assert session.position == 9
 
-    def test_a_batch_has_a_size(self, bpe_path: Path) -> None:
-        with load(bpe_path, context=2048) as model:
+    def test_a_batch_has_a_size(self, long_path: Path) -> None:
+        with load(long_path, context=2048) as model:
             session = model.session()
             session.open(SHORT)
             with pytest.raises(UsageError, match="512"):
@@ -460,6 +466,11 @@ def test_an_interrupt_in_a_callback_is_not_lost(
         return real(*arguments)
 
     monkeypatch.setattr(llama_cpp, call, pressed)
-    with pytest.raises(KeyboardInterrupt):
-        load(bpe_path)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    # Where this runs in a script's background SIGINT is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            load(bpe_path)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -446,9 +446,9 @@ class TestWindows:
         options = {"context": 2048, "swa_full": False, "keep_prefixes": True, "slots": 2}
         with load(path, **options) as model, load(path, context=2048) as other:
             read(model, self.LONG)
-            for shared, least in ((1000, 1000), (300, 256)):
-                ids = [*self.LONG[:shared], 1, 2]
-                runs.clear()
-                kept, logits = read(model, ids)
-                assert (kept, sum(runs)) == (least, len(ids) - kept)
-                assert_near(logits, read(other, ids)[1])
+            read(model, [3, 4, 5])
+            ids = [*self.LONG[:1000], 1, 2]
+            runs.clear()
+            kept, logits = read(model, ids)
+            assert (kept, sum(runs)) == (1000, 2)
+            assert_near(logits, read(other, ids)[1])

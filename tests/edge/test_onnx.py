@@ -220,8 +220,9 @@ def test_a_run_that_fails_is_read_again_from_the_start(
         session.open(PROMPT)
         session.step()
         monkeypatch.setattr(generator, "append_tokens", half)
-        with pytest.raises(ModelError, match=r"could not decode 2 .*memory\); lower the context"):
+        with pytest.raises(ModelError, match="allocate memory") as caught:
             session.steps([60, 61])
+        assert caught.value.setting == "ctx"
         monkeypatch.setattr(generator, "append_tokens", append)
         expected = logits_after(model, [*PROMPT, 60, 61])
         assert_same(session.step().logits, expected)
@@ -282,7 +283,7 @@ USELESS = {
     "nothing": (section("model.vocab_size", 0), "knows 0 ids"),
     "more ids than logits": (
         section("model.vocab_size", 9999),
-        "does not give 9999 logits|cannot be run",
+        "9999",
     ),
     "fewer ids than the tokenizer": (section("model.vocab_size", 10), "has 267 ids and its model"),
     "a lost file": (section("model.decoder.filename", "none.onnx"), "download it again, or"),
@@ -360,7 +361,7 @@ def test_options_that_cannot_be_honoured(onnx_path: Path) -> None:
     with pytest.raises(UsageError, match="as a whole") as caught:
         opened(onnx_path, gpu_layers=7)
     assert caught.value.setting == "gpu_layers"
-    with pytest.raises(UsageError, match="holds 256 tokens, not 300") as caught:
+    with pytest.raises(UsageError, match="256") as caught:
         opened(onnx_path, context=300)
     assert caught.value.setting == "ctx"
     with pytest.raises(UsageError, match="at least 1 slot"):

@@ -1,7 +1,8 @@
 """Sessions of one model that go on from one another's KV cache, and that decode side by side."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from edgewise.edge.base import Needs
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.llamacpp_slots import TURN
+from edgewise.edge.slots import TURN
 
 A = [(7 * index) % 250 for index in range(40)]
 B = [(11 * index + 3) % 250 for index in range(40)]
@@ -45,6 +46,61 @@ def test_the_longest_unused_slot_is_given_away(bpe_path: Path) -> None:
         read(model, B)
         read(model, [250, 251, 252])
         assert read(model, B)[0] == len(B)
+
+
+def talk(number: int, turns: int, head: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """A conversation's prompts, each behind all that was said before, and what answers each."""
+    rng = np.random.default_rng(number)
+    said = list(head)
+    for _ in range(turns):
+        asked, answer = rng.integers(0, 250, 8).tolist(), rng.integers(0, 250, 6).tolist()
+        said += asked
+        yield list(said), answer
+        said += answer
+
+
+@pytest.mark.parametrize("head", [3, 60], ids=["a template's head", "a long system prompt"])
+@pytest.mark.parametrize(("slots", "talks"), [(4, 2), (4, 4), (8, 8)])
+def test_conversations_in_turn_keep_what_they_have(
+    bpe_path: Path, slots: int, talks: int, head: int
+) -> None:
+    """Where there are slots for all of them, no more is read than what is new."""
+    computed = new = 0
+    with load(bpe_path, slots=slots, keep=True) as model:
+        conversations = [talk(number, 5, A[:1] * head) for number in range(talks)]
+        known = [0] * talks
+        for turn in zip(*conversations, strict=True):
+            for number, (prompt, answer) in enumerate(turn):
+                with closing(model.session()) as session:
+                    computed += len(prompt) - session.open(prompt)
+                    for token in answer:
+                        session.step()
+                        session.extend([token])
+                    session.step()
+                new += len(prompt) - known[number]
+                known[number] = len(prompt) + len(answer)
+    assert computed / new <= 1.05
+
+
+def test_an_answer_that_is_drawn_again_finds_its_prompt(bpe_path: Path) -> None:
+    with load(bpe_path, slots=4, keep=True) as model:
+        read(model, [*A, 1, 2, 3])
+        for answer in ([5, 6, 7], [8, 9]):
+            with closing(model.session()) as session:
+                session.open(A)
+                session.step()
+                session.extend(answer)
+                session.step()
+            assert read(model, A)[0] == len(A)
+
+
+def test_a_conversation_more_than_slots_takes_the_one_unused_longest(bpe_path: Path) -> None:
+    """And not the one that begins alike, of which it would keep less than it lost."""
+    with load(bpe_path, slots=2, keep=True) as model:
+        read(model, B)
+        read(model, A)
+        assert read(model, [*A[:3], *range(50, 80)])[0] == 0
+        assert read(model, A)[0] == len(A)
 
 
 def test_without_it_nothing_is_kept(bpe_path: Path) -> None:

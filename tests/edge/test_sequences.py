@@ -84,10 +84,10 @@ def test_sessions_are_not_disturbed(model: LlamaModel, sequences: Sequences) -> 
 @pytest.mark.parametrize(
     ("context", "wanted", "width"), [(64, 1, 1), (64, 8, 8), (4, 32, 4), (8192, 32, 4)]
 )
-def test_how_many_fit(bpe_path: Path, context: int, wanted: int, width: int) -> None:
+def test_how_many_fit(long_path: Path, context: int, wanted: int, width: int) -> None:
     """llama.cpp wants room for an id of each in one decode, and memory is bounded."""
     with (
-        LlamaModel(bpe_path, context=context, threads=1, gpu_layers=0) as model,
+        LlamaModel(long_path, context=context, threads=1, gpu_layers=0) as model,
         closing(model.sequences(wanted)) as sequences,
     ):
         assert sequences.width == width

@@ -82,7 +82,7 @@ def in_a_fresh_process(task: str, endpoint: str, home: Path) -> str:
         [sys.executable, "-c", SCRIPT, task],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=60,
         env={**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home)},
     )
     assert done.returncode == 0, done.stderr

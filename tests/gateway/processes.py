@@ -17,6 +17,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.deep import require_deep
+
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 60
 HAPROXY = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
@@ -127,6 +129,7 @@ def haproxy(configuration: Path, numbers: str, **environment: str) -> Iterator[N
 
     It is there once it shows its `numbers`.
     """
+    require_deep("haproxy")
     assert HAPROXY is not None, "haproxy is required here and missing"
     command = [HAPROXY, "-db", "-f", str(configuration)]
     kept = os.environ | environment
@@ -149,7 +152,7 @@ def haproxy(configuration: Path, numbers: str, **environment: str) -> Iterator[N
 
 def metric(url: str, name: str, **labels: str) -> float:
     """The sum of a Prometheus metric over what has these labels."""
-    found = httpx2.get(url, timeout=5, trust_env=False).text
+    found = httpx2.get(url, timeout=60, trust_env=False).text
     total = 0.0
     for given, number in re.findall(rf"^{name}(?:\{{(.*)\}})? (\S+)$", found, re.MULTILINE):
         if set(labels.items()) <= set(re.findall(r'(\w+)="([^"]*)"', given)):

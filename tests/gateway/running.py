@@ -70,7 +70,7 @@ def gateway(
         yield Running(f"http://127.0.0.1:{port}", made)
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
 
 
 def _engine(one: str | Engine) -> Engine:

@@ -58,6 +58,7 @@ def post(running: Running, body: object, key: str = "") -> httpx2.Response:
     return httpx2.post(f"{running.url}/detokenize", json=body, headers=headers, trust_env=False)
 
 
+@pytest.mark.deep
 def test_a_real_engine_behind_it(model_folder: Path) -> None:
     """Two generations of a family, whose fixed strings have the same ids."""
     paths = [

@@ -80,7 +80,7 @@ def raw(running: Running, talk: Callable[[Socket], Awaitable[Any]], secret: str 
             aiohttp.ClientSession() as http,
             http.ws_connect(running.url + PATH, headers=headers) as socket,
         ):
-            return await asyncio.wait_for(talk(socket), 20)
+            return await asyncio.wait_for(talk(socket), 60)
 
     return asyncio.run(run())
 
@@ -116,12 +116,12 @@ def test_consults_send_only_what_is_new(running: Running) -> None:
     session = cloud.open(Prompt(tuple(prompt)))
     ids = list(prompt)
     for _ in range(5):
-        verdict = session.ask(ids, 1, GREEDY, 5).result()
-        assert verdict.ids == (reply_to(ids),)
-        assert verdict.top[0][0].id == verdict.ids[0]
-        ids += verdict.ids
+        completion = session.ask(ids, 1, GREEDY, 30).result()
+        assert completion.ids == (reply_to(ids),)
+        assert completion.top[0][0].id == completion.ids[0]
+        ids += completion.ids
         session.push(ids)
-    again = session.ask([*prompt[:3], *b"xyz"], 2, GREEDY, 5).result()
+    again = session.ask([*prompt[:3], *b"xyz"], 2, GREEDY, 30).result()
     assert again.ids[0] == reply_to([*prompt[:3], *b"xyz"])
     session.close()
     cloud.close()
@@ -131,7 +131,7 @@ def test_the_next_answer_uses_the_link_of_the_last(running: Running) -> None:
     cloud = cloud_of(running)
     for text in (b"first", b"first, then more", b"another"):
         session = cloud.open(Prompt(tuple(text)))
-        assert session.ask(list(text), 1, GREEDY, 5).result().ids == (reply_to(list(text)),)
+        assert session.ask(list(text), 1, GREEDY, 30).result().ids == (reply_to(list(text)),)
         session.close()
         time.sleep(0.05)
     assert len(running.gateway.sessions) == 1
@@ -249,7 +249,7 @@ def test_a_cancelled_consult_stops_costing(engine: ScriptedEngine) -> None:
         session = cloud.open(Prompt((1,)))
         with pytest.raises(CloudTimeout):
             session.ask([1], 1, GREEDY, 0.3).result()
-        end = time.monotonic() + 5
+        end = time.monotonic() + 60
         while engine.running and time.monotonic() < end:
             time.sleep(0.01)
         assert engine.running == 0
@@ -263,7 +263,7 @@ def test_too_many_consults_are_told_when_to_come_back(engine: ScriptedEngine) ->
 
         def ask(cloud: GatewayCloud) -> CloudError | None:
             try:
-                cloud.open(Prompt((1,))).ask([1], 1, GREEDY, 5).result()
+                cloud.open(Prompt((1,))).ask([1], 1, GREEDY, 30).result()
             except CloudError as error:
                 return error
             return None
@@ -300,7 +300,7 @@ def test_nobody_gets_in_without_a_key(
         assert _status(running.url + "/v1/models", secret)[0] == 200
         cloud = cloud_of(running, secret)
         prompt = list(b"a secret prompt")
-        cloud.open(Prompt(tuple(prompt))).ask(prompt, 1, GREEDY, 5).result()
+        cloud.open(Prompt(tuple(prompt))).ask(prompt, 1, GREEDY, 30).result()
         metrics = urllib.request.urlopen(running.url + "/metrics").read().decode()
         cloud.close()
     told = capfd.readouterr()
@@ -330,9 +330,9 @@ def test_a_key_has_its_sessions_rate_and_tokens(engine: ScriptedEngine, tmp_path
             other.check(TOKENIZER)
         other.close()
         session = cloud.open(Prompt((1,)))
-        assert len(session.ask([1], 4, GREEDY, 5).result().ids) == 4
+        assert len(session.ask([1], 4, GREEDY, 30).result().ids) == 4
         with pytest.raises(CloudUnavailable, match=r"tokens of the day.*patience"):
-            session.ask([1], 1, GREEDY, 5).result()
+            session.ask([1], 1, GREEDY, 30).result()
         cloud.close()
 
 
@@ -369,7 +369,7 @@ def test_a_session_stays_at_its_replica_and_moves_when_that_is_gone() -> None:
             sessions = [cloud.open(Prompt((1,))) for cloud in clouds]
             for _ in range(3):
                 for session in sessions:
-                    session.ask([1], 1, GREEDY, 5).result()
+                    session.ask([1], 1, GREEDY, 30).result()
             asked = [e.asked - b for e, b in zip(engines, before, strict=True)]
             assert sum(asked) == 36
             assert all(count % 3 == 0 for count in asked)
@@ -378,7 +378,7 @@ def test_a_session_stays_at_its_replica_and_moves_when_that_is_gone() -> None:
             kept = [engine.asked for engine in engines]
             engines[gone].stop()
             for session in sessions:
-                session.ask([1], 1, GREEDY, 5).result()
+                session.ask([1], 1, GREEDY, 30).result()
             moved = [e.asked - k for e, k in zip(engines, kept, strict=True)]
             assert sum(moved) == 12
             assert all(
@@ -399,7 +399,7 @@ def test_pushes_warm_the_engine_while_nobody_waits(
     cloud = cloud_of(running)
     session = cloud.open(Prompt((1,)))
     session.push([1, 2, 3])
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while engine.prefills == 0 and time.monotonic() < end:
         time.sleep(0.01)
     assert engine.prefills == 1
@@ -410,7 +410,7 @@ def test_readiness_follows_the_engines(running: Running, engine: ScriptedEngine)
     assert _status(running.url + "/ready", "")[0] == 200
     assert json.loads(urllib.request.urlopen(running.url + "/health").read())["protocol"] == 1
     engine.stop()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while _status(running.url + "/ready", "")[0] == 200 and time.monotonic() < end:
         time.sleep(0.1)
     assert _status(running.url + "/ready", "")[0] == 503
@@ -426,9 +426,9 @@ def test_many_devices_each_get_their_own_answers(running: Running) -> None:
         ids = list(f"device {number} says ".encode())
         session = cloud.open(Prompt(tuple(ids)))
         for _ in range(20):
-            verdict = session.ask(ids, 1, GREEDY, 10).result()
-            assert verdict.ids == (reply_to(ids),)
-            ids += verdict.ids
+            completion = session.ask(ids, 1, GREEDY, 30).result()
+            assert completion.ids == (reply_to(ids),)
+            ids += completion.ids
             session.push(ids)
         session.close()
         cloud.close()
@@ -459,8 +459,8 @@ def test_a_whole_answer_is_one_consult(running: Running) -> None:
     """As evaluation and training ask for it; more than the protocol allows is a sentence."""
     cloud = cloud_of(running)
     session = cloud.open(Prompt((1,)))
-    assert len(session.ask([1], 320, GREEDY, 10).result().ids) == 320
+    assert len(session.ask([1], 320, GREEDY, 30).result().ids) == 320
     with pytest.raises(CloudRejected, match="at most 4096"):
-        session.ask([1], 5000, GREEDY, 10).result()
-    assert session.ask([1], 1, GREEDY, 10).result().ids == (reply_to([1]),)
+        session.ask([1], 5000, GREEDY, 30).result()
+    assert session.ask([1], 1, GREEDY, 30).result().ids == (reply_to([1]),)
     cloud.close()

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from edgewise.completion import Completion
 from edgewise.edge.base import PROBES
 from edgewise.engines import proof as proofs
 from edgewise.engines.base import NOBODY, Client, Described
@@ -24,7 +25,6 @@ from edgewise.gateway import fleet as fleets
 from edgewise.gateway.fleet import Busy, Fleet
 from edgewise.gateway.server import engines_at
 from edgewise.sampling import Sampling
-from edgewise.verdict import Verdict
 from tests.cloud.dialects import serving, vllm_routes
 from tests.gateway.doubles import PlainEngine, letters
 
@@ -50,12 +50,12 @@ async def started(
 
 
 async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not true():
             await asyncio.sleep(0.005)
 
 
-async def ask(fleet: Fleet, session: str = "s") -> Verdict:
+async def ask(fleet: Fleet, session: str = "s") -> Completion:
     return await fleet.complete([1, 2], 1, Sampling(), Client(session))
 
 
@@ -181,7 +181,7 @@ def test_replicas_are_probed_side_by_side() -> None:
                     self.looks += 1
                     await together.wait()
 
-        async with asyncio.timeout(5), started([Waiting(str(i)) for i in range(3)]) as fleet:
+        async with asyncio.timeout(60), started([Waiting(str(i)) for i in range(3)]) as fleet:
             assert fleet.up == 3
 
     run(work)
@@ -229,7 +229,7 @@ def test_a_busy_replica_keeps_its_sessions() -> None:
     """429 of an engine that is well: elsewhere the session's cache would be missing."""
 
     async def work() -> None:
-        def busy(ids: Sequence[int], n: int) -> Verdict:
+        def busy(ids: Sequence[int], n: int) -> Completion:
             raise CloudUnavailable("busy.")
 
         engines = [PlainEngine(str(number), busy) for number in range(3)]
@@ -244,7 +244,7 @@ def test_a_busy_replica_keeps_its_sessions() -> None:
 
 def test_what_an_engine_declines_is_asked_nowhere_else() -> None:
     async def work() -> None:
-        def declined(ids: Sequence[int], n: int) -> Verdict:
+        def declined(ids: Sequence[int], n: int) -> Completion:
             raise CloudRejected("too long.")
 
         engines = [PlainEngine(str(number), declined) for number in range(3)]
@@ -264,7 +264,7 @@ class Slow(PlainEngine):
         self.go = asyncio.Event()
         self.most = self.now = 0
 
-    async def complete(self, *asked: Any, **more: Any) -> Verdict:
+    async def complete(self, *asked: Any, **more: Any) -> Completion:
         self.now += 1
         self.most = max(self.most, self.now)
         try:
@@ -285,7 +285,7 @@ def test_concurrency_and_queue_are_bounds() -> None:
                 await ask(fleet, "late")
             assert busy.value.retry_after >= 0.05
             engine.go.set()
-            assert all(verdict.ids == (97,) for verdict in await asyncio.gather(*flying))
+            assert all(completion.ids == (97,) for completion in await asyncio.gather(*flying))
             assert engine.most == 2
             assert fleet.replicas[0].asked == 0
 
@@ -338,7 +338,7 @@ def test_an_engine_that_loses_what_it_should_warm_keeps_no_place(
         async with started([Losing()], concurrency=1, queue=4) as fleet:
             warming = asyncio.create_task(fleet.prefill([1], Client("s")))
             await asyncio.sleep(0)
-            assert (await asyncio.wait_for(ask(fleet), 5)).ids == (97,)
+            assert (await asyncio.wait_for(ask(fleet), 60)).ids == (97,)
             with pytest.raises(CloudTimeout):
                 await warming
 
@@ -435,7 +435,7 @@ def test_one_that_is_being_proven_anew_is_not_proven() -> None:
     go = asyncio.Event()
 
     class Thinking(Telling):
-        async def complete(self, *asked: Any, **more: Any) -> Verdict:
+        async def complete(self, *asked: Any, **more: Any) -> Completion:
             if self.probes:
                 await go.wait()
             return await super().complete(*asked, **more)
@@ -468,9 +468,9 @@ def test_another_name_is_proven_anew_and_served() -> None:
     run(work)
 
 
-def test_ids_beyond_the_size_that_an_engine_tells_are_no_verdict() -> None:
+def test_ids_beyond_the_size_that_an_engine_tells_are_no_completion() -> None:
     async def work() -> None:
-        engine = Telling("telling", lambda ids, n: Verdict(ids=(258,), logprobs=(None,)))
+        engine = Telling("telling", lambda ids, n: Completion(ids=(258,), logprobs=(None,)))
         async with started([engine]) as fleet:
             with pytest.raises(CloudProtocolError, match="0 to 257"):
                 await ask(fleet)

@@ -42,7 +42,7 @@ from tests.gateway.one_address import CONFIGURATION, Address, address
 from tests.gateway.processes import HAPROXY, needs_haproxy, until
 from tests.llama_server_process import llama_server
 
-pytestmark = needs_haproxy
+pytestmark = [needs_haproxy, pytest.mark.deep]
 
 DEVICES, TOKENS = 8, 50
 FAULTS = {"unavailable", "timeout", "refused", "rejected", "protocol", "circuit_open"}
@@ -254,7 +254,7 @@ def test_the_address_is_well_while_a_gateway_is_and_shows_devices_only_what_they
     one: Address,
 ) -> None:
     trust = ssl.create_default_context()
-    with httpx2.Client(verify=trust, trust_env=False, timeout=10) as http:
+    with httpx2.Client(verify=trust, trust_env=False, timeout=60) as http:
         assert http.get(f"{one.url}/health").status_code == 200
         assert [http.get(one.url + path).status_code for path in ("/metrics", "/ready", "/")] == [
             404,
@@ -272,7 +272,7 @@ def test_the_address_is_well_while_a_gateway_is_and_shows_devices_only_what_they
 
 def test_the_gateway_knows_who_came_and_not_who_they_say_they_are(one: Address) -> None:
     transport = httpx2.HTTPTransport(verify=ssl.create_default_context(), local_address="127.0.0.2")
-    with httpx2.Client(transport=transport, timeout=10) as http:
+    with httpx2.Client(transport=transport, timeout=60) as http:
         forged = {"X-Forwarded-For": "192.0.2.1"}
         assert http.get(f"{one.url}/v1/models", headers=forged).status_code == 401
     assert '"peer": "127.0.0.2"' in one.a.told() + one.b.told()

@@ -75,7 +75,7 @@ def redis_url() -> Iterator[str]:
 
 
 def _wait_for(port: int) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
@@ -88,7 +88,7 @@ def _wait_for(port: int) -> None:
 Store = Callable[[], LimitStore]
 
 
-@pytest.fixture(params=["memory", "sqlite", "redis"])
+@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.deep)])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -451,6 +451,7 @@ def test_nothing_is_granted_while_the_store_is_down(
     ]
 
 
+@pytest.mark.deep
 def test_a_redis_that_goes_and_comes_back(
     told: LogCapture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import structlog
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import Sglang, Vllm
 from edgewise.cloud.gateway import GatewayCloud
+from edgewise.completion import Sent
 from edgewise.errors import CloudError, CloudUnavailable
 from edgewise.events import Consult
 from edgewise.gateway.telemetry import trace_id
@@ -22,7 +23,6 @@ from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from edgewise.traces.recorder import Answered, Recorder
 from edgewise.traces.timeline import read
-from edgewise.verdict import Sent
 from tests.cloud.dialects import DialectServer, sglang_routes, vllm_routes
 from tests.gateway.collector import Collector, attributes
 from tests.gateway.doubles import PlainEngine
@@ -85,7 +85,7 @@ def test_what_fails_in_the_gateway_itself_has_the_consults_name(
     with gateway([PlainEngine()], keys=path) as running:
         cloud, sent = GatewayCloud(running.url, key=secret), Sent()
         cloud.check(ByteTokenizer())
-        asked = cloud.open(Prompt((1,))).ask([1, 2], 3, Sampling(), 5, sent)
+        asked = cloud.open(Prompt((1,))).ask([1, 2], 3, Sampling(), 30, sent)
         with pytest.raises(CloudError) as raised:
             asked.result()
         cloud.close()
@@ -102,7 +102,7 @@ def test_an_engine_that_names_nothing_is_found_by_the_consults_name(told: Lines)
         cloud.check(engine.tokenizer)
         engine.act = lambda ids, n: _raise(CloudUnavailable("down"))
         with pytest.raises(CloudUnavailable) as raised:
-            cloud.open(Prompt((1,))).ask([1, 2], 1, Sampling(), 5, sent).result()
+            cloud.open(Prompt((1,))).ask([1, 2], 1, Sampling(), 30, sent).result()
         cloud.close()
     assert raised.value.request_id == sent.request_id
     (line,) = [line for line in told if line["event"] == "consult failed"]

@@ -44,7 +44,7 @@ def status(url: str, data: bytes | None = None, **headers: str) -> int:
     spelled = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
         request = urllib.request.Request(url, data, spelled)
-        with urllib.request.urlopen(request, timeout=20) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             return response.status
     except urllib.error.HTTPError as error:
         return error.code

@@ -32,7 +32,7 @@ class Here(NamedTuple):
 
     def connect(self) -> socket.socket:
         """A new connection."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
     def say(self, data: bytes) -> bytes:
         """What comes back, until the end."""
@@ -86,7 +86,7 @@ def listener(
         yield Here(door.socket.getsockname()[1], door.seats, ended)
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 

@@ -50,7 +50,7 @@ def flood(port: int, count: int, begun: bytes) -> ExitStack:
     """Connections that say no more than `begun`."""
     stack = ExitStack()
     for _ in range(count):
-        peer = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+        peer = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
         with contextlib.suppress(OSError):
             peer.sendall(begun)
     return stack
@@ -207,7 +207,7 @@ def test_serve_speaks_tls_and_takes_a_renewed_certificate(tmp_path: Path) -> Non
             while served_certificate(port) == first:
                 assert started.poll() is None
             started.terminate()
-            assert started.wait(20) == 0
+            assert started.wait(60) == 0
         finally:
             started.kill()
 
@@ -220,7 +220,7 @@ def served_certificate(port: int) -> str:
     end = time.monotonic() + 60
     while True:
         try:
-            return ssl.get_server_certificate(("127.0.0.1", port), timeout=20)
+            return ssl.get_server_certificate(("127.0.0.1", port), timeout=60)
         except OSError:
             assert time.monotonic() < end
             time.sleep(0.1)

@@ -235,11 +235,11 @@ def test_a_late_answer_is_given_up_at_the_deadline() -> None:
         edge_saying("blue"),
         router=Constant(1.0),
         policy=Policy(threshold=0.5, deadline=0.01),
-        cloud=cloud_saying("blue", delay=3.0),
+        cloud=cloud_saying("blue", delay=60.0),
     )
     result = answer(decoder, max_tokens=1)
     assert result.tokens[0].reason == "timeout"
-    assert result.timing.total < 2.0
+    assert result.timing.total < 30
 
 
 def test_consults_are_told_with_their_outcome() -> None:

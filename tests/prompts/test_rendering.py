@@ -176,7 +176,7 @@ def test_one_slow_conversation_keeps_nobody_waiting(make: Make) -> None:
         assert renderer.render(STUCK_WHERE_TOLD, said("Hi")) == "<user>Hi\n"
     assert thread.is_alive()
     renderer.close()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert "ended the process that renders it" in str(stuck[0])
 
@@ -279,7 +279,7 @@ def test_nothing_outlives_a_parent_that_is_killed(how: list[str]) -> None:
 def test_nothing_outlives_a_parent_that_ends() -> None:
     process = started("wait")
     (worker,) = workers(process.pid)
-    assert process.communicate("", timeout=20) == ("", "")
+    assert process.communicate("", timeout=60) == ("", "")
     assert process.returncode == 0
     assert gone(worker)
 
@@ -324,7 +324,7 @@ def test_it_is_started_with_the_models_where_there_is_a_template(template: str |
     assert process.stdout is not None
     assert process.stdout.read(7) == b"loaded "
     assert len(workers(process.pid)) == (template is not None)
-    process.communicate(b"\n", timeout=20)
+    process.communicate(b"\n", timeout=60)
 
 
 @pytest.mark.parametrize(

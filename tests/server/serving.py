@@ -54,7 +54,7 @@ def running(
             yield Server(url, process.pid)
         finally:
             process.terminate()
-            process.wait(timeout=20)
+            process.wait(timeout=60)
 
 
 def _answers(url: str, trusted: ssl.SSLContext | None) -> bool:

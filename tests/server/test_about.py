@@ -10,7 +10,7 @@ from tests.server.serving import serving
 
 
 def get(url: str, **more: object) -> httpx2.Response:
-    return httpx2.get(url, timeout=20, trust_env=False, **more)  # type: ignore[arg-type]
+    return httpx2.get(url, timeout=60, trust_env=False, **more)  # type: ignore[arg-type]
 
 
 def test_models_are_listed_and_found(url: str) -> None:

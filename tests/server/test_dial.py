@@ -62,6 +62,31 @@ def test_one_share_has_one_budget_however_it_is_written() -> None:
     assert sum(usage["edgewise"]["cloud_tokens"] for usage in found) <= 2 + 0.02 * 160
 
 
+def test_a_threshold_gives_one_answer_whatever_was_asked_before(url: str) -> None:
+    """A share's budget moves its threshold from answer to answer; an id with one stands still."""
+    questions = [question.prompt for question in pocketqa().questions[:12]]
+    asked(url, "edgewise:t0.2", questions[0], 40)
+    first = [replied(url, "edgewise:t0.2", question) for question in questions]
+    for question in questions:
+        replied(url, "edgewise@0.03", question)
+    with ThreadPoolExecutor(2) as pool:
+        again = list(pool.map(lambda one: replied(url, "edgewise:t0.2", one), questions))
+    assert again == first
+    assert any(cloud for _, cloud in first)
+    # By a threshold that no score reaches, the edge writes all.
+    assert replied(url, "edgewise:t1", questions[0]) == replied(url, "edgewise:edge", questions[0])
+
+
+def replied(url: str, model: str, prompt: str) -> tuple[str, int]:
+    """An answer and how many of its tokens the cloud wrote."""
+    messages = [{"role": "user", "content": prompt}]
+    body = {"model": model, "messages": messages, "max_tokens": 40}
+    reply = httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=120, trust_env=False)
+    found = reply.raise_for_status().json()
+    return found["choices"][0]["message"]["content"], found["usage"]["edgewise"]["cloud_tokens"]
+
+
+@pytest.mark.deep
 @pytest.mark.parametrize("through", ["engine", "gateway"])
 def test_edge_only_answers_make_no_connection(through: str) -> None:
     question = pocketqa().questions[0].prompt

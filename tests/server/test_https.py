@@ -71,7 +71,7 @@ def test_without_that_it_says_nothing_to_anybody(served: Encrypted) -> None:
 
 def test_nothing_is_served_in_the_clear(served: Encrypted) -> None:
     with pytest.raises(httpx2.TransportError):
-        httpx2.get(served.url.replace("https", "http") + "/health", timeout=20, trust_env=False)
+        httpx2.get(served.url.replace("https", "http") + "/health", timeout=60, trust_env=False)
 
 
 def test_the_page_works_by_tls(served: Encrypted, browser: Browser) -> None:

@@ -68,7 +68,7 @@ def write_tasks(folder: Path) -> None:
 
 def runs(url: str) -> dict[str, list[str]]:
     """Command lines by name."""
-    pair, whole = "edge=bundled,cloud=bundled,cloud_share=0.05", "chosen,written,rolled"
+    pair, whole = "edge=bundled,cloud=bundled,threshold=0.3", "chosen,written,rolled"
     listed = {
         "url": (
             *("lm_eval.__main__", "local-completions", whole),
@@ -76,7 +76,7 @@ def runs(url: str) -> dict[str, list[str]]:
         ),
         "chat": (
             *("lm_eval.__main__", "local-chat-completions", "written"),
-            f"model=edgewise@0.05,base_url={url}/v1/chat/completions",
+            f"model=edgewise:t0.3,base_url={url}/v1/chat/completions",
         ),
         "class": ("edgewise.lm_eval", "edgewise", whole, "edge=bundled,cloud=none"),
         "pair": ("edgewise.lm_eval", "edgewise", "chosen,written", f"{pair},logprobs=cloud"),

@@ -142,8 +142,11 @@ def test_a_completion_is_local_where_it_says_so() -> None:
             assert found["usage"]["edgewise"]["sent"]["bytes"] == 0
         ids = {**ASK, "prompt": list(b"sky: "), **MARK}
         assert client.post("/v1/completions", json=ids).status_code == 200
-        assert recorder.messages == []
+        # It is remembered.
         assert client.post("/v1/completions", json=ASK).status_code == 200
+        assert recorder.messages == []
+        other = {**ASK, "prompt": "sea: "}
+        assert client.post("/v1/completions", json=other).status_code == 200
         assert recorder.messages != []
 
 
@@ -183,7 +186,7 @@ def test_openais_client_sends_the_mark_back() -> None:
 
 
 def test_a_mark_goes_on_to_all_that_follows_and_is_remembered() -> None:
-    known = LocalMessages(most=2)
+    known = LocalMessages()
     said = [Message("user", "a"), Message("assistant", "b"), Message("user", "c")]
     assert not any(one.local for one in known.marked(said, local=False))
     assert [one.local for one in known.marked(said, local=True)] == [False, False, True]
@@ -196,6 +199,3 @@ def test_a_mark_goes_on_to_all_that_follows_and_is_remembered() -> None:
     plain = [Message("system", "s"), Message("user", "t")]
     assert [one.local for one in known.marked(plain, local=False)] == [False, True]
     assert not any(one.local for one in known.marked([plain[0], said[0]], local=False))
-    for text in "xyz":  # the oldest are forgotten
-        known.marked([Message("user", text)], local=True)
-    assert not any(one.local for one in known.marked(longer, local=False))

@@ -1,5 +1,6 @@
 """The page in a real Chromium, against a real server, engine and link: answers and their tokens."""
 
+import json
 import re
 
 import pytest
@@ -130,6 +131,26 @@ def test_the_slider_moves_the_share(page: Page) -> None:
     assert page.locator(".text .cloud").count() > 0
 
 
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [(("--cloud-share", "10%"), "10%"), (("--threshold", "0.4"), "threshold 0.4")],
+)
+def test_until_the_dial_is_touched_the_servers_flags_hold(
+    browser: Browser, flags: tuple[str, str], shown: str
+) -> None:
+    with serving(*flags, "--threads", "1") as url:
+        own = browser.new_page()
+        own.goto(url)
+        expect(own.locator("#share-value")).to_have_text(shown)
+        bodies = sent_bodies(own)
+        ask(own, QUESTION)
+        own.get_by_label("Cloud share").fill("20")
+        expect(own.locator("#share-value")).to_have_text("20%")
+        ask(own, QUESTION)
+        own.close()
+    assert [json.loads(body)["model"] for body in bodies] == ["edgewise", "edgewise@0.2"]
+
+
 def test_modes_and_side_by_side(page: Page) -> None:
     page.get_by_label("cloud only").check()
     ask(page, QUESTION)
@@ -182,18 +203,18 @@ def test_a_local_conversation_stays_local_until_a_new_one(page: Page) -> None:
     switch = page.get_by_label("local")
     page.get_by_label("Cloud share").fill("30")
     switch.check()
-    ask(page, "Tell me about tin.")
+    ask(page, "Tell me in private about tin.")
     expect(page.locator(".text .cloud")).to_have_count(0)
     expect(page.locator(".question.local")).to_have_count(1)
     expect(switch).to_be_disabled()
-    ask(page, QUESTION)
+    ask(page, "And in private about gold.")
     expect(page.locator(".text .cloud")).to_have_count(0)
     assert bodies[-1].count('"edgewise":{"cloud":"none"}') == 3
     # Kept, and as local as it was.
     page.reload()
     expect(page.locator(".question.local")).to_have_count(2)
     expect(switch).to_be_disabled()
-    ask(page, QUESTION)
+    ask(page, "And in private about gold.")
     assert bodies[-1].count('"edgewise":{"cloud":"none"}') == 5
     page.get_by_role("button", name="New chat").click()
     expect(switch).to_be_enabled()

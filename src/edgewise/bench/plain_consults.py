@@ -6,6 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from edgewise.cloud.engine import EngineCloud
+from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.spelling import bytes_of
 from edgewise.engines.base import NOBODY, Client, Engine, sampling_fields
@@ -13,7 +14,6 @@ from edgewise.engines.completions import COMPLETIONS
 from edgewise.engines.http import HttpEngine
 from edgewise.engines.text_replies import AskedText, of_completion
 from edgewise.sampling import Sampling
-from edgewise.verdict import Verdict
 
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
@@ -35,7 +35,7 @@ class WrittenOut(HttpEngine):
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
-    ) -> Verdict:
+    ) -> Completion:
         text = bytes_of(self._tokenizer, ids).decode("utf-8", "replace")
         body: dict[str, Any] = {
             "model": await self.model_name(),
@@ -49,7 +49,7 @@ class WrittenOut(HttpEngine):
         if not written and not said.ended:
             written = self._tokenizer.encode(_UNKNOWN)[:n]
         none = (None,) * len(written)
-        return Verdict(ids=tuple(written), logprobs=none, stopped=said.ended)
+        return Completion(ids=tuple(written), logprobs=none, stopped=said.ended)
 
 
 class PlainCloud(EngineCloud):
@@ -64,7 +64,9 @@ class PlainCloud(EngineCloud):
         self._size = tokenizer.size
         self._kept = kept
 
-    async def complete(self, ids: list[int], n: int, sampling: Sampling, client: Client) -> Verdict:
+    async def complete(
+        self, ids: list[int], n: int, sampling: Sampling, client: Client
+    ) -> Completion:
         if not self._kept:
             client = replace(client, trace={**client.trace, "Connection": "close"})
         return await super().complete(ids, n, sampling, client)

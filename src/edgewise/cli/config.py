@@ -14,7 +14,7 @@ from rich.table import Table
 
 from edgewise import settings
 from edgewise.cli import options, render
-from edgewise.errors import UsageError
+from edgewise.errors import EdgewiseError, UsageError
 from edgewise.parts import require_usable
 from edgewise.settings import FILE, NAMES, Settings, spelled, variable
 
@@ -75,7 +75,11 @@ def set_value(
     """Set KEY in edgewise.toml, whose comments stay; refused is what a command would refuse."""
     name = _known(key)
     alone = settings.settings_of({name: value})
-    require_usable(alone)
+    try:
+        require_usable(alone)
+    except EdgewiseError as error:
+        error.setting = None  # neither a flag nor a variable holds the value
+        raise
     found = getattr(alone, name)
     if found is None:
         raise UsageError(f"{value!r} sets nothing; edgewise config unset {spelled(name)} does that")
@@ -143,7 +147,7 @@ def _document() -> "TOMLDocument":
     try:
         return tomlkit.parse(data) if data else tomlkit.document()
     except (TOMLKitError, UnicodeDecodeError) as error:
-        raise UsageError(f"{FILE} is no valid TOML: {error}.") from error
+        raise UsageError(f"{FILE} is not valid TOML: {error}.") from error
 
 
 def _write(document: "TOMLDocument", *, vet: bool = True) -> None:

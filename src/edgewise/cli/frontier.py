@@ -23,7 +23,7 @@ from edgewise.bench.link import http_target
 from edgewise.bench.pace import UNPACED, Pace
 from edgewise.bench.pace import measured as measured_pace
 from edgewise.cli import options, render
-from edgewise.cli.bench import connected_cloud, pace_named, served, without_cloud
+from edgewise.cli.bench import app, connected_cloud, pace_named, served, without_cloud
 from edgewise.cli.eval import contenders_of, require_folder, shares_of
 from edgewise.cli.options import DRAWS, ONE_VOCABULARY, RECORD, SERVING, takes
 from edgewise.cloud.base import CloudModel
@@ -331,3 +331,6 @@ def _drawn(table: FrontierTable) -> Table:
     for line in table.lines:
         drawn.add_row(*line)
     return drawn
+
+
+app.command()(frontier)

@@ -97,6 +97,9 @@ def takes(
     """
     refused = frozenset(NAMES) - {*options, *reads, *unaffected}
 
+    def vet(chosen: Settings, places: Mapping[str, str]) -> None:
+        vetted(chosen, {n: where for n, where in places.items() if n in options or n in reads})
+
     def decorate(command: Command) -> Command:
         own = inspect.signature(command).parameters
         added = [_option(name) for name in options]
@@ -110,7 +113,7 @@ def takes(
             flags = {name: values.pop(name) for name in options}
             flags |= {name: _first(values[name]) for name in reads if name in own}
             load = partial(
-                settings.load, flags, refused=refused, reader=context.command_path, vet=vetted
+                settings.load, flags, refused=refused, reader=context.command_path, vet=vet
             )
 
             def with_file(file: Path) -> Settings:
@@ -165,40 +168,38 @@ def fix(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:
 
 
 def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
-    """A file runs no code, sends nobody's secrets, says seen where prompts and key go.
+    """Refuse what a file of settings may not do; `places` says where each setting was given.
 
-    No address is shown with a key in it.
+    A file runs no code and names no variable of the environment. A cloud that it names gets no key
+    but the file's own, and the user is told of that cloud. Raises `UsageError`.
     """
     named = (settings.ENVIRONMENT, settings.FLAGS)
     of_file = {name: where for name, where in places.items() if where not in named}
     if "router" in of_file and chosen.router and runs_code(chosen.router):
         raise UsageError(
-            f"router in {of_file['router']} runs code, which {_who(of_file['router'])} may not",
+            f"router in {of_file['router']} runs code, which a file may not",
             hint="name it with --router or EDGEWISE_ROUTER",
         )
     if "cloud_key_env" in of_file:
         raise UsageError(
             f"cloud-key-env in {of_file['cloud_key_env']} would send what the environment holds, "
-            f"which {_who(of_file['cloud_key_env'])} may not",
+            f"which a file may not",
             hint="name the variable with --cloud-key-env or EDGEWISE_CLOUD_KEY_ENV",
         )
     cloud = meant(chosen.cloud or "")
     if is_url(cloud):
         require_keyless(cloud)
     if "cloud" in of_file and is_url(cloud):
-        if chosen.cloud_key_env is not None:
-            raise UsageError(
-                f"{of_file['cloud']} names the cloud {chosen.cloud!r}, and "
-                f"{_who(of_file['cloud'])} may not say where the key in {chosen.cloud_key_env!r} "
-                "goes",
-                hint="name the cloud with --cloud or EDGEWISE_CLOUD",
-            )
+        for name in ("cloud_key", "cloud_key_env"):
+            if getattr(chosen, name) and places.get(name) != of_file["cloud"]:
+                raise UsageError(
+                    f"{of_file['cloud']} names the cloud {chosen.cloud!r}, and "
+                    f"a file may not say where {settings.spelled(name)} of "
+                    f"{places.get(name)} goes",
+                    hint="name the cloud with --cloud or EDGEWISE_CLOUD, or put its own key into "
+                    "that file",
+                )
         render.note(f"{of_file['cloud']} names the cloud: {chosen.cloud}")
-
-
-def _who(file: str) -> str:
-    """Whoever wrote it."""
-    return "a file in the working folder" if file == settings.FILE else "a file"
 
 
 def _reached(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:

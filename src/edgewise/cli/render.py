@@ -66,7 +66,8 @@ def paint(events: Iterable[Event]) -> Answer:
 def painted(events: Iterable[Event]) -> Iterator[Event]:
     """The same events, shown on their way.
 
-    The first consult that failed is told on stderr, once the answer is complete.
+    The first consult that failed is told on stderr, once the answer is complete; where all did,
+    as a warning.
     """
     problem: str | None = None
     for event in events:
@@ -74,7 +75,9 @@ def painted(events: Iterable[Event]) -> Iterator[Event]:
             _write(event.text, CLOUD if event.source == "cloud" else Style())
         elif isinstance(event, Finished):
             _write(event.text + "\n", Style())
-            if problem:
+            if problem and event.usage.alone:
+                warn(f"the cloud helped nowhere, the edge model wrote all of it: {problem}")
+            elif problem:
                 note(f"the edge model stood in: {problem}")
         elif isinstance(event, Consult):
             problem = problem or event.message

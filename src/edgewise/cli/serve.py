@@ -76,7 +76,8 @@ def serve(
 ) -> None:
     """Serve OpenAI's API and a chat page: model ids edgewise, edgewise@0.05, edgewise:edge|cloud.
 
-    What a request leaves out is as the flags say. With --model the names are yours.
+    edgewise:t0.3 asks by a fixed threshold, so that answers are reproducible. What a request
+    leaves out is as the flags say. With --model the names are yours.
     """
     _require_guarded(host, chosen.api_key, keys)
     _require_extra()

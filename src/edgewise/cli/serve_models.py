@@ -1,16 +1,15 @@
 """The models that `edgewise serve` loads: one by its flags, or several, a file of settings each."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import urlsplit
 
-from edgewise.addresses import from_home, is_url
+from edgewise.addresses import from_home
 from edgewise.cli.options import SettingsWith
 from edgewise.errors import EdgewiseError, UsageError
 from edgewise.pair import open_pair
-from edgewise.parts import cloud_address, sampling_of
+from edgewise.parts import sampling_of
 from edgewise.settings import Settings, spelled
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ def served_models(
     for one in found:
         with _said_of(one):
             sampling_of(one.settings)
-    _require_own_keys(found, chosen)
     return found
 
 
@@ -129,19 +127,3 @@ def _said_of(model: ServedModel) -> Generator[None]:
         raise UsageError(
             f"The model {model.name!r} cannot be served: {error.told(where)}"
         ) from error
-
-
-def _require_own_keys(models: Sequence[ServedModel], chosen: Settings) -> None:
-    """A key that is given for all models goes to one place: another would learn it."""
-    shared = (chosen.cloud_key, chosen.cloud_key_env)
-    places: Mapping[tuple[str, str], str] = {
-        urlsplit(address)[:2]: address
-        for one in models
-        if (one.settings.cloud_key, one.settings.cloud_key_env) == shared
-        and is_url(address := cloud_address(one.settings))
-    }
-    if len(places) > 1 and shared != (None, None):
-        raise UsageError(
-            f"One key would go to {' and '.join(places.values())}",
-            hint="put each model's own into its file, as cloud-key",
-        )

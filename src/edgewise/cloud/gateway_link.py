@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -9,6 +10,7 @@ from typing import Protocol
 import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
+from edgewise.completion import Completion, Sent
 from edgewise.edge.kv import common_prefix
 from edgewise.engines.base import TOP
 from edgewise.errors import (
@@ -22,7 +24,6 @@ from edgewise.errors import (
 )
 from edgewise.events import Candidate
 from edgewise.sampling import Sampling
-from edgewise.verdict import Sent, Verdict
 from edgewise.wire.protocol import (
     MAX_SPAN,
     VERSION,
@@ -56,6 +57,9 @@ MAX_MESSAGE = 500
 
 TRIES = 3
 """How often a gateway may ask for a whole prefix again."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class Broken(Exception):
@@ -105,13 +109,18 @@ class GatewayLink:
         self._count = secrets.randbelow(1 << 16)
         gateway.links.add(self)
 
+    @property
+    def held(self) -> int:
+        """How many ids the gateway is thought to hold."""
+        return len(self._ledger)
+
     def shared(self, ids: Sequence[int]) -> int:
         """How many of `ids` the gateway is thought to hold already."""
         return shared(self._ledger.ids, ids)
 
     async def ask(
         self, ids: list[int], n: int, sampling: Sampling, deadline: float, sent: Sent
-    ) -> Verdict:
+    ) -> Completion:
         """Tried again over a new connection until `deadline`; raises a `CloudError`."""
         if n > MAX_SPAN:
             raise CloudRejected(
@@ -189,7 +198,7 @@ class GatewayLink:
 
     async def _ask_once(
         self, ids: list[int], n: int, sampling: Sampling, deadline: float, sent: Sent
-    ) -> Verdict:
+    ) -> Completion:
         milliseconds = max(1, int(1000 * deadline))
         for _ in range(TRIES):
             async with self._sending:
@@ -211,7 +220,7 @@ class GatewayLink:
                     raise
             answered = await self._reply(ask, reply, waiting, sent)
             if isinstance(answered, Reply):
-                return _verdict(answered)
+                return _completion(answered)
             self._ledger.put(0, [])
         raise CloudProtocolError(f"{self._gateway.name!r} does not keep what it is sent.")
 
@@ -256,11 +265,16 @@ class GatewayLink:
         problem: Exception = Broken()
         try:
             async for message in socket:
+                if message.type is aiohttp.WSMsgType.ERROR:
+                    break  # no pong came, or no frame
                 if message.type is not aiohttp.WSMsgType.BINARY:
                     raise CloudProtocolError(f"{self._gateway.name!r} sent a text message.")
                 self._take(from_gateway(message.data), waiting)
         except CloudError as error:
             problem = error
+        except (aiohttp.ClientError, OSError) as error:
+            # A ping cannot be answered where the other side is gone.
+            _log.debug("the link to %r broke: %s", self._gateway.name, error)
         finally:
             if self._socket is socket:
                 self._socket = None
@@ -318,8 +332,8 @@ def _heard(reply: "asyncio.Future[Reply | NeedFull]") -> None:
         reply.exception()
 
 
-def _verdict(reply: Reply) -> Verdict:
-    return Verdict(
+def _completion(reply: Reply) -> Completion:
+    return Completion(
         ids=reply.ids,
         logprobs=reply.logprobs,
         top=tuple(tuple(Candidate(*pair) for pair in top) for top in reply.top),

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import msgspec
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.seam import REPEATED
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.text import GoneOn, TextEngine
 from edgewise.errors import CloudProtocolError, CloudRejected
@@ -41,6 +40,9 @@ _ODD = "= # one two three fo"
 _WORDS = "one two three four"
 _ANEW = ("one", "1", "sure", "i ", "i'", "here", "certainly", "of course", "okay", "ok,", "great")
 """How answers begin."""
+
+_REPEATED = 12
+"""Characters of a reply that another one does not begin with by chance."""
 
 _SENTENCE = "The heron stands in the shallow water and waits, line {} of a text that is the same. "
 _LINES = (70, 12)
@@ -170,8 +172,8 @@ class _Probe:
         """
         half = max(reply.rfind(" ", 0, len(reply) // 2 + 1), len(reply) // 4)
         again = await self._reply(_BEGUN[0].text + reply[:half].rstrip())
-        first, other = reply.lstrip()[:REPEATED], reply[half:].strip()
-        if len(first) < REPEATED or (other and again.lstrip().startswith(other)):
+        first, other = reply.lstrip()[:_REPEATED], reply[half:].strip()
+        if len(first) < _REPEATED or (other and again.lstrip().startswith(other)):
             return
         if again.lstrip().startswith(first):
             raise self._restarts(reply)

@@ -63,6 +63,8 @@ def reach(
         found = asyncio.run(found_at(url, key=key, model=model))
     except UnknownEngine as error:
         return way.by_any_text(error)
+    if found in TEXT_DIALECTS:
+        return way.by_text(found)
     try:
         return way.by_ids(found)
     except (VocabularyMismatch, CloudRejected) as error:

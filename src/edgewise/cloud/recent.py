@@ -95,5 +95,5 @@ class _RecentSight:
     def __init__(self, sight: Sight, shown: Preceding) -> None:
         self._sight, self.shown = sight, shown
 
-    def answer(self, written: str) -> Told:
-        return self._sight.answer(written)
+    def answer(self, written: str, begun: str | None = None) -> Told:
+        return self._sight.answer(written, begun)

@@ -12,14 +12,14 @@ from typing import Literal, NamedTuple
 from msgspec.structs import replace
 
 from edgewise.cloud.reasoning import Reasoning
+from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.spelling import bytes_of, ids_spelling
-from edgewise.errors import CloudProtocolError, CloudRejected
-from edgewise.verdict import Verdict
+from edgewise.errors import CloudProtocolError, CloudRejected, NothingUsable
 
 BLANKS = " \t"
 
-REPEATED = 12
+REPEATED = 24
 """Characters of an answer's beginning that a reply does not come to by chance."""
 
 _CONTEXT = 32
@@ -68,18 +68,19 @@ def held_back(written: str, *, lines: bool = False) -> tuple[str, str]:
 def added(sent: str, reply: str) -> str:
     """What a reply adds to what was sent, from who may write that again first.
 
-    Raises `CloudProtocolError` where the reply begins the answer anew instead.
+    Raises `NothingUsable` where all of a reply is how the answer begins: the model began it anew.
+    One that says something else later on, as a table's next row does, goes on with it.
     """
-    begun, again = sent.lstrip(), reply.lstrip()
-    beginning = begun[:REPEATED]
-    if len(begun) < REPEATED or beginning != again[:REPEATED]:
+    begun, again = sent.lstrip(), reply.strip()
+    shorter = min(len(begun), len(again))
+    if shorter < REPEATED or begun[:shorter] != again[:shorter]:
         return reply
-    if beginning in begun[1:]:
+    if begun[:REPEATED] in begun[1:]:
         # It repeats itself, and may once more.
         return reply
-    if again.startswith(begun):
-        return again[len(begun) :]
-    raise CloudProtocolError("The cloud model began the answer anew instead of going on.")
+    if len(again) >= len(begun):
+        return reply.lstrip()[len(begun) :]
+    raise NothingUsable("The cloud model began the answer anew instead of going on.")
 
 
 def kept(
@@ -186,20 +187,22 @@ class Seams:
         """Whether the text may be divided behind `ids`, as `refused`."""
         return self._judged(ids, start, token, self._cloud)
 
-    def joined(self, verdict: Verdict, ids: Sequence[int], start: int, token: int) -> Verdict:
-        """A verdict about what follows `ids`, as `refused`, with the blanks that it lost.
+    def joined(
+        self, completion: Completion, ids: Sequence[int], start: int, token: int
+    ) -> Completion:
+        """A completion about what follows `ids`, as `refused`, with the blanks that it lost.
 
         They are those of `token`. Raises `CloudRejected` where it may have had none.
         """
-        reply = bytes_of(self._edge, verdict.ids).decode("utf-8", "replace")
+        reply = bytes_of(self._edge, completion.ids).decode("utf-8", "replace")
         blanks = self._blanks_before(ids, start, token) if self._strips else None
         if not blanks or not reply or reply[0].isspace():
-            return verdict
+            return completion
         if _kind(reply[0]) == "":
             raise CloudRejected("Whether a blank stands before the cloud's words cannot be told.")
-        ends = [one for one in verdict.ids[-1:] if one in self._edge.eos_ids]
+        ends = [one for one in completion.ids[-1:] if one in self._edge.eos_ids]
         found = (*spelled(self._edge, ids[start:], blanks + reply), *ends)
-        return replace(verdict, ids=found, logprobs=(None,) * len(found))
+        return replace(completion, ids=found, logprobs=(None,) * len(found))
 
     def _blanks_before(self, ids: Sequence[int], start: int, token: int) -> str | None:
         """Those of `token` before the cloud's words; None where that cannot be told.

@@ -5,8 +5,10 @@ their owner only, and never grow past two files of `MAX_COUNTS` bytes.
 """
 
 import base64
+import errno
 import logging
 import os
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +24,8 @@ MAX_COUNTS = 1 << 20
 
 _Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
 _Name = Annotated[str, Meta(max_length=16)]
+
+_NO_FILE = "it is a link, a pipe or a device, not a file"
 
 _log = logging.getLogger(__name__)
 
@@ -102,11 +106,11 @@ class CountsFile:
         return self.path.with_name(f"{self.path.name}.1")
 
     def _size(self) -> int:
-        return self.path.stat().st_size if self.path.exists() else 0
+        return self.path.lstat().st_size if self.path.exists() else 0
 
     def _lines(self, path: Path) -> list[bytes]:
         try:
-            with path.open("rb") as file:
+            with open(_opened(path, os.O_RDONLY), "rb") as file:
                 return file.read(2 * self._most).splitlines()
         except FileNotFoundError:
             return []
@@ -171,10 +175,31 @@ def _state() -> Path:
 
 
 def _append(path: Path, lines: bytes) -> None:
-    """To the end of a file that only its owner may read, unless it was there before."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    """To the end of a file that only its owner may read from then on; raises `OSError`."""
+    descriptor = _opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
+        if hasattr(os, "fchmod") and stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o077:
+            os.fchmod(descriptor, 0o600)
         while lines:
             lines = lines[os.write(descriptor, lines) :]
     finally:
         os.close(descriptor)
+
+
+def _opened(path: Path, flags: int) -> int:
+    """A descriptor of a file of its own: no link, which may lead anywhere, and no pipe or device.
+
+    Raises `OSError`.
+    """
+    # A pipe would be waited for; Windows has neither flag.
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise OSError(error.errno, _NO_FILE) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, _NO_FILE)
+    return descriptor

@@ -52,8 +52,11 @@ class Sight(Protocol):
         """What stands before the answer."""
         ...
 
-    def answer(self, written: str) -> Told:
-        """What is shown of an answer so far. Raises `Withheld` where nothing may be."""
+    def answer(self, written: str, begun: str | None = None) -> Told:
+        """What is shown of an answer so far. Raises `Withheld` where nothing may be.
+
+        `begun` is the answer with the signs of calls that are control tokens, where it differs.
+        """
         ...
 
 
@@ -105,5 +108,5 @@ class Plain:
     def of(self, before: Preceding) -> "Plain":
         return Plain(before)
 
-    def answer(self, written: str) -> Unchanged:
+    def answer(self, written: str, begun: str | None = None) -> Unchanged:
         return Unchanged(written)

@@ -232,6 +232,27 @@ def require_full_windows(model: str, why: str, *, swa_full: bool) -> None:
         )
 
 
+DEFAULT_CONTEXT = 4096
+"""Ids, for a model that holds more, or does not say how many."""
+
+
+def context_for(model: str, wanted: int | None, trained: int | None) -> int:
+    """The context of a session, ids. `trained` is the most that the model was made for, if known.
+
+    Raises `UsageError` for more than that: memory would be taken for positions where the model
+    writes noise.
+    """
+    if wanted is None:
+        return min(trained or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    if trained is not None and wanted > trained:
+        raise UsageError(
+            f"{model!r} was made for contexts of at most {trained} tokens, not {wanted}",
+            hint="lower the context",
+            setting="ctx",
+        )
+    return wanted
+
+
 class Chunk(NamedTuple):
     """Ids of a sequence, the first at position `start`; with `output` the step after the last."""
 

@@ -22,21 +22,21 @@ from edgewise.edge.base import (
     Floats,
     Marks,
     Needs,
+    context_for,
     require_full_windows,
 )
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp_bare import bare_loop
 from edgewise.edge.llamacpp_context import LlamaContext
-from edgewise.edge.llamacpp_load import default_threads, load_weights, new_context
+from edgewise.edge.llamacpp_load import BATCH, default_threads, load_weights, new_context
 from edgewise.edge.llamacpp_marks import how_many
 from edgewise.edge.llamacpp_recurrent import Recurrence, examine
+from edgewise.edge.llamacpp_sequence import LlamaSlot, LlamaSlots
 from edgewise.edge.llamacpp_sequences import LlamaSequences, width_for
-from edgewise.edge.llamacpp_slots import LlamaSlots
 from edgewise.edge.llamacpp_vocab import LlamaTokenizer
 from edgewise.errors import ModelError, UsageError
 
-_DEFAULT_CONTEXT = 4096
 _SAMPLED_BLOCKS, _BLOCK_BYTES = 64, 65536
 _EMBEDDINGS = "token_embd.weight"
 
@@ -77,7 +77,7 @@ class LlamaModel(EdgeModel):
             trained = llama_cpp.llama_model_n_ctx_train(self._model)
             if trained < 1:
                 raise ModelError(f"{str(path)!r} says of itself that it holds {trained} tokens.")
-            self.context = context or min(trained, _DEFAULT_CONTEXT)
+            self.context = context_for(self.name, context, trained)
             self.hidden_size = int(llama_cpp.llama_model_n_embd(self._model))
             self._tokenizer = LlamaTokenizer(self._model)
             self._swa_full = swa_full
@@ -91,7 +91,7 @@ class LlamaModel(EdgeModel):
             self._slots = LlamaSlots(
                 made,
                 name=self.name,
-                room=self.context,
+                batch=min(BATCH, self.context),
                 count=slots,
                 keep_prefixes=keep_prefixes,
             )
@@ -141,7 +141,7 @@ class LlamaModel(EdgeModel):
         if self.abilities.slots > 1:
             # Another thread's session may decode before this one's step is read.
             needs |= Needs.LOGITS
-        return KvSession(self, self._slots.reserve(), needs, top)
+        return KvSession(self, LlamaSlot(self._slots), needs, top)
 
     def sequences(self, width: int) -> LlamaSequences:
         width = width_for(width, self.context, self._recurrence.state)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from edgewise.edge.binding import llama_cpp
 from edgewise.edge.kv import common_prefix
 from edgewise.edge.llamacpp_context import LlamaContext
-from edgewise.edge.llamacpp_slots import LlamaSlots
+from edgewise.edge.llamacpp_sequence import LlamaSlot, LlamaSlots
 
 
 def bare_loop(slots: LlamaSlots, prompt: Sequence[int], tokens: int) -> Iterator[int]:
@@ -15,7 +15,7 @@ def bare_loop(slots: LlamaSlots, prompt: Sequence[int], tokens: int) -> Iterator
     last id without outputs, in cells that a session would take.
     """
     last, kept = len(prompt) - 1, 0
-    slot, context = slots.reserve(), slots.context
+    slot, context = LlamaSlot(slots), slots.context
     try:
         held = slot.adopt(prompt)
         with slot.lock:
@@ -25,7 +25,6 @@ def bare_loop(slots: LlamaSlots, prompt: Sequence[int], tokens: int) -> Iterator
             kept = last
         # What was read of a session that is closed is stale from here on.
         context.decodes += 1
-        assert slot.sequence is not None
         yield from _decoded(context, slot.sequence, prompt[last], last, tokens)
     finally:
         with slot.lock:

@@ -11,11 +11,9 @@ from threading import current_thread, main_thread
 from typing import Any, Literal
 
 from edgewise.edge.binding import llama_cpp
+from edgewise.edge.slots import BATCH
 from edgewise.edge.trial import require_survived
 from edgewise.errors import ModelError, UsageError
-
-BATCH = 512
-"""Most ids of one decode."""
 
 _ERROR = 4  # ggml.h: GGML_LOG_LEVEL_ERROR
 

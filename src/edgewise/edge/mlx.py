@@ -19,6 +19,7 @@ from edgewise.edge.base import (
     Floats,
     Marks,
     Needs,
+    context_for,
     require_full_windows,
 )
 from edgewise.edge.hub_config import explained
@@ -28,11 +29,10 @@ from edgewise.edge.kv import KvSession
 from edgewise.edge.mlx_cache import MlxCache, MlxWeights
 from edgewise.edge.mlx_load import load_folder, modules
 from edgewise.edge.sequence_cache import MEMORY, SequenceCache
-from edgewise.edge.sequence_slots import BATCH, SequenceSlots
+from edgewise.edge.sequence_slot import SequenceSlot
 from edgewise.edge.sequence_trial import try_out
+from edgewise.edge.slots import BATCH, Slots
 from edgewise.errors import UsageError
-
-_DEFAULT_CONTEXT = 4096
 
 
 def open_mlx(address: str, options: EdgeOptions) -> "MlxModel":
@@ -75,7 +75,7 @@ class MlxModel(EdgeModel):
         self.folder, self.name = folder, name or folder.resolve().name
         mx, _ = modules()
         loaded = load_folder(folder, gpu_layers)
-        self.context = context or min(loaded.context or _DEFAULT_CONTEXT, _DEFAULT_CONTEXT)
+        self.context = context_for(self.name, context, loaded.context)
         self.form, self.device = loaded.form, str(loaded.device.type.name)
         self._parameters = loaded.parameters
         with explained(folder, "MLX", "mlx-lm"):
@@ -94,9 +94,7 @@ class MlxModel(EdgeModel):
             new, size, slots=slots, engine="MLX", where=str(folder)
         )
         self._tokenizer = HubTokenizer(folder, size=size)
-        self._slots = SequenceSlots(
-            new, engine="MLX", name=self.name, count=slots, keep_prefixes=keep_prefixes
-        )
+        self._slots = Slots(new, name=self.name, count=slots, keep_prefixes=keep_prefixes)
 
     @property
     def tokenizer(self) -> HubTokenizer:
@@ -124,7 +122,7 @@ class MlxModel(EdgeModel):
         return self._slots.closed
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> KvSession:
-        return KvSession(self, self._slots.reserve(), needs, top)
+        return KvSession(self, SequenceSlot(self._slots, engine="MLX", name=self.name), needs, top)
 
     def fingerprint(self) -> str:
         return digest_of([self.folder / "config.json", *weight_files(self.folder)])

@@ -18,23 +18,29 @@ import msgspec
 import numpy as np
 
 from edgewise.addresses import resolve_folder
-from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Needs, require_full_windows
+from edgewise.edge.base import (
+    EdgeAbilities,
+    EdgeModel,
+    EdgeOptions,
+    Needs,
+    context_for,
+    require_full_windows,
+)
+from edgewise.edge.hub_config import told
 from edgewise.edge.hub_tokenizer import HubTokenizer
 from edgewise.edge.hub_weights import digest_of
 from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp_load import default_threads
+from edgewise.edge.onnx_cache import OnnxCache, longest_turn
 from edgewise.edge.onnx_folder import build_files, read_onnx_folder
-from edgewise.edge.onnx_slots import FAILURES, OnnxSlots, first_line, read_rows
+from edgewise.edge.sequence_cache import FAILURES, SequenceCache
+from edgewise.edge.sequence_slot import SequenceSlot
+from edgewise.edge.sequence_trial import PROBED, try_out
+from edgewise.edge.slots import BATCH, Slots
 from edgewise.errors import ModelError, UsageError
 
-_DEFAULT_CONTEXT = 4096
 _TELEMETRY, _TRUE = "ORT_DISABLE_TELEMETRY", ("1", "true", "yes", "on", "y")
-_PROBE = 6
-"""Ids that are run once to find out what the model can do."""
-
-_CLOSE = 0.02
-"""How far two ways to the same logits may lie apart, of the largest."""
-
+_ENGINE = "onnxruntime-genai"
 _NO_ID = -1
 _SILENT = 4
 
@@ -76,28 +82,32 @@ class OnnxModel(EdgeModel):
         )
         self.threads = threads or default_threads()
         described = read_onnx_folder(folder)
-        self.context = context or min(described.context, _DEFAULT_CONTEXT)
-        if self.context > described.context:
-            raise UsageError(
-                f"{self.name!r} holds {described.context} tokens, not {self.context}",
-                hint="lower the context",
-                setting="ctx",
-            )
+        self.context = context_for(self.name, context, described.context)
         self._tokenizer = HubTokenizer(folder, size=described.vocabulary)
         self._library = import_genai()
         self._model = self._load(gpu_layers)
         self._device = str(self._model.device_type)
-        self._outputs = (described.logits, described.hidden)
-        self.hidden_size, self._abilities = self._probed(slots)
-        self._slots = OnnxSlots(
-            lambda: self._generator(self.context),
+        outputs = (described.logits, described.hidden)
+        self.hidden_size, self._abilities, _ = try_out(
+            lambda: OnnxCache(lambda: self._generator(PROBED), outputs),
+            described.vocabulary,
+            slots=slots,
+            engine=_ENGINE,
+            where=str(folder),
+            may_stay=True,
+        )
+        rewinds = self._abilities.rewinds
+
+        def new() -> SequenceCache:
+            return OnnxCache(lambda: self._generator(self.context), outputs, rewinds=rewinds)
+
+        self._slots = Slots(
+            new,
             name=self.name,
-            vocabulary=described.vocabulary,
-            room=self.context,
             count=slots,
             keep_prefixes=keep_prefixes,
-            outputs=self._outputs,
-            rewinds=self._abilities.rewinds != "no",
+            batch=min(BATCH, self.context),
+            turn=longest_turn(described.vocabulary),
         )
 
     @property
@@ -118,7 +128,9 @@ class OnnxModel(EdgeModel):
         return self._slots.closed
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> KvSession:
-        return KvSession(self, self._slots.reserve(), needs, top)
+        return KvSession(
+            self, SequenceSlot(self._slots, engine=_ENGINE, name=self.name), needs, top
+        )
 
     def fingerprint(self) -> str:
         return digest_of(build_files(self.folder))
@@ -163,7 +175,7 @@ class OnnxModel(EdgeModel):
         except FAILURES as error:
             raise ModelError(
                 f"{str(self.folder)!r} is damaged, or needs what this onnxruntime-genai lacks "
-                f"({first_line(error)})",
+                f"({told(error)})",
                 hint="download it again, or choose a build for this device",
             ) from error
 
@@ -175,56 +187,10 @@ class OnnxModel(EdgeModel):
         except FAILURES as error:
             raise ModelError(
                 f"{str(self.folder)!r} does not fit in memory with a context of {room} ids "
-                f"({first_line(error)})",
+                f"({told(error)})",
                 hint="lower the context",
                 setting="ctx",
             ) from error
-
-    def _probed(self, slots: int) -> tuple[int, EdgeAbilities]:
-        """Size of the hidden state, 0 where there is none, and what a few ids show.
-
-        Raises `ModelError`.
-        """
-        generator = self._generator(_PROBE)
-        logits, hidden = self._outputs
-        ids = np.arange(1, _PROBE + 1, dtype=np.int32) * 7 % self._tokenizer.size
-        try:
-            generator.append_tokens(ids)
-            rows = read_rows(generator, logits)
-        except FAILURES as error:
-            raise ModelError(
-                f"{str(self.folder)!r} cannot be run ({first_line(error)})",
-                hint="choose another build of the model",
-            ) from error
-        if rows.shape[-1] != self._tokenizer.size or not np.isfinite(rows).all():
-            raise ModelError(
-                f"{str(self.folder)!r} does not give {self._tokenizer.size} logits, as its "
-                "config says, or they are no numbers",
-                hint="download it again",
-            )
-        width = _width(generator, hidden)
-        rewinds = "anywhere" if _goes_back(generator, ids, logits, rows[-1]) else "no"
-        return width, EdgeAbilities(
-            hidden=width > 0, rewinds=rewinds, batch_logits=len(rows) == _PROBE, slots=slots
-        )
-
-
-def _width(generator: Any, hidden: str) -> int:
-    try:
-        return read_rows(generator, hidden).shape[-1]
-    except FAILURES:
-        return 0
-
-
-def _goes_back(generator: Any, ids: Any, logits: str, wanted: Any) -> bool:
-    """Whether the ids after a rewind have the logits that they had before."""
-    try:
-        generator.rewind_to(_PROBE // 2)
-        generator.append_tokens(ids[_PROBE // 2 :])
-        far = np.abs(read_rows(generator, logits)[-1] - wanted).max()
-    except FAILURES:
-        return False
-    return bool(far <= _CLOSE * np.abs(wanted).max())
 
 
 def import_genai() -> Any:
@@ -243,7 +209,7 @@ def import_genai() -> Any:
         import onnxruntime_genai
     except ImportError as error:
         raise UsageError(
-            f"A model in ONNX form needs onnxruntime-genai ({first_line(error)})",
+            f"A model in ONNX form needs onnxruntime-genai ({told(error)})",
             hint="pip install 'edgewise[onnx]'",
         ) from error
     return onnxruntime_genai

@@ -102,15 +102,23 @@ class SequenceCache(ABC):
         self.length += len(ids)
         return rows
 
+    def keeps(self, position: int) -> int:
+        """How many ids `back(position)` would leave."""
+        if position >= self.length:
+            return self.length
+        if self.rewinds == "no":
+            return 0
+        if self.cuttable:
+            return position
+        return max((mark for mark in self._marks if mark <= position), default=0)
+
     def back(self, position: int) -> int:
         """Drop ids from `position` on, or from the last mark before it; returns how many remain."""
         if position >= self.length:
             return self.length
-        able = self.rewinds
+        kept = self.keeps(position)
         self._marks = {at: state for at, state in self._marks.items() if at <= position}
-        anywhere = able != "no" and self.cuttable
-        kept = position if anywhere else max(self._marks, default=0)
-        if not kept or able == "no" or not self._went(kept, anywhere=anywhere):
+        if not kept or not self._went(kept, anywhere=self.cuttable):
             self.clear()
             return 0
         self.length = kept

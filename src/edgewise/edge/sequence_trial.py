@@ -10,7 +10,9 @@ from edgewise.edge.hub_config import told
 from edgewise.edge.sequence_cache import Rows, SequenceCache
 from edgewise.errors import ModelError
 
-_IDS = 6
+PROBED = 6
+"""Ids of a trial."""
+
 _CLOSE = 0.05
 """How far two ways to the same logits may lie apart, of the largest."""
 
@@ -24,13 +26,20 @@ class Tried(NamedTuple):
 
 
 def try_out(
-    new: Callable[[], SequenceCache], size: int, *, slots: int, engine: str, where: str
+    new: Callable[[], SequenceCache],
+    size: int,
+    *,
+    slots: int,
+    engine: str,
+    where: str,
+    may_stay: bool = False,
 ) -> Tried:
     """Run a few of `size` ids through new caches: all at once, one by one, and after going back.
 
-    Raises `ModelError` for a model that does not go on where its cache ends.
+    Raises `ModelError` for a model that does not go on where its cache ends, or back to where it
+    was; `may_stay` where the caller has caches that never go back.
     """
-    ids = [7 * index % size for index in range(1, _IDS + 1)]
+    ids = [7 * index % size for index in range(1, PROBED + 1)]
     try:
         rows = _rows(new().run(ids, "all", hidden=True))
         cache = new()
@@ -44,13 +53,19 @@ def try_out(
         again = _rows(cache.run(ids[kept:], "last"))
     except Exception as error:
         raise _refused(where, engine, told(error)) from error
-    if rows.logits.shape != (len(ids), size) or not close(rows.logits[-1], last.logits[-1]):
+    count, width = rows.logits.shape
+    if width != size or not close(rows.logits[-1], last.logits[-1]):
         raise _refused(where, engine, "what it keeps of a text is not what it goes on with")
-    if able != "no" and not close(rows.logits[-1], again.logits[-1]):
+    came_back = close(rows.logits[-1], again.logits[-1])
+    if not kept or (may_stay and not came_back):
+        able = "no"
+    elif not came_back:
         raise _refused(where, engine, "it does not go back to where it was")
-    shown = rows.hidden is not None and len(rows.hidden) == len(ids)
+    shown = rows.hidden is not None and len(rows.hidden) == count
     width = int(rows.hidden.shape[-1]) if rows.hidden is not None else 0
-    return Tried(width, EdgeAbilities(hidden=shown, rewinds=able, slots=slots), marks)
+    batched = count == len(ids)
+    able = EdgeAbilities(hidden=shown, rewinds=able, batch_logits=batched, slots=slots)
+    return Tried(width, able, marks)
 
 
 def close(left: Floats, right: Floats) -> bool:

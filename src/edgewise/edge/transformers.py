@@ -19,6 +19,7 @@ from edgewise.edge.base import (
     Floats,
     Marks,
     Needs,
+    context_for,
     require_full_windows,
 )
 from edgewise.edge.hub_tokenizer import HubTokenizer
@@ -26,13 +27,12 @@ from edgewise.edge.hub_weights import digest_of, weight_files
 from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp_load import default_threads
 from edgewise.edge.sequence_cache import MEMORY, SequenceCache
-from edgewise.edge.sequence_slots import BATCH, SequenceSlots
+from edgewise.edge.sequence_slot import SequenceSlot
 from edgewise.edge.sequence_trial import try_out
+from edgewise.edge.slots import BATCH, Slots
 from edgewise.edge.transformers_cache import TorchCache, Weights
 from edgewise.edge.transformers_load import load_folder, modules, quiet
 from edgewise.errors import ModelError, UsageError
-
-_DEFAULT_CONTEXT = 4096
 
 
 def open_folder(address: str, options: EdgeOptions) -> "TransformersModel":
@@ -72,8 +72,8 @@ class TransformersModel(EdgeModel):
         loaded = load_folder(folder, gpu_layers)
         self.device, self.dtype = loaded.device, loaded.dtype
         trained = getattr(loaded.config, "max_position_embeddings", None)
-        own = trained if isinstance(trained, int) and trained > 0 else _DEFAULT_CONTEXT
-        self.context = context or min(own, _DEFAULT_CONTEXT)
+        known = trained if isinstance(trained, int) and trained > 0 else None
+        self.context = context_for(self.name, context, known)
         self._embeddings: Any = loaded.model.get_input_embeddings()
         self._parameters = sum(weight.numel() for weight in loaded.model.parameters())
         self._weights = Weights(torch, loaded.model, loaded.config)
@@ -89,9 +89,7 @@ class TransformersModel(EdgeModel):
                 new, size, slots=slots, engine="transformers", where=str(folder)
             )
         self._tokenizer = HubTokenizer(folder, size=size)
-        self._slots = SequenceSlots(
-            new, engine="transformers", name=self.name, count=slots, keep_prefixes=keep_prefixes
-        )
+        self._slots = Slots(new, name=self.name, count=slots, keep_prefixes=keep_prefixes)
 
     @property
     def tokenizer(self) -> HubTokenizer:
@@ -119,7 +117,9 @@ class TransformersModel(EdgeModel):
         return self._slots.closed
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> KvSession:
-        return KvSession(self, self._slots.reserve(), needs, top)
+        return KvSession(
+            self, SequenceSlot(self._slots, engine="transformers", name=self.name), needs, top
+        )
 
     def fingerprint(self) -> str:
         return digest_of([self.folder / "config.json", *weight_files(self.folder)])

@@ -18,6 +18,7 @@ OWNERS = {
     "fireworks": "fireworks",
     "cerebras": "cerebras",
     "edgewise-gateway": GATEWAY,
+    "edgewise": "edgewise",
 }
 """From what a server says of its models, in lower case, to its name."""
 

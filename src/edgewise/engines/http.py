@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from edgewise.completion import MOST_IDS, Sent
 from edgewise.engines.base import NOBODY, REQUEST_ID, Client, Described, Engine
 from edgewise.engines.refusals import bounded, not_now, unreachable
 from edgewise.engines.retry_after import HEADER, seconds_told
@@ -22,7 +23,6 @@ from edgewise.errors import (
     CloudUnavailable,
     UsageError,
 )
-from edgewise.verdict import MOST_IDS, Sent
 
 _MAX_REPLY = 4 << 20
 # Of the names of models in a sentence.
@@ -55,9 +55,8 @@ class Endpoint:
     ) -> bytes:
         """The reply to a JSON body that holds `ids` token ids; raises a `CloudError`."""
         data = msgspec.json.encode(body)
-        counting = _Counting(client.sent, ids) if client.sent is not None else None
         headers = {**client.headers, "Content-Type": "application/json"}
-        request = _Request("POST", path, data, headers, counting)
+        request = _Request("POST", path, _Way(client.sent, ids), data, headers)
         try:
             return await self._twice(request)
         except CloudUnavailable as busy:
@@ -68,21 +67,22 @@ class Endpoint:
 
     async def get(self, path: str) -> bytes:
         """The reply; raises a `CloudError`."""
-        return await self._twice(_Request("GET", path))
+        return await self._twice(_Request("GET", path, _Way()))
 
     async def _twice(self, request: "_Request") -> bytes:
-        """Retried once, where a kept connection was closed under us before any reply."""
+        """Retried once, where a kept connection was closed under us before any reply.
+
+        Over a new connection the request may have been read, computed and billed: never again.
+        """
         try:
             try:
                 return await self._once(request)
-            except aiohttp.ClientConnectorError:
-                # There was no connection to be kept.
-                raise
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError):
+                if not request.way.kept:
+                    raise
                 return await self._once(request)
         except (aiohttp.ClientError, OSError) as error:
-            refused = request.counting.refused if request.counting else None
-            raise refused or unreachable(self.url, error) from error
+            raise request.way.refused or unreachable(self.url, error) from error
 
     async def _once(self, request: "_Request") -> bytes:
         async with self._client().request(
@@ -91,7 +91,7 @@ class Endpoint:
             data=request.data,
             headers=request.headers,
             allow_redirects=False,
-            trace_request_ctx=request.counting,
+            trace_request_ctx=request.way,
         ) as response:
             body = await response.content.read(_MAX_REPLY + 1)
             while len(body) <= _MAX_REPLY and not response.content.at_eof():
@@ -110,7 +110,8 @@ class Endpoint:
         later = seconds_told(response.headers.get(HEADER))
         problem = not_now(self.url, response.status, request_id, later)
         problem = problem or self.declined(response.status, body, bounded(request_id))
-        problem.declined = True
+        # Of an engine that is busy or broken nobody knows what it computed, and bills.
+        problem.declined = response.status < 500 and response.status not in (408, 429)
         raise problem
 
     def declined(self, status: int, body: bytes, request_id: str | None) -> CloudRejected:
@@ -131,7 +132,7 @@ class Endpoint:
                 connector=connector,
                 headers=self._headers,
                 timeout=aiohttp.ClientTimeout(total=None),
-                trace_configs=[_counted(), self._connecting()],
+                trace_configs=[_watched(), self._connecting()],
             )
         return self._http
 
@@ -213,41 +214,52 @@ class HttpEngine(Endpoint, Engine):
 class _Request(NamedTuple):
     method: str
     path: str
+    way: "_Way"
     data: bytes | None = None
     headers: Mapping[str, str] | None = None
-    counting: "_Counting | None" = None
 
 
-class _Counting:
-    """A request's `Sent`, told when bytes are handed to a connection: each attempt travels.
+class _Way:
+    """How a request goes. `kept`: over a connection that an earlier request had made.
 
-    `refused` is why they may not be: what is raised there becomes a broken connection to aiohttp.
+    `sent` is told when bytes are handed to a connection, since each attempt travels. `refused` is
+    why they may not be: what is raised there becomes a broken connection to aiohttp.
     """
 
-    def __init__(self, sent: Sent, ids: int) -> None:
-        self._sent, self._ids = sent, ids
+    def __init__(self, sent: Sent | None = None, ids: int = 0) -> None:
+        self._sent, self._ids, self._told = sent, ids, False
+        self.kept = False
         self.refused: CloudError | None = None
 
     def add(self, body: bytes) -> None:
         try:
-            self._sent.add(self._ids, body)
+            if self._sent is not None:
+                self._sent.add(self._ids, body, again=self._told)
+                self._told = True
         except CloudError as error:
             self.refused = error
             raise
 
 
-def _counted() -> aiohttp.TraceConfig:
-    async def told(
+def _watched() -> aiohttp.TraceConfig:
+    async def sent(
         _: aiohttp.ClientSession,
         context: SimpleNamespace,
         chunk: aiohttp.TraceRequestChunkSentParams,
     ) -> None:
         # A body of bytes goes as one chunk.
-        if context.trace_request_ctx is not None:
-            context.trace_request_ctx.add(chunk.chunk)
+        context.trace_request_ctx.add(chunk.chunk)
+
+    async def kept(
+        _: aiohttp.ClientSession,
+        context: SimpleNamespace,
+        __: aiohttp.TraceConnectionReuseconnParams,
+    ) -> None:
+        context.trace_request_ctx.kept = True
 
     config = aiohttp.TraceConfig()
-    config.on_request_chunk_sent.append(told)
+    config.on_request_chunk_sent.append(sent)
+    config.on_connection_reuseconn.append(kept)
     return config
 
 

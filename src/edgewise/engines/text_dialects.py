@@ -82,6 +82,7 @@ QWEN = ChatDialect(
 )
 MOONSHOT = ChatDialect(name="Moonshot", last={"partial": True}, quiet=_NO_THOUGHTS, seed=None)
 LM_STUDIO = ChatDialect(name="LM Studio", quiet=_NO_EFFORT, filters=frozenset({"top_k"}))
+EDGEWISE = ChatDialect(name="Edgewise", quiet=_NO_EFFORT, filters=_FILTERS, serves="edgewise")
 TRAILING = ChatDialect(name="chat completions", quiet=_NO_EFFORT)
 
 
@@ -335,6 +336,7 @@ TEXT_DIALECTS: Mapping[str, TextFactory] = {
     "moonshot": partial(ChatText, chat=MOONSHOT),
     "lm-studio": partial(ChatText, chat=LM_STUDIO),
     "chat": partial(ChatText, chat=TRAILING),
+    "edgewise": partial(ChatText, chat=EDGEWISE),
     "completions": CompletionsText,
 }
 """By the names that users give them, in the order in which an unknown API may be asked.

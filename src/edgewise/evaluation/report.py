@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from edgewise.completion import metered
 from edgewise.evaluation.statistics import (
     Interval,
     difference_interval,
@@ -16,7 +17,6 @@ from edgewise.evaluation.statistics import (
 )
 from edgewise.evaluation.sweep import Cell
 from edgewise.evaluation.systems import Outcome, changed_share, cloud_share
-from edgewise.verdict import metered
 
 EDGE, CLOUD = Cell("edge"), Cell("cloud")
 

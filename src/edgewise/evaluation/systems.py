@@ -133,21 +133,23 @@ class CloudAlone:
         begun = time.monotonic()
         session = self._cloud.open(prompt)
         try:
-            verdict = session.ask(prompt.ids, self._max_tokens, Sampling(), CLOUD_DEADLINE).result()
+            completion = session.ask(
+                prompt.ids, self._max_tokens, Sampling(), CLOUD_DEADLINE
+            ).result()
         finally:
             session.close()
-        text = text_of(self._tokenizer, verdict.ids)
+        text = text_of(self._tokenizer, completion.ids)
         return Outcome(
             question=question.id,
             family=question.family,
             text=text,
             right=is_right(question, text),
             strict=is_strictly_right(question, text),
-            output_tokens=len(verdict.ids),
-            cloud_tokens=len(verdict.ids),
+            output_tokens=len(completion.ids),
+            cloud_tokens=len(completion.ids),
             consults=1,
-            cached=verdict.cached,
-            computed=verdict.computed,
+            cached=completion.cached,
+            computed=completion.computed,
             seconds=time.monotonic() - begun,
         )
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.sent_record import SentRecord
+from edgewise.completion import Completion
 from edgewise.edge.base import EdgeModel, Needs
 from edgewise.errors import BreaksGrammar, CloudError, Fault, NothingUsable
 from edgewise.events import (
@@ -40,7 +41,6 @@ from edgewise.loop.telling import Clock, consult_over
 from edgewise.prompts import Prompt, last_turn
 from edgewise.routers.base import Router
 from edgewise.sampling import Sampling
-from edgewise.verdict import Verdict
 
 
 class Parts(NamedTuple):
@@ -109,25 +109,7 @@ class Generation(Iterator[Event]):
             if parts.edge.abilities.rewinds == "marks":
                 # An edited message, or a template that rewrites the last turn, comes back to there.
                 edge.mark(last_turn(rules.tokenizer, prompt))
-            self._consults: Consults | None = None
-            if parts.cloud is not None and rules.policy.asks:
-                self._consults = Consults(
-                    parts.cloud.open(prompt),
-                    sent=parts.record.answer(
-                        prompt, parts.cloud.name, parts.cloud.own_tokenizer or rules.tokenizer
-                    ),
-                    policy=rules.policy,
-                    sampling=sampling,
-                    size=rules.tokenizer.size,
-                    seams=rules.seams,
-                    start=rules.prompt,
-                    breaker=parts.breaker,
-                    latency=parts.latency,
-                    meter=self._bill.meter if self._bill else None,
-                )
-                stack.callback(self._consults.close)
-                # While the edge reads the prompt the cloud can, too.
-                self._consults.push(self._ids, self._states[0])
+            self._consults = self._opened(parts, prompt, sampling, stack)
             reader = Reader(
                 edge, parts.router, sampling, candidates=candidates, constraint=self._constraint
             )
@@ -137,6 +119,37 @@ class Generation(Iterator[Event]):
             self._closing = stack.pop_all()
         self._record, self._prompt, self._latency = parts.record, prompt, parts.latency
         self._closed = False
+
+    def _opened(
+        self, parts: Parts, prompt: Prompt, sampling: Sampling, stack: ExitStack
+    ) -> Consults | None:
+        """A session with the cloud, where the answer may come to ask; `stack` closes it."""
+        rules, cloud = self._rules, parts.cloud
+        if cloud is None or not rules.policy.asks:
+            return None
+        # Closed last: what leaves while the session closes is recorded, too.
+        tokenizer = cloud.own_tokenizer or rules.tokenizer
+        sent = parts.record.answer(prompt, cloud.name, tokenizer)
+        stack.callback(sent.close)
+        session = cloud.open(prompt)
+        stack.callback(session.close)
+        consults = Consults(
+            session,
+            sent=sent,
+            policy=rules.policy,
+            sampling=sampling,
+            size=rules.tokenizer.size,
+            seams=rules.seams,
+            start=rules.prompt,
+            breaker=parts.breaker,
+            latency=parts.latency,
+            meter=self._bill.meter if self._bill else None,
+            here=cloud.here,
+        )
+        stack.callback(consults.drop)
+        # While the edge reads the prompt the cloud can, too.
+        consults.push(self._ids, self._states[0])
+        return consults
 
     @property
     def index(self) -> int:
@@ -231,7 +244,7 @@ class Generation(Iterator[Event]):
                 return
         self._awaited = None
         try:
-            verdict = self._consults.verdict(flight, self._ids, read.token)
+            completion = self._consults.completion(flight, self._ids, read.token)
         except CloudError as error:
             self._tell_over(flight, error)
             insists = self._rules.policy.on_cloud_error == "raise"
@@ -239,24 +252,24 @@ class Generation(Iterator[Event]):
                 raise
             self._write_edge(state.failed(error, flight.ask, self._rules), read, error.reason)
         else:
-            self._take(verdict, flight, read, state)
+            self._take(completion, flight, read, state)
 
-    def _take(self, verdict: Verdict, flight: Flight, read: Read, state: State) -> None:
-        """Go on with a verdict, as far as the answer's form allows it."""
-        fit = len(verdict.ids)
+    def _take(self, completion: Completion, flight: Flight, read: Read, state: State) -> None:
+        """Go on with a completion, as far as the answer's form allows it."""
+        fit = len(completion.ids)
         if self._constraint is not None:
-            fit = self._constraint.fitting(self._ids, verdict.ids, ends=verdict.stopped)
-        self._latency.judged(changed=fit > 0 and verdict.ids[0] != read.proposed)
-        answered = state.answered(verdict, read.proposed, fit, self._rules)
+            fit = self._constraint.fitting(self._ids, completion.ids, ends=completion.stopped)
+        self._latency.judged(changed=fit > 0 and completion.ids[0] != read.token)
+        answered = state.answered(completion, read.token, fit, self._rules)
         if fit:
-            self._tell_over(flight, verdict)
+            self._tell_over(flight, completion)
             self._write_cloud(answered, "critical", read)
         else:
             said = "What the cloud wrote is nothing that the answer's form allows here."
             self._tell_over(flight, BreaksGrammar(said))
             self._write_edge(answered, read, BreaksGrammar.reason)
 
-    def _tell_over(self, flight: Flight, outcome: Verdict | CloudError) -> None:
+    def _tell_over(self, flight: Flight, outcome: Completion | CloudError) -> None:
         assert self._consults is not None
         about = self._consults.sent.about(flight.sent)
         self._events.append(consult_over(self.index, flight, outcome, about))
@@ -280,7 +293,7 @@ class Generation(Iterator[Event]):
         self._append(after, replace(token, threshold=self._held(state, read), edge=known))
 
     def _write_cloud(self, state: State, reason: Reason, read: Read | None = None) -> None:
-        """The next token of a verdict; `read` is the edge's step where it was asked for."""
+        """The next token of a completion; `read` is the edge's step where it was asked for."""
         first = state.queue[0]
         after, text = state.write(first.id, "cloud", self._rules, ends=first.ends)
         score, known = (read.score, read.candidates) if read else (None, ())

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.completion import Completion
 from edgewise.prompts import Prompt
 from edgewise.rollouts.base import Continuation, Done, Prefix, ignore
-from edgewise.verdict import Verdict
 
 WIDTH = 16
 """Consults in flight; an engine decodes them together."""
@@ -30,7 +30,7 @@ class CloudRollouts:
         """Sessions end with their consults."""
 
     def run(self, prefixes: Sequence[Prefix], done: Done = ignore) -> list[Continuation]:
-        flying: dict[Future[Verdict], tuple[int, CloudSession]] = {}
+        flying: dict[Future[Completion], tuple[int, CloudSession]] = {}
         written: dict[int, Continuation] = {}
         waiting = list(enumerate(prefixes))[::-1]
         try:
@@ -42,8 +42,10 @@ class CloudRollouts:
                 for future in wait(flying, return_when=FIRST_COMPLETED).done:
                     index, session = flying.pop(future)
                     session.close()
-                    verdict = future.result()
-                    written[index] = Continuation(verdict.ids, verdict.logprobs, verdict.top)
+                    completion = future.result()
+                    written[index] = Continuation(
+                        completion.ids, completion.logprobs, completion.top
+                    )
                     done(index, written[index])
         finally:
             for future, (_, session) in flying.items():
@@ -51,5 +53,5 @@ class CloudRollouts:
                 session.close()
         return [written[index] for index in range(len(prefixes))]
 
-    def _ask(self, session: CloudSession, prefix: Prefix) -> Future[Verdict]:
+    def _ask(self, session: CloudSession, prefix: Prefix) -> Future[Completion]:
         return session.ask(prefix.ids, prefix.n, prefix.sampling, self._deadline)

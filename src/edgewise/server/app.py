@@ -16,13 +16,14 @@ from msgspec.structs import asdict
 
 from edgewise.cloud.sent_record import by_answer
 from edgewise.listening.visitors import ANY, Visitors
+from edgewise.parts import make_policy
 from edgewise.server import (
     chat_completions,
     completions,
     messages,
-    plugs,
     responses,
     tokenizing,
+    unplug,
 )
 from edgewise.server.answering import Answering
 from edgewise.server.callers import Callers
@@ -85,7 +86,7 @@ def make_app(
     v1.include_router(_models(models))
     v1.include_router(_sent(models), dependencies=own)
     v1.include_router(_savings(models), dependencies=own)
-    v1.include_router(plugs.routes([one.plugs for one in models.all]))
+    v1.include_router(unplug.routes([one.running for one in models.all]))
     metrics = ServerMetrics()
     app.include_router(v1)
     app.include_router(tokenizing.routes(models), dependencies=guarded, responses=_REFUSALS)
@@ -110,7 +111,7 @@ def _models(models: Models) -> APIRouter:
 
     @router.get("/models")
     async def listed() -> ModelList:  # pyright: ignore[reportUnusedFunction]
-        """The model ids; any `NAME@SHARE` may be asked for besides."""
+        """The model ids; any `NAME@SHARE` or `NAME:tTHRESHOLD` may be asked for as well."""
         return ModelList(data=[ModelEntry(id=name, created=started) for name in models.ids()])
 
     @router.get("/models/{model}")
@@ -229,13 +230,15 @@ def _about(models: Models, counted: ServerMetrics, guarded: Sequence[Any]) -> AP
 
 def _health_of(answering: Answering) -> dict[str, Any]:
     latency = answering.latency
+    policy = make_policy(answering.settings, answering.card)
     return {
         "edge": answering.edge.name,
         "cloud": answering.cloud.name if answering.cloud else None,
         "vocabulary": answering.cloud.proof if answering.cloud else None,
-        "cloud_is_here": answering.cloud_is_here,
         "cloud_paused": answering.breaker.is_open,
         "bundled": answering.bundled,
+        "cloud_share": policy.cloud_share,
+        "threshold": policy.threshold if policy.cloud_share is None else None,
         "round_trip_seconds": latency.round_trip,
         "engine_seconds": latency.engine,
     }

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
+from edgewise.completion import Completion, Sent
 from edgewise.errors import CloudError, CloudTimeout, Withheld
 from edgewise.events import Event, Finished, Token
 from edgewise.keys.keys import ANYBODY, Key, Keys
@@ -22,7 +23,6 @@ from edgewise.keys.limits import KeyLimits, LimitsDown, OverLimit, Spent, Unbill
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.server.errors import ApiError
-from edgewise.verdict import Sent, Verdict
 
 _T = TypeVar("_T")
 
@@ -224,7 +224,7 @@ class _LimitedSession(WrappedSession):
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> "Future[Verdict]":
+    ) -> "Future[Completion]":
         requests, asked = self._model.requests(n)
         reserved = requests * asked
         day = self._tokens.book(reserved)
@@ -239,7 +239,7 @@ class _LimitedSession(WrappedSession):
         return future
 
 
-def _written(done: "Future[Verdict]", asked: int) -> int:
+def _written(done: "Future[Completion]", asked: int) -> int:
     """Tokens that a consult came to; all that were asked for where nobody knows."""
     if done.cancelled():
         return asked

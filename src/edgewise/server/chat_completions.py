@@ -11,13 +11,11 @@ from edgewise.edge.base import Tokenizer
 from edgewise.events import FinishReason, Token
 from edgewise.grammar.calls import CallReader, call_reader, collected
 from edgewise.grammar.form import AnswerForm
-from edgewise.parts import notice
 from edgewise.prompts import Message, prompt_of
 from edgewise.prompts.conversation import said
 from edgewise.server.answering import Answering, DecodeRequest, Unread
 from edgewise.server.bodies import JsonRoute
-from edgewise.server.callers import caller_of
-from edgewise.server.decoding import asks_local, decode_request
+from edgewise.server.decoding import decode_request, marked
 from edgewise.server.errors import ApiError
 from edgewise.server.form_schemas import MAX_ARGUMENTS
 from edgewise.server.forms import delta_of, form_of, message_of, told_call
@@ -25,6 +23,7 @@ from edgewise.server.models import Models
 from edgewise.server.replies import ReplyWriter
 from edgewise.server.schemas import ChatCompletion, ChatRequest
 from edgewise.server.streaming import STREAMED, reply_with
+from edgewise.server.turns import joined
 
 
 def routes(models: Models) -> APIRouter:
@@ -34,35 +33,38 @@ def routes(models: Models) -> APIRouter:
     @router.post("/chat/completions", response_model=ChatCompletion, responses=STREAMED)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """An answer to a conversation, whole or as server-sent events."""
-        answering = models.asked(body.model)
-        decoding, writer = prepared(answering, body, request)
+        answering, decoding, writer = await prepared(models, body, request)
         return await reply_with(writer, decoding, answering, request, stream=body.stream)
 
     return router
 
 
-def prepared(
-    answering: Answering, body: ChatRequest, request: Request
-) -> tuple[DecodeRequest, "ChatReply"]:
-    """What is asked of the decoder, and who writes the reply. Raises `ApiError`."""
-    messages = [message_of(one) for one in body.messages]
-    messages = answering.local.marked(
-        messages, local=asks_local(body, request), owner=caller_of(request).name
-    )
+async def prepared(
+    models: Models, body: ChatRequest, request: Request, *, joins: bool = False
+) -> tuple[Answering, DecodeRequest, "ChatReply"]:
+    """The pair, what is asked of it, and who writes the reply. Raises `ApiError`.
+
+    Turns of one role become one where the dialect `joins` them, after each was looked at. What is
+    local is remembered first, so that a refused request is as local as any.
+    """
+    turns = [message_of(one) for one in body.messages]
+    told = await marked(models.local, body, request, turns, [one.parts for one in body.messages])
+    answering = models.asked(body.model)
+    messages = joined(told) if joins else told
     form = form_of(body)
     tokenizer = answering.edge.tokenizer
     writer = ChatReply(
         body,
         tokenizer,
         local=messages[-1].local,
-        notice=notice(answering.settings, messages),
         calls=call_reader(tokenizer, form),
     )
-    return _decode_request(answering, body, messages, form), writer
+    prompt = _unread(answering, messages, form)
+    return answering, _decode_request(answering, body, prompt, told), writer
 
 
 def _decode_request(
-    answering: Answering, body: ChatRequest, messages: Sequence[Message], form: AnswerForm | None
+    answering: Answering, body: ChatRequest, prompt: Unread, told: Sequence[Message]
 ) -> DecodeRequest:
     if body.max_tokens and body.max_completion_tokens:
         raise ApiError(400, "Give max_tokens or max_completion_tokens, not both.")
@@ -71,16 +73,17 @@ def _decode_request(
     return decode_request(
         answering,
         body,
-        _unread(answering, messages, form),
-        local=messages[-1].local,
+        prompt,
+        messages=told,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         candidates=bool(body.top_logprobs),
     )
 
 
 def unread(answering: Answering, body: ChatRequest) -> Unread:
-    """A conversation's prompt. Raises `ApiError`, or `UsageError` for tools that are none."""
-    return _unread(answering, [message_of(turn) for turn in body.messages], form_of(body))
+    """The prompt of a conversation whose turns are joined. Raises `ApiError`, or `UsageError` for
+    tools that are none."""
+    return _unread(answering, joined([message_of(turn) for turn in body.messages]), form_of(body))
 
 
 def _unread(answering: Answering, messages: Sequence[Message], form: AnswerForm | None) -> Unread:
@@ -108,12 +111,11 @@ class ChatReply(ReplyWriter):
         tokenizer: Tokenizer,
         *,
         local: bool,
-        notice: str | None = None,
         calls: CallReader | None = None,
     ) -> None:
         """What is `local` says so, for the client to send it back with the mark. `calls` reads
         those of an answer that may have some."""
-        super().__init__(request, tokenizer, notice=notice)
+        super().__init__(request, tokenizer)
         if any(turn.name for turn in request.messages):
             self.ignored = [*self.ignored, "messages.name"]
         self._calls = calls

@@ -9,15 +9,15 @@ from fastapi.responses import Response
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.scoring import scored
 from edgewise.events import Candidate, Token
-from edgewise.prompts import Prompt
+from edgewise.prompts import Message, Prompt
 from edgewise.server.admission import Ticket
 from edgewise.server.answering import Answering, DecodeRequest, Scorer, Unread
 from edgewise.server.bodies import JsonRoute
-from edgewise.server.decoding import asks_local, decode_request
+from edgewise.server.decoding import decode_request, marked
 from edgewise.server.errors import ApiError
 from edgewise.server.models import Models, cloud_alone, edge_alone
 from edgewise.server.replies import ReplyWriter
-from edgewise.server.schemas import Completion, CompletionRequest
+from edgewise.server.schemas import CompletionRequest, TextCompletion
 from edgewise.server.streaming import STREAMED, reply_with
 
 
@@ -25,36 +25,54 @@ def routes(models: Models) -> APIRouter:
     """The endpoint over the loaded pairs."""
     router = APIRouter(route_class=JsonRoute)
 
-    @router.post("/completions", response_model=Completion, responses=STREAMED)
+    @router.post("/completions", response_model=TextCompletion, responses=STREAMED)
     async def completions(body: CompletionRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """The continuation of a prompt, whole or as server-sent events."""
+        text = _prompt_text(models.first.edge.tokenizer, body)
+        told = await marked(models.local, body, request, [Message("user", text)])
         answering = models.asked(body.model)
         if body.max_tokens == 0 and not body.echo:
             raise ApiError(400, "max_tokens 0 needs echo true.", param="max_tokens")
-        decoding = _decode_request(answering, body, local=asks_local(body, request))
         tokenizer = answering.edge.tokenizer
+        decoding = _decode_request(answering, body, told)
         writer = EchoReply(body, answering) if body.echo else TextReply(body, tokenizer)
         return await reply_with(writer, decoding, answering, request, stream=body.stream)
 
     return router
 
 
-def _decode_request(answering: Answering, body: CompletionRequest, *, local: bool) -> DecodeRequest:
+def _decode_request(
+    answering: Answering, body: CompletionRequest, told: Sequence[Message]
+) -> DecodeRequest:
     return decode_request(
         answering,
         body,
-        _unread(answering.edge.tokenizer, body, local=local),
-        local=local,
+        _unread(answering.edge.tokenizer, body, local=told[-1].local),
+        messages=told,
         max_tokens=body.max_tokens,
         candidates=bool(body.logprobs),
     )
 
 
-def _unread(tokenizer: Tokenizer, body: CompletionRequest, *, local: bool) -> Unread:
+def _prompt(body: CompletionRequest) -> str | list[int]:
     prompt = body.prompt
     only = prompt[0] if isinstance(prompt, list) and not isinstance(prompt[0], int) else prompt
+    return only if isinstance(only, str) else cast(list[int], only)
+
+
+def _prompt_text(tokenizer: Tokenizer, body: CompletionRequest) -> str:
+    """What a prompt says, by ids too; those that stand for nothing are refused later."""
+    prompt = _prompt(body)
+    if isinstance(prompt, str):
+        return prompt
+    pieces = (tokenizer.piece(one) for one in prompt if one < tokenizer.size)
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+def _unread(tokenizer: Tokenizer, body: CompletionRequest, *, local: bool) -> Unread:
+    only = _prompt(body)
     if not isinstance(only, str):
-        ids = cast(list[int], only)
+        ids = only
         return Unread(read=lambda: _known(tokenizer, ids, local=local), ids=len(ids))
     if not only:
         raise ApiError(400, "The prompt is empty; give at least one character.", param="prompt")

@@ -1,16 +1,20 @@
 """From a request's fields to what is asked of the decoder."""
 
+import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from fastapi import Request
 from msgspec.structs import replace
 
-from edgewise.prompts import Prompt
+from edgewise.edge.fitting import CHUNK
+from edgewise.prompts import Message, Prompt
 from edgewise.sampling import Sampling
 from edgewise.server.answering import Answering, DecodeRequest, Unread
+from edgewise.server.callers import caller_of
 from edgewise.server.errors import ApiError
+from edgewise.server.local_messages import LocalMessages
 from edgewise.server.models import cloud_alone, policy_for
 from edgewise.server.schemas import ChatRequest, CompletionRequest
 
@@ -26,17 +30,38 @@ def asks_local(body: ChatRequest | CompletionRequest, request: Request) -> bool:
     return bool(said) or body.edgewise.cloud == "none"
 
 
+async def marked(
+    local: LocalMessages,
+    body: ChatRequest | CompletionRequest,
+    request: Request,
+    messages: Sequence[Message],
+    parts: Sequence[Sequence[str]] = (),
+) -> list[Message]:
+    """The conversation with what the server knows to be local in it. Raises `ApiError`."""
+    mark = partial(
+        local.marked,
+        messages,
+        local=asks_local(body, request),
+        owner=caller_of(request).name,
+        parts=parts,
+    )
+    if sum(len(message.content) for message in messages) <= CHUNK:
+        return mark()
+    return await asyncio.to_thread(mark)
+
+
 def decode_request(
     answering: Answering,
     body: ChatRequest | CompletionRequest,
     prompt: Unread,
     *,
-    local: bool,
+    messages: Sequence[Message],
     max_tokens: int | None,
     candidates: bool,
 ) -> DecodeRequest:
-    """With the server's own settings where a request says nothing; with a `local` prompt by the
-    edge alone. Raises `ApiError`."""
+    """With the server's own settings where a request says nothing; by the edge alone where the last
+    of `messages` is local. Raises `ApiError`."""
+    local = messages[-1].local
     policy = policy_for(answering, body.model)
     if body.model == cloud_alone(answering):
         if local:
@@ -46,14 +71,6 @@ def decode_request(
         raise ApiError(400, "stream_options needs stream true.", param="stream_options")
     if body.edgewise.pending and not body.stream:
         raise ApiError(400, "edgewise.pending needs stream true.", param="edgewise.pending")
-    trip = body.edgewise.round_trip
-    if trip is not None and not answering.cloud_is_here:
-        raise ApiError(
-            400,
-            "edgewise.round_trip is for a cloud model in the server's process, and this server has "
-            "none; leave it out.",
-            param="edgewise.round_trip",
-        )
     own = answering.settings
 
     def either(given: float | None, default: float) -> float:
@@ -61,6 +78,7 @@ def decode_request(
 
     return DecodeRequest(
         prompt=prompt,
+        messages=messages,
         policy=policy.edge_alone() if local else policy,
         max_tokens=own.max_tokens if max_tokens is None else max_tokens,
         sampling=Sampling(
@@ -73,9 +91,6 @@ def decode_request(
         stop=body.stops,
         candidates=candidates or body.edgewise.provenance,
         pending=body.edgewise.pending,
-        round_trip=trip or 0.0,
-        # A stream would pay it once.
-        one_trip=body.model == cloud_alone(answering),
     )
 
 

@@ -1,61 +1,228 @@
-"""Which messages are local: they say so themselves, and are remembered where clients drop that."""
+"""Remembers which texts are local, for clients that drop the mark or shorten a conversation."""
 
-import hashlib
+import re
 import secrets
-from collections import OrderedDict
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from edgewise.prompts import Message
 
-KEPT = 10_000
-"""Most conversations that are remembered as local."""
+KEPT = 100_000
+"""Texts remembered for each owner once an answer to them has begun."""
+
+ASKED = 10_000
+"""Texts remembered for each owner of requests that were refused; a flood of them evicts no more."""
+
+LONG = 16
+"""Letters and digits from which on a text is also found inside another one."""
+
+BEGUN = 64
+"""And the beginning of an answer: shorter ones begin many answers."""
+
+_MASK = (1 << 64) - 1
+_ESCAPED = re.compile(r"\\[nrt]")
+_DROPPED = bytes(code for code in range(128) if not chr(code).isalnum())
+
+
+def _letters(text: str) -> bytes:
+    """The letters and digits: blanks, quotes and JSON's escapes differ from copy to copy."""
+    return _ESCAPED.sub("", text).encode("utf-8", "surrogatepass").translate(None, _DROPPED)
+
+
+def _plain(text: str) -> bytes:
+    """What is compared of a text: its letters, or all of it where it has none."""
+    return _letters(text) or text.encode("utf-8", "surrogatepass")
+
+
+class _Hasher:
+    """Hashes texts and all their parts: sum of (byte + 1) * base**i, modulo 2**64.
+
+    The base is secret. A collision could only keep here what may leave.
+    """
+
+    def __init__(self) -> None:
+        self.base = secrets.randbits(64) | 1
+        self._inverse = pow(self.base, -1, 1 << 64)
+
+    def powers(self, count: int, base: int) -> NDArray[np.uint64]:
+        found = np.full(count, base, np.uint64)
+        found[:1] = 1
+        return np.multiply.accumulate(found)
+
+    def sums(self, plain: bytes) -> NDArray[np.uint64]:
+        """Sums up to each byte; the first is 0."""
+        found = np.zeros(len(plain) + 1, np.uint64)
+        codes = np.frombuffer(plain, np.uint8).astype(np.uint64) + np.uint64(1)
+        np.cumsum(codes * self.powers(len(plain), self.base), out=found[1:])
+        return found
+
+    def inverses(self, count: int) -> NDArray[np.uint64]:
+        """What makes a part's sum the hash of that part alone, by where it begins."""
+        return self.powers(count, self._inverse)
+
+
+class _Texts:
+    """Hashes of up to `most` texts of one owner; the oldest is forgotten first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        # By length, hash and role; the value is the hash of the first `LONG` bytes.
+        self._known: dict[tuple[int, int, str], int] = {}
+        self._long: dict[int, dict[int, set[int]]] = {}
+        self._filter = np.zeros(1 << 16, np.int32)
+
+    def add(self, key: tuple[int, int, str], anchor: int) -> None:
+        """A text with its role counts as a whole message only; without, inside others too."""
+        if self._known.pop(key, None) is None and not key[2]:
+            self._filter[anchor >> 48] += 1
+            self._long.setdefault(anchor, {}).setdefault(key[0], set()).add(key[1])
+        self._known[key] = anchor
+        if len(self._known) > self._most:
+            self._forget(next(iter(self._known)))
+
+    def _forget(self, key: tuple[int, int, str]) -> None:
+        anchor = self._known.pop(key)
+        if key[2]:
+            return
+        self._filter[anchor >> 48] -= 1
+        lengths = self._long[anchor]
+        lengths[key[0]].discard(key[1])
+        if not lengths[key[0]]:
+            del lengths[key[0]]
+        if not lengths:
+            del self._long[anchor]
+
+    def holds(self, key: tuple[int, int, str]) -> bool:
+        return key in self._known
+
+    def within(self, sums: NDArray[np.uint64], inverses: NDArray[np.uint64]) -> bool:
+        """Whether a long text is a part of the one with these sums."""
+        if not self._long or len(sums) <= LONG:
+            return False
+        anchors = (sums[LONG:] - sums[:-LONG]) * inverses[: len(sums) - LONG]
+        (places,) = np.nonzero(self._filter[(anchors >> np.uint64(48)).astype(np.intp)])
+        for anchor in set(anchors[places].tolist()) & self._long.keys():
+            starts = places[anchors[places] == np.uint64(anchor)]
+            for length, hashes in self._long[anchor].items():
+                fitting = starts[starts + length < len(sums)]
+                parts = (sums[fitting + length] - sums[fitting]) * inverses[fitting]
+                if np.isin(parts, np.fromiter(hashes, np.uint64)).any():
+                    return True
+        return False
 
 
 class LocalMessages:
-    """Remembers, as keyed digests and while the server runs, where conversations became local.
+    """Remembers, as keyed hashes and while the server runs, what was local.
 
-    Many clients send a conversation back without fields that they do not know. In the event loop's
-    thread only.
+    Each message counts by itself, with the owner's key: clients shorten histories, join messages,
+    and quote them in other requests. Any thread may call.
     """
 
-    def __init__(self, *, most: int = KEPT) -> None:
-        self._most = most
-        self._key = secrets.token_bytes(32)
-        self._known: OrderedDict[bytes, None] = OrderedDict()
+    def __init__(self, *, most: int = KEPT, most_asked: int = ASKED) -> None:
+        self._most, self._most_asked = most, most_asked
+        self._hasher = _Hasher()
+        self._answered: dict[str, _Texts] = {}
+        self._asked: dict[str, _Texts] = {}
+        self._lock = threading.Lock()
 
-    def marked(self, messages: Sequence[Message], *, local: bool, owner: str = "") -> list[Message]:
-        """The same, with every message of `owner`'s marked that is local or follows one that is.
+    def marked(
+        self,
+        messages: Sequence[Message],
+        *,
+        local: bool,
+        owner: str = "",
+        parts: Sequence[Sequence[str]] = (),
+    ) -> list[Message]:
+        """The same messages, marked from the first local one on; with `local` the last one is.
 
-        With `local` the last one is. A conversation that begins as one that became local does
-        is local from there on, whatever its marks say; a beginning has a user's message in it,
-        since a system message alone is that of others as well.
+        A message is local if it says so, or if the owner's text, a part of it or a long text
+        inside it was local before. `parts` are those of each message. System messages are others'
+        as well, so they are not remembered.
         """
         found: list[Message] = []
-        stays = asked = remembered = False
-        beginning = owner.encode()
+        stays = False
+        last = len(messages) - 1
         for number, message in enumerate(messages):
-            beginning = self._after(beginning, message)
-            asked = asked or message.role == "user"
-            marked = message.local or (local and number == len(messages) - 1)
-            stays = stays or marked or beginning in self._known
-            if stays and asked and not remembered:
-                self._remember(beginning)
-                remembered = True
+            marked = message.local or (local and number == last)
+            inside = [*_texts(message), *(parts[number] if parts else ())]
+            stays = stays or marked or self._knows(owner, message.role, inside)
             found.append(replace(message, local=stays))
+        self._add(self._asked, self._most_asked, owner, found)
         return found
 
-    def _after(self, beginning: bytes, message: Message) -> bytes:
-        """The digest of a beginning with one more message."""
-        told = f"{message.role}\n{message.content}"
-        if message.tool_calls or message.tool_call_id:
-            told += f"\n{message.tool_call_id}\n{message.tool_calls!r}"
-        text = told.encode("utf-8", "surrogatepass")
-        return hashlib.blake2b(beginning + text, key=self._key, digest_size=16).digest()
+    def answered(self, messages: Iterable[Message], *, owner: str = "") -> None:
+        """From now on what is local of them is remembered for good: an answer has begun."""
+        self._add(self._answered, self._most, owner, messages)
 
-    def _remember(self, beginning: bytes) -> None:
-        self._known[beginning] = None
-        self._known.move_to_end(beginning)
-        if len(self._known) > self._most:
-            self._known.popitem(last=False)
+    def answer(self, *, owner: str = "") -> "LocalAnswer":
+        """For the text of a local answer as it is written."""
+        with self._lock:
+            texts = self._answered.setdefault(owner, _Texts(self._most))
+        return LocalAnswer(texts, self._hasher, self._lock)
+
+    def _knows(self, owner: str, role: str, texts: Iterable[str]) -> bool:
+        with self._lock:
+            stores = [store[owner] for store in (self._answered, self._asked) if owner in store]
+            if not stores:
+                return False
+            for plain in map(_plain, texts):
+                sums = self._hasher.sums(plain)
+                key = (len(plain), int(sums[-1]), _writer(role))
+                inverses = self._hasher.inverses(len(plain))
+                if any(one.holds(key) or one.within(sums, inverses) for one in stores):
+                    return True
+        return False
+
+    def _add(
+        self, stores: dict[str, _Texts], most: int, owner: str, messages: Iterable[Message]
+    ) -> None:
+        kept = [one for one in messages if one.local and one.role != "system"]
+        with self._lock:
+            for message in kept:
+                texts = stores.setdefault(owner, _Texts(most))
+                for plain in map(_plain, _texts(message)):
+                    sums = self._hasher.sums(plain)
+                    writer = _writer(message.role) if len(plain) < LONG else ""
+                    key = (len(plain), int(sums[-1]), writer)
+                    texts.add(key, int(sums[min(LONG, len(plain))]))
+
+
+class LocalAnswer:
+    """Remembers an answer up to each of its tokens: a client may have stopped at any."""
+
+    def __init__(self, texts: _Texts, hasher: _Hasher, lock: threading.Lock) -> None:
+        self._texts, self._base, self._lock = texts, hasher.base, lock
+        self._length, self._sum, self._power, self._anchor = 0, 0, 1, 0
+        self._held = ""
+
+    def add(self, text: str) -> None:
+        """More of it."""
+        text = self._held + text
+        # The other half of an escape may follow.
+        self._held = "\\" if text.endswith("\\") else ""
+        added = _letters(text)
+        for code in added:
+            self._sum = (self._sum + (code + 1) * self._power) & _MASK
+            self._power = (self._power * self._base) & _MASK
+            self._length += 1
+            if self._length == LONG:
+                self._anchor = self._sum
+        if added:
+            writer = "assistant" if self._length < BEGUN else ""
+            with self._lock:
+                self._texts.add((self._length, self._sum, writer), self._anchor)
+
+
+def _texts(message: Message) -> list[str]:
+    """What a message says, and what its calls do."""
+    texts = [message.content, *(call.arguments for call in message.tool_calls)]
+    return [text for text in texts if text]
+
+
+def _writer(role: str) -> str:
+    """Whoever else is not the assistant may say what the user said."""
+    return "assistant" if role == "assistant" else "user"

@@ -45,8 +45,7 @@ def routes(models: Models) -> APIRouter:
     async def messages(body: MessagesRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """An answer to a conversation, whole or as server-sent events."""
         _check(body)
-        answering = models.asked(body.model)
-        decoding, chat = prepared(answering, body.chat(), request)
+        answering, decoding, chat = await prepared(models, body.chat(), request, joins=True)
         writer = MessagesWriter(body, chat, headers=_said(request))
         return await reply_with(writer, decoding, answering, request, stream=bool(body.stream))
 

@@ -19,17 +19,19 @@ from edgewise.server.schemas import (
     EdgewiseOptions,
     ModelName,
     Nothing,
+    Paragraphs,
     Provenance,
     StopText,
     StreamOptions,
     Temperature,
+    TextPart,
     TokenLimit,
     TopK,
     TopP,
     few_parts,
 )
 from edgewise.server.strict import Strict
-from edgewise.server.turns import call_of, function_tool, joined, json_format, named_tool
+from edgewise.server.turns import call_of, function_tool, json_format, named_tool
 from edgewise.server.usage_schemas import CloudUsage
 
 
@@ -89,11 +91,12 @@ Block = Annotated[
 Texts = Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES)]
 
 
-def _text(content: str | Sequence[Block]) -> str:
-    """In one piece: agents' blocks are paragraphs."""
+def _content(content: str | Sequence[Block]) -> str | list[TextPart]:
+    """As a chat's; agents' blocks are paragraphs."""
     if isinstance(content, str):
         return content
-    return "\n\n".join(block.text for block in content if isinstance(block, TextBlock))
+    made = TextPart.model_construct
+    return [made(type="text", text=one.text) for one in content if isinstance(one, TextBlock)]
 
 
 class AnthropicTurn(Strict):
@@ -110,13 +113,13 @@ class AnthropicTurn(Strict):
 
 def _turns(turn: AnthropicTurn) -> Iterator[ChatMessage]:
     """A turn as a chat's: what calls came to, the text, the calls."""
-    made = ChatMessage.model_construct
+    made = Paragraphs.model_construct
     if isinstance(turn.content, str):
         yield made(role=turn.role, content=turn.content)
         return
     for block in turn.content:
         if isinstance(block, ToolResult):
-            content = _text(block.content or "")
+            content = _content(block.content or "")
             yield made(role="tool", content=content, tool_call_id=block.tool_use_id)
     calls = [
         call_of(block.id, block.name, msgspec.json.encode(block.input).decode())
@@ -124,7 +127,7 @@ def _turns(turn: AnthropicTurn) -> Iterator[ChatMessage]:
         if isinstance(block, ToolUse)
     ]
     if calls or not turn.content or any(isinstance(block, TextBlock) for block in turn.content):
-        yield made(role=turn.role, content=_text(turn.content), tool_calls=calls or None)
+        yield made(role=turn.role, content=_content(turn.content), tool_calls=calls or None)
 
 
 class AnthropicTool(Strict):
@@ -242,8 +245,9 @@ class _Conversation(Strict):
 
     def chat(self) -> ChatRequest:
         """The same as a chat. Raises `ApiError`."""
-        system = _text(self.system) if self.system else ""
-        turns = [ChatMessage.model_construct(role="system", content=system)] if system else []
+        system = _content(self.system) if self.system else ""
+        made = Paragraphs.model_construct
+        turns: list[ChatMessage] = [made(role="system", content=system)] if system else []
         for turn in self.messages:
             turns += _turns(turn)
         tools = [
@@ -255,7 +259,7 @@ class _Conversation(Strict):
         choice = chosen.chat() if chosen else None
         return ChatRequest.model_construct(
             model=self.model,
-            messages=joined(turns),
+            messages=turns,
             response_format=json_format("answer", written.schema_) if written else None,
             tools=tools or None,
             # Without tools nothing is chosen.

@@ -1,4 +1,8 @@
-"""Model ids choose a pair and the trade-off: `NAME`, `NAME@0.05`, `NAME:edge`, `NAME:cloud`."""
+"""Model ids choose a pair and the trade-off.
+
+`NAME` is as the server was started, `NAME@0.05` another cloud share, `NAME:t0.3` a fixed threshold,
+`NAME:edge` and `NAME:cloud` one of the models.
+"""
 
 import re
 from collections.abc import Sequence
@@ -10,6 +14,7 @@ from edgewise.loop.policy import Policy
 from edgewise.parts import make_policy
 from edgewise.server.answering import PAIR, Answering
 from edgewise.server.errors import ApiError
+from edgewise.server.local_messages import LocalMessages
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHARE = re.compile(r"0(?:\.\d{1,6})?|1(?:\.0{1,6})?")
@@ -36,6 +41,11 @@ class Models:
     def first(self) -> Answering:
         """The only one, where there are no others."""
         return self.all[0]
+
+    @property
+    def local(self) -> LocalMessages:
+        """What is known to be local, with all of them alike."""
+        return self.first.local
 
     @property
     def told_apart(self) -> bool:
@@ -84,13 +94,20 @@ def policy_for(answering: Answering, model: str) -> Policy:
     if form[0] == "@" and _SHARE.fullmatch(form[1:]):
         shared = replace(answering.settings, cloud_share=float(form[1:]), threshold=None)
         return make_policy(shared, answering.card)
+    if form.startswith(":t") and _SHARE.fullmatch(form[2:]):
+        # No budget moves it, so the same request has the same answer.
+        fixed = replace(answering.settings, cloud_share=None, threshold=float(form[2:]))
+        return make_policy(fixed, answering.card)
     raise _unknown(model, [answering.name])
 
 
 def _unknown(model: str, names: Sequence[str]) -> ApiError:
     """What may be asked for instead."""
     one = names[0]
-    forms = f"{one}@0.05 (a cloud share from 0 to 1), {one}:edge or {one}:cloud"
+    forms = (
+        f"{one}@0.05 (a cloud share from 0 to 1), {one}:t0.3 (a threshold from 0 to 1), {one}:edge "
+        f"or {one}:cloud"
+    )
     if len(names) == 1:
         there = f"ask for {one}, {forms}."
     else:

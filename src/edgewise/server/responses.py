@@ -33,8 +33,7 @@ def routes(models: Models) -> APIRouter:
     @router.post("/responses", response_model=ResponsesReply, responses=told)
     async def responses(body: ResponsesRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """An answer to a conversation, whole or as server-sent events. Nothing is kept of it."""
-        answering = models.asked(body.model)
-        decoding, chat = prepared(answering, body.chat(), request)
+        answering, decoding, chat = await prepared(models, body.chat(), request, joins=True)
         writer = ResponsesWriter(body, chat)
         return await reply_with(writer, decoding, answering, request, stream=bool(body.stream))
 

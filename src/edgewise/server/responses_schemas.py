@@ -29,6 +29,7 @@ from edgewise.server.schemas import (
     Provenance,
     StreamOptions,
     Temperature,
+    TextPart,
     TokenLimit,
     TokenLogprob,
     TopLogprobs,
@@ -36,7 +37,7 @@ from edgewise.server.schemas import (
     few_parts,
 )
 from edgewise.server.strict import Strict
-from edgewise.server.turns import call_of, function_tool, joined, json_format, named_tool
+from edgewise.server.turns import call_of, function_tool, json_format, named_tool
 from edgewise.server.usage_schemas import CloudUsage, PromptDetails
 
 LOGPROBS = "message.output_text.logprobs"
@@ -64,9 +65,11 @@ class InputMessage(Strict):
     phase: Harmless = None
 
 
-def text_of(content: str | Sequence[InputText]) -> str:
-    """In one piece."""
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def _content(content: str | Sequence[InputText]) -> str | list[TextPart]:
+    """As a chat's."""
+    if isinstance(content, str):
+        return content
+    return [TextPart.model_construct(type="text", text=part.text) for part in content]
 
 
 class CallItem(FunctionCall):
@@ -120,12 +123,12 @@ def _turn(item: InputItem) -> ChatMessage | None:
     made = ChatMessage.model_construct
     match item:
         case InputMessage():
-            return made(role=item.role, content=text_of(item.content))
+            return made(role=item.role, content=_content(item.content))
         case CallItem():
             calls = [call_of(item.call_id, item.name, item.arguments)]
             return made(role="assistant", content="", tool_calls=calls)
         case OutputItem():
-            return made(role="tool", content=text_of(item.output), tool_call_id=item.call_id)
+            return made(role="tool", content=_content(item.output), tool_call_id=item.call_id)
         case ReasoningItem():
             return None
 
@@ -259,7 +262,7 @@ class ResponsesRequest(Strict):
             raise ApiError(400, "Logprobs are told of text alone; leave them or the tools out.")
         return ChatRequest.model_construct(
             model=self.model,
-            messages=joined(self._turns()),
+            messages=self._turns(),
             stream=bool(self.stream),
             stream_options=StreamOptions(include_usage=True) if self.stream else None,
             max_completion_tokens=self.max_output_tokens,

@@ -13,12 +13,13 @@ from sse_starlette.sse import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
 from edgewise.errors import EdgewiseError
-from edgewise.events import Event
+from edgewise.events import Event, Finished, Token
 from edgewise.server.admission import Ticket
 from edgewise.server.answering import Answering, DecodeRequest
 from edgewise.server.callers import Caller, caller_of
 from edgewise.server.errors import ApiError, api_error, unexpected
 from edgewise.server.harmless import said, shown
+from edgewise.server.local_messages import LocalAnswer
 from edgewise.server.writing import Framing, Writer
 
 PING_SECONDS = 10
@@ -98,7 +99,7 @@ async def reply_with(
     try:
         await caller.ask(cloud=decoding.policy.asks)
         ticket = answering.enter(decoding)
-        ticket.at_end(answering.plugs.add(writer.id, decoding.plug, request))
+        ticket.at_end(answering.running.add(writer.id, decoding.cut, request))
         ready = await unless_gone(request, answering.read(decoding.prompt))
         ready = ready._replace(prompt=await caller.read(ready.prompt))
         await unless_gone(request, writer.read(ready.prompt, ticket))
@@ -111,6 +112,9 @@ async def reply_with(
     headers = said([*writer.ignored, *(f"tools.{shown(keyword)}" for keyword in unheld)])
     decoding = replace(decoding, limited=caller.limited)
     events = _seen(caller, answering.events(decoding, ready, ticket))
+    if decoding.messages[-1].local:
+        answering.local.answered(decoding.messages, owner=caller.name)
+        events = _remembered(answering.local.answer(owner=caller.name), events)
     if stream:
         return EventStream(writer.chunks(events), ticket, caller, writer, headers)
     try:
@@ -126,6 +130,15 @@ async def _seen(caller: Caller, events: AsyncGenerator[Event]) -> AsyncGenerator
     async with aclosing(events):
         async for event in events:
             yield caller.seen(event)
+
+
+async def _remembered(answer: LocalAnswer, events: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
+    """What a local answer says is local, however much of it the client stays for."""
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, Token | Finished):
+                answer.add(event.text)
+            yield event
 
 
 async def _collected(events: AsyncGenerator[Event]) -> list[Event]:

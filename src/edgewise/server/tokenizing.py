@@ -15,6 +15,11 @@ from edgewise.server.schemas import MAX_IDS, BoundedText
 from edgewise.server.streaming import queued
 from edgewise.server.strict import Strict
 
+LEAST_CHARACTERS = 1 << 18
+CHARACTERS_A_TOKEN = 8
+LEAST_IDS = 1 << 16
+"""What any model's tokenizer is given at most, and more where its context holds more."""
+
 
 class TokenizeRequest(Strict):
     """`POST /tokenize`: special tokens that are written in the text are read as such.
@@ -70,16 +75,24 @@ def routes(models: Models) -> APIRouter:
     async def tokenize(body: TokenizeRequest, request: Request) -> Tokenized:  # pyright: ignore[reportUnusedFunction]
         """The ids of a text."""
         answering = asked(body.model)
+        most = max(LEAST_CHARACTERS, CHARACTERS_A_TOKEN * answering.edge.context)
+        if len(body.prompt) > most:
+            message = f"The text has {len(body.prompt)} characters; send {most} or fewer at a time."
+            raise ApiError(400, message, param="prompt")
         tokenizer = answering.edge.tokenizer
         encode = tokenizer.encode_prompt if body.add_special_tokens else tokenizer.encode
-        read = partial(answering.reading, lambda: encode(body.prompt, special=True))
+        read = partial(answering.tokenizing, lambda: encode(body.prompt, special=True))
         ids = await queued(answering, request, read)
         return Tokenized(count=len(ids), max_model_len=answering.edge.context, tokens=ids)
 
     @router.post("/detokenize")
     def detokenize(body: DetokenizeRequest) -> Detokenized:  # pyright: ignore[reportUnusedFunction]
         """The text of ids."""
-        tokenizer = asked(body.model).edge.tokenizer
+        edge = asked(body.model).edge
+        tokenizer, most = edge.tokenizer, max(LEAST_IDS, edge.context)
+        if len(body.tokens) > most:
+            message = f"There are {len(body.tokens)} ids; send {most} or fewer at a time."
+            raise ApiError(400, message, param="tokens")
         if max(body.tokens, default=0) >= tokenizer.size:
             message = f"The model has token ids from 0 to {tokenizer.size - 1} only."
             raise ApiError(400, message, param="tokens")

@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
+from edgewise.prompts import Message
 from edgewise.server.errors import ApiError
 from edgewise.server.form_schemas import (
     FunctionCall,
@@ -14,9 +17,6 @@ from edgewise.server.form_schemas import (
     MessageToolCall,
     NamedTool,
 )
-from edgewise.server.schemas import ChatMessage
-
-_SYSTEM = ("system", "developer")
 
 
 def call_of(id: str, name: str, arguments: str) -> MessageToolCall:
@@ -50,7 +50,7 @@ def json_format(name: str, schema: Mapping[str, Any]) -> JsonSchemaFormat:
     return JsonSchemaFormat.model_construct(type="json_schema", json_schema=text)
 
 
-def joined(turns: Sequence[ChatMessage]) -> list[ChatMessage]:
+def joined(turns: Sequence[Message]) -> list[Message]:
     """The same conversation with one system message at its beginning, and one turn at a time.
 
     Agents send several of both, and most templates take neither: turns of one role that follow
@@ -59,7 +59,7 @@ def joined(turns: Sequence[ChatMessage]) -> list[ChatMessage]:
     """
     if not turns:
         raise ApiError(400, "The conversation has no message that can be read; send one.")
-    found: list[list[ChatMessage]] = []
+    found: list[list[Message]] = []
     for turn in turns:
         if found and _mixes(found[-1][0], turn):
             found[-1].append(turn)
@@ -68,11 +68,15 @@ def joined(turns: Sequence[ChatMessage]) -> list[ChatMessage]:
     return [one[0] if len(one) == 1 else _mixed(one) for one in found]
 
 
-def _mixes(one: ChatMessage, other: ChatMessage) -> bool:
-    return (one.role == other.role != "tool") or (one.role in _SYSTEM and other.role in _SYSTEM)
+def _mixes(one: Message, other: Message) -> bool:
+    return one.role == other.role != "tool"
 
 
-def _mixed(turns: Sequence[ChatMessage]) -> ChatMessage:
-    content = "\n\n".join(text for turn in turns if (text := turn.text))
-    calls = [call for turn in turns for call in turn.tool_calls or ()] or None
-    return turns[0].model_copy(update={"content": content, "tool_calls": calls})
+def _mixed(turns: Sequence[Message]) -> Message:
+    """One turn, which is local where any of them is."""
+    return replace(
+        turns[0],
+        content="\n\n".join(turn.content for turn in turns if turn.content),
+        tool_calls=tuple(call for turn in turns for call in turn.tool_calls),
+        local=any(turn.local for turn in turns),
+    )

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from edgewise.completion import Completion, Sent
 from edgewise.edge.kv import common_prefix
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import Failing, ScriptedCloud, ScriptedCloudSession
 from edgewise.testing.scripted_edge import Script
-from edgewise.verdict import Sent, Verdict
 
 _REMEMBERED = 4
 
@@ -51,7 +51,7 @@ class BilledCloud(ScriptedCloud):
     ) -> None:
         """Before an ask for which `loses` says so, given its number, the cache is emptied.
 
-        Without a `cache` nothing ever is cached; without a `meter` a verdict does not tell. A
+        Without a `cache` nothing ever is cached; without a `meter` a completion does not tell. A
         fault is billed for unless the ask was declined.
         """
         super().__init__(script, fault=fault)
@@ -91,7 +91,7 @@ class _BilledSession(ScriptedCloudSession):
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> Future[Verdict]:
+    ) -> Future[Completion]:
         cloud, number = self._billing, len(self._billing.asks)
         told = super().ask(ids, n, sampling, deadline, sent)
         error = told.exception()
@@ -102,7 +102,7 @@ class _BilledSession(ScriptedCloudSession):
         cloud.bills.append(Billed(len(ids) - cached, cached, output, lost))
         if error or not cloud.meter:
             return told
-        metered: Future[Verdict] = Future()
+        metered: Future[Completion] = Future()
         counts = {"cached": cached, "computed": len(ids) - cached, "prompt": len(ids)}
         metered.set_result(replace(told.result(), **counts))
         return metered

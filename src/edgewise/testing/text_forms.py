@@ -121,6 +121,7 @@ FORMS: Mapping[str, Form] = {
     "moonshot": Form(_CHAT, wishes.moonshot, _openai(_at_once), "moonshot"),
     "lm-studio": Form(_CHAT, wishes.lm_studio, _OPENAI, "organization_owner"),
     "chat": Form(_CHAT, wishes.trailing, _OPENAI, "someone"),
+    "edgewise": Form(_CHAT, wishes.edgewise, _OPENAI, "edgewise"),
     "completions": Form("/v1/completions", wishes.completions, _completion_reply, "someone"),
 }
 """By the names of `edgewise.engines.text_dialects`."""

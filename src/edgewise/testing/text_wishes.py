@@ -126,6 +126,10 @@ class _LmStudio(_Trailing):
     top_k: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
+class _Edgewise(_LmStudio):
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+
+
 class _OllamaOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     num_predict: Count
     repeat_penalty: float = 1.1
@@ -259,6 +263,10 @@ def moonshot(body: bytes) -> Wish:
 
 def lm_studio(body: bytes) -> Wish:
     return _trailed(_read(body, _LmStudio))
+
+
+def edgewise(body: bytes) -> Wish:
+    return _trailed(_read(body, _Edgewise))
 
 
 def trailing(body: bytes) -> Wish:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from edgewise.bench.frontier.base import CloudRequest, MeasuredAnswer
 from edgewise.bench.frontier.whole import Cost
 from edgewise.bench.price_lists import PRICE_LISTS, PriceList, Request, bill
-from edgewise.verdict import metered
+from edgewise.completion import metered
 
 LISTS = {prices.name: prices for prices in PRICE_LISTS}
 

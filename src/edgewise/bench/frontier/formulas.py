@@ -38,7 +38,7 @@ class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
     The edge takes `step` a token and `edge_prompt` until its first; the cloud `cloud_token` a token
     that it streams and `cloud_prompt` until its first, without the link. `consult` is the engine's
     time of one consult, `asked` the part of the tokens consulted for (p), `changed` the part of the
-    consults whose verdict differs from the edge's token (d), `run_ahead` the guesses at most.
+    consults whose completion differs from the edge's token (d), `run_ahead` the guesses at most.
     `acceptance` is the part of drafted tokens that stand, each by itself, and `verify` the cloud's
     time for a draft. A larger edge is `larger` times as slow. `cached` is the part of a prompt sent
     again that the provider has cached.
@@ -92,8 +92,8 @@ def waiting(at: MeasuredConditions) -> float:
 def ahead(at: MeasuredConditions) -> float:
     """1 + p d (RTT + c) / t a token, and what one guess at a time cannot hide.
 
-    A verdict that confirms the guess costs nothing while there is something to guess; `excess` is
-    what a consult costs on the average.
+    A completion that confirms the guess costs nothing while there is something to guess; `excess`
+    is what a consult costs on the average.
     """
     return edge_alone(at) + at.answer * at.asked * excess(at)
 
@@ -101,13 +101,13 @@ def ahead(at: MeasuredConditions) -> float:
 def excess(at: MeasuredConditions) -> float:
     """Seconds that a consult adds while the edge runs ahead.
 
-    d (RTT + c), that is, a verdict that differs is waited for in full. A confirmed one is waited
+    d (RTT + c), that is, a completion that differs is waited for in full. A confirmed one is waited
     for where the guesses end before it is there: behind `run_ahead` of them, or at the end of the
     answer, near which consults are as likely as elsewhere; and only where no guess on the way asked
-    for itself, (1 - p) to their number, since its verdict comes later and is the one that is waited
-    for. Steps are not cut short: the loop begins
-    none unless the verdict is a part d of a step away, so on the average over where in a step it
-    comes, d (1 - d) / 2 steps are lost. Never more than waiting costs.
+    for itself, (1 - p) to their number, since its completion comes later and is the one that is
+    waited for. Steps are not cut short: the loop begins none unless the completion is a part d of a
+    step away, so on the average over where in a step it comes, d (1 - d) / 2 steps are lost. Never
+    more than waiting costs.
     """
     d, trip = at.changed, at.trip
     partial = d * (1 - d) / 2 * at.step
@@ -144,7 +144,7 @@ def speculation(at: MeasuredConditions, draft: int) -> float:
 
 
 def pipelined(at: MeasuredConditions, draft: int) -> float:
-    """Lossless, drafting on while verdicts fly; see `expected`."""
+    """Lossless, drafting on while completions fly; see `expected`."""
     return _started(at) + at.answer * _each(at, draft, pipelined=True)
 
 

@@ -58,9 +58,9 @@ def cloud_pace(cloud: CloudModel, tokenizer: Tokenizer, deadline: float) -> Clou
         for more, n in enumerate((_FEW, _FEW, _MORE, _MORE)):
             ids = [*prompt.ids, *begun[:more]]
             left = time.monotonic()
-            verdict = session.ask(ids, n, Sampling(), deadline).result()
-            told.append((time.monotonic() - left, verdict.engine_seconds, verdict.billed))
-            tokens += len(ids) + verdict.billed
+            completion = session.ask(ids, n, Sampling(), deadline).result()
+            told.append((time.monotonic() - left, completion.engine_seconds, completion.billed))
+            tokens += len(ids) + completion.billed
     # The first one may have opened a connection, and has the prompt to read.
     consult, engine, few = told[1]
     seconds, _, most = min(told[2:], key=lambda one: one[0] / max(1, one[2]))

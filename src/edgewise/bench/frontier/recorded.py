@@ -6,11 +6,11 @@ from concurrent.futures import Future
 from edgewise.bench.frontier.base import CloudRequest
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
+from edgewise.completion import Completion, Sent
 from edgewise.edge.kv import common_prefix
 from edgewise.errors import CloudError
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.verdict import Sent, Verdict
 
 EngineTime = Callable[[int, int], float]
 """From tokens written and prompt tokens computed to an engine's seconds: `EnginePace.of`."""
@@ -47,7 +47,7 @@ class _Ask:
     """A consult for `n` tokens after `ids`, of which the cloud was sent `seen` before."""
 
     def __init__(
-        self, ids: Sequence[int], n: int, earlier: Sequence["_Ask"], future: "Future[Verdict]"
+        self, ids: Sequence[int], n: int, earlier: Sequence["_Ask"], future: "Future[Completion]"
     ) -> None:
         self._ids, self._n, self._future = list(ids), n, future
         self.seen = max((common_prefix(ask.held, self._ids) for ask in earlier), default=0)
@@ -55,8 +55,8 @@ class _Ask:
     @property
     def held(self) -> list[int]:
         """What the cloud has of it by now: the prompt, and the reply once it came."""
-        verdict = self._verdict
-        return self._ids if verdict is None else [*self._ids, *verdict.ids]
+        completion = self._completion
+        return self._ids if completion is None else [*self._ids, *completion.ids]
 
     @property
     def declined(self) -> bool:
@@ -64,7 +64,7 @@ class _Ask:
         return isinstance(error, CloudError) and error.declined
 
     @property
-    def _verdict(self) -> Verdict | None:
+    def _completion(self) -> Completion | None:
         # Read here and not in a callback, which may run after who waited goes on.
         return None if not self._over or self._future.exception() else self._future.result()
 
@@ -73,22 +73,24 @@ class _Ask:
         return self._future.done() and not self._future.cancelled()
 
     def request(self, seconds: EngineTime | None) -> CloudRequest:
-        verdict, prompt = self._verdict, len(self._ids)
-        if verdict is None:
+        completion, prompt = self._completion, len(self._ids)
+        if completion is None:
             taken = None if seconds is None else seconds(self._n, prompt - self.seen)
             return CloudRequest(
                 prompt=prompt, seen=self.seen, written=self._n, engine_seconds=taken
             )
-        prompt = prompt if verdict.prompt is None else verdict.prompt
+        prompt = prompt if completion.prompt is None else completion.prompt
         seen = min(self.seen, prompt)
-        computed = prompt - seen if verdict.computed is None else verdict.computed
-        taken = verdict.engine_seconds if seconds is None else seconds(verdict.billed, computed)
+        computed = prompt - seen if completion.computed is None else completion.computed
+        taken = (
+            completion.engine_seconds if seconds is None else seconds(completion.billed, computed)
+        )
         return CloudRequest(
             prompt=prompt,
             seen=seen,
-            written=verdict.billed,
-            cached=verdict.cached,
-            computed=verdict.computed,
+            written=completion.billed,
+            cached=completion.cached,
+            computed=completion.computed,
             engine_seconds=taken,
         )
 
@@ -106,7 +108,7 @@ class _RecordedSession(WrappedSession):
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> "Future[Verdict]":
+    ) -> "Future[Completion]":
         future = super().ask(ids, n, sampling, deadline, sent)
         ask = _Ask(ids, n, self._own, future)
         self._own.append(ask)

@@ -6,6 +6,7 @@ from contextlib import closing
 from edgewise.bench.frontier.base import CloudRequest, MeasuredAnswer
 from edgewise.bench.frontier.recorded import RecordedCloud
 from edgewise.bench.frontier.timed import Travelled, Watch
+from edgewise.completion import metered
 from edgewise.edge.base import Tokenizer
 from edgewise.evaluation.systems import CLOUD_DEADLINE, Outcome, question_prompt, text_of
 from edgewise.evaluation.tasks.base import Question
@@ -14,7 +15,6 @@ from edgewise.loop.policy import CLOUD_SPAN
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.link import Link
-from edgewise.verdict import metered
 
 
 class CloudInSpans:
@@ -70,9 +70,9 @@ class CloudInSpans:
             while len(ids) < self._max_tokens and not (ids and ids[-1] in self._tokenizer.eos_ids):
                 n = min(CLOUD_SPAN, self._max_tokens - len(ids))
                 asked = session.ask([*prompt.ids, *ids], n, Sampling(), CLOUD_DEADLINE)
-                verdict = asked.result()
-                ids += verdict.ids
-                watch.saw(text_of(self._tokenizer, verdict.ids))
+                completion = asked.result()
+                ids += completion.ids
+                watch.saw(text_of(self._tokenizer, completion.ids))
         return ids
 
 

@@ -13,6 +13,7 @@ import msgspec
 from edgewise.bench.frontier.base import CloudRequest, MeasuredAnswer
 from edgewise.bench.frontier.recorded import EngineTime
 from edgewise.bench.frontier.timed import Travelled, Watch
+from edgewise.completion import ADDED, MOST_SECONDS
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.completions import COMPLETIONS, Meter, has_ended, only
 from edgewise.engines.http import checked_address, decoded
@@ -22,7 +23,6 @@ from edgewise.evaluation.systems import CLOUD_DEADLINE, Outcome, question_prompt
 from edgewise.evaluation.tasks.base import Question
 from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
 from edgewise.testing.link import Link
-from edgewise.verdict import ADDED, MOST_SECONDS
 
 _MOST_BYTES = 16 << 20
 _LONGEST_LINE = 1 << 20

@@ -17,6 +17,7 @@ import msgspec
 from edgewise.bench.frontier.base import CloudRequest
 from edgewise.bench.frontier.verifiers import Choice, Requested, Verified, judged
 from edgewise.cloud.io_thread import IoThread
+from edgewise.completion import Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.base import PROBE_SECONDS, Client
 from edgewise.engines.completions import COMPLETIONS, Meter, only
@@ -24,7 +25,6 @@ from edgewise.engines.http import decoded
 from edgewise.engines.vllm import VllmEngine, id_of
 from edgewise.errors import CloudProtocolError
 from edgewise.testing.link import Link
-from edgewise.verdict import Sent
 
 Form = Literal["auto", "prompts", "prompt_logprobs"]
 """How vLLM is asked; `auto` is by the length of what stands before a draft."""

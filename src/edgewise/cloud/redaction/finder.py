@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 
 from edgewise.cloud.redaction.base import TAIL, Detector, Span
+from edgewise.cloud.redaction.normal import Normal
 from edgewise.cloud.redaction.rules import Redaction, detectors_of
 from edgewise.errors import Withheld
 
@@ -30,7 +31,9 @@ class Finder:
         self._told: set[str] = set()
 
     def find(self, text: str, end: float) -> list[Span]:
-        """Of all classes. `end` by the monotonic clock.
+        """Of all classes, in the text as it is written and as it reads.
+
+        `end` is by the monotonic clock.
 
         Raises `Withheld` where a class that makes a conversation local is there, and where a
         detector fails, finds what cannot be, or is late.
@@ -47,10 +50,20 @@ class Finder:
             raise self._failed(work.now, f"was not done in {SECONDS:g} s")
         if work.error is not None:
             raise self._failed(work.now, f"failed ({type(work.error).__name__})")
-        return self._checked(work.found, len(text))
+        found = self._checked(work.found, len(text))
+        if work.normal is not None and not work.normal.same:
+            found += map(work.normal.span, self._checked(work.read, len(work.normal.text)))
+        return found
 
     def open_from(self, tail: str) -> int:
         """Where in an answer's end a private word may be half written; its length for nowhere."""
+        read = Normal(tail[-TAIL:])
+        place = self._open_from(tail)
+        if not read.same and (at := self._open_from(read.text)) < len(read.text):
+            place = min(place, max(0, len(tail) - TAIL) + read.written(at, at + 1)[0])
+        return place
+
+    def _open_from(self, tail: str) -> int:
         places = [len(tail)]
         for name, detector in self._detectors.items():
             look = getattr(detector, "open_from", None)
@@ -90,15 +103,21 @@ class _Work:
     def __init__(self, detectors: Mapping[str, Detector], text: str) -> None:
         self._detectors, self._text = detectors, text
         self.now = ""
+        self.normal: Normal | None = None
         self.found: dict[str, list[Span]] = {}
+        # And in the text as it reads.
+        self.read: dict[str, list[Span]] = {}
         self.error: Exception | None = None
         self.thread = threading.Thread(target=self._look, name="private words", daemon=True)
 
     def _look(self) -> None:
         try:
+            self.normal = Normal(self._text)
             for name, detector in self._detectors.items():
                 self.now = name
                 self.found[name] = list(detector.find(self._text))
+                if not self.normal.same:
+                    self.read[name] = list(detector.find(self.normal.text))
         except Exception as error:
             # Raised in this thread it would reach nobody.
             self.error = error

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from edgewise.cloud.redaction.base import Span
+from edgewise.cloud.redaction.normal import Normal, letters
 from edgewise.cloud.view import Meant
 
 LITERAL = "TEXT"
@@ -26,6 +27,13 @@ _SHORTEST = 3
 _OPENS, _CLOSES = r"(?:<|\uff1c|&lt;)", r"(?:>|\uff1e|&gt;)"
 _BETWEEN = r"(?:\\?[\s_-]){0,3}"
 
+
+_CALL = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<function=|<\|python_tag\|>")
+_CALL_ENDS = "</tool_call>"
+_BARE_CALL = re.compile(
+    r"\s{0,9}\{\s{0,9}\"name\"\s{0,9}:\s{0,9}\"[^\"]{0,200}\",\s{0,9}\"(?:arguments|parameters)\"\s{0,9}:"
+)
+"""How models begin calls of tools, and that of a family with no sign before it."""
 
 _NUMBER = re.compile(r"(?:\\)?_\d{1,6}")
 
@@ -92,12 +100,16 @@ class Placeholders:
         self.names: dict[str, str] = {}
         self._words: dict[tuple[str, int], str] = {}
         self._counts: dict[str, int] = {}
+        self._read: dict[str, str] = {}
+        self._letters: dict[str, str] = {}
 
     def copy(self) -> "Placeholders":
         """The same so far, to go on with."""
         made = Placeholders(self._forms)
         made.names, made._words = dict(self.names), dict(self._words)
         made._counts = dict(self._counts)
+        # What a word reads as is no matter of the conversation.
+        made._read, made._letters = self._read, self._letters
         return made
 
     def places(self, text: str, found: Iterable[Span]) -> list[Span]:
@@ -107,10 +119,15 @@ class Placeholders:
         """
         spans = [_trimmed(text, one) for one in found]
         labels = {text[one.start : one.end]: one.label for one in spans}
+        read = Normal(text)
         for word in dict.fromkeys([*self.names, *labels]):
+            plain = self._reading(word)
+            label = labels.get(word) or self._label(word)
             if len(word) >= _SHORTEST:
-                label = labels.get(word) or self._label(word)
                 spans += [Span(at, at + len(word), label) for at in _occurrences(text, word)]
+            if len(plain) >= _SHORTEST and (plain != word or not read.same):
+                again = [Span(at, at + len(plain), label) for at in _occurrences(read.text, plain)]
+                spans += map(read.span, again)
         spans += [Span(one.start, one.end, LITERAL) for one in self._forms.like(text)]
         return _joined(one for one in spans if one.start < one.end)
 
@@ -125,8 +142,12 @@ class Placeholders:
             at = place.end
         return "".join([*parts, text[at:]])
 
-    def meant(self, reply: str, *, ended: bool) -> Meant:
-        """A reply with the words put back, up to what is no placeholder, or none yet."""
+    def meant(self, reply: str, begun: str = "", *, ended: bool) -> Meant:
+        """A reply with the words put back, up to what is no placeholder, or none yet.
+
+        `begun` is the answer before it. In a call of a tool a placeholder stays what it is, unless
+        the call has its word already: nobody but the edge says what a tool is told.
+        """
         half = self._forms.open_from(reply)
         text = reply if half is None or (ended and not half[1]) else reply[: half[0]]
         parts, whole, at, length = list[str](), list[tuple[int, int]](), 0, 0
@@ -135,12 +156,29 @@ class Placeholders:
             before = text[at : one.start]
             if word is None:
                 return Meant("".join([*parts, before]), tuple(whole), "unknown")
+            call = _call(begun + "".join([*parts, before]))
+            if call is not None and one.label != LITERAL and not self._stands(word, call):
+                word = text[one.start : one.end]
             parts += [before, word]
             length += len(before)
             whole.append((length, length + len(word)))
             length, at = length + len(word), one.end
         left = None if len(text) == len(reply) else "unknown" if ended else "open"
         return Meant("".join([*parts, text[at:]]), tuple(whole), left)
+
+    def letters(self, word: str) -> str:
+        """As `normal.letters`; what was read once is known."""
+        if word not in self._letters:
+            self._letters[word] = letters(word)
+        return self._letters[word]
+
+    def _reading(self, word: str) -> str:
+        if word not in self._read:
+            self._read[word] = Normal(word).text
+        return self._read[word]
+
+    def _stands(self, word: str, text: str) -> bool:
+        return self._reading(word) in Normal(text).text
 
     def _name(self, word: str, label: str) -> str:
         name = self.names.get(word)
@@ -152,6 +190,15 @@ class Placeholders:
 
     def _label(self, word: str) -> str:
         return self.names[word][1:].rpartition("_")[0]
+
+
+def _call(text: str) -> str | None:
+    """The call of a tool that is open at an answer's end; None where there is none."""
+    if _BARE_CALL.match(text):
+        return text
+    begins = [one.end() for one in _CALL.finditer(text)]
+    call = text[begins[-1] :] if begins else ""
+    return None if not begins or _CALL_ENDS in call else call
 
 
 def _occurrences(text: str, word: str) -> list[int]:

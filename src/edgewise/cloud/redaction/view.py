@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.redaction.base import TAIL, Span
 from edgewise.cloud.redaction.finder import MOST_FOUND, SECONDS, Finder, Local
+from edgewise.cloud.redaction.normal import letters
 from edgewise.cloud.redaction.placeholders import Forms, Placeholders
 from edgewise.cloud.redaction.rules import Redaction
 from edgewise.cloud.seam import is_unspaced
@@ -76,12 +77,12 @@ class RedactedSight:
                 )
             )
 
-    def answer(self, written: str) -> "RedactedAnswer":
+    def answer(self, written: str, begun: str | None = None) -> "RedactedAnswer":
         """Raises `Withheld`, for now only where the end may become a private word."""
         known = self._known.copy()
         places = self._places(known, written, time.monotonic() + SECONDS)
         self._require_closed(written, places, known)
-        return RedactedAnswer(known.replaced(written, places), known)
+        return RedactedAnswer(known.replaced(written, places), known, begun or written)
 
     def _redacted(self, known: Placeholders, text: str, end: float) -> str:
         return known.replaced(text, self._places(known, text, end))
@@ -100,7 +101,7 @@ class RedactedSight:
         tail = max(0, len(text) - TAIL)
         if places and places[-1].end >= len(text.rstrip()):
             word = text[places[-1].start : places[-1].end]
-            if word not in known.names and _begins(_plain(word), _words(known)):
+            if word not in known.names and _begins(letters(word), _words(known)):
                 # It would have one placeholder now and another when it is whole.
                 raise Withheld("The answer's end may be half a private word.", open=True)
             return
@@ -115,33 +116,29 @@ class RedactedSight:
         words = _words(known)
         starts = [at for at in range(tail, len(text)) if _starts(text, at)]
         starts = [at for at in starts if not any(one.start < at < one.end for one in places)]
-        return any(_begins(_plain(text[at:]), words) for at in starts)
+        return any(_begins(letters(text[at:]), words) for at in starts)
 
 
 class RedactedAnswer:
     """Implements `Told`."""
 
-    def __init__(self, text: str, known: Placeholders) -> None:
-        self.text, self._known = text, known
+    def __init__(self, text: str, known: Placeholders, begun: str) -> None:
+        """`begun` is the answer as it is here."""
+        self.text, self._known, self._begun = text, known, begun
 
     def meant(self, reply: str, *, ended: bool) -> Meant:
-        return self._known.meant(reply, ended=ended)
+        return self._known.meant(reply, self._begun, ended=ended)
 
 
 def _words(known: Placeholders) -> list[str]:
-    """Those of a conversation, as `_plain` has them, in order."""
-    return sorted(filter(None, map(_plain, known.names)))
+    """Those of a conversation, as `letters` has them, in order."""
+    return sorted(filter(None, map(known.letters, known.names)))
 
 
 def _begins(begun: str, words: Sequence[str]) -> bool:
     """Whether one of the `words`, in order, begins so."""
     found = bisect_left(words, begun) if begun else len(words)
     return found < len(words) and words[found].startswith(begun)
-
-
-def _plain(text: str) -> str:
-    """Letters and digits alone, in small letters."""
-    return "".join(filter(str.isalnum, text)).lower()
 
 
 def _starts(text: str, at: int) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from edgewise.addresses import from_home
 from edgewise.cloud.redaction.base import Span
+from edgewise.cloud.redaction.normal import Normal
 from edgewise.cloud.seam import is_unspaced
 from edgewise.errors import UsageError
 
@@ -59,7 +60,7 @@ class Words:
         # Looked up by their first run of letters, but in scripts that have no spaces.
         self._by_run: dict[str, list[tuple[int, re.Pattern[str]]]] = defaultdict(list)
         self._anywhere: list[re.Pattern[str]] = []
-        for word in words:
+        for word in (Normal(one).text for one in words):
             run = _RUN.search(word)
             if run is None or any(map(is_unspaced, word)):
                 self._anywhere.append(_pattern(word))

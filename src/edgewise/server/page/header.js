@@ -1,6 +1,6 @@
 // Who writes, how much the cloud may, what stays here, and what runs.
 import { newChat, set } from "./actions.js";
-import { choose } from "./api.js";
+import { choose, shareNow } from "./api.js";
 import { focusField } from "./composer.js";
 import { toggle } from "./panels.js";
 import { SettingsPanel } from "./settings_panel.js";
@@ -30,8 +30,8 @@ export function Header() {
         </fieldset>
         ${state.models.length > 1 && html`<${Choice} />`}
         <label class="share">Cloud share
-          <input id="share" type="range" min="0" max="30" step="1" value=${settings.share} onInput=${(event) => set("share", Number(event.target.value))} />
-          <output id="share-value" for="share">${settings.share}%</output>
+          <input id="share" type="range" min="0" max="30" step="1" value=${shareNow() ?? 0} onInput=${(event) => set("share", event.target.value)} />
+          <output id="share-value" for="share">${shareInWords()}</output>
         </label>
         <label title="Nothing from here on is sent to the cloud, until a new chat begins">
           <input id="local" type="checkbox" checked=${local} disabled=${fixed} onChange=${(event) => keepLocal(event.target.checked)} /> local
@@ -41,6 +41,13 @@ export function Header() {
       ${state.notice && html`<p class="notice" role="status">${state.notice}</p>`}
     </header>
   `;
+}
+
+// Until the dial is touched, the server's own flags say how often the cloud is asked.
+function shareInWords() {
+  const share = shareNow();
+  if (share !== null) return `${share}%`;
+  return state.health ? `threshold ${state.health.threshold}` : "";
 }
 
 function Mode({ mode }) {

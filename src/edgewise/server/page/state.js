@@ -6,12 +6,11 @@ import { NAMES } from "./words.js";
 export const DEFAULTS = {
   model: "", // its name; empty is the server's first
   mode: "pair", // or "edge", "cloud", "beside"
-  share: 5, // percent of the tokens that the cloud may write
+  share: "", // percent of the tokens that the cloud may write; empty is what the server was started with
   temperature: "", // as typed; empty is the server's own
   limit: "",
   system: "",
   struck: true, // beside a changed token stands what the edge would have written
-  trip: 0, // milliseconds to the cloud and back besides, where it is in the server's process
   view: "tokens", // or "formatted"
 };
 

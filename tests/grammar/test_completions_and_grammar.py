@@ -1,4 +1,4 @@
-"""What becomes of a cloud's verdict where the answer has a form, token by token."""
+"""What becomes of a cloud's completion where the answer has a form, token by token."""
 
 import json
 from typing import Any
@@ -75,7 +75,7 @@ def test_what_the_form_leaves_no_choice_about_asks_nobody(grammar: Any) -> None:
 
 
 @pytest.mark.parametrize("run_ahead", [0, 8])
-def test_a_verdict_that_breaks_the_form_is_refused(grammar: Any, run_ahead: int) -> None:
+def test_a_completion_that_breaks_the_form_is_refused(grammar: Any, run_ahead: int) -> None:
     """At every position: the cloud writes what it likes, and the edge's own token stands."""
     answer, consults, _ = answered(grammar, '{"word":"dog"}', "no", run_ahead=run_ahead)
     assert answer.text == '{"word":"dog"}'
@@ -88,7 +88,7 @@ def test_a_verdict_that_breaks_the_form_is_refused(grammar: Any, run_ahead: int)
     assert usage.cloud_share == pytest.approx(len(consults) / len(answer.tokens))
 
 
-def test_a_verdict_is_cut_where_it_breaks_the_form(grammar: Any) -> None:
+def test_a_completion_is_cut_where_it_breaks_the_form(grammar: Any) -> None:
     answer, consults, _ = answered(grammar, '{"word":"dog"}', '{"word":"cow", and more', span=16)
     assert answer.text.startswith('{"word":"cow"')
     json.loads(answer.text)

@@ -1,0 +1,241 @@
+"""The command line: a table of commands, loaded when called; an error is one sentence, exit code 2.
+
+A package adds a command by an entry point of the group `edgewise.commands`: a function with
+Typer's annotations, or a `typer.Typer` of several. Neither is imported before it is called.
+"""
+
+import codecs
+import io
+import os
+import sys
+from collections.abc import Iterator, MutableMapping, Sequence
+from importlib.metadata import entry_points, version
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from edgewise.errors import EdgewiseError, UsageError
+from edgewise.registry import Registry, attribute
+
+
+class _Command(NamedTuple):
+    """Where a command's function, or its `typer.Typer`, is; and its line of the help."""
+
+    target: str
+    help: str
+
+
+_BUILT_IN = {
+    "demo": _Command(
+        "edgewise.cli.demo:demo", "Compare edge, pair and cloud on held-out questions."
+    ),
+    "run": _Command("edgewise.cli.run:run", "Answer one prompt."),
+    "chat": _Command("edgewise.cli.chat:chat", "Talk to the pair in the terminal."),
+    "serve": _Command("edgewise.cli.serve:serve", "Serve OpenAI's API and a chat page."),
+    "doctor": _Command(
+        "edgewise.cli.doctor:doctor", "Check the models, the cloud and their speed."
+    ),
+    "sent": _Command("edgewise.cli.sent:sent", "Show what has left this device."),
+    "eval": _Command("edgewise.cli.eval:evaluate", "Measure what a router buys on a task."),
+    "train": _Command("edgewise.cli.train:train", "Train a router for a pair of models."),
+    "config": _Command("edgewise.cli.config:app", "Show the settings; edit edgewise.toml."),
+    "models": _Command("edgewise.cli.models:app", "List, download and remove models."),
+    "router": _Command("edgewise.cli.router:app", "Show, check and publish routers."),
+    "gateway": _Command("edgewise.cli.gateway:app", "Serve many devices in front of your engines."),
+    "bench": _Command("edgewise.cli.frontier:app", "Measure speed and energy."),
+    "trace": _Command("edgewise.cli.trace:app", "Show the timeline of an answer."),
+    "keys": _Command("edgewise.cli.keys:keys_app", "Add, list and revoke keys of clients."),
+}
+LABORATORY: dict[str, str] = {}
+"""The line of the help of commands that the laboratory adds, which need not be installed."""
+
+_LAB_LINE = "pip install 'edgewise[lab]'"
+_ADDED: Registry[Any] = Registry("command", "edgewise.commands", {})
+
+
+class _Commands(MutableMapping[str, Any]):
+    """Commands by name; each is imported when it is looked up."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = _command(name, self._target(name))
+        return self._loaded[name]
+
+    def _target(self, name: str) -> Any:
+        if name in _BUILT_IN:
+            return attribute(_BUILT_IN[name].target)
+        if name in _ADDED:
+            return _ADDED.load(name)
+        if name in LABORATORY:
+            raise UsageError(
+                f"{name!r} is a command of Edgewise's laboratory, which is not installed",
+                hint=_LAB_LINE,
+            )
+        raise KeyError(name)
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError("a command is never removed")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*_BUILT_IN, *_ADDED.names())))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+class _Group(TyperGroup):
+    """The commands of the table, of which the help imports none."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = _Commands()
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows = [(name, command.help) for name, command in _BUILT_IN.items()]
+        packages = {
+            point.name: point.dist.name if point.dist else point.module
+            for point in entry_points(group=_ADDED.group)
+        }
+        rows += [
+            (name, LABORATORY.get(name, f"Of the package {package}."))
+            for name, package in packages.items()
+        ]
+        rows += [
+            (name, f"{said} ({_LAB_LINE})")
+            for name, said in LABORATORY.items()
+            if name not in packages
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _command(name: str, target: Any) -> Any:
+    """What Typer makes of a function, or of a `typer.Typer`."""
+    holder = typer.Typer(rich_markup_mode=None)
+    holder.callback()(lambda: None)
+    if isinstance(target, typer.Typer):
+        holder.add_typer(target, name=name)
+    else:
+        holder.command(name)(target)
+    group = get_command(holder)
+    assert isinstance(group, TyperGroup)
+    return group.commands[name]
+
+
+app = typer.Typer(
+    cls=_Group,
+    name="edgewise",
+    help="A small model on your device; a large one gets a word in edgewise.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"edgewise {version('edgewise')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def run() -> int:
+    """Run the command that the arguments name; returns the exit code."""
+    _open_streams()
+    sys.argv[1:] = map(_as_utf8, sys.argv[1:])
+    try:
+        code = app(prog_name="edgewise", standalone_mode=False)
+        sys.stdout.flush()
+    except typer.Abort:
+        code = 130
+    except typer.Exit as stop:
+        code = stop.exit_code
+    except typer.TyperException as error:
+        message = error.format_message()
+        if "\n" in message:  # The help of a command that was given nothing.
+            print(message, file=sys.stderr)
+        else:
+            _complain(_with_quotes(message))
+        code = 2
+    except EdgewiseError as error:
+        from edgewise.cli import options
+
+        _complain(options.told(error, _parameters(sys.argv[1:])))
+        code = 2
+    except BrokenPipeError:
+        code = _silenced()
+    except OSError as error:
+        _complain(f"Reading or writing failed: {error.strerror or error}.")
+        code = _silenced()
+    return code if isinstance(code, int) else 0
+
+
+def _as_utf8(argument: str) -> str:
+    """The argument, read again as UTF-8 if the locale (LC_ALL=POSIX) could not read its bytes."""
+    if argument.isascii() or not any("\udc80" <= letter <= "\udcff" for letter in argument):
+        return argument
+    return os.fsencode(argument).decode("utf-8", "surrogateescape")
+
+
+def _open_streams() -> None:
+    """Where the parent closed a standard stream, nothing else may be opened in its place."""
+    for stream in (sys.stdout, sys.stderr):
+        # What an ASCII locale cannot show, a terminal mostly can.
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name == "ascii":
+            stream.reconfigure(encoding="utf-8")
+    while (last := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(last)
+    # A file of their own: what a library opened while it was imported may have their number.
+    if sys.__stdin__ is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY), closefd=False)
+    if sys.__stdout__ is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
+    if sys.__stderr__ is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
+
+
+def _parameters(arguments: Sequence[str]) -> Sequence[Any]:
+    """Those of the command that these arguments name."""
+    command = get_command(app)
+    for name in arguments:
+        if isinstance(command, TyperGroup) and name in command.commands:
+            command = command.commands[name]
+    return command.params
+
+
+def _complain(message: str) -> None:
+    from edgewise.cli.render import printable
+
+    sentence = printable(" ".join(message.split()))
+    end = "" if sentence.endswith((".", "?")) else "."
+    print(f"edgewise: {sentence}{end}", file=sys.stderr)
+
+
+def _with_quotes(message: str) -> str:
+    """What is missing where a shell made several words of a prompt."""
+    unquoted = sys.argv[1:2] == ["run"] and message.startswith("Got unexpected extra argument")
+    return message.rstrip(".") + "; put the prompt in quotes" if unquoted else message
+
+
+def _silenced() -> int:
+    """Exit code 1, and nothing more to stdout: the interpreter's own last flush would fail too."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1

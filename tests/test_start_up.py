@@ -1,0 +1,81 @@
+"""What a command imports before it does anything: counted, since time depends on the machine."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_COUNT = """
+import json, runpy, sys
+sys.argv = ["edgewise", *json.loads(sys.argv[1])]
+try:
+    from edgewise.cli.main import main
+    main()
+except SystemExit:
+    pass
+ours = sorted(name for name in sys.modules if name.partition(".")[0] == "edgewise")
+print(json.dumps([ours, sorted(sys.modules)]), file=sys.stderr)
+"""
+
+
+def loaded(code: str, *arguments: str) -> tuple[list[str], set[str]]:
+    """Our modules, and all, that are loaded behind `code`."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    ours, every = json.loads(done.stderr.splitlines()[-1])
+    return ours, set(every)
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_help_imports_little(flag: str) -> None:
+    ours, every = loaded(_COUNT, flag)
+    assert len(ours) < 40, ours
+    assert not every & {"numpy", "aiohttp", "huggingface_hub", "prompt_toolkit", "jinja2"}
+
+
+def test_the_package_imports_little() -> None:
+    code = "import sys, json, edgewise; print(json.dumps([[n for n in sys.modules if n.startswith("
+    code += "'edgewise')], list(sys.modules)]), file=sys.stderr)"
+    ours, every = loaded(code)
+    assert len(ours) < 60, ours
+    assert "numpy" not in every
+
+
+def test_every_public_name_can_be_had() -> None:
+    import edgewise
+
+    assert {name: getattr(edgewise, name).__name__ for name in edgewise.__all__ if name != "Event"}
+    assert set(edgewise.__all__) <= set(dir(edgewise))
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = edgewise.nothing
+
+
+def test_a_package_adds_a_command(tmp_path: Path) -> None:
+    """By an entry point; the help names it without importing it."""
+    (tmp_path / "greeting.py").write_text(
+        "from pathlib import Path\nPath('imported').touch()\n"
+        "def greet(name: str) -> None:\n    '''Greet NAME.'''\n    print('Hello', name)\n"
+    )
+    info = tmp_path / "greeting-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[edgewise.commands]\ngreet = greeting:greet\n")
+
+    def edgewise(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        script = "import sys; sys.path.insert(0, '.'); from edgewise.cli.main import main; main()"
+        command = [sys.executable, "-c", script, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+
+    helped = edgewise("--help")
+    assert (helped.returncode, "greet " in helped.stdout) == (0, True), helped.stderr
+    assert not (tmp_path / "imported").exists()
+    done = edgewise("greet", "you")
+    assert (done.returncode, done.stdout) == (0, "Hello you\n"), done.stderr
+    assert "'greet'" in edgewise("gret").stderr
