@@ -300,6 +300,7 @@ def test_no_order_of_things_writes_more_than_the_quota(
     assert max(written.values(), default=0) <= QUOTA
 
 
+@pytest.mark.deep
 @given(steps=STEPS)
 def test_no_order_of_things_writes_more_than_the_quota_in_redis(
     steps: list[tuple[str, int, int]], redis_url: str
@@ -490,6 +491,7 @@ def test_a_redis_that_goes_and_comes_back(
     assert f"127.0.0.1:{port}" in str(told.entries)
 
 
+@pytest.mark.deep
 def test_a_wrong_password_is_a_sentence(redis_url: str) -> None:
     async def work(limits: KeyLimits) -> None:
         raise AssertionError("opened")
