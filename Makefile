@@ -70,7 +70,7 @@ test-deep: .venv/tested  ## run all tests, slow ones and real servers too, on ra
 	$(BIN)/python -m $(PYTEST) -n auto --hypothesis-profile=deep
 
 test-training: .venv/tested  ## run the tests that need torch, too
-	$(BIN)/python -m pip install --quiet --editable '.[train,pocket,transformers]'
+	$(BIN)/python -m pip install --quiet --editable '.[lab,pocket,transformers]'
 	$(BIN)/python -m $(PYTEST) -n auto tests/training tests/pocket \
 		tests/benchmarks/test_online_router.py tests/benchmarks/test_routers.py \
 		tests/benchmarks/test_frontier_table.py tests/benchmarks/test_paper_cell.py \
@@ -185,7 +185,7 @@ docs: .venv/documented  ## build the documentation's site: build/site
 	! grep -rnE '<(script|img|iframe|link)[^>]*(src|href)="?https?:' build/site --include='*.html'
 
 pocket: .venv/installed  ## train the bundled pair and its router anew (needs wordnet-base)
-	$(BIN)/python -m pip install --quiet --editable '.[pocket,train]'
+	$(BIN)/python -m pip install --quiet --editable '.[lab,pocket]'
 	$(BIN)/python -m pocket.build
 	$(BIN)/edgewise train pocketqa --calibration 600 --out pocket/work/router
 	cp $(addprefix pocket/work/router/,config.json model.safetensors trained_on.txt README.md) \

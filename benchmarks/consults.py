@@ -19,14 +19,14 @@ from rich.progress import Progress
 from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.consults import Weighed, curve, spread, weigh
-from edgewise.evaluation.plan import Contender, Evaluation
-from edgewise.evaluation.statistics import Interval
-from edgewise.evaluation.sweep import Store
-from edgewise.evaluation.tasks.base import Split, Task
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.parts import open_router
 from edgewise.settings import Settings
+from edgewise_lab.evaluation.consults import Weighed, curve, spread, weigh
+from edgewise_lab.evaluation.plan import Contender, Evaluation
+from edgewise_lab.evaluation.statistics import Interval
+from edgewise_lab.evaluation.sweep import Store
+from edgewise_lab.evaluation.tasks.base import Split, Task
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 SPREAD = ("router", "family", "questions", "consults", "changed", "mattered", "harmed", "missed")
 SPREAD += ("strictly mattered", "harmed", "missed")

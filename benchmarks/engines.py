@@ -31,13 +31,13 @@ from benchmarks import random_qwen
 from benchmarks.engine_models import FORMS, installed, models_for
 from benchmarks.markdown import line
 from benchmarks.memory import peak_memory
-from edgewise.bench.speed import random_prompt, rates
 from edgewise.edge.base import EdgeOptions
 from edgewise.edge.llamacpp_load import default_threads
 from edgewise.edge.named import EDGES
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.uncertainty import Entropy
+from edgewise_lab.bench.speed import random_prompt, rates
 from tests.smollm2_file import INSTALL, smollm2_file
 
 WANTED = 0.97

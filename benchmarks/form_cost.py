@@ -18,7 +18,6 @@ from tempfile import TemporaryDirectory
 from benchmarks.edge_speed import gguf
 from benchmarks.markdown import line
 from benchmarks.own_cost import decodes
-from edgewise.bench.speed import random_prompt
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.grammar.compiled import Grammar
 from edgewise.grammar.form import AnswerForm, grammar_of
@@ -27,6 +26,7 @@ from edgewise.loop.policy import Policy
 from edgewise.prompts import Tool
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
+from edgewise_lab.bench.speed import random_prompt
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>\n"

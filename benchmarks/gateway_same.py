@@ -19,12 +19,12 @@ from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.systems import question_ids
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.events import Token
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
+from edgewise_lab.evaluation.systems import question_ids
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 

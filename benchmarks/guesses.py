@@ -20,12 +20,9 @@ from rich.progress import track
 
 from benchmarks.markdown import line
 from edgewise.addresses import bundled
-from edgewise.bench.pace import PACES, Pace
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import EdgeSession, Floats, Needs
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.systems import question_ids
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.events import Token
 from edgewise.loop.consults import FLIGHTS
 from edgewise.loop.decoder import Decoder, collect
@@ -35,6 +32,9 @@ from edgewise.parts import open_router
 from edgewise.routers.base import Router
 from edgewise.routers.uncertainty import Entropy
 from edgewise.settings import Settings
+from edgewise_lab.bench.pace import PACES, Pace
+from edgewise_lab.evaluation.systems import question_ids
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 LONGEST, WRONG = 16, 8
 """Guesses ahead of a consult, and those recorded behind a token that the cloud changed."""

@@ -24,14 +24,14 @@ import numpy as np
 
 from benchmarks.markdown import line
 from edgewise.addresses import bundled
-from edgewise.bench.pace import HALF_BILLION, Pace, PacedEdge
 from edgewise.edge.kv import common_prefix
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.statistics import difference_interval
-from edgewise.evaluation.systems import question_ids, text_of
-from edgewise.evaluation.tasks.base import Question
-from edgewise.evaluation.tasks.grading import is_strictly_right
-from edgewise.evaluation.tasks.pocketqa import MAX_TOKENS, pocketqa
+from edgewise_lab.bench.pace import HALF_BILLION, Pace, PacedEdge
+from edgewise_lab.evaluation.statistics import difference_interval
+from edgewise_lab.evaluation.systems import question_ids, text_of
+from edgewise_lab.evaluation.tasks.base import Question
+from edgewise_lab.evaluation.tasks.grading import is_strictly_right
+from edgewise_lab.evaluation.tasks.pocketqa import MAX_TOKENS, pocketqa
 
 TOKEN, FIRST = 0.027, 0.035
 FAST = Pace(HALF_BILLION.ids, tuple(seconds / 4 for seconds in HALF_BILLION.seconds))

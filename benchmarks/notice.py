@@ -21,11 +21,11 @@ from rich.progress import track
 
 from benchmarks.markdown import line
 from edgewise import Pair
-from edgewise.evaluation.tasks.base import Question, Split
-from edgewise.evaluation.tasks.grading import is_right
-from edgewise.evaluation.tasks.named import open_task
-from edgewise.evaluation.tasks.pocketqa import MAX_TOKENS, pocketqa
 from edgewise.prompts.familiar import familiar
+from edgewise_lab.evaluation.tasks.base import Question, Split
+from edgewise_lab.evaluation.tasks.grading import is_right
+from edgewise_lab.evaluation.tasks.named import open_task
+from edgewise_lab.evaluation.tasks.pocketqa import MAX_TOKENS, pocketqa
 
 QUESTION, CHOICES, ENDING = "Question: ", " Choices: ", " Answer and Reasoning:"
 STYLES = ("Come to the point.", "Show every sum.")

@@ -25,10 +25,10 @@ from benchmarks.routers.online import Habits
 from benchmarks.routers.plan import Entry, Plan
 from benchmarks.routers.streams import CLOUD, EDGE, LABEL, METHODS, UNTRAINED, Learner, Learnt, Run
 from edgewise.errors import UsageError
-from edgewise.evaluation.journal import claim
-from edgewise.evaluation.statistics import Seeds, pooled_difference, pooled_gap
-from edgewise.evaluation.systems import Outcome, cloud_share
-from edgewise.evaluation.tasks.pocketqa import PocketQa
+from edgewise_lab.evaluation.journal import claim
+from edgewise_lab.evaluation.statistics import Seeds, pooled_difference, pooled_gap
+from edgewise_lab.evaluation.systems import Outcome, cloud_share
+from edgewise_lab.evaluation.tasks.pocketqa import PocketQa
 
 REGAINED = 0.5
 """Of what shift lost: less is not worth a state that changes."""

@@ -1,9 +1,10 @@
 """The paper's method and ours, taken apart: `python -m benchmarks.paper_parts`.
 
 From the method of the paper's demo to ours a part at a time, each part by itself added to it, and
-each left out of ours, over the same emulated link in the same run; see `edgewise.bench.methods`.
-The cloud is a real llama-server; for pushes a gateway stands before it. Prompts are prose, consults
-fall on every 14th token, and each prompt begins as none before it, so nothing of it is cached.
+each left out of ours, over the same emulated link in the same run; see
+`edgewise_lab.bench.methods`. The cloud is a real llama-server; for pushes a gateway stands before
+it. Prompts are prose, consults fall on every 14th token, and each prompt begins as none before it,
+so nothing of it is cached.
 Pairs:
 
 random: a 0.5B-shaped edge with random weights, not slowed down; a small random cloud that never
@@ -30,7 +31,10 @@ from benchmarks import random_qwen
 from benchmarks.markdown import line
 from benchmarks.random_qwen import Shape
 from benchmarks.real_weights.weights import cloud_file, without_blocks
-from edgewise.bench.method_parts import (
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.gateway.process import gateway_process
+from edgewise.testing.link import Quality
+from edgewise_lab.bench.method_parts import (
     MethodTimes,
     RoundRatio,
     Variant,
@@ -40,12 +44,9 @@ from edgewise.bench.method_parts import (
     ratio,
     take_apart,
 )
-from edgewise.bench.methods import OURS, PAPER, Method, Methods
-from edgewise.bench.pace import HALF_BILLION, PacedEdge
-from edgewise.bench.paper_method import prose, served_at
-from edgewise.edge.llamacpp import LlamaModel
-from edgewise.gateway.process import gateway_process
-from edgewise.testing.link import Quality
+from edgewise_lab.bench.methods import OURS, PAPER, Method, Methods
+from edgewise_lab.bench.pace import HALF_BILLION, PacedEdge
+from edgewise_lab.bench.paper_method import prose, served_at
 from tests.llama_server_process import llama_server
 
 LEFT_OUT = {"same": range(0), "half": range(10, 16), "never": range(4, 28)}

@@ -26,9 +26,12 @@ from edgewise.cloud.bridge import Bridge
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.calibration import thresholds_for
-from edgewise.evaluation.statistics import difference_interval, gap_recovered
-from edgewise.evaluation.systems import (
+from edgewise.parts import open_router
+from edgewise.routers.base import Router
+from edgewise.settings import Settings
+from edgewise_lab.evaluation.calibration import thresholds_for
+from edgewise_lab.evaluation.statistics import difference_interval, gap_recovered
+from edgewise_lab.evaluation.systems import (
     CloudAlone,
     Decoded,
     Outcome,
@@ -36,11 +39,9 @@ from edgewise.evaluation.systems import (
     edge_alone,
     paired,
 )
-from edgewise.evaluation.tasks.base import Task
-from edgewise.evaluation.tasks.pocketqa import pocketqa
-from edgewise.parts import open_router
-from edgewise.routers.base import Router
-from edgewise.settings import Settings
+from edgewise_lab.evaluation.tasks.base import Task
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from tests.pocket_models import OTHER
 
 
 class Way(NamedTuple):
@@ -136,7 +137,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=300)
     parser.add_argument("--calibration", type=int, default=150)
     parser.add_argument("--shares", type=float, nargs="+", default=(0.03, 0.05, 0.07, 0.10))
-    parser.add_argument("--other", default="bundled:other", help="a GGUF of another vocabulary")
+    parser.add_argument("--other", default=str(OTHER), help="a GGUF of another vocabulary")
     options = parser.parse_args()
     began = time.monotonic()
     task = pocketqa("test").first(options.questions)

@@ -19,12 +19,12 @@ import numpy as np
 
 from benchmarks import random_qwen
 from benchmarks.markdown import line
-from edgewise.bench.paper_method import Every
 from edgewise.edge.base import Needs
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise_lab.bench.paper_method import Every
 
 BACK = (1, 4, 16)
 EVERY = 14

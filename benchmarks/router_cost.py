@@ -14,12 +14,12 @@ import numpy as np
 
 from benchmarks.markdown import line
 from benchmarks.random_qwen import Shape, build
-from edgewise.bench.speed import score_seconds
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.routers.card import Input, RouterCard
 from edgewise.routers.features import width_of
 from edgewise.routers.mlp import TABLE, Mlp
-from edgewise.training.publish import save_card, save_weights
+from edgewise_lab.bench.speed import score_seconds
+from edgewise_lab.training.publish import save_card, save_weights
 
 HIDDEN_LAYER, TOP_K = 64, 10
 INPUTS: tuple[tuple[Input, ...], ...] = (

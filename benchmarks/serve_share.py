@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 
-from edgewise.evaluation.tasks.base import Question
-from edgewise.evaluation.tasks.pocketqa import PocketQa
+from edgewise_lab.evaluation.tasks.base import Question
+from edgewise_lab.evaluation.tasks.pocketqa import PocketQa
 from tests.server.serving import serving
 
 HEAD = ("router", "asked", "answers", "output tokens", "cloud, used", "wasted", "realised")

@@ -19,14 +19,14 @@ from benchmarks.routers.plan import of_families
 from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.calibration import thresholds_for
-from edgewise.evaluation.systems import question_ids
-from edgewise.evaluation.tasks.base import Task
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Budget, Policy
 from edgewise.parts import open_router
 from edgewise.settings import Settings
+from edgewise_lab.evaluation.calibration import thresholds_for
+from edgewise_lab.evaluation.systems import question_ids
+from edgewise_lab.evaluation.tasks.base import Task
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 
 def realised(decoder: Decoder, task: Task) -> tuple[float, float, float]:

@@ -19,11 +19,11 @@ from typing import NamedTuple
 from benchmarks.markdown import line
 from edgewise import pair
 from edgewise.edge.base import Chunk, EdgeModel, Sequences
-from edgewise.evaluation.systems import Decoded, edge_alone, paired, question_ids, text_of
-from edgewise.evaluation.tasks.base import Question
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.routers.named import router_named
 from edgewise.settings import Settings
+from edgewise_lab.evaluation.systems import Decoded, edge_alone, paired, question_ids, text_of
+from edgewise_lab.evaluation.tasks.base import Question
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 THRESHOLD = 0.3
 """Of the entropy: about 5 % of the bundled pair's tokens."""

@@ -24,20 +24,20 @@ import numpy as np
 
 from benchmarks.markdown import line
 from edgewise.addresses import bundled
-from edgewise.bench.frontier.speculation_time import computed_time, expected
-from edgewise.bench.frontier.speculative import Speculated, Speculative
-from edgewise.bench.frontier.verifier_vllm import Form, VllmVerifier
-from edgewise.bench.frontier.verifiers import LocalVerifier, VerifierSession
-from edgewise.bench.link import http_target
-from edgewise.bench.pace import HALF_BILLION, PacedEdge
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.kv import common_prefix
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.statistics import mean_interval, ratio_interval
-from edgewise.evaluation.systems import question_ids
-from edgewise.evaluation.tasks.base import Question
-from edgewise.evaluation.tasks.pocketqa import MAX_TOKENS, pocketqa
 from edgewise.testing.link import Link, Quality
+from edgewise_lab.bench.frontier.speculation_time import computed_time, expected
+from edgewise_lab.bench.frontier.speculative import Speculated, Speculative
+from edgewise_lab.bench.frontier.verifier_vllm import Form, VllmVerifier
+from edgewise_lab.bench.frontier.verifiers import LocalVerifier, VerifierSession
+from edgewise_lab.bench.link import http_target
+from edgewise_lab.bench.pace import HALF_BILLION, PacedEdge
+from edgewise_lab.evaluation.statistics import mean_interval, ratio_interval
+from edgewise_lab.evaluation.systems import question_ids
+from edgewise_lab.evaluation.tasks.base import Question
+from edgewise_lab.evaluation.tasks.pocketqa import MAX_TOKENS, pocketqa
 
 DRAFTS = (1, 2, 4, 8, 16)
 SWEPT = (2, 4, 8, 16)

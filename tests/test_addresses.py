@@ -512,12 +512,3 @@ def test_a_snapshot_that_leads_out_of_the_cache_is_refused(hub: Hub, tmp_path: P
 def test_bundled_lies_in_the_package(role: str) -> None:
     assert resolve("bundled", role) == bundled(role)  # type: ignore[arg-type]
     assert bundled(role).name == f"{role}.gguf"  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("role", ["edge", "cloud"])
-@pytest.mark.parametrize("name", ["mid", "other"])
-def test_models_lie_beside_the_pair(
-    name: Literal["mid", "other"], role: Literal["edge", "cloud"]
-) -> None:
-    path = resolve(f"bundled:{name}", role)
-    assert (path, path.is_file()) == (bundled(name), True)

@@ -7,25 +7,25 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from edgewise.addresses import Part, bundled
-from edgewise.bench.frontier.base import MeasuredAnswer, MeasuredSystem
-from edgewise.bench.frontier.pair_systems import PLACE_NOTE, PairSystems
-from edgewise.bench.frontier.recorded import EngineTime
-from edgewise.bench.frontier.report import CLOUD, EDGE
-from edgewise.bench.frontier.speculative import Speculative
-from edgewise.bench.frontier.store import MeasuredStore
-from edgewise.bench.frontier.verifiers import LocalVerifier
-from edgewise.bench.link import http_target
-from edgewise.bench.pace import HALF_BILLION, UNPACED, Pace, PacedEdge
 from edgewise.cloud.engine import LlamaServer
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.calibration import thresholds_for
-from edgewise.evaluation.tasks.base import Question, Task
 from edgewise.parts import open_router
 from edgewise.routers.named import router_named
 from edgewise.settings import Settings
 from edgewise.testing.link import Link, Quality
-from edgewise.testing.paced_engine import EnginePace, PacedEngine
+from edgewise_lab.bench.frontier.base import MeasuredAnswer, MeasuredSystem
+from edgewise_lab.bench.frontier.pair_systems import PLACE_NOTE, PairSystems
+from edgewise_lab.bench.frontier.recorded import EngineTime
+from edgewise_lab.bench.frontier.report import CLOUD, EDGE
+from edgewise_lab.bench.frontier.speculative import Speculative
+from edgewise_lab.bench.frontier.store import MeasuredStore
+from edgewise_lab.bench.frontier.verifiers import LocalVerifier
+from edgewise_lab.bench.link import http_target
+from edgewise_lab.bench.pace import HALF_BILLION, UNPACED, Pace, PacedEdge
+from edgewise_lab.bench.paced_engine import EnginePace, PacedEngine
+from edgewise_lab.evaluation.calibration import thresholds_for
+from edgewise_lab.evaluation.tasks.base import Question, Task
 from tests.llama_server_process import llama_server
 
 MID = 1.45

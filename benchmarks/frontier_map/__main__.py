@@ -25,8 +25,8 @@ from benchmarks.frontier_map.points import Checked, Point, measured_point
 from benchmarks.frontier_map.predicted import NAMES, WAYS, predicted
 from benchmarks.markdown import line
 from edgewise.addresses import bundled
-from edgewise.evaluation.tasks.pocketqa import pocketqa
-from edgewise.testing.paced_engine import EnginePace
+from edgewise_lab.bench.paced_engine import EnginePace
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.llama_server_process import llama_server
 
 # The slowest first: they run side by side.

@@ -8,21 +8,21 @@ import numpy as np
 
 from edgewise import parts
 from edgewise.addresses import Part, bundled
-from edgewise.bench.frontier.streamed import Streamed
-from edgewise.bench.pace import HALF_BILLION, Pace
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.systems import question_ids
-from edgewise.evaluation.tasks.base import Task
-from edgewise.evaluation.tasks.grading import is_strictly_right
 from edgewise.events import Consult
 from edgewise.gateway.process import gateway_process
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import LONGEST_DEADLINE, Policy
 from edgewise.routers.constant import Constant
 from edgewise.settings import Settings
-from edgewise.testing.paced_engine import EnginePace, PacedEngine
+from edgewise_lab.bench.frontier.streamed import Streamed
+from edgewise_lab.bench.pace import HALF_BILLION, Pace
+from edgewise_lab.bench.paced_engine import EnginePace, PacedEngine
+from edgewise_lab.evaluation.systems import question_ids
+from edgewise_lab.evaluation.tasks.base import Task
+from edgewise_lab.evaluation.tasks.grading import is_strictly_right
 
 MODELS = ("edge", "larger edge", "pair", "cloud")
 PARTS: tuple[Part, ...] = ("edge", "mid", "cloud")

@@ -11,24 +11,24 @@ from benchmarks.frontier_map.inputs import ALONE, PARTS, Engine, asked_of, scale
 from benchmarks.frontier_map.predicted import LARGER, Drafting
 from edgewise import parts
 from edgewise.addresses import bundled
-from edgewise.bench.frontier.speculative import Speculative
-from edgewise.bench.frontier.streamed import Streamed
-from edgewise.bench.frontier.verifiers import LocalVerifier
-from edgewise.bench.link import http_target
-from edgewise.bench.pace import PacedEdge
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.statistics import RESAMPLES
-from edgewise.evaluation.systems import question_ids
-from edgewise.evaluation.tasks.base import Question, Task
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.gateway.process import gateway_process
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import LONGEST_DEADLINE, Policy
 from edgewise.routers.constant import Constant
 from edgewise.settings import Settings
 from edgewise.testing.link import Link, Quality
-from edgewise.testing.paced_engine import EnginePace, PacedEngine
+from edgewise_lab.bench.frontier.speculative import Speculative
+from edgewise_lab.bench.frontier.streamed import Streamed
+from edgewise_lab.bench.frontier.verifiers import LocalVerifier
+from edgewise_lab.bench.link import http_target
+from edgewise_lab.bench.pace import PacedEdge
+from edgewise_lab.bench.paced_engine import EnginePace, PacedEngine
+from edgewise_lab.evaluation.statistics import RESAMPLES
+from edgewise_lab.evaluation.systems import question_ids
+from edgewise_lab.evaluation.tasks.base import Question, Task
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.llama_server_process import llama_server
 
 WARM = 3

@@ -1,6 +1,6 @@
 """Seconds a token at a point of the map, each way, by the formulas."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -8,9 +8,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from benchmarks.frontier_map.inputs import Inputs, scaled
-from edgewise.bench.frontier.formulas import MeasuredConditions, per_token
-from edgewise.bench.frontier.speculation_time import computed_time
-from edgewise.testing.paced_engine import EnginePace
+from edgewise.advice import MeasuredConditions, ahead, cloud_alone, edge_alone
+from edgewise_lab.bench.frontier.speculation_time import computed_time
+from edgewise_lab.bench.paced_engine import EnginePace
 
 WAYS = ("cloud", "speculation", "larger edge", "ahead")
 """What the map compares; the edge alone is faster than what is made of it, everywhere."""
@@ -62,8 +62,6 @@ def conditions(
         answer=inputs.answers["pair"].mean,
         asked=inputs.asked,
         changed=inputs.changed,
-        acceptance=inputs.acceptance,
-        verify=inputs.engine.consult,
     )
 
 
@@ -87,13 +85,17 @@ def predicted(
 
     drafting = drafting or _best(inputs, pace, at)
     seconds = {
-        "edge": per_token("edge", alone("edge")),
-        "larger edge": per_token("edge", alone("larger edge", larger)),
-        "cloud": per_token("cloud", alone("cloud")),
-        "ahead": per_token("ahead", at),
+        "edge": _per_token(edge_alone, alone("edge")),
+        "larger edge": _per_token(edge_alone, alone("larger edge", larger)),
+        "cloud": _per_token(cloud_alone, alone("cloud")),
+        "ahead": _per_token(ahead, at),
         "speculation": replayed(inputs, pace, at, drafting),
     }
     return Predicted(seconds, drafting)
+
+
+def _per_token(seconds: Callable[[MeasuredConditions], float], at: MeasuredConditions) -> float:
+    return seconds(at) / at.answer
 
 
 def _best(inputs: Inputs, pace: EnginePace, at: MeasuredConditions) -> Drafting:

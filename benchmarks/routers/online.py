@@ -25,12 +25,12 @@ from safetensors.numpy import load_file
 from benchmarks.routers.gates import TopEntropy
 from benchmarks.routers.tree import Scorer, Segment, Tree
 from edgewise.edge.base import Step
-from edgewise.evaluation.systems import Outcome
 from edgewise.loop.policy import Budget, Policy
 from edgewise.routers.base import Router
 from edgewise.routers.card import WEIGHTS, RouterCard
 from edgewise.routers.features import features
 from edgewise.routers.uncertainty import Entropy, Margin, MaxProb
+from edgewise_lab.evaluation.systems import Outcome
 
 Vector = NDArray[np.float64]
 

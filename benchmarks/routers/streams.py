@@ -29,12 +29,12 @@ from benchmarks.routers.plan import Entry, Plan
 from benchmarks.routers.thresholds import search
 from benchmarks.routers.tree import NEVER, Models, Scorer, Tree
 from edgewise.edge.base import EdgeModel
-from edgewise.evaluation.journal import append, read
-from edgewise.evaluation.systems import CloudAlone, Outcome, cloud_share
-from edgewise.evaluation.tasks.base import Question
 from edgewise.routers.card import read_card
 from edgewise.routers.constant import Constant
 from edgewise.routers.named import router_of
+from edgewise_lab.evaluation.journal import append, read
+from edgewise_lab.evaluation.systems import CloudAlone, Outcome, cloud_share
+from edgewise_lab.evaluation.tasks.base import Question
 
 LABEL = "value"
 EDGE, CLOUD = "edge", "cloud"

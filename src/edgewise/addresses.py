@@ -1,8 +1,6 @@
 """Model addresses: from what a user writes to a GGUF file or a model's folder on this disk.
 
     bundled                      one of the pair that ships with Edgewise
-    bundled:mid                  ... and a larger edge model beside it
-    bundled:other                ... and a cloud model of another vocabulary
     ./model.gguf                 a file's path, tried before any hub
     owner/repo                   a hub repository: its file in the first of these quantisations
                                  that it has: Q4_K_M, Q4_0, Q4_K_S, Q5_K_M, Q8_0; with none of
@@ -49,10 +47,7 @@ from edgewise.model_cache import explained_here, near
 from edgewise.model_files import models_among, of_quant, parts_of, preferred
 from edgewise.model_folders import engine_among, files_of
 
-Part = Literal["edge", "mid", "cloud", "other", "router"]
-
-BESIDE: dict[str, Part] = {"bundled:mid": "mid", "bundled:other": "other"}
-"""Models beside the bundled pair, by address."""
+Part = Literal["edge", "cloud", "router"]
 
 CHECKPOINT = ("config.json", "model.safetensors", "trained_on.txt", "README.md")
 """Files of a router's checkpoint."""
@@ -79,7 +74,7 @@ class _Listing(NamedTuple):
 
 
 def bundled(part: Part) -> Path:
-    """Where a part of the bundled pair, or a model beside it, lies."""
+    """Where a part of the bundled pair lies."""
     name = part if part == "router" else f"{part}.gguf"
     return Path(str(files("edgewise") / "bundled" / name))
 
@@ -110,8 +105,8 @@ def local_folder(name: str) -> Path | None:
 
 def resolve(address: str, role: Literal["edge", "cloud", "cloud_tokenizer"]) -> Path:
     """The file that `address` names, downloaded if need be. Raises `AddressError`."""
-    if address == "bundled" or address in BESIDE:
-        return bundled(BESIDE.get(address, "edge" if role == "edge" else "cloud"))
+    if address == "bundled":
+        return bundled("edge" if role == "edge" else "cloud")
     if path := _local(address):
         return path
     if local_folder(address):
@@ -136,7 +131,7 @@ def _unknown(address: str, role: Literal["edge", "cloud", "cloud_tokenizer"]) ->
             setting=role,
         )
     hint = "name a path, a hub repository (owner/repo) or 'bundled'"
-    if close := near(address, ["bundled", *BESIDE]):
+    if close := near(address, ["bundled"]):
         hint = f"did you mean {close!r}? If not: {hint}"
     if role == "edge" and is_url(meant(address)):
         problem = f"{named!r} is an engine's address, and the edge model runs in this process"
@@ -178,7 +173,7 @@ def engine_at(address: str) -> str:
     A GGUF is llama.cpp's, `genai_config.json` ONNX Runtime's; `config.json` with safetensors is
     transformers', or MLX's where they say so.
     """
-    if address.partition(":")[0] == "bundled" or _local(address) is not None:
+    if address == "bundled" or _local(address) is not None:
         return "llamacpp"
     if folder := local_folder(address):
         names = [path.name for path in folder.iterdir() if path.is_file()]

@@ -18,15 +18,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise.bench.energy import EnergyBench, meters
-from edgewise.bench.nvml import nvml
-from edgewise.bench.powermetrics import Powermetrics, joules_of
-from edgewise.bench.rapl import rapl
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
+from edgewise_lab.bench.energy import EnergyBench, meters
+from edgewise_lab.bench.nvml import nvml
+from edgewise_lab.bench.powermetrics import Powermetrics, joules_of
+from edgewise_lab.bench.rapl import rapl
 
 RANGE = 65_532_610_987
 
@@ -107,7 +107,7 @@ def test_a_counter_that_holds_no_count(package: Path, tmp_path: Path) -> None:
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without any meter but those that a test gives it."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr("edgewise.bench.nvml.DRIVER", Path("/nowhere"))
+    monkeypatch.setattr("edgewise_lab.bench.nvml.DRIVER", Path("/nowhere"))
     monkeypatch.setenv("PATH", "/nowhere")
 
 

@@ -7,7 +7,13 @@ from itertools import pairwise
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.bench.method_parts import (
+from edgewise.edge.base import Needs
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.engines.llama_server import LlamaServerEngine
+from edgewise.errors import CloudUnavailable, UsageError
+from edgewise.testing.link import Link, Quality
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from edgewise_lab.bench.method_parts import (
     NAMES,
     MethodTimes,
     each_alone,
@@ -16,14 +22,8 @@ from edgewise.bench.method_parts import (
     ratio,
     take_apart,
 )
-from edgewise.bench.methods import OURS, PAPER, TO_AN_ENGINE, EngineAt, Every, Method, Methods
-from edgewise.bench.paper_method import prose, served_at
-from edgewise.edge.base import Needs
-from edgewise.edge.llamacpp import LlamaModel
-from edgewise.engines.llama_server import LlamaServerEngine
-from edgewise.errors import CloudUnavailable, UsageError
-from edgewise.testing.link import Link, Quality
-from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from edgewise_lab.bench.methods import OURS, PAPER, TO_AN_ENGINE, EngineAt, Every, Method, Methods
+from edgewise_lab.bench.paper_method import prose, served_at
 from tests.gateway.running import gateway
 from tests.llama_server_process import free_port, llama_server
 

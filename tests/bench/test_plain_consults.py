@@ -6,7 +6,6 @@ from contextlib import closing
 
 import pytest
 
-from edgewise.bench.plain_consults import PlainCloud, WrittenOut
 from edgewise.completion import Completion
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.errors import CloudProtocolError
@@ -14,8 +13,9 @@ from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.link import Link
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer
-from edgewise.testing.scripted_engine import ScriptedEngine
-from edgewise.testing.scripted_text import Retold, ScriptedText
+from edgewise_lab.bench.plain_consults import PlainCloud, WrittenOut
+from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_text import Retold, ScriptedText
 
 TEXT = "<|user|>hi<|end|><|assistant|>naïve"
 """In the form that the scripted API reads."""

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise.bench.frontier.speculation_time import computed_time, expected
 from edgewise.errors import UsageError
+from edgewise_lab.bench.frontier.speculation_time import computed_time, expected
 
 STEP, TRIP, VERIFY = 0.03, 0.1, 0.02
 

@@ -12,11 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.addresses import bundled
-from edgewise.bench.frontier.base import CloudRequest, MeasuredSystem
-from edgewise.bench.frontier.speculation_time import computed_time
-from edgewise.bench.frontier.speculative import Speculated, Speculative
-from edgewise.bench.frontier.verifiers import LocalVerifier, Verified
-from edgewise.bench.pace import Pace, PacedEdge
 from edgewise.edge.base import EdgeAbilities, EdgeModel, Floats, Tokenizer
 from edgewise.edge.kv import common_prefix
 from edgewise.edge.llamacpp import LlamaModel
@@ -28,8 +23,6 @@ from edgewise.errors import (
     UsageError,
     VocabularyMismatch,
 )
-from edgewise.evaluation.systems import question_ids
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.testing.scripted_edge import (
     EOS,
     SIZE,
@@ -39,6 +32,13 @@ from edgewise.testing.scripted_edge import (
     noise,
     replying,
 )
+from edgewise_lab.bench.frontier.base import CloudRequest, MeasuredSystem
+from edgewise_lab.bench.frontier.speculation_time import computed_time
+from edgewise_lab.bench.frontier.speculative import Speculated, Speculative
+from edgewise_lab.bench.frontier.verifiers import LocalVerifier, Verified
+from edgewise_lab.bench.pace import Pace, PacedEdge
+from edgewise_lab.evaluation.systems import question_ids
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 PROMPT = list(b"sky: ")
 NEAR_TIE = 0.5

@@ -6,8 +6,6 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise.bench.pace import PacedEdge
-from edgewise.bench.uncached import UncachedEdge
 from edgewise.edge.base import EdgeModel
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.latency import Latency
@@ -16,6 +14,8 @@ from edgewise.routers.constant import Random
 from edgewise.routers.uncertainty import Entropy
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
+from edgewise_lab.bench.pace import PacedEdge
+from edgewise_lab.bench.uncached import UncachedEdge
 from tests.loop.test_run_ahead import Slow
 
 PROMPT = list(b"sky: ")

@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.bench.frontier.speculative import Speculative
-from edgewise.bench.frontier.verifier_vllm import SHORT, Form, VllmVerifier
-from edgewise.bench.link import http_target
 from edgewise.edge.kv import common_prefix
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines.completions import COMPLETIONS
@@ -24,10 +21,13 @@ from edgewise.errors import (
     CloudUnavailable,
     VocabularyMismatch,
 )
-from edgewise.evaluation.systems import question_ids
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.testing.link import Link, Quality
 from edgewise.testing.scripted_edge import EOS, ScriptedEdge, noise, replying
+from edgewise_lab.bench.frontier.speculative import Speculative
+from edgewise_lab.bench.frontier.verifier_vllm import SHORT, Form, VllmVerifier
+from edgewise_lab.bench.link import http_target
+from edgewise_lab.evaluation.systems import question_ids
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cloud.dialects import DialectServer, serving, vllm_routes
 from tests.vllm_process import vllm
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.consults import CURVE, SPREAD, main
-from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 
 def test_both_tables(capsys: pytest.CaptureFixture[str]) -> None:

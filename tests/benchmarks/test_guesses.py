@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks.guesses import LONGEST, Link, Place, Run, Way, foresight
-from edgewise.bench.pace import Pace
 from edgewise.loop.redraft import Redrafts
+from edgewise_lab.bench.pace import Pace
 
 STEP, TRIP = 0.02, 0.1
 FLAT = Pace((1, 8), (STEP, STEP))

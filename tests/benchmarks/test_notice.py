@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.notice import WORDINGS, bare, in_its_form, main, named
-from edgewise.evaluation.tasks.base import Question
-from edgewise.evaluation.tasks.named import open_task
-from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.evaluation.tasks.base import Question
+from edgewise_lab.evaluation.tasks.named import open_task
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 STEM, CHOICES = "Where is a revolving door?", ("bank", "new york")
 PROBLEM = "Ann has 5 eggs. She eats 2. How many are left?"

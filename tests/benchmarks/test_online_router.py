@@ -11,12 +11,12 @@ import pytest
 
 from benchmarks.routers.online import UNTRAINED, Habits, Inputs, Online, Seen, Signals, Stream
 from benchmarks.routers.tree import NEEDS, TOP, Models, Tree
-from edgewise.evaluation.systems import cloud_share
-from edgewise.evaluation.tasks.base import Question
 from edgewise.routers.base import Router
 from edgewise.routers.constant import Random
 from edgewise.routers.uncertainty import Entropy
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
+from edgewise_lab.evaluation.systems import cloud_share
+from edgewise_lab.evaluation.tasks.base import Question
 
 ROOT = Path(__file__).parents[2]
 QUESTION = Question("q", "zoo", "Which?", "b", "choice", choices=("a", "b"))

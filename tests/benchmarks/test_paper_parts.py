@@ -1,8 +1,8 @@
 """The table of the paper's method taken apart, from made-up figures."""
 
 from benchmarks.paper_parts import Found, agreement, table
-from edgewise.bench.method_parts import MethodTimes, each_alone, each_left_out, ladder
-from edgewise.bench.methods import OURS, PAPER, Method
+from edgewise_lab.bench.method_parts import MethodTimes, each_alone, each_left_out, ladder
+from edgewise_lab.bench.methods import OURS, PAPER, Method
 
 VARIANTS = [*ladder(), *each_alone(), *each_left_out()]
 

@@ -13,7 +13,7 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.routers.card import read_card
-from edgewise.training.publish import save_card
+from edgewise_lab.training.publish import save_card
 from pocket.convert.__main__ import convert
 from pocket.convert.weights import read
 from tests.cli.conftest import Edgewise

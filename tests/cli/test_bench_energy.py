@@ -25,7 +25,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgewise.cli.energy.meters", lambda: [Clock()])
+    monkeypatch.setattr("edgewise_lab.commands.energy.meters", lambda: [Clock()])
 
 
 @pytest.mark.usefixtures("clock")
@@ -54,7 +54,7 @@ def test_without_a_cloud_the_edge_is_measured(edgewise: Edgewise) -> None:
 
 def test_without_a_meter_it_is_refused(edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch) -> None:
     for meter in ("rapl", "nvml", "powermetrics"):
-        monkeypatch.setattr(f"edgewise.bench.energy.{meter}", lambda *_: None)
+        monkeypatch.setattr(f"edgewise_lab.bench.energy.{meter}", lambda *_: None)
     result = edgewise("bench", "energy")
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("edgewise: Nothing here counts energy")

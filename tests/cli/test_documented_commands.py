@@ -128,7 +128,7 @@ def is_extra(wanted: str) -> bool:
 def test_scripts_have_the_flags_that_are_shown(block: Block) -> None:
     for words, _ in commands(block.text):
         # The harness's command line is its own.
-        if words[:2] == ["python", "-m"] and words[2] != "edgewise.lm_eval":
+        if words[:2] == ["python", "-m"] and words[2] != "edgewise_lab.lm_eval":
             assert has_flags(words[2], words[3:]), f"{block}: {' '.join(words)}"
 
 

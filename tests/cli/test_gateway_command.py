@@ -19,9 +19,9 @@ from edgewise.cloud.gateway import GatewayCloud
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_engine import ScriptedEngine, reply_to
 from tests.asked import HARD
 from tests.cli.conftest import Edgewise, Run
+from tests.doubles.scripted_engine import ScriptedEngine, reply_to
 from tests.llama_server_process import free_port
 
 

@@ -14,9 +14,9 @@ from edgewise.keys.keys import Keys, read_keys
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_engine import ScriptedEngine
 from tests.cli.conftest import Edgewise
 from tests.cli.test_gateway_command import process
+from tests.doubles.scripted_engine import ScriptedEngine
 
 FILE = ("--keys", "keys.json")
 KEYS = Path("keys.json")

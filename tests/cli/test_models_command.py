@@ -44,7 +44,7 @@ def listed(edgewise: Edgewise) -> dict[str, dict[str, Any]]:
 
 
 CLOUD = ("run", "Hello", "--cloud", "http://127.0.0.1:9")
-SHIPPED = {"bundled", "bundled (cloud)", "bundled:mid", "bundled:other"}
+SHIPPED = {"bundled", "bundled (cloud)"}
 
 
 def test_what_ships_is_listed_without_a_cache(edgewise: Edgewise, hub: Hub) -> None:
@@ -52,7 +52,7 @@ def test_what_ships_is_listed_without_a_cache(edgewise: Edgewise, hub: Hub) -> N
     assert set(found) == SHIPPED
     assert found["bundled"]["size"] == len(SMALL)
     assert Path(found["bundled"]["path"]) == bundled("edge")
-    assert "bundled:mid" in edgewise("models", "list").out
+    assert "bundled (cloud)" in edgewise("models", "list").out
     assert not hub.requests
 
 
@@ -111,7 +111,7 @@ def test_a_folder_is_one_model(
         (("pull", "bundled"), "is no hub repository"),
         (("pull", "http://127.0.0.1:9"), "is an engine's address"),
         (("pull", "small.gguf"), "is no hub repository"),
-        (("remove", "bundled:mid", "--yes"), "is part of Edgewise"),
+        (("remove", "bundled", "--yes"), "is part of Edgewise"),
         (("remove", "me/tiny-gguf", "--yes"), "Nothing of 'me/tiny-gguf' is kept here"),
         (("remove", "../../etc", "--yes"), "is kept here"),
         (("remove", "me/tiny-gguf@v1", "--yes"), "names a revision"),

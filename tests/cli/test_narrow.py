@@ -9,9 +9,10 @@ from rich.table import Table
 
 from edgewise.addresses import bundled
 from edgewise.cli import render
-from edgewise.evaluation.report import rows
-from edgewise.evaluation.sweep import Cell
-from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.commands import tables
+from edgewise_lab.evaluation.report import rows
+from edgewise_lab.evaluation.sweep import Cell
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Edgewise
 from tests.cli.test_tables import LONG, found, outcomes
 from tests.llama_server_process import llama_server
@@ -60,7 +61,7 @@ def require_whole(shown: Shown, count: int = 1) -> None:
 
 def test_figures_of_a_task(shown: Shown) -> None:
     named = {**found(), Cell(LONG, 0.05): outcomes("xX..", cloud=1)}
-    render.figures_tables("animals, 24 questions", rows(named))
+    tables.figures_tables("animals, 24 questions", rows(named))
     require_whole(shown, 3)
 
 

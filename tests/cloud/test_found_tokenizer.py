@@ -33,6 +33,7 @@ from tests.cloud.dialects import (
 from tests.hub import Hub, Repository
 from tests.hub import serving as serving_hub
 from tests.hub_files import vocabulary_of, write_tokenizer
+from tests.pocket_models import OTHER
 
 pytest.importorskip("tokenizers")
 
@@ -119,7 +120,7 @@ def test_other_engines_say_it_otherwise(owner: str, own: Tokenizer, folder: Path
 
 def test_what_an_engine_names_must_give_its_ids(own: Tokenizer) -> None:
     """A file that is there and says other things, as a liar or a careless operator may name."""
-    lie = {"root": str(bundled("other"))}
+    lie = {"root": str(OTHER)}
     with serving(routes(own, lie)) as server, closing(connect(server.url)) as cloud:
         with pytest.raises(VocabularyMismatch, match="does not help: it splits text into") as told:
             linked(cloud, ByteTokenizer())

@@ -28,7 +28,7 @@ from edgewise.keys.limit_stores import SqliteLimits
 from edgewise.keys.limits import Cost, Granted, LimitsDown
 from edgewise.listening.requests import MAX_LINE
 from edgewise.sampling import Sampling
-from edgewise.testing.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine
 from tests.gateway.plain_client import PlainClient, check
 from tests.gateway.running import Running, gateway

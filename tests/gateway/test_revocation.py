@@ -19,7 +19,6 @@ from edgewise.keys.limits import Cost, Granted
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.wire import protocol
 from edgewise.wire.protocol import (
     PATH,
@@ -37,6 +36,7 @@ from edgewise.wire.protocol import (
     encode,
     from_gateway,
 )
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine, letters
 from tests.gateway.running import Running, gateway
 

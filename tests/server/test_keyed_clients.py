@@ -21,8 +21,8 @@ from edgewise.server.app import make_app
 from edgewise.server.callers import Callers
 from edgewise.server.models import Models
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
-from edgewise.testing.scripted_engine import ScriptedEngine
 from tests.cli.conftest import Edgewise, edgewise
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.processes import until
 from tests.server.at_port import at_port
 from tests.server.in_process import ASK, CHAT, TEXT, answering_of

@@ -11,7 +11,6 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from edgewise.addresses import (
-    BESIDE,
     Part,
     bundled,
     engine_at,
@@ -29,7 +28,7 @@ app = typer.Typer(no_args_is_help=True, help="List, download and remove models."
 
 Address = Annotated[str, typer.Argument(help="owner/repo, owner/repo:Q4_K_M or hf://....")]
 
-_SHIPPED: dict[str, Part] = {"bundled": "edge", "bundled (cloud)": "cloud", **BESIDE}
+_SHIPPED: dict[str, Part] = {"bundled": "edge", "bundled (cloud)": "cloud"}
 
 
 @app.command("list")
@@ -69,7 +68,7 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Without being asked.")] = False,
 ) -> None:
     """Remove what was downloaded of MODEL: a file, a quantisation or a whole repository."""
-    if model.partition(":")[0] == "bundled":
+    if model == "bundled":
         raise UsageError(f"{model!r} is part of Edgewise and cannot be removed.")
     found = removal(model)
     what = f"{render.printable(model)}: {len(found.names)} files, {decimal(found.freed)}"
