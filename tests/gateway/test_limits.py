@@ -673,7 +673,7 @@ def test_where_limits_cannot_be_kept(tmp_path: Path, where: str, problem: str) -
     with pytest.raises(UsageError, match=problem.format(tmp_path)) as refused:
         asyncio.run(used())
     assert "s3cret" not in str(refused.value)
-    with pytest.raises(UsageError, match="--keys"):
+    with pytest.raises(UsageError, match="keys"):
         limits_at(where, None)
 
 

@@ -56,7 +56,7 @@ def limits_at(where: str | None, keys: Path | None) -> KeyLimits:
     """
     if keys is None:
         if where is not None:
-            raise UsageError("Limits belong to keys", hint="name their file with --keys")
+            raise UsageError("Limits belong to keys", hint="name a file of keys", setting="keys")
         return KeyLimits(SqliteLimits(None))
     if where is None:
         return KeyLimits(SqliteLimits(keys.with_name(keys.name + ".limits")))
