@@ -20,8 +20,8 @@ from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.loop.price import Price, price_of
 from edgewise.routers.constant import Random
-from edgewise.testing.billed_cloud import BilledCloud, PrefixCache
 from edgewise.testing.scripted_edge import SIZE, ScriptedEdge
+from tests.doubles.billed_cloud import BilledCloud, PrefixCache
 
 PROVIDERS: dict[str, tuple[str, PrefixCache | None]] = {
     "nothing cached, output 4x": ("0.6,0.6,2.4", None),

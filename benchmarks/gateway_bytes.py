@@ -20,7 +20,7 @@ from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.link import Link
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
 
 NEW = 16

@@ -12,8 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 LAYERS = (
     ("errors",),
-    ("registry", "events", "settings", "model_files", "model_folders", "hub_client"),
-    ("model_cache",),
+    ("registry", "events", "settings", "hub"),
     ("completion", "addresses", "listening"),
     ("edge",),
     ("sampling", "prompts"),

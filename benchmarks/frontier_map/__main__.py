@@ -25,7 +25,7 @@ from benchmarks.frontier_map.points import Checked, Point, measured_point
 from benchmarks.frontier_map.predicted import NAMES, WAYS, predicted
 from benchmarks.markdown import line
 from edgewise.addresses import bundled
-from edgewise.testing.paced_engine import EnginePace
+from edgewise_lab.bench.paced_engine import EnginePace
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.llama_server_process import llama_server
 

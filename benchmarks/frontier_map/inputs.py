@@ -17,9 +17,9 @@ from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import LONGEST_DEADLINE, Policy
 from edgewise.routers.constant import Constant
 from edgewise.settings import Settings
-from edgewise.testing.paced_engine import EnginePace, PacedEngine
 from edgewise_lab.bench.frontier.streamed import Streamed
 from edgewise_lab.bench.pace import HALF_BILLION, Pace
+from edgewise_lab.bench.paced_engine import EnginePace, PacedEngine
 from edgewise_lab.evaluation.systems import question_ids
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.grading import is_strictly_right

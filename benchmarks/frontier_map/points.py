@@ -19,12 +19,12 @@ from edgewise.loop.policy import LONGEST_DEADLINE, Policy
 from edgewise.routers.constant import Constant
 from edgewise.settings import Settings
 from edgewise.testing.link import Link, Quality
-from edgewise.testing.paced_engine import EnginePace, PacedEngine
 from edgewise_lab.bench.frontier.speculative import Speculative
 from edgewise_lab.bench.frontier.streamed import Streamed
 from edgewise_lab.bench.frontier.verifiers import LocalVerifier
 from edgewise_lab.bench.link import http_target
 from edgewise_lab.bench.pace import PacedEdge
+from edgewise_lab.bench.paced_engine import EnginePace, PacedEngine
 from edgewise_lab.evaluation.statistics import RESAMPLES
 from edgewise_lab.evaluation.systems import question_ids
 from edgewise_lab.evaluation.tasks.base import Question, Task

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from benchmarks.frontier_map.inputs import Inputs, scaled
 from edgewise.advice import MeasuredConditions, ahead, cloud_alone, edge_alone
-from edgewise.testing.paced_engine import EnginePace
 from edgewise_lab.bench.frontier.speculation_time import computed_time
+from edgewise_lab.bench.paced_engine import EnginePace
 
 WAYS = ("cloud", "speculation", "larger edge", "ahead")
 """What the map compares; the edge alone is faster than what is made of it, everywhere."""

@@ -9,8 +9,8 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import UsageError
 from edgewise.testing.link import Link
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
-from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise_lab.bench.paper_method import Comparison, compare
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 

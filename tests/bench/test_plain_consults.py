@@ -13,9 +13,9 @@ from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.link import Link
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer
-from edgewise.testing.scripted_engine import ScriptedEngine
-from edgewise.testing.scripted_text import Retold, ScriptedText
 from edgewise_lab.bench.plain_consults import PlainCloud, WrittenOut
+from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_text import Retold, ScriptedText
 
 TEXT = "<|user|>hi<|end|><|assistant|>naïve"
 """In the form that the scripted API reads."""

@@ -8,7 +8,7 @@ from benchmarks.frontier_map.figure import draw
 from benchmarks.frontier_map.inputs import Answers, Engine, Inputs
 from benchmarks.frontier_map.points import Point, measured_point
 from benchmarks.frontier_map.predicted import WAYS, Drafting, predicted
-from edgewise.testing.paced_engine import EnginePace
+from edgewise_lab.bench.paced_engine import EnginePace
 
 PACE = EnginePace()
 AGREED = [True, True, True, False] * 9

@@ -21,10 +21,10 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.onnx import import_genai
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.testing.paced_engine import EnginePace, PacedEngine
-from edgewise.testing.scripted_engine import ScriptedEngine, Twisted
-from edgewise.testing.scripted_text import ScriptedText
+from edgewise_lab.bench.paced_engine import EnginePace, PacedEngine
 from tests.cli.conftest import Edgewise
+from tests.doubles.scripted_engine import ScriptedEngine, Twisted
+from tests.doubles.scripted_text import ScriptedText
 from tests.hybrid_models import HybridPaths
 from tests.llama_server_process import llama_server
 from tests.onnx_models import require_onnx

@@ -31,8 +31,8 @@ from edgewise.prompts import Message, Prompt
 from edgewise.routers.constant import Random
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, completing
-from edgewise.testing.scripted_engine import ScriptedEngine, Wire
-from edgewise.testing.scripted_text import (
+from tests.doubles.scripted_engine import ScriptedEngine, Wire
+from tests.doubles.scripted_text import (
     BUSY,
     FILTERED,
     HTML,

@@ -29,11 +29,11 @@ from edgewise.pair import Pair, open_pair
 from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.routers.constant import Random
 from edgewise.settings import Settings
-from edgewise.testing.engine_dialects import Dialect
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
-from edgewise.testing.scripted_engine import Misdeed, ScriptedEngine
 from edgewise.wire.protocol import Ask, Push, from_device
 from tests.cloud.recording import Recorder, ids_of, recording
+from tests.doubles.engine_dialects import Dialect
+from tests.doubles.scripted_engine import Misdeed, ScriptedEngine
 from tests.gateway.running import gateway
 from tests.llama_server_process import free_port, llama_server
 from tests.pocket_models import OTHER

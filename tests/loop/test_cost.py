@@ -32,9 +32,9 @@ from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant, Random
 from edgewise.sampling import Sampling
 from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, replying
-from edgewise.testing.billed_cloud import BilledCloud, PrefixCache
-from edgewise.testing.scripted_engine import ScriptedEngine, Twisted
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from tests.doubles.billed_cloud import BilledCloud, PrefixCache
+from tests.doubles.scripted_engine import ScriptedEngine, Twisted
 
 PRICE = price_of("2,0.5,8")
 FREE = Limits(alone=False)

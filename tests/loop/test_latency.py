@@ -16,7 +16,7 @@ from edgewise.loop.policy import (
 )
 from edgewise.routers.constant import Constant
 from edgewise.testing import ByteTokenizer, ScriptedEdge, noise
-from edgewise.testing.scripted_engine import ScriptedEngine, Twisted
+from tests.doubles.scripted_engine import ScriptedEngine, Twisted
 
 
 def told(seconds: float, times: int, *, first: bool = False) -> Latency:

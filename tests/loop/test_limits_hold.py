@@ -30,7 +30,7 @@ from edgewise.loop.spent import SpentFile, today
 from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, replying
-from edgewise.testing.scripted_engine import Edited, Misdeed, ScriptedEngine, Wire, reply_to
+from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine, Wire, reply_to
 
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())

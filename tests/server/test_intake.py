@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from fastapi import Request
 
-from edgewise.keys.key_file import ANYBODY
+from edgewise.keys.keys import ANYBODY
 from edgewise.prompts import Message, Prompt
 from edgewise.server.answering import Unread
 from edgewise.server.callers import Caller, Callers

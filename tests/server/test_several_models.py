@@ -20,8 +20,8 @@ from edgewise.server.answering import Answering
 from edgewise.server.app import make_app
 from edgewise.server.models import Models
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
-from edgewise.testing.scripted_engine import ScriptedEngine
 from tests.cli.conftest import Edgewise, edgewise
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.server.in_process import CHAT, TEXT, answering_of
 from tests.server.page_asking import ask
 from tests.server.serving import serving

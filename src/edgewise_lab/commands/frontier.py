@@ -20,7 +20,6 @@ from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.settings import Settings
 from edgewise.testing.link import Link, Quality
-from edgewise.testing.paced_engine import EnginePace
 from edgewise_lab.bench.frontier.base import MeasuredSystem
 from edgewise_lab.bench.frontier.pair_systems import (
     PLACE_NOTE,
@@ -36,6 +35,7 @@ from edgewise_lab.bench.frontier.table import FrontierTable, notes, tables
 from edgewise_lab.bench.link import http_target
 from edgewise_lab.bench.pace import UNPACED, Pace
 from edgewise_lab.bench.pace import measured as measured_pace
+from edgewise_lab.bench.paced_engine import EnginePace
 from edgewise_lab.commands import task_options
 from edgewise_lab.commands.connecting import connected_cloud, pace_named, served, without_cloud
 from edgewise_lab.commands.eval import contenders_of, require_folder, shares_of

@@ -38,7 +38,7 @@ class PocketQa(TaskSource):
 
 def pocketqa(split: Split = "test") -> Task:
     """The bundled questions of one split, the families alternating."""
-    packed = files(__package__).joinpath("pocketqa.jsonl.gz").read_bytes()
+    packed = files("edgewise_lab.evaluation.tasks").joinpath("pocketqa.jsonl.gz").read_bytes()
     lines = gzip.decompress(packed).splitlines()
     records = [msgspec.json.decode(line, type=_Record) for line in lines]
     rank: dict[str, int] = {}

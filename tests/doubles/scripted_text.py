@@ -1,6 +1,6 @@
 """A scripted API that takes text, over real HTTP, in any dialect: for tests and faults.
 
-    python -m edgewise.testing.scripted_text --dialect deepseek --port 8080
+    python -m tests.doubles.scripted_text --dialect deepseek --port 8080
 
 It behaves as the API's documents say, which nobody has held against the API itself.
 """
@@ -16,9 +16,9 @@ import msgspec
 from aiohttp import web
 
 from edgewise.prompts import Message
-from edgewise.testing.scripted_engine import HANG_SECONDS, Edited, Wire
-from edgewise.testing.text_forms import FORMS, Written
-from edgewise.testing.text_wishes import THINK, Wish, Wrong, templated
+from tests.doubles.scripted_engine import HANG_SECONDS, Edited, Wire
+from tests.doubles.text_forms import FORMS, Written
+from tests.doubles.text_wishes import THINK, Wish, Wrong, templated
 
 Habit = Literal["exact", "echo", "strip", "restart", "refuse"]
 """What becomes of an answer that was begun.

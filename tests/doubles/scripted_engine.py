@@ -1,6 +1,6 @@
 """A scripted engine over real HTTP, in any dialect: for tests, faults and load.
 
-    python -m edgewise.testing.scripted_engine --port 8080
+    python -m tests.doubles.scripted_engine --port 8080
 
 Its vocabulary is that of `ByteTokenizer`, unless it is told another. It answers at once, with ids
 that follow from the whole prefix, so that whoever gets another session's answer notices.
@@ -18,8 +18,8 @@ import msgspec
 from aiohttp import web
 
 from edgewise.edge.base import Tokenizer
-from edgewise.testing.engine_dialects import DIALECTS, HOSTED, Dialect, Wanted, Writing
 from edgewise.testing.scripted_edge import ByteTokenizer
+from tests.doubles.engine_dialects import DIALECTS, HOSTED, Dialect, Wanted, Writing
 
 Misbehaviour = Literal["hang", "reset", "error", "busy", "declined", "garbage"]
 """What to do with a request instead of answering it."""

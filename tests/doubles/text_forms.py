@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from edgewise.testing import text_wishes as wishes
-from edgewise.testing.text_wishes import Wish
+from tests.doubles import text_wishes as wishes
+from tests.doubles.text_wishes import Wish
 
 
 class Written(NamedTuple):
