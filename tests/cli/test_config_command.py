@@ -202,7 +202,6 @@ def test_a_key_that_stands_there_in_two_spellings_is_one(
         (("set", "gpu-layers", "many"), "Invalid enum value 'many'; give auto or a number"),
         (("set", "threshold", "0.5"), "Give a threshold or a cloud share, not both"),
         (("set", "router", "./mine.py:Mine"), "router in edgewise.toml runs code"),
-        (("set", "cloud-key-env", "SECRET"), "cloud-key-env in edgewise.toml would send"),
         (("set", "system", "\udcff"), "no valid UTF-8"),
         (("set", "cloud-hosts", ","), "cloud-hosts names no host"),
         (("set", "cloud", "https://me:sk-secret@host"), "holds a key"),

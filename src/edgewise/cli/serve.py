@@ -68,6 +68,14 @@ def serve(
         Path | None, typer.Option(help="File of clients' keys, instead of one; see keys add.")
     ] = None,
     limits: Limits = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="EDGEWISE_API_KEY",
+            show_envvar=False,
+            help="Key that clients need; better in EDGEWISE_API_KEY.",
+        ),
+    ] = None,
     certificate: CertificateFile = None,
     private_key: PrivateKeyFile = None,
     connections: Most = None,
@@ -79,9 +87,9 @@ def serve(
     edgewise:t0.3 asks by a fixed threshold, so that answers are reproducible. What a request
     leaves out is as the flags say. With --model the names are yours.
     """
-    _require_guarded(host, chosen.api_key, keys)
+    _require_guarded(host, api_key, keys)
     _require_extra()
-    callers = _callers(chosen.api_key, keys, limits)
+    callers = _callers(api_key, keys, limits)
     origins = _origins(cors_origin)
     listens = ListenFlags(certificate, private_key, connections, connections_per_peer)
     listens.require_whole()

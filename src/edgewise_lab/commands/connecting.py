@@ -16,7 +16,7 @@ from edgewise_lab.bench.pace import HALF_BILLION, UNPACED, Pace, measured
 
 
 def without_cloud(chosen: Settings) -> Settings:
-    of_urls = {"cloud_tokenizer": None, "cloud_model": None, "cloud_key_env": None}
+    of_urls = {"cloud_tokenizer": None, "cloud_model": None}
     return replace(chosen, cloud="none", cloud_engine=AUTO, **of_urls)
 
 
