@@ -261,8 +261,9 @@ def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
         share = DEFAULT_SHARE
     calibrated = card.start(share) if card and share is not None else None
     start = settings.threshold if settings.threshold is not None else calibrated
-    own = {"threshold": 0.5 if start is None else start, "cloud_share": share}
-    return Policy(**{**shared(settings, Policy), **own})
+    values = shared(settings, Policy)
+    values |= {"threshold": 0.5 if start is None else start, "cloud_share": share}
+    return Policy(**values)
 
 
 def make_billing(settings: Settings) -> Billing | None:

@@ -324,10 +324,9 @@ def _from_file(path: Path, called: str, *, own: bool = False) -> dict[str, objec
         found: dict[str, object] = msgspec.toml.decode(content, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{called} is not valid TOML: {error}.") from error
-    names = {name.replace("-", "_"): value for name, value in found.items()}
-    for name in names:
-        require_known(name, f"{called} has the unknown key {name!r}", spelled)
-    return names
+    for key in found:
+        require_known(key.replace("-", "_"), f"{called} has the unknown key {key!r}", spelled)
+    return {key.replace("-", "_"): value for key, value in found.items()}
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:

@@ -1,7 +1,6 @@
 """`--cloud-model` and the cloud's key: which of many models is meant, and what travels."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from edgewise.gateway.server import engines_at
 from edgewise.pair import Pair
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.settings import Settings, load
+from edgewise.settings import Settings
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
 from tests.cloud.dialects import Reply, Route, said, serving, sglang_routes, vllm_routes
 from tests.doubles.scripted_engine import ScriptedEngine

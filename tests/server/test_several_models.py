@@ -194,7 +194,7 @@ REFUSED = {
     "a path in the name": (["a/b=a.toml"], {}, "'a/b' is no name for a model"),
     "one name twice": (["a=a.toml", "a=a.toml"], {"a.toml": ""}, "Two models have the name 'a'"),
     "a file that is not there": (["a=a.toml"], {}, "a.toml cannot be read: No such file"),
-    "a folder": (["a=."], {}, ". is no file"),
+    "a folder": (["a=."], {}, ". is not a file"),
     "no TOML": (["a=a.toml"], {"a.toml": "x ="}, "a.toml"),
     "a large file": (["a=a.toml"], {"a.toml": "#" * (1 << 17)}, "a.toml has more than 65536 bytes"),
     "an unknown key": (["a=a.toml"], {"a.toml": "shar = 1"}, "a.toml has the unknown key 'shar'"),
