@@ -31,8 +31,8 @@ class Build(NamedTuple):
 def serve(model: Path, context: int, tokens: int) -> None:
     """Say which build this is; then a turn for each line of stdin."""
     from edgewise.bench.speed import random_prompt
-    from edgewise.edge.binding import build
     from edgewise.edge.llamacpp import LlamaModel
+    from edgewise.edge.llamacpp.library import build
 
     with LlamaModel(model, threads=1, context=context + tokens + 8, gpu_layers=0) as edge:
         prompt = random_prompt(edge, context)

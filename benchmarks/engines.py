@@ -33,7 +33,7 @@ from benchmarks.markdown import line
 from benchmarks.memory import peak_memory
 from edgewise.bench.speed import random_prompt, rates
 from edgewise.edge.base import EdgeOptions
-from edgewise.edge.llamacpp_load import default_threads
+from edgewise.edge.engine import default_threads
 from edgewise.edge.named import EDGES
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy

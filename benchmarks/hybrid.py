@@ -23,10 +23,10 @@ import gguf
 import numpy as np
 
 from benchmarks.markdown import line
-from edgewise.edge import llamacpp_marks
 from edgewise.edge.base import Needs
 from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.llamacpp.cache import LlamaSequence
 from tests import hybrid_models, models
 
 BACK = (1, 2, 4, 8, 16)
@@ -81,9 +81,9 @@ def steps(session: KvSession, count: int, clock: Clock) -> float:
 
 
 def without_marks() -> ExitStack:
-    """Models loaded within make none but at a prompt's end."""
+    """Models loaded within make no checkpoint but at a prompt's end."""
     stack = ExitStack()
-    stack.enter_context(patch.object(llamacpp_marks, "SPACING", 1 << 30))
+    stack.enter_context(patch.object(LlamaSequence, "spacing", 1 << 30))
     return stack
 
 
@@ -107,7 +107,7 @@ def back_cost(session: KvSession, repeats: int, clock: Clock, *, told: bool) -> 
             plain = steps(session, 5 + number, clock)
             place = session.position
             if told:
-                session.mark(place)
+                session.checkpoint(place)
             steps(session, back, clock)
             started = clock()
             session.rewind(place)

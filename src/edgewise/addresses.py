@@ -199,11 +199,11 @@ def engine_at(address: str) -> str:
         return engine_among(held, address, path, library=listed.library)
 
 
-def resolve_folder(address: str, engine: str) -> tuple[Path, str]:
+def resolve_folder(address: str, engine: str, reads: tuple[str, ...]) -> tuple[Path, str]:
     """The folder of a model for `engine`, downloaded if need be, and what to call the model.
 
-    Of a repository the files that the engine reads are fetched, never code or pickles. Raises
-    `AddressError`.
+    Of a repository the files that the engine `reads`, by the ends of their names, are fetched.
+    Raises `AddressError`.
     """
     if folder := local_folder(address):
         return folder, folder.resolve().name
@@ -219,7 +219,7 @@ def resolve_folder(address: str, engine: str) -> tuple[Path, str]:
         listed, online = _all_names(parsed)
         names = listed.names
         inside = _inside(parsed, names)
-        wanted = [name for name in files_of(engine, names, inside) if is_plain(name)]
+        wanted = [name for name in files_of(reads, names, inside) if is_plain(name)]
         if not wanted or len(wanted) > _MOST_PARTS:
             raise AddressError(
                 f"{short(address)!r} has {len(wanted)} files for the edge engine {engine}, not 1 "

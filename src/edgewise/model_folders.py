@@ -1,4 +1,4 @@
-"""What form a model's folder has, by its files: which engine runs it, and which files it reads."""
+"""Which engine runs a model's folder, by its files."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -8,12 +8,6 @@ from typing import Any, cast
 from edgewise.errors import AddressError
 
 MAX_CONFIG = 4 << 20
-_DESCRIBED = (".json", ".jinja", ".txt")
-_READ = {
-    "onnx": (".onnx", ".data", ".onnx_data", ".bin", *_DESCRIBED),
-    "transformers": (".safetensors", *_DESCRIBED),
-    "mlx": (".safetensors", *_DESCRIBED),
-}
 _Json = dict[str, Any]
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
@@ -42,8 +36,8 @@ def engine_among(
     raise AddressError(f"{where!r} {found}", hint=hint, setting="edge")
 
 
-def files_of(engine: str, names: Iterable[str], inside: str) -> list[str]:
-    """Those of `names` that an engine reads of a folder: `inside` is its path, with a slash.
+def files_of(reads: tuple[str, ...], names: Iterable[str], inside: str) -> list[str]:
+    """Files of a folder whose names end as an engine `reads`; `inside` is its path, with a slash.
 
     `consolidated` safetensors are a second copy of the weights, of another program's.
     """
@@ -52,7 +46,7 @@ def files_of(engine: str, names: Iterable[str], inside: str) -> list[str]:
         name
         for name in held
         if "/" not in (file := name.removeprefix(inside))
-        and file.endswith(_READ.get(engine, ()))
+        and file.endswith(reads)
         and not file.startswith("consolidated")
     ]
 

@@ -102,7 +102,7 @@ def speculated(
     draft=st.integers(1, 17),
     pipelined=st.booleans(),
     most=st.integers(1, 40),
-    rewinds=st.sampled_from(["anywhere", "marks", "no"]),
+    rewinds=st.sampled_from(["anywhere", "checkpoints", "no"]),
     cut=st.booleans(),
 )
 def test_nothing_is_lost(

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.edge import binding
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.llamacpp import library as binding
 from edgewise.edge.onnx import import_genai
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
@@ -106,9 +106,8 @@ def test_how_the_edge_goes_back(
     assert rewinds(edgewise, "--edge", str(bpe_path))["detail"] == cut
     window = ("--edge", str(hybrid_paths["gemma3"]))
     assert rewinds(edgewise, *window)["detail"] == cut
-    told = "to marks, at most 8 a session of {} KiB each; the ids behind one are read again"
-    # Bytes that llama.cpp writes of a sequence of 40 ids: 4360 and 11340.
-    assert rewinds(edgewise, *window, "--no-swa-full")["detail"] == told.format(4.3)
+    told = "to checkpoints, at most 8 a session of {} KiB each; the ids behind one are read again"
+    # Bytes that llama.cpp writes of a sequence: 11340.
     found = rewinds(edgewise, "--edge", str(hybrid_paths["qwen35"]))
     assert (found["status"], found["detail"]) == ("ok", told.format(11.1))
 
@@ -127,21 +126,6 @@ def test_an_edge_that_cannot_go_back(
     assert found["status"] == "warn"
     assert found["detail"].startswith("none: going back reads the sequence again")
     assert found["fix"] == "name a GGUF of the model (--edge)"
-
-
-def test_the_smaller_cache_of_windows_is_had_or_refused(
-    edgewise: Edgewise, tmp_path: Path, bpe_path: Path, hybrid_paths: HybridPaths
-) -> None:
-    asked = ("run", "hi", "--cloud", "none", "--max-tokens", "2", "--threads", "1")
-    (tmp_path / "edgewise.toml").write_text("swa-full = false\n")
-    assert edgewise(*asked, "--edge", str(hybrid_paths["gemma3"])).code == 0
-    done = edgewise(*asked, "--edge", str(bpe_path))
-    assert (done.code, done.err) == (
-        2,
-        "edgewise: There is no smaller cache of sliding windows for 'bpe': it has no such layers; "
-        "keep the full one (--swa-full).\n",
-    )
-    assert edgewise(*asked, "--edge", str(bpe_path), "--swa-full").code == 0
 
 
 @pytest.mark.parametrize(("cached", "status"), [(True, "ok"), (False, "warn")])

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.engine import EngineCloud
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.spelling import bytes_of
+from edgewise.edge.vocabulary import bytes_of
 from edgewise.engines.base import NOBODY, Client, Engine, sampling_fields
 from edgewise.engines.completions import COMPLETIONS
 from edgewise.engines.http import HttpEngine

@@ -21,6 +21,7 @@ from edgewise.addresses import (
     resolve_folder,
 )
 from edgewise.cli import options, render
+from edgewise.edge.named import files_read
 from edgewise.errors import UsageError
 from edgewise.hub_client import hub_address
 from edgewise.model_cache import CachedModel, cached_models, removal
@@ -58,7 +59,8 @@ def pull(model: Address) -> None:
         where = "an engine's address" if is_url(model) else "no hub repository"
         raise UsageError(f"{model!r} is {where}, so there is nothing to download.")
     engine = engine_at(model)
-    path = resolve(model, "edge") if engine == "llamacpp" else resolve_folder(model, engine)[0]
+    reads = files_read(engine)
+    path = resolve_folder(model, engine, reads)[0] if reads else resolve(model, "edge")
     render.out.print(str(path))
     render.note(f"use it with --edge {model}")
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.reasoning import Reasoning
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.spelling import bytes_of, ids_spelling
+from edgewise.edge.vocabulary import bytes_of, ids_spelling
 from edgewise.errors import CloudProtocolError, CloudRejected, NothingUsable
 from edgewise.verdict import Verdict
 

@@ -106,9 +106,9 @@ class Generation(Iterator[Event]):
             edge = parts.edge.session(needs, top=parts.router.top)
             stack.callback(edge.close)
             self._cached = edge.open(prompt.ids)
-            if parts.edge.abilities.rewinds == "marks":
+            if parts.edge.abilities.rewinds == "checkpoints":
                 # An edited message, or a template that rewrites the last turn, comes back to there.
-                edge.mark(last_turn(rules.tokenizer, prompt))
+                edge.checkpoint(last_turn(rules.tokenizer, prompt))
             self._consults: Consults | None = None
             if parts.cloud is not None and rules.policy.asks:
                 self._consults = Consults(

@@ -161,7 +161,7 @@ class _Drafter:
 
     def mark(self) -> None:
         """A rewind may come to here."""
-        self._session.mark(self._session.position)
+        self._session.checkpoint(self._session.position)
 
     def close(self) -> None:
         self._session.close()
