@@ -32,7 +32,7 @@ from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.sglang import SglangEngine
 from edgewise.engines.vllm import GENERATE, VllmEngine
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, EdgewiseError, UsageError
-from edgewise.keys.key_file import read_keys
+from edgewise.keys.keys import read_keys
 from edgewise.routers.card import CONFIG, TRAINED_ON, WEIGHTS, read_card, trained_digests
 from edgewise.routers.named import identity_of, router_of
 from edgewise.sampling import Sampling

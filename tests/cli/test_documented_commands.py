@@ -37,9 +37,7 @@ PYTHON = {
 """Pages whose Python a test of their own runs."""
 
 QUICK = {"run", "chat", "doctor", "sent", "trace show", "router show", "router check"}
-QUICK |= {
-    f"{where} {what}" for where in ("keys", "gateway keys") for what in ("add", "rotate", "list")
-}
+QUICK |= {"keys add", "keys list", "keys revoke"}
 ANSWERS = {"run", "chat"}
 ELSEWHERE = re.compile(r"\.\.\.$|^hf:|^\w[\w-]*/[\w.-]+(?::[\w.-]+)?$|api\.|:8400|mine\.routers")
 """Words of a command that needs a hub, an API, a gateway's key or a package of one's own."""

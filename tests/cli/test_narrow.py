@@ -72,7 +72,7 @@ def test_figures_of_a_task(shown: Shown) -> None:
         ("models", "list"),
         ("router", "show", "bundled"),
         ("trace", "show", "t.jsonl"),
-        ("gateway", "keys", "list", "--keys", "keys.json"),
+        ("keys", "list", "--keys", "keys.json"),
     ],
     ids=lambda arguments: "-".join(arguments[:2]),
 )
@@ -87,8 +87,8 @@ def test_what_is_listed(
     if arguments[0] == "trace":
         monkeypatch.delenv("EDGEWISE_EDGE")
         assert edgewise("run", "Tell me about iron.", "--trace", "t.jsonl").code == 0
-    if arguments[0] == "gateway":
-        add = ("gateway", "keys", "add", "a-laptop", "--keys", "keys.json", "--expires", "90d")
+    if arguments[0] == "keys":
+        add = ("keys", "add", "a-laptop", "--keys", "keys.json", "--expires", "90d")
         assert edgewise(*add).code == 0
     result = edgewise(*arguments)
     assert result.code == 0, result.err

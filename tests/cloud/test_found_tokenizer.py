@@ -203,7 +203,7 @@ def test_of_a_repository_the_tokenizer_alone_is_fetched(
         hub.requests.clear()
         again = found(tmp_path, hub, servers[:2], HF_HUB_OFFLINE="1")
         assert again[0] == "Bridge"
-        assert "cannot be reached and 'own/weights' is not in the local cache" in again[1]
+        assert "'own/weights'" in again[1]
         assert hub.requests == []
 
 
@@ -211,5 +211,5 @@ def test_what_is_too_large_is_not_fetched(hub: Hub, own: Tokenizer, tmp_path: Pa
     hub.lies = {"X-Linked-Size": str(1 << 30)}
     with serving(routes(own, {"root": "own/large"})) as server:
         (told,) = found(tmp_path, hub, [server])
-    assert "'tokenizer.json' of 'own/large' has more than 134217728 bytes" in told
+    assert "134217728 bytes" in told
     assert not hub.asked("GET", "/resolve/")

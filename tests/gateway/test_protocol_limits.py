@@ -24,8 +24,8 @@ from edgewise.events import Candidate
 from edgewise.gateway import connection
 from edgewise.gateway.large_frames import LARGE
 from edgewise.keys import keys
+from edgewise.keys.limit_stores import SqliteLimits
 from edgewise.keys.limits import Cost, Granted, LimitsDown
-from edgewise.keys.limits_sqlite import SqliteLimits
 from edgewise.listening.requests import MAX_LINE
 from edgewise.sampling import Sampling
 from tests.doubles.scripted_engine import ScriptedEngine
