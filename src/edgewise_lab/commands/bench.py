@@ -1,4 +1,4 @@
-"""`edgewise bench`: speeds and energy on this machine."""
+"""`edgewise bench`: speeds on this machine, and a pair beside other systems."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -39,7 +39,6 @@ from edgewise_lab.bench.paper_method import Comparison, compare
 from edgewise_lab.bench.speed import measure
 from edgewise_lab.commands import task_options
 from edgewise_lab.commands.connecting import connected_cloud, pace_named, served, without_cloud
-from edgewise_lab.commands.energy import energy
 from edgewise_lab.commands.frontier import frontier
 from edgewise_lab.evaluation.calibration import thresholds_for
 from edgewise_lab.evaluation.plan import Contender
@@ -49,8 +48,7 @@ from edgewise_lab.evaluation.tasks.named import with_calibration
 PAPER_SHARE = 0.07
 """Cloud share of the paper's demo."""
 
-app = typer.Typer(help="Measure speeds and energy on this machine.", no_args_is_help=True)
-app.command()(energy)
+app = typer.Typer(help="Measure speeds on this machine, and compare systems.", no_args_is_help=True)
 app.command()(frontier)
 
 EngineTime = Annotated[
