@@ -123,6 +123,7 @@ def test_advice_is_two_sentences(step: float, share: float, streams: bool) -> No
         assert "nan" not in sentence
 
 
+@pytest.mark.deep
 def test_the_speeds_of_a_real_pair_over_a_link() -> None:
     pace = EnginePace(first=0.05, token=0.04, read=0.0)
     with (
