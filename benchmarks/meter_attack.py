@@ -91,9 +91,9 @@ def asking(cloud: CloudModel) -> Ask:
 
     def ask(ids: Sequence[int]) -> Seen:
         begun = time.perf_counter()
-        verdict = session.ask(ids, 1, Sampling(), 60).result()
+        completion = session.ask(ids, 1, Sampling(), 60).result()
         seconds = time.perf_counter() - begun
-        return Seen(verdict.cached, verdict.computed, verdict.engine_seconds, seconds)
+        return Seen(completion.cached, completion.computed, completion.engine_seconds, seconds)
 
     return ask
 

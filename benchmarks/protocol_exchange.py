@@ -18,7 +18,6 @@ from websockets.sync.client import ClientConnection, connect
 
 from edgewise.gateway.connection import POLICY
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer
-from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.wire.protocol import (
     PATH,
     VERSION,
@@ -36,6 +35,7 @@ from edgewise.wire.protocol import (
     from_gateway,
     tokenizer_fingerprint,
 )
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
 
 PAGE = Path(__file__).parents[1] / "docs" / "protocol.md"
@@ -162,7 +162,7 @@ def exchange(url: str, engine: ScriptedEngine) -> list[Message]:
     engine.fault = lambda number: "hang"
     device.ask(10, 0, TEXT[:6], "so the whole prefix is sent", n=3, deadline=60_000)
     until(lambda: engine.running == 1)
-    device.cancel(10, "the verdict is not wanted any more; it is not answered")
+    device.cancel(10, "the completion is not wanted any more; it is not answered")
     until(lambda: engine.running == 0)
     engine.fault = lambda number: None
     device.ask(11, 6, [], "the same ids once more, at a temperature that is none", sampling=HOT)

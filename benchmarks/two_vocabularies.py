@@ -25,19 +25,19 @@ from edgewise.cloud.reach import reach
 from edgewise.cloud.seam import BLANKS
 from edgewise.cloud.text import TextCloud
 from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
+from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.tokenizer import open_tokenizer
 from edgewise.edge.vocabulary import bytes_of
 from edgewise.engines.base import NOBODY, Client, Described
 from edgewise.engines.text import GoneOn, TextEngine
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.routers.constant import Random
 from edgewise.sampling import Sampling
-from edgewise.verdict import Sent, Verdict
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.llama_server_process import llama_server
 from tests.smollm2_file import INSTALL, smollm2_file
 
@@ -130,14 +130,14 @@ class _OverheardSession(WrappedSession):
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> Future[Verdict]:
+    ) -> Future[Completion]:
         own, ear = self._cloud.own, self._cloud.ear
         answer = bytes_of(own, ids[self._start :]).decode("utf-8", "replace")
 
-        def heard(verdict: Verdict) -> Verdict:
-            words = bytes_of(own, verdict.ids)
+        def heard(completion: Completion) -> Completion:
+            words = bytes_of(own, completion.ids)
             ear.sent, ear.reply = answer, words.decode("utf-8", "ignore")
-            return verdict
+            return completion
 
         return then(super().ask(ids, n, sampling, deadline, sent), heard)
 
@@ -165,7 +165,7 @@ class _CheckedSession(WrappedSession):
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> Future[Verdict]:
+    ) -> Future[Completion]:
         edge, ear = self._cloud.edge, self._cloud.ear
         future = super().ask(ids, n, sampling, deadline, sent)
         error = future.exception()

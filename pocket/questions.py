@@ -1,4 +1,4 @@
-"""What every family's questions are made of: choices, verdicts, styles, and what is reserved."""
+"""What every family's questions are made of: choices, completions, styles, and what is reserved."""
 
 from __future__ import annotations
 

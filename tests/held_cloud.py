@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from edgewise.completion import Completion, Sent
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud, ScriptedCloudSession
 from edgewise.testing.scripted_edge import Script, noise
-from edgewise.verdict import Sent, Verdict
 
 
 class HeldCloud(ScriptedCloud):
@@ -18,7 +18,7 @@ class HeldCloud(ScriptedCloud):
     def __init__(self, script: Script | None = None, **options: Any) -> None:
         super().__init__(script or noise(), **options)
         self.asked, self.released = threading.Event(), threading.Event()
-        self.flying: list[Future[Verdict]] = []
+        self.flying: list[Future[Completion]] = []
 
     def open(self, prompt: Prompt) -> "_HeldSession":
         return _HeldSession(self)
@@ -36,10 +36,10 @@ class _HeldSession(ScriptedCloudSession):
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> "Future[Verdict]":
+    ) -> "Future[Completion]":
         if self._gate.released.is_set():
             return super().ask(ids, n, sampling, deadline, sent)
-        future: Future[Verdict] = Future()
+        future: Future[Completion] = Future()
         self._gate.flying.append(future)
         self._gate.asked.set()
         return future

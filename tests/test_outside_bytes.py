@@ -32,20 +32,20 @@ from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.sglang import SglangEngine
 from edgewise.engines.vllm import GENERATE, VllmEngine
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, EdgewiseError, UsageError
-from edgewise.evaluation import journal
-from edgewise.evaluation.tasks import commonsenseqa, gsm8k, records
-from edgewise.evaluation.tasks.base import Grading
-from edgewise.evaluation.tasks.named import open_task
-from edgewise.keys.key_file import read_keys
+from edgewise.keys.keys import read_keys
 from edgewise.routers.card import CONFIG, TRAINED_ON, WEIGHTS, read_card, trained_digests
 from edgewise.routers.named import identity_of, router_of
 from edgewise.sampling import Sampling
 from edgewise.settings import load
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from edgewise.traces import timeline
-from edgewise.training.collect import COLUMNS, Columns, Sample, collect_features
-from edgewise.training.labels.labelling import Labelled
 from edgewise.wire import protocol
+from edgewise_lab.evaluation import journal
+from edgewise_lab.evaluation.tasks import commonsenseqa, gsm8k, records
+from edgewise_lab.evaluation.tasks.base import Grading
+from edgewise_lab.evaluation.tasks.named import open_task
+from edgewise_lab.training.collect import COLUMNS, Columns, Sample, collect_features
+from edgewise_lab.training.labels.labelling import Labelled
 from tests.outside_bytes import bytes_like, json_like, lines_like
 from tests.server.in_process import ASK, CHAT, app
 
@@ -207,23 +207,23 @@ def test_an_engines_replies(dialect: str, data: st.DataObject) -> None:
     _, valid = DIALECTS[dialect]
     engine = answering(dialect, data.draw(json_like(valid)))
     with suppress(CloudError):
-        verdict = asyncio.run(engine.complete([1, 2, 3, 4], 2, Sampling()))
-        verdict.check(asked=2, prompt=4, size=VOCABULARY)
-        assert len(verdict.ids) <= 2
-        assert all(0 <= token < VOCABULARY for token in verdict.ids)
+        completion = asyncio.run(engine.complete([1, 2, 3, 4], 2, Sampling()))
+        completion.check(asked=2, prompt=4, size=VOCABULARY)
+        assert len(completion.ids) <= 2
+        assert all(0 <= token < VOCABULARY for token in completion.ids)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_valid_replies_are_read_whole(dialect: str) -> None:
     """So that what is changed in them is looked at."""
     reply = DIALECTS[dialect][1]
-    verdict = asyncio.run(
+    completion = asyncio.run(
         answering(dialect, json.dumps(reply).encode()).complete([1, 2, 3, 4], 2, Sampling())
     )
-    verdict.check(asked=2, prompt=4, size=VOCABULARY)
-    assert verdict.ids == (4, 5)
-    assert [top[0].id for top in verdict.top] == ([] if dialect == "cerebras" else [4, 5])
-    assert verdict.cached == 3
+    completion.check(asked=2, prompt=4, size=VOCABULARY)
+    assert completion.ids == (4, 5)
+    assert [top[0].id for top in completion.top] == ([] if dialect == "cerebras" else [4, 5])
+    assert completion.cached == 3
 
 
 def test_an_id_of_five_thousand_digits() -> None:

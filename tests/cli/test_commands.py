@@ -12,9 +12,9 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.cli.render import printable
-from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.testing.link import Link, Quality
+from edgewise_lab.evaluation.tasks.grading import is_right, is_strictly_right
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Run
 from tests.llama_server_process import llama_server
 
@@ -97,6 +97,7 @@ def test_an_answer_goes_on_until_the_context_is_full_and_a_cut_is_told(cli: Run)
     assert "cut" not in cli("run", QUESTION).stderr
 
 
+@pytest.mark.deep
 def test_an_interrupted_answer_leaves_what_it_came_to(tmp_path: Path) -> None:
     with llama_server(bundled("cloud")) as engine:
         link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=0.3))
@@ -166,6 +167,7 @@ def test_a_stop_string_ends_the_answer(cli: Run) -> None:
     assert told["finish_reason"] == "stop"
 
 
+@pytest.mark.deep
 def test_run_against_a_real_llama_server(cli: Run) -> None:
     local = output(cli("run", QUESTION, "--json", "--threshold", "0"))
     with llama_server(bundled("cloud"), key="sk-right") as url:
@@ -221,15 +223,15 @@ def test_demo_calls_right_only_what_is_right_by_both_readings(cli: Run) -> None:
     task = pocketqa()
     shown = task.questions[: len(task.families)]
     done = cli("demo", "--questions", "1")
-    verdicts = re.findall(r"^((?:right|wrong).*); \d+ tokens", done.stdout, re.MULTILINE)
-    assert len(verdicts) == len(shown)
-    for question, verdict in zip(shown, verdicts, strict=True):
+    completions = re.findall(r"^((?:right|wrong).*); \d+ tokens", done.stdout, re.MULTILINE)
+    assert len(completions) == len(shown)
+    for question, completion in zip(shown, completions, strict=True):
         said = done.stdout.partition(question.prompt)[2].splitlines()[1]
         right, strict = is_right(question, said), is_strictly_right(question, said)
-        assert (verdict == "right") == (right and strict)
-        assert (verdict == "wrong") == (not right and not strict)
+        assert (completion == "right") == (right and strict)
+        assert (completion == "wrong") == (not right and not strict)
         if right != strict:
-            assert f"wrong by the {'lenient' if strict else 'strict'} one" in verdict
+            assert f"wrong by the {'lenient' if strict else 'strict'} one" in completion
 
 
 def test_bench_edge_prints_a_ratio(cli: Run) -> None:

@@ -14,17 +14,17 @@ from msgspec.structs import replace
 
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp import library as binding
 from edgewise.edge.onnx import import_genai
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.testing.paced_engine import EnginePace, PacedEngine
-from edgewise.testing.scripted_engine import ScriptedEngine, Twisted
-from edgewise.testing.scripted_text import ScriptedText
-from edgewise.verdict import Sent, Verdict
+from edgewise_lab.bench.paced_engine import EnginePace, PacedEngine
 from tests.cli.conftest import Edgewise
+from tests.doubles.scripted_engine import ScriptedEngine, Twisted
+from tests.doubles.scripted_text import ScriptedText
 from tests.hybrid_models import HybridPaths
 from tests.llama_server_process import llama_server
 from tests.onnx_models import require_onnx
@@ -56,10 +56,10 @@ class RecordedSession:
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> Future[Verdict]:
+    ) -> Future[Completion]:
         Recorded.asked.append(list(ids))
-        future: Future[Verdict] = Future()
-        future.set_result(Verdict(ids=(33,) * n, logprobs=(None,) * n))
+        future: Future[Completion] = Future()
+        future.set_result(Completion(ids=(33,) * n, logprobs=(None,) * n))
         return future
 
     def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
@@ -106,8 +106,9 @@ def test_how_the_edge_goes_back(
     assert rewinds(edgewise, "--edge", str(bpe_path))["detail"] == cut
     window = ("--edge", str(hybrid_paths["gemma3"]))
     assert rewinds(edgewise, *window)["detail"] == cut
-    told = "to checkpoints, at most 8 a session of {} KiB each; the ids behind one are read again"
-    # Bytes that llama.cpp writes of a sequence: 11340.
+    told = "to marks, at most 8 a session of {} KiB each; the ids behind one are read again"
+    # Bytes that llama.cpp writes of a sequence of 40 ids: 4360 and 11340.
+    assert rewinds(edgewise, *window, "--no-swa-full")["detail"] == told.format(4.3)
     found = rewinds(edgewise, "--edge", str(hybrid_paths["qwen35"]))
     assert (found["status"], found["detail"]) == ("ok", told.format(11.1))
 
@@ -126,6 +127,21 @@ def test_an_edge_that_cannot_go_back(
     assert found["status"] == "warn"
     assert found["detail"].startswith("none: going back reads the sequence again")
     assert found["fix"] == "name a GGUF of the model (--edge)"
+
+
+def test_the_smaller_cache_of_windows_is_had_or_refused(
+    edgewise: Edgewise, tmp_path: Path, bpe_path: Path, hybrid_paths: HybridPaths
+) -> None:
+    asked = ("run", "hi", "--cloud", "none", "--max-tokens", "2", "--threads", "1")
+    (tmp_path / "edgewise.toml").write_text("swa-full = false\n")
+    assert edgewise(*asked, "--edge", str(hybrid_paths["gemma3"])).code == 0
+    done = edgewise(*asked, "--edge", str(bpe_path))
+    assert (done.code, done.err) == (
+        2,
+        "edgewise: There is no smaller cache of sliding windows for 'bpe': it has no such layers; "
+        "keep the full one (--swa-full).\n",
+    )
+    assert edgewise(*asked, "--edge", str(bpe_path), "--swa-full").code == 0
 
 
 @pytest.mark.parametrize(("cached", "status"), [(True, "ok"), (False, "warn")])
@@ -171,6 +187,7 @@ def advised(edgewise: Edgewise, *arguments: str) -> tuple[dict[str, Any], dict[s
     return told["checks"][-1], told["advice"]
 
 
+@pytest.mark.deep
 def test_a_slow_edge_is_advised_to_stream(edgewise: Edgewise) -> None:
     """A real engine, at a pace that is known; the bundled edge is quicker than any."""
     pace = EnginePace(first=0.05, token=0.03, read=0.0)

@@ -125,7 +125,7 @@ def generation(ids: list[int], *, cached: int | None = None, total: int = 8) -> 
     return {"choices": [choice], "usage": usage}
 
 
-def completion(ids: list[int], *, finish: str = "length") -> dict[str, Any]:
+def completed(ids: list[int], *, finish: str = "length") -> dict[str, Any]:
     """What `/v1/completions` says, asked for token ids."""
     names = [f"token_id:{token}" for token in ids]
     logprobs = {
@@ -148,7 +148,7 @@ def vllm_routes(*, generate: bool = True) -> dict[Route, Reply]:
         ("GET", "/health"): said({}),
         ("GET", "/v1/models"): _models("vllm"),
         ("POST", "/tokenize"): _tokens,
-        ("POST", "/v1/completions"): knowing_salt(said(completion([98]))),
+        ("POST", "/v1/completions"): knowing_salt(said(completed([98]))),
     }
     if generate:
         routes["POST", "/inference/v1/generate"] = _generate

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from edgewise.cloud.connect import connect
+from edgewise.completion import Sent
 from edgewise.engines.retry_after import seconds_told
 from edgewise.errors import CloudUnavailable
 from edgewise.events import Consult, Event, Token
@@ -19,10 +20,9 @@ from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
-from edgewise.testing.engine_dialects import DIALECTS, HOSTED, Writing
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from edgewise.testing.scripted_engine import Edited, Misdeed, ScriptedEngine, Twisted
-from edgewise.verdict import Sent
+from tests.doubles.engine_dialects import DIALECTS, HOSTED, Writing
+from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine, Twisted
 
 PROMPT, TEXT = "sky: ", "blue"
 IDS = list(PROMPT.encode())
@@ -128,8 +128,8 @@ def test_who_says_when_is_asked_again_then(engine: ScriptedEngine, status: int) 
         engine.fault = lambda number: busy if number == first else None
         session, sent = cloud.open(Prompt(tuple(IDS))), Sent()
         begun = time.monotonic()
-        verdict = session.ask(IDS, 1, Sampling(), 30, sent).result()
-        assert verdict.ids
+        completion = session.ask(IDS, 1, Sampling(), 30, sent).result()
+        assert completion.ids
         assert time.monotonic() - begun >= 0.3
         assert engine.asked == first + 2
         assert sent.ids == 2 * len(IDS)

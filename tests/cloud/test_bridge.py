@@ -13,6 +13,7 @@ from edgewise.cloud.bridge import Bridge, bridged
 from edgewise.cloud.connect import connect
 from edgewise.cloud.local import LocalCloud
 from edgewise.cloud.transport import AT_ONCE, LONGEST
+from edgewise.completion import Completion, Sent
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.tokenizer import open_tokenizer
 from edgewise.edge.vocabulary import bytes_of
@@ -29,7 +30,6 @@ from edgewise.prompts import Message, Prompt, prompt_ids, prompt_of
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, Script, replying
-from edgewise.verdict import Sent, Verdict
 from tests.gateway.running import gateway
 from tests.held_cloud import HeldCloud
 from tests.hub_files import vocabulary_of, write_tokenizer
@@ -45,7 +45,7 @@ def bridge(script: Script, **more: object) -> tuple[Bridge, ScriptedCloud]:
     return Bridge(cloud, own=OWN, edge=EDGE), cloud
 
 
-def ask(model: CloudModel, answer: str | bytes, n: int = 1, prompt: Prompt = PROMPT) -> Verdict:
+def ask(model: CloudModel, answer: str | bytes, n: int = 1, prompt: Prompt = PROMPT) -> Completion:
     written = answer.encode() if isinstance(answer, str) else answer
     with closing(model.open(prompt)) as session:
         ids = [*prompt.ids, *written]
@@ -54,11 +54,11 @@ def ask(model: CloudModel, answer: str | bytes, n: int = 1, prompt: Prompt = PRO
 
 def test_words_come_whole_and_blanks_once() -> None:
     model, cloud = bridge(replying("so it is.", prompt=ASKED))
-    verdict = ask(model, "so")
-    assert bytes(verdict.ids) == b" it"
-    assert verdict.written == 8
-    assert verdict.logprobs == (None,) * 3
-    verdict.check(asked=9, prompt=99, size=EDGE.size)
+    completion = ask(model, "so")
+    assert bytes(completion.ids) == b" it"
+    assert completion.written == 8
+    assert completion.logprobs == (None,) * 3
+    completion.check(asked=9, prompt=99, size=EDGE.size)
     # The blank is held back: it comes again, and is dropped.
     assert bytes(ask(model, "so ").ids) == b"it"
     assert bytes(cloud.asks[-1][0]) == b"sky: so"
@@ -68,10 +68,10 @@ def test_words_come_whole_and_blanks_once() -> None:
 def test_an_end_is_the_edges_own() -> None:
     model, _ = bridge(replying("so it is.", prompt=ASKED))
     assert bytes(ask(model, "so it").ids) == b" is"
-    verdict = ask(model, "so it", 2)
-    assert bytes(verdict.ids[:4]) == b" is."
-    assert verdict.stopped
-    assert verdict.ids[-1] in EDGE.eos_ids
+    completion = ask(model, "so it", 2)
+    assert bytes(completion.ids[:4]) == b" is."
+    assert completion.stopped
+    assert completion.ids[-1] in EDGE.eos_ids
     assert ask(model, "so it is.").ids == (min(EDGE.eos_ids),)
 
 
@@ -122,39 +122,39 @@ def test_a_fault_in_the_middle_is_one() -> None:
 class Strange(ScriptedCloud):
     """Answers as it is told."""
 
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, completion: Completion) -> None:
         super().__init__(replying("", prompt=ASKED), tokenizer=OWN)
-        self.verdict = verdict
+        self.completion = completion
 
     def open(self, prompt: Prompt) -> "Strange":  # type: ignore[override]
         return self
 
-    def ask(self, *_: object) -> "Future[Verdict]":
-        future: Future[Verdict] = Future()
-        future.set_result(self.verdict)
+    def ask(self, *_: object) -> "Future[Completion]":
+        future: Future[Completion] = Future()
+        future.set_result(self.completion)
         return future
 
 
 @pytest.mark.parametrize(
-    "verdict",
+    "completion",
     [
-        Verdict(ids=(), logprobs=()),
-        Verdict(ids=(999,), logprobs=(None,)),
-        Verdict(ids=(1,) * 99, logprobs=(None,) * 99),
-        Verdict(ids=(65,), logprobs=()),
-        Verdict(ids=(65,), logprobs=(None,), cached=10**9),
+        Completion(ids=(), logprobs=()),
+        Completion(ids=(999,), logprobs=(None,)),
+        Completion(ids=(1,) * 99, logprobs=(None,) * 99),
+        Completion(ids=(65,), logprobs=()),
+        Completion(ids=(65,), logprobs=(None,), cached=10**9),
     ],
 )
-def test_a_verdict_that_is_none_is_refused(verdict: Verdict) -> None:
+def test_a_completion_that_is_none_is_refused(completion: Completion) -> None:
     with pytest.raises(CloudProtocolError):
-        ask(Bridge(Strange(verdict), own=OWN, edge=EDGE), "")
+        ask(Bridge(Strange(completion), own=OWN, edge=EDGE), "")
 
 
 def test_the_meter_counts_every_request_of_a_consult() -> None:
-    part = Verdict(ids=tuple(b" so"), logprobs=(None,) * 3, cached=3, computed=2)
-    verdict = ask(Bridge(Strange(part), own=OWN, edge=EDGE), "")
-    assert (bytes(verdict.ids), verdict.billed) == (b" so", 6)
-    assert (verdict.cached, verdict.computed) == (6, 4)
+    part = Completion(ids=tuple(b" so"), logprobs=(None,) * 3, cached=3, computed=2)
+    completion = ask(Bridge(Strange(part), own=OWN, edge=EDGE), "")
+    assert (bytes(completion.ids), completion.billed) == (b" so", 6)
+    assert (completion.cached, completion.computed) == (6, 4)
 
 
 def test_giving_up_gives_up_the_clouds_consult() -> None:
@@ -237,7 +237,12 @@ def engine() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["local", "llama-server", "gateway"])
+@pytest.fixture(
+    params=[
+        "local",
+        *[pytest.param(name, marks=pytest.mark.deep) for name in ("llama-server", "gateway")],
+    ]
+)
 def backend(request: pytest.FixtureRequest) -> Iterator[CloudModel]:
     """The bundled cloud model, in this process and elsewhere."""
     with ExitStack() as stack:
@@ -273,17 +278,18 @@ def test_word_for_word_it_writes_what_the_large_model_writes_in_one_go(
         with closing(model.open(asked)) as session:
             session.push(ids)
             for _ in range(99):
-                verdict = session.ask(ids, 1, Sampling(), 60).result(60)
-                ids += verdict.ids
+                completion = session.ask(ids, 1, Sampling(), 60).result(60)
+                ids += completion.ids
                 session.push(ids)
-                if verdict.stopped:
+                if completion.stopped:
                     break
-        assert verdict.stopped
-        assert verdict.ids[-1] in edge.eos_ids
+        assert completion.stopped
+        assert completion.ids[-1] in edge.eos_ids
         written = bytes_of(edge, ids[len(asked.ids) :])
         assert written == bytes_of(own, [i for i in whole.ids if i not in own.eos_ids])
 
 
+@pytest.mark.deep
 def test_a_pair_with_an_engine_of_another_vocabulary(
     engine: str, other_path: Path, spm_path: Path
 ) -> None:
@@ -307,6 +313,7 @@ def test_a_pair_with_an_engine_of_another_vocabulary(
     assert answer.text.encode().isascii()
 
 
+@pytest.mark.deep
 def test_no_bridge_where_the_named_tokenizer_is_the_edges(engine: str) -> None:
     with Pair(cloud=engine, cloud_tokenizer=str(bundled("edge")), threads=1) as pair:
         assert not isinstance(pair.cloud, Bridge)

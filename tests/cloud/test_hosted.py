@@ -10,6 +10,7 @@ import pytest
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import Cerebras, EngineCloud, Fireworks
+from edgewise.completion import Completion
 from edgewise.engines.base import Client
 from edgewise.errors import (
     CloudProtocolError,
@@ -20,12 +21,11 @@ from edgewise.errors import (
 )
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.testing.engine_dialects import HOSTED, Dialect
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_engine import Edited, ScriptedEngine, reply_to
-from edgewise.verdict import Verdict
 from tests.cloud.dialects import said, serving
 from tests.cloud.recording import recording
+from tests.doubles.engine_dialects import HOSTED, Dialect
+from tests.doubles.scripted_engine import Edited, ScriptedEngine, reply_to
 
 IDS = list(b"sky: ")
 NAMES = [f"accounts/a/models/m-{number}" for number in range(400)]
@@ -44,7 +44,7 @@ def engine(dialect: Dialect) -> Iterator[ScriptedEngine]:
     made.close()
 
 
-def consult(cloud: CloudModel, n: int = 1, sampling: Sampling | None = None) -> Verdict:
+def consult(cloud: CloudModel, n: int = 1, sampling: Sampling | None = None) -> Completion:
     session = cloud.open(Prompt(tuple(IDS)))
     try:
         return session.ask(IDS, n, sampling or Sampling(), 30).result()
@@ -60,9 +60,9 @@ def test_it_is_found_by_what_it_says_of_its_models(
     with closing(connect(f"{engine.url}/v1", key="sk-1")) as cloud:
         assert isinstance(cloud, MADE[dialect])  # type: ignore[arg-type]
         assert "same ids" in cloud.check(ByteTokenizer())
-        verdict = consult(cloud, 3)
-        assert verdict.ids[0] == reply_to(IDS)
-        assert (verdict.cached, verdict.computed) == (len(IDS) - 1, 1)
+        completion = consult(cloud, 3)
+        assert completion.ids[0] == reply_to(IDS)
+        assert (completion.cached, completion.computed) == (len(IDS) - 1, 1)
         able = cloud.abilities
         assert able is not None
         assert (able.model, able.meter, able.tokenizer) == ("scripted", True, True)
@@ -202,9 +202,9 @@ def test_a_missing_meter_is_no_fault(dialect: Dialect, engine: ScriptedEngine) -
     with closing(MADE[dialect](engine.url)) as cloud:
         cloud.check(ByteTokenizer())
         engine.fault = lambda number: Edited(without_usage)
-        verdict = consult(cloud)
-        assert verdict.ids == (reply_to(IDS),)
-        assert (verdict.cached, verdict.computed) == (None, None)
+        completion = consult(cloud)
+        assert completion.ids == (reply_to(IDS),)
+        assert (completion.cached, completion.computed) == (None, None)
 
 
 def test_a_text_whose_ids_are_not_told_proves_nothing(

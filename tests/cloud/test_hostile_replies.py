@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import Cerebras, Fireworks, LlamaServer, Sglang, Vllm
 from edgewise.cloud.gateway import GatewayCloud
+from edgewise.completion import MOST_CANDIDATES, MOST_SECONDS, Completion
 from edgewise.errors import CloudProtocolError
 from edgewise.events import Candidate, Consult, Event
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
 from edgewise.testing.scripted_edge import SIZE, ByteTokenizer, ScriptedEdge, replying
-from edgewise.verdict import MOST_CANDIDATES, MOST_SECONDS, Verdict
 from edgewise.wire.protocol import Ask, FromDevice
 from tests.cloud.dialects import DialectServer, Route, serving, sglang_routes, vllm_routes
 from tests.cloud.test_gateway_cloud import FakeGateway, politely
@@ -295,7 +295,7 @@ few = st.lists(numbers, max_size=4).map(tuple)
 def test_what_passes_the_check_can_be_trusted(
     ids: Any, logprobs: Any, top: Any, cached: Any, computed: Any, seconds: Any, asked: int
 ) -> None:
-    verdict = Verdict(
+    completion = Completion(
         ids=ids,
         logprobs=logprobs,
         top=tuple(tuple(Candidate(*pair) for pair in one) for one in top),
@@ -304,16 +304,16 @@ def test_what_passes_the_check_can_be_trusted(
         engine_seconds=seconds,
     )
     try:
-        verdict.check(asked=asked, prompt=LENGTH, size=SIZE)
+        completion.check(asked=asked, prompt=LENGTH, size=SIZE)
     except CloudProtocolError:
         return
     assert 1 <= len(ids) == len(logprobs) <= asked
     assert all(type(token) is int and 0 <= token < SIZE for token in ids)
     assert all(logprob is None or -1e400 < logprob < 0.01 for logprob in logprobs)
-    for one in verdict.top:
+    for one in completion.top:
         assert len(one) <= MOST_CANDIDATES
         assert all(0 <= candidate.id < SIZE for candidate in one)
     assert all(count is None or 0 <= count <= LENGTH for count in (cached, computed))
     assert seconds is None or 0 <= seconds <= MOST_SECONDS
     # And it can travel.
-    assert msgspec.msgpack.encode(verdict)
+    assert msgspec.msgpack.encode(completion)

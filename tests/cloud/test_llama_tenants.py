@@ -308,6 +308,7 @@ FLAGS: dict[str, Mapping[str, float]] = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
 def test_at_a_real_server_no_more_is_cached_than_the_tenant_itself_has_asked(
     flags: Mapping[str, float],
@@ -329,14 +330,14 @@ def test_at_a_real_server_no_more_is_cached_than_the_tenant_itself_has_asked(
             await asyncio.sleep(0.001)
             task.cancel()
         try:
-            verdict = await task
+            completion = await task
         except asyncio.CancelledError:
             return
-        assert verdict.cached is not None
+        assert completion.cached is not None
         # Two sessions of a tenant may ask side by side.
         allowed = max((shared(prompt, other) for other in before), default=0)
-        assert verdict.cached <= allowed, "another tenant's prompt was reused"
-        cached.append(verdict.cached)
+        assert completion.cached <= allowed, "another tenant's prompt was reused"
+        cached.append(completion.cached)
 
     async def work(engine: LlamaServerEngine) -> None:
         await engine.probe()
@@ -348,13 +349,14 @@ def test_at_a_real_server_no_more_is_cached_than_the_tenant_itself_has_asked(
     assert len(cached) > 40
 
 
+@pytest.mark.deep
 def test_at_a_real_server_a_slot_asked_to_reuse_nothing_computes_everything() -> None:
     async def work(engine: LlamaServerEngine) -> None:
         await engine.probe()
         # One session each on two slots, then a third tenant in the slot of the first.
         assert [await ask(engine, client) for client in (A, A, B, B)] == [0, 49, 0, 49]
-        verdict = await engine.complete(LONG, 1, Sampling(), Client("sc", tenant="c"))
-        assert (verdict.cached, verdict.computed) == (0, len(LONG))
+        completion = await engine.complete(LONG, 1, Sampling(), Client("sc", tenant="c"))
+        assert (completion.cached, completion.computed) == (0, len(LONG))
 
     with llama_server(bundled("cloud"), flags=RECOMMENDED) as url:
         with_engine(url, work)

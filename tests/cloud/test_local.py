@@ -1,15 +1,21 @@
 """A cloud model in this process: its one thread, and what sessions leave behind."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
+from typing import Any
 
 import pytest
 
+from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.cloud.bridge import Bridge
 from edgewise.cloud.local import LocalCloud
+from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
+from edgewise.completion import Completion
 from edgewise.edge.base import Floats
 from edgewise.errors import (
     CloudError,
@@ -19,10 +25,13 @@ from edgewise.errors import (
     ModelError,
     VocabularyMismatch,
 )
+from edgewise.events import Pending
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt
+from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from edgewise.verdict import Verdict
 
 IDS = list(b"sky: ")
 PROMPT = Prompt(tuple(IDS))
@@ -59,7 +68,7 @@ def cloud(model: ScriptedEdge, script: Held) -> Iterator[LocalCloud]:
     made.close()
 
 
-def busy(cloud: LocalCloud, script: Held) -> "Future[Verdict]":
+def busy(cloud: LocalCloud, script: Held) -> "Future[Completion]":
     """A consult that holds the thread."""
     flying = cloud.open(PROMPT).ask(IDS, 1, Sampling(), 20)
     assert script.asked.wait(60)
@@ -128,10 +137,10 @@ def test_a_session_closed_before_its_consult_ran_takes_no_place(
     waiting = session.ask(IDS, 1, Sampling(), 30)
     session.close()
     script.let.set()
-    with pytest.raises(CloudTimeout):
+    with pytest.raises(CloudUnavailable):
         waiting.result()
     late = session.ask(IDS, 1, Sampling(), 30)
-    with pytest.raises(CloudTimeout):
+    with pytest.raises(CloudUnavailable):
         late.result()
     assert flying.result().ids
     assert model.sessions == 1
@@ -144,6 +153,73 @@ def test_a_consult_that_waited_too_long_does_not_run(cloud: LocalCloud, script: 
     script.let.set()
     with pytest.raises(CloudTimeout, match="deadline"):
         late.result()
+
+
+def test_an_answer_that_is_left_is_no_timeout(script: Held, cloud: LocalCloud) -> None:
+    """Deadlines of other answers would be doubled for it."""
+    decoder = Decoder(
+        ScriptedEdge(replying("yes", prompt="sky: ")),
+        router=Constant(1.0),
+        policy=Policy(run_ahead=2, span=2),
+        cloud=cloud,
+    )
+    for _ in range(4):
+        with decoder.stream(IDS, pending=True) as events:
+            assert isinstance(next(events), Pending)
+            assert script.asked.wait(20)
+        script.asked.clear()
+        script.let.set()
+        cloud.submit(script.let.clear).result()
+    assert decoder.latency.timeouts == 0
+    assert not decoder.breaker.is_open
+
+
+@pytest.mark.parametrize("bridged", [False, True])
+def test_a_slow_model_here_has_no_deadline_but_the_users(bridged: bool) -> None:
+    asked: list[float] = []
+
+    class Asked(WrappedCloud):
+        def open(self, prompt: Prompt) -> CloudSession:
+            return AskedSession(self.cloud.open(prompt))
+
+    class AskedSession(WrappedSession):
+        def ask(self, *given: Any) -> "Future[Completion]":
+            asked.append(given[3])
+            return super().ask(*given)
+
+    script = replying("yes", prompt="sky: ")
+    local: CloudModel = Asked(LocalCloud(ScriptedEdge(script)))
+    if bridged:
+        local = Bridge(local, own=ByteTokenizer(), edge=ByteTokenizer())
+    with closing(local) as cloud:
+        for deadline in (None, 20.0):
+            decoder = Decoder(
+                ScriptedEdge(script),
+                router=Constant(1.0),
+                policy=Policy(threshold=0.5, deadline=deadline),
+                cloud=cloud,
+            )
+            assert decoder.generate(IDS).text == "yes"
+    assert asked[0] == math.inf
+    assert asked[-1] <= 20.0
+
+
+def test_closing_in_mid_answer_is_a_cloud_error_like_any_other() -> None:
+    begun = threading.Event()
+
+    def slow(ids: Sequence[int]) -> Floats:
+        begun.set()
+        time.sleep(0.01)
+        return replying("x" * 9000, prompt="sky: ")(ids)
+
+    cloud = LocalCloud(ScriptedEdge(slow, context=10_000))
+    flying = cloud.open(PROMPT).ask(IDS, 9000, Sampling(), math.inf)
+    waiting = cloud.open(PROMPT).ask(IDS, 1, Sampling(), math.inf)
+    assert begun.wait(20)
+    cloud.close()
+    for future in (flying, waiting):
+        with pytest.raises(CloudUnavailable):
+            future.result(0)
 
 
 def test_a_deadline_ends_a_long_answer() -> None:
@@ -199,9 +275,9 @@ def test_what_is_computed_ahead_is_not_computed_again(
     script.let.set()
     session = cloud.open(PROMPT)
     session.prefill(IDS)
-    verdict = session.ask([*IDS, 121], 1, Sampling(), 30).result()
-    assert (verdict.cached, verdict.computed) == (len(IDS), 1)
-    assert verdict.ids == tuple(b"e")
+    completion = session.ask([*IDS, 121], 1, Sampling(), 30).result()
+    assert (completion.cached, completion.computed) == (len(IDS), 1)
+    assert completion.ids == tuple(b"e")
 
 
 def test_a_prefill_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -216,17 +292,19 @@ def test_a_prefill_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> Non
     assert "a bug" in str(record.exc_info[1])
 
 
-def test_a_verdict_has_logprobs_and_candidates(cloud: LocalCloud, script: Held) -> None:
+def test_a_completion_has_logprobs_and_candidates(cloud: LocalCloud, script: Held) -> None:
     script.let.set()
-    verdict = cloud.open(PROMPT).ask(IDS, 8, Sampling(), 30).result()
-    assert bytes(verdict.ids[:3]) == b"yes"
-    assert verdict.stopped
-    assert len(verdict.logprobs) == len(verdict.top) == len(verdict.ids) == 4
-    for token, logprob, top in zip(verdict.ids, verdict.logprobs, verdict.top, strict=True):
+    completion = cloud.open(PROMPT).ask(IDS, 8, Sampling(), 30).result()
+    assert bytes(completion.ids[:3]) == b"yes"
+    assert completion.stopped
+    assert len(completion.logprobs) == len(completion.top) == len(completion.ids) == 4
+    for token, logprob, top in zip(
+        completion.ids, completion.logprobs, completion.top, strict=True
+    ):
         assert logprob == pytest.approx(0.0, abs=1e-3)
         assert top[0].id == token
         assert [one.logprob for one in top] == sorted((one.logprob for one in top), reverse=True)
-    assert verdict.engine_seconds is not None
+    assert completion.engine_seconds is not None
 
 
 def test_weights_are_said_to_be_here(cloud: LocalCloud, model: ScriptedEdge) -> None:
@@ -239,10 +317,10 @@ def test_weights_are_said_to_be_here(cloud: LocalCloud, model: ScriptedEdge) -> 
 
 
 @pytest.mark.parametrize(("n", "written"), [(2, 2), (3, 3), (4, 4), (9, 4)])
-def test_a_verdict_ends_with_the_context(n: int, written: int) -> None:
+def test_a_completion_ends_with_the_context(n: int, written: int) -> None:
     """Its last id may stand behind it: nothing is computed after that."""
     model = ScriptedEdge(replying("so it is", prompt="sky: "), context=len(IDS) + 3)
     with closing(LocalCloud(model)) as cloud, closing(cloud.open(PROMPT)) as session:
-        verdict = session.ask(IDS, n, Sampling(), 20).result()
-    assert bytes(verdict.ids).decode() == "so it is"[:written]
-    assert not verdict.stopped
+        completion = session.ask(IDS, n, Sampling(), 20).result()
+    assert bytes(completion.ids).decode() == "so it is"[:written]
+    assert not completion.stopped

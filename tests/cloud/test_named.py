@@ -14,6 +14,7 @@ from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import EngineCloud
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.cloud.named import CLOUDS
+from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.named import ENGINES
 from edgewise.errors import UsageError
@@ -25,7 +26,6 @@ from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
-from edgewise.verdict import Sent, Verdict
 
 Add = Callable[..., None]
 
@@ -54,9 +54,9 @@ class ShoutingSession:
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> Future[Verdict]:
-        future: Future[Verdict] = Future()
-        future.set_result(Verdict(ids=(33,) * n, logprobs=(None,) * n))
+    ) -> Future[Completion]:
+        future: Future[Completion] = Future()
+        future.set_result(Completion(ids=(33,) * n, logprobs=(None,) * n))
         return future
 
     def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.cloud.engine import LlamaServer, Vllm
+from edgewise.completion import Completion
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines import proof as proofs
 from edgewise.engines.base import Client
@@ -27,9 +28,8 @@ from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from edgewise.testing.scripted_engine import ScriptedEngine
-from edgewise.verdict import Verdict
 from tests.cloud.dialects import said, serving, vllm_routes
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine
 from tests.llama_server_process import free_port, llama_server
 
@@ -63,7 +63,7 @@ def always(monkeypatch: pytest.MonkeyPatch, at_once: None) -> None:
     monkeypatch.setattr(proofs, "PROVEN_SECONDS", -1.0)
 
 
-def ask(cloud: LlamaServer, n: int = 1) -> Verdict | CloudError:
+def ask(cloud: LlamaServer, n: int = 1) -> Completion | CloudError:
     try:
         return cloud.open(Prompt((1, 2))).ask([1, 2], n, Sampling(), 20).result()
     except CloudError as error:
@@ -82,7 +82,7 @@ def restart(engine: ScriptedEngine) -> None:
 def test_another_model_behind_the_address_is_found_out(
     engine: ScriptedEngine, cloud: LlamaServer, always: None
 ) -> None:
-    assert isinstance(ask(cloud), Verdict)
+    assert isinstance(ask(cloud), Completion)
     engine.mark = 1
     refused = ask(cloud)
     assert type(refused) is OtherVocabulary
@@ -93,19 +93,19 @@ def test_another_model_behind_the_address_is_found_out(
     assert type(ask(cloud)) is OtherVocabulary
     assert engine.asked - asked <= 1, "a probe's own token at most"
     engine.mark = 0
-    assert isinstance(ask(cloud), Verdict)
+    assert isinstance(ask(cloud), Completion)
 
 
 def test_a_restart_is_known_by_its_new_connection(
     engine: ScriptedEngine, cloud: LlamaServer, at_once: None
 ) -> None:
     """However young the proof is: kept connections do not outlive an engine."""
-    assert isinstance(ask(cloud), Verdict)
+    assert isinstance(ask(cloud), Completion)
     engine.mark = 1
     restart(engine)
     assert type(ask(cloud)) is OtherVocabulary
     engine.mark = 0
-    assert isinstance(ask(cloud), Verdict)
+    assert isinstance(ask(cloud), Completion)
 
 
 def test_a_restart_within_a_second_of_a_look_is_found_out_after_that_second(
@@ -114,10 +114,10 @@ def test_a_restart_within_a_second_of_a_look_is_found_out_after_that_second(
     """By a consult over the connection that one before it made."""
     monkeypatch.setattr(proofs, "FRESH_SECONDS", 3600.0)
     monkeypatch.setattr(proofs, "PROVEN_SECONDS", 3600.0)
-    assert isinstance(ask(cloud), Verdict)
+    assert isinstance(ask(cloud), Completion)
     engine.mark = 1
     restart(engine)
-    assert isinstance(ask(cloud), Verdict)
+    assert isinstance(ask(cloud), Completion)
     monkeypatch.setattr(proofs, "FRESH_SECONDS", 0.0)
     assert type(ask(cloud)) is OtherVocabulary
 
@@ -138,7 +138,7 @@ def test_the_same_vocabulary_under_another_name_is_served_on(
     engine: ScriptedEngine, cloud: LlamaServer, always: None
 ) -> None:
     engine.model, engine.size = "scripted, larger", 300
-    assert isinstance(ask(cloud), Verdict)
+    assert isinstance(ask(cloud), Completion)
     assert cloud.identity().endswith("llama-server scripted, larger")
     assert cloud.engine.described.size == 300
 
@@ -219,7 +219,7 @@ def test_a_consult_that_leaves_does_not_end_a_look_others_wait_for() -> None:
         tasks[0].cancel()
         done = await asyncio.gather(*tasks, return_exceptions=True)
         assert isinstance(done[0], asyncio.CancelledError)
-        assert [verdict.ids for verdict in done[1:]] == [(97,), (97,)]  # type: ignore[union-attr]
+        assert [completion.ids for completion in done[1:]] == [(97,), (97,)]  # type: ignore[union-attr]
         assert (engine.looks, engine.probes) == (1, 1)
         await proof.close()
 
@@ -283,6 +283,7 @@ def test_an_answer_goes_on_or_ends_with_a_cloud_error(
         assert collect(iter(events)).text == "aaa" + TEXT[3:]
 
 
+@pytest.mark.deep
 def test_a_real_llama_server_that_comes_back_with_another_model(other_path: Any) -> None:
     """As it was met: one question, and the process aborted in `llama_token_to_piece`."""
     port = free_port()
@@ -292,7 +293,7 @@ def test_a_real_llama_server_that_comes_back_with_another_model(other_path: Any)
             cloud = LlamaServer(url)
             cloud.check(edge.tokenizer)
             assert cloud.engine.described.size == edge.tokenizer.size
-            assert isinstance(ask(cloud), Verdict)
+            assert isinstance(ask(cloud), Completion)
         with llama_server(other_path, port=port):
             policy = Policy(threshold=0.5, run_ahead=0)
             decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud)
@@ -303,7 +304,7 @@ def test_a_real_llama_server_that_comes_back_with_another_model(other_path: Any)
                 cloud.check(edge.tokenizer)
         with llama_server(bundled("cloud"), port=port):
             end = time.monotonic() + 60
-            while not isinstance(ask(cloud), Verdict):
+            while not isinstance(ask(cloud), Completion):
                 assert time.monotonic() < end
                 time.sleep(0.05)
         cloud.close()

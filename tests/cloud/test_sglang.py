@@ -109,17 +109,17 @@ def cloud(server: Server) -> Iterator[Sglang]:
 def test_a_consult(server: Server, cloud: Sglang) -> None:
     cloud.check(ByteTokenizer())
     server.asked.clear()
-    verdict = cloud.open(Prompt((1, 2))).ask([1, 2, 3], 2, Sampling(), 30).result()
+    completion = cloud.open(Prompt((1, 2))).ask([1, 2, 3], 2, Sampling(), 30).result()
     (asked,) = server.asked
     assert asked["input_ids"] == [1, 2, 3]
     assert asked["sampling_params"]["max_new_tokens"] == 2
     assert asked["sampling_params"]["temperature"] == 0
     assert asked["routing_key"] == server.headers[-1]["X-SMG-Routing-Key"]
-    assert verdict.ids == (115, 107)
-    assert verdict.logprobs == (-0.25, -0.5)
-    assert [[c.id for c in top] for top in verdict.top] == [[115, 98], [107, 99]]
-    assert (verdict.cached, verdict.computed, verdict.stopped) == (2, 1, False)
-    assert verdict.engine_seconds == pytest.approx(0.0123)
+    assert completion.ids == (115, 107)
+    assert completion.logprobs == (-0.25, -0.5)
+    assert [[c.id for c in top] for top in completion.top] == [[115, 98], [107, 99]]
+    assert (completion.cached, completion.computed, completion.stopped) == (2, 1, False)
+    assert completion.engine_seconds == pytest.approx(0.0123)
 
 
 def test_what_it_can_do(server: Server, cloud: Sglang) -> None:
@@ -142,12 +142,12 @@ def test_sampling_and_the_end(server: Server, cloud: Sglang) -> None:
         "meta_info": {"finish_reason": {"type": "stop", "matched": 256}, "prompt_tokens": 2},
     }
     sampling = Sampling(temperature=0.7, top_p=0.9, seed=3)
-    verdict = cloud.open(Prompt((1,))).ask([1, 2], 4, sampling, 30).result()
+    completion = cloud.open(Prompt((1,))).ask([1, 2], 4, sampling, 30).result()
     asked = server.asked[-1]["sampling_params"]
     assert (asked["temperature"], asked["top_p"], asked["top_k"]) == (0.7, 0.9, -1)
-    assert verdict.stopped
-    assert verdict.ids[0] == 256
-    assert (verdict.cached, verdict.computed) == (None, None)
+    assert completion.stopped
+    assert completion.ids[0] == 256
+    assert (completion.cached, completion.computed) == (None, None)
 
 
 @pytest.mark.parametrize("reply", [{}, {"text": "sky"}, [REPLY], {"output_ids": "x"}])

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Literal
+from unicodedata import normalize
 
 import msgspec
 import pytest
@@ -16,7 +17,9 @@ from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge import Bridge, bridged
 from edgewise.cloud.reach import reach
 from edgewise.cloud.recent import amount_of
+from edgewise.cloud.redaction.normal import Normal
 from edgewise.cloud.sent_record import SentRecord
+from edgewise.completion import Completion
 from edgewise.engines.text_dialects import TEXT_DIALECTS
 from edgewise.errors import CloudRejected, UsageError, Withheld
 from edgewise.events import Consult, Event, Token
@@ -38,10 +41,9 @@ from edgewise.testing.scripted_edge import (
     completing,
     replying,
 )
-from edgewise.testing.scripted_engine import ScriptedEngine
-from edgewise.testing.scripted_text import ScriptedText
-from edgewise.verdict import Verdict
 from tests.cloud.recording import Recorder, ids_of, recording
+from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_text import ScriptedText
 from tests.gateway.running import gateway
 
 EDGE, OWN_IDS = ByteTokenizer(), ByteTokenizer("<other>")
@@ -62,7 +64,7 @@ def bridge(script: Script, **shown: str) -> tuple[Bridge, ScriptedCloud]:
     return model, cloud
 
 
-def ask(model: Bridge, answer: str, n: int = 1, asked: str | Prompt = ASKED) -> Verdict:
+def ask(model: Bridge, answer: str, n: int = 1, asked: str | Prompt = ASKED) -> Completion:
     prompt = asked if isinstance(asked, Prompt) else Prompt(tuple(asked.encode()))
     with closing(model.open(prompt)) as session:
         return session.ask([*prompt.ids, *answer.encode()], n, Sampling(), 20).result(60)
@@ -216,7 +218,22 @@ def planted(draw: random.Random) -> list[tuple[str, str]]:
     kinds = [one for one in KNOWN if one not in ("phone", "iban", "card") or has_extra()]
     turns = [kinds[at % len(kinds)] for at in range(PLANTED)]
     values = [(kind, KNOWN[kind](draw)) for kind in turns]
-    return [(value, framed(value, kind, draw)[0]) for kind, value in values]
+    return [(value, framed(disguised(value, draw), kind, draw)[0]) for kind, value in values]
+
+
+def disguised(value: str, draw: random.Random) -> str:
+    """As another program, or somebody who knows the patterns, may write it."""
+    at = draw.randrange(1, len(value))
+    forms = [
+        value,
+        normalize("NFD", value),
+        value.replace("@", "%40").replace(".", "&#46;"),
+        f"{value[:at]}\u00ad{value[at:]}",
+        f"{value[:at]}\u200b\u2060{value[at:]}",
+        f"{value[:at]}\\u{ord(value[at]):04x}{value[at + 1 :]}",
+        "".join(chr(ord(one) + 0xFEE0) if "!" <= one <= "~" else one for one in value),
+    ]
+    return draw.choice(forms)
 
 
 def has_extra() -> bool:
@@ -247,10 +264,12 @@ def test_no_planted_private_word_crosses_the_socket(far: str) -> None:
         for at in range(0, PLANTED, 25):
             some = values[at : at + 25]
             messages = [Message("user", "\n".join(line for _, line in some))]
-            answer = " ".join(f"then {value} again" for value, _ in draw.sample(some, 4))
+            again = [disguised(value, draw) for value, _ in draw.sample(some, 4)]
+            answer = " ".join(f"then {value} again" for value in again)
             consults += _answered(model, messages, answer, seed=at)
         assert consults > 30
-        crossed = _text(recorder)
+        written = _text(recorder)
+        crossed = written + Normal(written).text
     assert len(crossed) > 10_000
     assert "<SECRET_1>" in crossed
     leaked = {value for value, _ in values if value in crossed or value.lower() in crossed.lower()}

@@ -14,6 +14,7 @@ from edgewise.cloud.redaction.rules import redaction_of
 from edgewise.cloud.redaction.view import Redacted
 from edgewise.cloud.seam import REPEATED
 from edgewise.cloud.text import TextCloud
+from edgewise.completion import Completion
 from edgewise.edge.base import Floats
 from edgewise.engines.base import Described
 from edgewise.errors import (
@@ -30,7 +31,6 @@ from edgewise.prompts import Message, Prompt
 from edgewise.routers.constant import Constant, Random
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import EOS, SIZE, ByteTokenizer, ScriptedEdge, completing
-from edgewise.verdict import Verdict
 from tests.cloud.text_engine import TextDouble, writing
 from tests.loop.test_run_ahead import _Patient
 
@@ -39,22 +39,22 @@ ASKED = "sky? "
 PROMPT = Prompt(tuple(ASKED.encode()), (Message("user", "sky?"),))
 
 
-def ask(cloud: TextCloud, answer: str, n: int = 1, prompt: Prompt = PROMPT) -> Verdict:
+def ask(cloud: TextCloud, answer: str, n: int = 1, prompt: Prompt = PROMPT) -> Completion:
     with closing(cloud.open(prompt)) as session:
         return session.ask([*prompt.ids, *answer.encode()], n, Sampling(), 20).result(60)
 
 
-def wording(verdict: Verdict) -> str:
-    return bytes(one for one in verdict.ids if one < 256).decode()
+def wording(completion: Completion) -> str:
+    return bytes(one for one in completion.ids if one < 256).decode()
 
 
 def test_words_come_whole_and_blanks_once() -> None:
     engine = TextDouble(writing("so it is."))
     with closing(TextCloud(engine, edge=EDGE)) as cloud:
-        verdict = ask(cloud, "so")
-        assert wording(verdict) == " it"
-        assert verdict.written == 2
-        assert (verdict.cached, verdict.computed) == (0, 0)
+        completion = ask(cloud, "so")
+        assert wording(completion) == " it"
+        assert completion.written == 2
+        assert (completion.cached, completion.computed) == (0, 0)
         # The blank is held back: it comes again, and is dropped.
         assert wording(ask(cloud, "so ")) == "it"
         assert engine.asked == ["so", "so"]
@@ -86,9 +86,9 @@ def test_who_tells_no_usage_has_written_no_more_than_was_asked() -> None:
     engine = TextDouble(writing("so it is."))
     engine.metered = False
     with closing(TextCloud(engine, edge=EDGE)) as cloud:
-        verdict = ask(cloud, "so")
-        assert verdict.billed == 8
-        assert (verdict.cached, verdict.computed) == (None, None)
+        completion = ask(cloud, "so")
+        assert completion.billed == 8
+        assert (completion.cached, completion.computed) == (None, None)
 
 
 @pytest.mark.parametrize(

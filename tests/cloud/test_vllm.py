@@ -9,6 +9,7 @@ import pytest
 
 from edgewise.cloud.engine import Vllm
 from edgewise.cloud.reach import reach
+from edgewise.completion import Completion
 from edgewise.engines.base import Client
 from edgewise.engines.vllm import COMPLETIONS, GENERATE, VllmEngine
 from edgewise.errors import (
@@ -20,10 +21,9 @@ from edgewise.errors import (
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.verdict import Verdict
 from tests.cloud.dialects import (
     DialectServer,
-    completion,
+    completed,
     generation,
     said,
     serving,
@@ -50,7 +50,7 @@ def is_short(server: DialectServer) -> bool:
     return ("POST", GENERATE) in server.routes
 
 
-def ask(cloud: Vllm, ids: list[int], n: int = 1, sampling: Sampling = GREEDY) -> Verdict:
+def ask(cloud: Vllm, ids: list[int], n: int = 1, sampling: Sampling = GREEDY) -> Completion:
     return cloud.open(Prompt(tuple(ids))).ask(ids, n, sampling, 30).result()
 
 
@@ -58,23 +58,23 @@ def test_a_consult_takes_the_form_that_is_open(server: DialectServer, cloud: Vll
     cloud.check(ByteTokenizer())
     server.asked.clear()
     server.headers.clear()
-    verdict = ask(cloud, [1, 2, 3])
+    completion = ask(cloud, [1, 2, 3])
     ((path, body),) = server.asked
     assert server.headers[0]["Authorization"] == "Bearer sk"
     assert len(server.headers[0]["X-Session-Id"]) == 24
     if is_short(server):
         assert (path, body["token_ids"]) == (GENERATE, [1, 2, 3])
         assert body["sampling_params"]["max_tokens"] == 1
-        assert (verdict.ids, verdict.logprobs) == ((97,), (-0.25,))
-        assert [candidate.id for candidate in verdict.top[0]] == [97, 98]
-        assert (verdict.cached, verdict.computed) == (2, 1)
+        assert (completion.ids, completion.logprobs) == ((97,), (-0.25,))
+        assert [candidate.id for candidate in completion.top[0]] == [97, 98]
+        assert (completion.cached, completion.computed) == (2, 1)
     else:
         assert (path, body["prompt"], body["model"]) == (COMPLETIONS, [1, 2, 3], "qwen")
         assert body["return_tokens_as_token_ids"] is True
-        assert (verdict.ids, verdict.logprobs) == ((98,), (-0.5,))
-        assert [candidate.id for candidate in verdict.top[0]] == [98, 7]
-        assert (verdict.cached, verdict.computed) == (None, None)
-    assert not verdict.stopped
+        assert (completion.ids, completion.logprobs) == ((98,), (-0.5,))
+        assert [candidate.id for candidate in completion.top[0]] == [98, 7]
+        assert (completion.cached, completion.computed) == (None, None)
+    assert not completion.stopped
 
 
 def test_what_it_can_do(server: DialectServer, cloud: Vllm) -> None:
@@ -88,7 +88,7 @@ def test_what_it_can_do(server: DialectServer, cloud: Vllm) -> None:
 def test_without_salt_and_priority_neither_is_sent(server: DialectServer, cloud: Vllm) -> None:
     def plain(body: Any) -> tuple[int, Any]:
         extra = {"priority", "cache_salt"} & set(body)
-        return (400, b"unknown field") if extra else (200, completion([98]))
+        return (400, b"unknown field") if extra else (200, completed([98]))
 
     server.routes["POST", COMPLETIONS] = plain
     cloud.check(ByteTokenizer())
@@ -102,7 +102,7 @@ def test_without_salt_and_priority_neither_is_sent(server: DialectServer, cloud:
 
 
 def test_one_that_takes_anything_for_a_salt_has_none(server: DialectServer, cloud: Vllm) -> None:
-    server.routes["POST", COMPLETIONS] = said(completion([98]))
+    server.routes["POST", COMPLETIONS] = said(completed([98]))
     cloud.check(ByteTokenizer())
     assert not cloud.abilities.salt
 
@@ -138,12 +138,12 @@ def test_an_end_that_the_engine_kept_is_the_edges(server: DialectServer, cloud: 
     ended = generation([])
     ended["choices"][0]["finish_reason"] = "stop"
     cloud.check(ByteTokenizer())
-    server.routes["POST", COMPLETIONS] = said(completion([], finish="stop"))
+    server.routes["POST", COMPLETIONS] = said(completed([], finish="stop"))
     server.routes["POST", GENERATE] = said(ended)
-    verdict = ask(cloud, [1], 4)
-    assert verdict.stopped
-    assert verdict.ids == (256,)
-    assert verdict.logprobs == (None,)
+    completion = ask(cloud, [1], 4)
+    assert completion.stopped
+    assert completion.ids == (256,)
+    assert completion.logprobs == (None,)
 
 
 MALFORMED: dict[str, Any] = {
@@ -170,7 +170,7 @@ def test_another_reply_is_a_sentence(server: DialectServer, cloud: Vllm, name: s
     "tokens", [["sky"], ["token_id:"], ["token_id:-1"], ["token_id:٣"], ["token_id:1.5"]]
 )
 def test_tokens_as_text_are_no_ids(tokens: list[str]) -> None:
-    reply = completion([98])
+    reply = completed([98])
     reply["choices"][0]["logprobs"]["tokens"] = tokens
     with serving(vllm_routes(generate=False) | {("POST", COMPLETIONS): said(reply)}) as server:
         cloud = Vllm(server.url)
@@ -181,7 +181,7 @@ def test_tokens_as_text_are_no_ids(tokens: list[str]) -> None:
 
 def test_one_that_lies_from_the_first_request_on_is_said_to_lie() -> None:
     """And not to take no ids, for which it would be asked by text."""
-    reply = completion([98, 99, 100])
+    reply = completed([98, 99, 100])
     with serving(vllm_routes(generate=False) | {("POST", COMPLETIONS): said(reply)}) as server:
         with closing(Vllm(server.url)) as cloud, pytest.raises(CloudProtocolError, match="3"):
             cloud.check(ByteTokenizer())
@@ -203,11 +203,11 @@ def test_an_engine_that_tells_less_says_none() -> None:
     bare = {"choices": [{"token_ids": [5, 6]}]}
     with serving(vllm_routes() | {("POST", GENERATE): said(bare)}) as server:
         cloud = Vllm(server.url)
-        verdict = ask(cloud, [1], 2)
+        completion = ask(cloud, [1], 2)
         cloud.close()
-    assert verdict.ids == (5, 6)
-    assert verdict.logprobs == (None, None)
-    assert (verdict.top, verdict.cached, verdict.computed) == ((), None, None)
+    assert completion.ids == (5, 6)
+    assert completion.logprobs == (None, None)
+    assert (completion.top, completion.cached, completion.computed) == ((), None, None)
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
@@ -225,7 +225,7 @@ def test_a_closed_short_form_is_found_once(status: int) -> None:
 def test_consults_at_once_find_the_form_together(server: DialectServer) -> None:
     server.seconds = 0.02
 
-    async def all_at_once() -> list[Verdict]:
+    async def all_at_once() -> list[Completion]:
         engine = VllmEngine(server.url)
         try:
             asked = (engine.complete([1, number], 1, GREEDY) for number in range(6))
@@ -233,8 +233,8 @@ def test_consults_at_once_find_the_form_together(server: DialectServer) -> None:
         finally:
             await engine.close()
 
-    verdicts = asyncio.run(all_at_once())
-    assert len(verdicts) == 6
+    completions = asyncio.run(all_at_once())
+    assert len(completions) == 6
     assert len(server.bodies(GENERATE)) == (6 if is_short(server) else 1)
     assert len(server.bodies(COMPLETIONS)) == (0 if is_short(server) else 6)
 
@@ -242,7 +242,7 @@ def test_consults_at_once_find_the_form_together(server: DialectServer) -> None:
 def test_one_who_gives_up_does_not_decide_for_the_others(server: DialectServer) -> None:
     server.seconds = 0.1
 
-    async def one_leaves() -> Verdict:
+    async def one_leaves() -> Completion:
         engine = VllmEngine(server.url)
         try:
             first = asyncio.create_task(engine.complete([1], 1, GREEDY))

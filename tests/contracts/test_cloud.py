@@ -15,17 +15,17 @@ from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import EngineCloud, LlamaServer
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.cloud.local import LocalCloud
+from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudRejected, VocabularyMismatch
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.prompts import Message, Prompt, prompt_ids
 from edgewise.sampling import Sampling
-from edgewise.testing.engine_dialects import HOSTED, Dialect
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, replying
-from edgewise.testing.scripted_engine import ScriptedEngine
-from edgewise.verdict import Verdict
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from tests.doubles.engine_dialects import HOSTED, Dialect
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 from tests.vllm_process import vllm
@@ -61,9 +61,10 @@ def tokenizer() -> Iterator[Tokenizer]:
 
 
 VLLM = {"vllm": ("--enable-scale-out",), "vllm_completions": ()}
-BACKENDS = ["local", "llama_server", "gateway", "scripted", *HOSTED]
+BACKENDS = ["local", "scripted", *HOSTED]
+REAL = ["llama_server", "gateway"]
 if "VLLM_PYTHON" in os.environ:  # see `make test-vllm`
-    BACKENDS += VLLM
+    REAL += VLLM
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,10 @@ def scripted_api(name: Dialect) -> Iterator[Backend]:
     engine.close()
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(
+    scope="module",
+    params=[*BACKENDS, *[pytest.param(name, marks=pytest.mark.deep) for name in REAL]],
+)
 def backend(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Iterator[Backend]:
     prompt = prompt_ids(tokenizer, [Message("user", pocketqa().questions[0].prompt)])
     if request.param == "scripted":
@@ -138,19 +142,21 @@ def opened_at(backend: Backend) -> CloudSession:
     return backend.cloud.open(Prompt(tuple(backend.prompt)))
 
 
-def ask(session: CloudSession, ids: list[int], n: int = 1, sampling: Sampling = GREEDY) -> Verdict:
+def ask(
+    session: CloudSession, ids: list[int], n: int = 1, sampling: Sampling = GREEDY
+) -> Completion:
     return session.ask(ids, n, sampling, DEADLINE).result(DEADLINE)
 
 
-def whole(backend: Backend, session: CloudSession) -> list[Verdict]:
+def whole(backend: Backend, session: CloudSession) -> list[Completion]:
     """One consult a token until the cloud ends the answer."""
-    verdicts: list[Verdict] = []
+    completions: list[Completion] = []
     ids = list(backend.prompt)
-    while not verdicts or not verdicts[-1].stopped:
-        verdicts.append(ask(session, ids))
-        ids += verdicts[-1].ids
-        assert len(verdicts) < 200
-    return verdicts
+    while not completions or not completions[-1].stopped:
+        completions.append(ask(session, ids))
+        ids += completions[-1].ids
+        assert len(completions) < 200
+    return completions
 
 
 def test_the_vocabulary_is_proven_and_another_refused(backend: Backend) -> None:
@@ -167,11 +173,11 @@ def test_the_vocabulary_is_proven_and_another_refused(backend: Backend) -> None:
 
 
 def test_an_answer_ends_with_an_end_token(backend: Backend, session: CloudSession) -> None:
-    verdicts = whole(backend, session)
-    assert verdicts[-1].ids[-1] in backend.tokenizer.eos_ids
-    assert not any(verdict.stopped for verdict in verdicts[:-1])
-    assert all(len(verdict.ids) == 1 for verdict in verdicts)
-    text = b"".join(backend.tokenizer.piece(v.ids[0]) for v in verdicts).decode()
+    completions = whole(backend, session)
+    assert completions[-1].ids[-1] in backend.tokenizer.eos_ids
+    assert not any(completion.stopped for completion in completions[:-1])
+    assert all(len(completion.ids) == 1 for completion in completions)
+    text = b"".join(backend.tokenizer.piece(v.ids[0]) for v in completions).decode()
     assert text.rstrip().endswith((".", ")."))
 
 
@@ -183,16 +189,16 @@ def test_a_span_equals_as_many_single_tokens(
     again = opened_at(backend)
     spanned: list[int] = []
     while True:
-        verdict = ask(again, [*backend.prompt, *spanned], span)
-        spanned += verdict.ids
-        if verdict.stopped:
+        completion = ask(again, [*backend.prompt, *spanned], span)
+        spanned += completion.ids
+        if completion.stopped:
             break
-        assert len(verdict.ids) == span
+        assert len(completion.ids) == span
     again.close()
-    for written, verdict in zip(spanned, single, strict=False):
-        if written != verdict.ids[0]:
+    for written, completion in zip(spanned, single, strict=False):
+        if written != completion.ids[0]:
             # Engines compute a span in other batches, which may flip a near tie; all differs then.
-            first, second = verdict.top[0][:2]
+            first, second = completion.top[0][:2]
             assert written == second.id
             assert first.logprob - second.logprob < NEAR_TIE
             return
@@ -219,9 +225,9 @@ def test_sessions_do_not_mix(backend: Backend, session: CloudSession) -> None:
 
 
 def test_candidates_are_sorted_and_hold_the_answer(backend: Backend, session: CloudSession) -> None:
-    verdict = ask(session, backend.prompt, 2)
-    assert len(verdict.logprobs) == len(verdict.ids)
-    for token, top in zip(verdict.ids, verdict.top, strict=False):
+    completion = ask(session, backend.prompt, 2)
+    assert len(completion.logprobs) == len(completion.ids)
+    for token, top in zip(completion.ids, completion.top, strict=False):
         logprobs = [candidate.logprob for candidate in top]
         assert logprobs == sorted(logprobs, reverse=True)
         assert top[0].id == token
@@ -240,11 +246,11 @@ def test_the_meter_shows_that_only_new_ids_are_computed(
     assert second.cached >= len(backend.prompt) - backend.block
 
 
-def test_what_was_pushed_changes_no_verdict(backend: Backend, session: CloudSession) -> None:
+def test_what_was_pushed_changes_no_completion(backend: Backend, session: CloudSession) -> None:
     assert session.push(backend.prompt) in (0, len(backend.prompt))
-    verdict = ask(session, backend.prompt)
+    completion = ask(session, backend.prompt)
     fresh = opened_at(backend)
-    assert verdict.ids == ask(fresh, backend.prompt).ids
+    assert completion.ids == ask(fresh, backend.prompt).ids
     fresh.close()
 
 

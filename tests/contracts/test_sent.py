@@ -10,16 +10,16 @@ from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.engine import Cerebras, Fireworks, LlamaServer, Sglang, Vllm
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.cloud.local import LocalCloud
+from edgewise.completion import Sent
 from edgewise.errors import CloudError, CloudTimeout, CloudUnavailable
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.testing.engine_dialects import Dialect
 from edgewise.testing.scripted_cloud import ID_BYTES, ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from edgewise.testing.scripted_engine import ScriptedEngine
-from edgewise.verdict import Sent
 from tests.cloud.dialects import DialectServer, Reply, Route, sglang_routes, vllm_routes
 from tests.cloud.recording import Recorder, recording
+from tests.doubles.engine_dialects import Dialect
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
 from tests.llama_server_process import free_port
 
@@ -223,7 +223,7 @@ def test_a_consult_that_fails_says_what_it_sent(kind: str, how: str) -> None:
             with pytest.raises(CloudTimeout if how == "timeout" else CloudUnavailable):
                 session.ask(PROMPT, 1, Sampling(), 0.3, sent).result()
             end = time.monotonic() + 60
-            # A gateway is told that the verdict is not wanted any more.
+            # A gateway is told that the completion is not wanted any more.
             while recorder.size != sent.bytes and time.monotonic() < end:
                 time.sleep(0.01)
             assert sent.ids == len(PROMPT) == recorder.ids

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable, Sequence
 
+from edgewise.completion import Completion
 from edgewise.engines.base import NOBODY, Client, Engine
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.verdict import Verdict
 
-Act = Callable[[Sequence[int], int], Verdict]
+Act = Callable[[Sequence[int], int], Completion]
 """From a consult's ids and how many tokens it wants to what it is answered; it may raise."""
 
 
-def letters(ids: Sequence[int], n: int) -> Verdict:
+def letters(ids: Sequence[int], n: int) -> Completion:
     """As many "a" as are asked for."""
-    return Verdict(ids=(97,) * n, logprobs=(-0.1,) * n, cached=len(ids), computed=0)
+    return Completion(ids=(97,) * n, logprobs=(-0.1,) * n, cached=len(ids), computed=0)
 
 
 class PlainEngine(Engine):
@@ -38,7 +38,7 @@ class PlainEngine(Engine):
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
-    ) -> Verdict:
+    ) -> Completion:
         if client is NOBODY:
             self.probes += 1
             return letters(ids, n)

@@ -30,7 +30,6 @@ from edgewise.prompts import Prompt
 from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from edgewise.testing.scripted_engine import ScriptedEngine, reply_to
 from edgewise.wire import protocol
 from edgewise.wire.protocol import (
     PATH,
@@ -48,6 +47,7 @@ from edgewise.wire.protocol import (
     encode,
     from_gateway,
 )
+from tests.doubles.scripted_engine import ScriptedEngine, reply_to
 from tests.gateway.running import Running, gateway
 
 TOKENIZER = ByteTokenizer()
@@ -116,10 +116,10 @@ def test_consults_send_only_what_is_new(running: Running) -> None:
     session = cloud.open(Prompt(tuple(prompt)))
     ids = list(prompt)
     for _ in range(5):
-        verdict = session.ask(ids, 1, GREEDY, 30).result()
-        assert verdict.ids == (reply_to(ids),)
-        assert verdict.top[0][0].id == verdict.ids[0]
-        ids += verdict.ids
+        completion = session.ask(ids, 1, GREEDY, 30).result()
+        assert completion.ids == (reply_to(ids),)
+        assert completion.top[0][0].id == completion.ids[0]
+        ids += completion.ids
         session.push(ids)
     again = session.ask([*prompt[:3], *b"xyz"], 2, GREEDY, 30).result()
     assert again.ids[0] == reply_to([*prompt[:3], *b"xyz"])
@@ -426,9 +426,9 @@ def test_many_devices_each_get_their_own_answers(running: Running) -> None:
         ids = list(f"device {number} says ".encode())
         session = cloud.open(Prompt(tuple(ids)))
         for _ in range(20):
-            verdict = session.ask(ids, 1, GREEDY, 30).result()
-            assert verdict.ids == (reply_to(ids),)
-            ids += verdict.ids
+            completion = session.ask(ids, 1, GREEDY, 30).result()
+            assert completion.ids == (reply_to(ids),)
+            ids += completion.ids
             session.push(ids)
         session.close()
         cloud.close()

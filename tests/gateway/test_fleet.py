@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from edgewise.completion import Completion
 from edgewise.edge.base import PROBES
 from edgewise.engines import proof as proofs
 from edgewise.engines.base import NOBODY, Client, Described
@@ -24,7 +25,6 @@ from edgewise.gateway import fleet as fleets
 from edgewise.gateway.fleet import Busy, Fleet
 from edgewise.gateway.server import engines_at
 from edgewise.sampling import Sampling
-from edgewise.verdict import Verdict
 from tests.cloud.dialects import serving, vllm_routes
 from tests.gateway.doubles import PlainEngine, letters
 
@@ -55,7 +55,7 @@ async def until(true: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def ask(fleet: Fleet, session: str = "s") -> Verdict:
+async def ask(fleet: Fleet, session: str = "s") -> Completion:
     return await fleet.complete([1, 2], 1, Sampling(), Client(session))
 
 
@@ -229,7 +229,7 @@ def test_a_busy_replica_keeps_its_sessions() -> None:
     """429 of an engine that is well: elsewhere the session's cache would be missing."""
 
     async def work() -> None:
-        def busy(ids: Sequence[int], n: int) -> Verdict:
+        def busy(ids: Sequence[int], n: int) -> Completion:
             raise CloudUnavailable("busy.")
 
         engines = [PlainEngine(str(number), busy) for number in range(3)]
@@ -244,7 +244,7 @@ def test_a_busy_replica_keeps_its_sessions() -> None:
 
 def test_what_an_engine_declines_is_asked_nowhere_else() -> None:
     async def work() -> None:
-        def declined(ids: Sequence[int], n: int) -> Verdict:
+        def declined(ids: Sequence[int], n: int) -> Completion:
             raise CloudRejected("too long.")
 
         engines = [PlainEngine(str(number), declined) for number in range(3)]
@@ -264,7 +264,7 @@ class Slow(PlainEngine):
         self.go = asyncio.Event()
         self.most = self.now = 0
 
-    async def complete(self, *asked: Any, **more: Any) -> Verdict:
+    async def complete(self, *asked: Any, **more: Any) -> Completion:
         self.now += 1
         self.most = max(self.most, self.now)
         try:
@@ -285,7 +285,7 @@ def test_concurrency_and_queue_are_bounds() -> None:
                 await ask(fleet, "late")
             assert busy.value.retry_after >= 0.05
             engine.go.set()
-            assert all(verdict.ids == (97,) for verdict in await asyncio.gather(*flying))
+            assert all(completion.ids == (97,) for completion in await asyncio.gather(*flying))
             assert engine.most == 2
             assert fleet.replicas[0].asked == 0
 
@@ -435,7 +435,7 @@ def test_one_that_is_being_proven_anew_is_not_proven() -> None:
     go = asyncio.Event()
 
     class Thinking(Telling):
-        async def complete(self, *asked: Any, **more: Any) -> Verdict:
+        async def complete(self, *asked: Any, **more: Any) -> Completion:
             if self.probes:
                 await go.wait()
             return await super().complete(*asked, **more)
@@ -468,9 +468,9 @@ def test_another_name_is_proven_anew_and_served() -> None:
     run(work)
 
 
-def test_ids_beyond_the_size_that_an_engine_tells_are_no_verdict() -> None:
+def test_ids_beyond_the_size_that_an_engine_tells_are_no_completion() -> None:
     async def work() -> None:
-        engine = Telling("telling", lambda ids, n: Verdict(ids=(258,), logprobs=(None,)))
+        engine = Telling("telling", lambda ids, n: Completion(ids=(258,), logprobs=(None,)))
         async with started([engine]) as fleet:
             with pytest.raises(CloudProtocolError, match="0 to 257"):
                 await ask(fleet)

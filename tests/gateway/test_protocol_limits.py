@@ -17,18 +17,18 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from benchmarks.protocol_exchange import PAGE
+from edgewise.completion import Completion
 from edgewise.engines.base import NOBODY, Client
 from edgewise.errors import CloudProtocolError, CloudRefused, CloudRejected, CloudUnavailable
 from edgewise.events import Candidate
 from edgewise.gateway import connection
 from edgewise.gateway.large_frames import LARGE
 from edgewise.keys import keys
+from edgewise.keys.limit_stores import SqliteLimits
 from edgewise.keys.limits import Cost, Granted, LimitsDown
-from edgewise.keys.limits_sqlite import SqliteLimits
 from edgewise.listening.requests import MAX_LINE
 from edgewise.sampling import Sampling
-from edgewise.testing.scripted_engine import ScriptedEngine
-from edgewise.verdict import Verdict
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine
 from tests.gateway.plain_client import PlainClient, check
 from tests.gateway.running import Running, gateway
@@ -58,11 +58,11 @@ class SlowEngine(PlainEngine):
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
-    ) -> Verdict:
-        verdict = await super().complete(ids, n, sampling, client)
+    ) -> Completion:
+        completion = await super().complete(ids, n, sampling, client)
         if client is not NOBODY:
             await asyncio.sleep(self.seconds)
-        return verdict
+        return completion
 
 
 LIMITS = ("asks_per_second", "ids_per_second", "tokens_per_day", "sessions", "ids")
@@ -330,7 +330,7 @@ def _sampling(site: Site) -> list[Any]:
 
 def _engine(problem: Exception) -> Callable[[Site], list[Any]]:
     def ask(site: Site) -> list[Any]:
-        def fail(ids: object, n: int) -> Verdict:
+        def fail(ids: object, n: int) -> Completion:
             raise problem
 
         site.serve()
@@ -395,9 +395,9 @@ def test_consults_fail_as_the_page_says(site: Site, what: str) -> None:
 ])  # fmt: skip
 def test_bounds_of_a_reply(site: Site, changed: dict[str, Any], passed: bool) -> None:
     """Those that the page has, both sides of each."""
-    verdict = Verdict(**{"ids": (1,), "logprobs": (-0.1,), **changed})
+    completion = Completion(**{"ids": (1,), "logprobs": (-0.1,), **changed})
     site.serve()
-    site.engine.act = lambda ids, n: verdict
+    site.engine.act = lambda ids, n: completion
     frame = site.opened().ask(1, 0, [72])
     assert frame[:2] == [17, 1] if passed else frame[:3] == [19, 1, "protocol"]
 

@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 
 from benchmarks.protocol_exchange import BEGIN, END, PAGE, Side, exchange, text_engine, words
-from edgewise import verdict
+from edgewise import completion
 from edgewise.addresses import bundled
 from edgewise.cloud import gateway as device_side
 from edgewise.edge.base import PROBES
@@ -21,9 +21,9 @@ from edgewise.gateway.app import OWNER
 from edgewise.keys import keys, limits
 from edgewise.listening import files, requests, seats
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.wire import protocol
 from edgewise.wire.protocol import FromDevice, FromGateway
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.plain_client import PlainClient, check, fingerprint, page_probes
 from tests.gateway.running import Running, gateway
 
@@ -176,9 +176,9 @@ def test_the_numbers_are_the_codes() -> None:
     assert "(two seconds' asks may be saved up)" in TEXT
     assert limits.IDS_BURST_SECONDS == 10
     assert "(ten seconds' may be saved up)" in TEXT
-    assert said(rf"(?s)does not tell it: below {number}") == verdict.MOST_IDS
-    assert said(rf"of at most {number} candidates each") == verdict.MOST_CANDIDATES
-    assert said(rf"`engine_seconds` from 0 to {number}") == verdict.MOST_SECONDS
+    assert said(rf"(?s)does not tell it: below {number}") == completion.MOST_IDS
+    assert said(rf"of at most {number} candidates each") == completion.MOST_CANDIDATES
+    assert said(rf"`engine_seconds` from 0 to {number}") == completion.MOST_SECONDS
     assert f'"owned_by": "{OWNER}"' in TEXT
     assert f'"protocol": {protocol.VERSION}' in TEXT
 

@@ -10,6 +10,7 @@ import structlog
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import Sglang, Vllm
 from edgewise.cloud.gateway import GatewayCloud
+from edgewise.completion import Sent
 from edgewise.errors import CloudError, CloudUnavailable
 from edgewise.events import Consult
 from edgewise.gateway.telemetry import trace_id
@@ -22,7 +23,6 @@ from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from edgewise.traces.recorder import Answered, Recorder
 from edgewise.traces.timeline import read
-from edgewise.verdict import Sent
 from tests.cloud.dialects import DialectServer, sglang_routes, vllm_routes
 from tests.gateway.collector import Collector, attributes
 from tests.gateway.doubles import PlainEngine

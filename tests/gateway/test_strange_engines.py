@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from edgewise.cloud.gateway import GatewayCloud
+from edgewise.completion import Completion
 from edgewise.engines import proof as proofs
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, OtherVocabulary
 from edgewise.events import Candidate, Consult, Event
@@ -22,8 +23,6 @@ from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from edgewise.testing.scripted_engine import ScriptedEngine
-from edgewise.verdict import Verdict
 from edgewise.wire.protocol import (
     PATH,
     VERSION,
@@ -38,6 +37,7 @@ from edgewise.wire.protocol import (
     tokenizer_fingerprint,
 )
 from tests.background import Background
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine, letters
 from tests.gateway.running import Running, gateway
 from tests.llama_server_process import free_port
@@ -77,25 +77,25 @@ def asks(prompts: Sequence[Sequence[int]]) -> list[Ask]:
     ]
 
 
-BAD: dict[str, Verdict] = {
-    "a negative count": Verdict(ids=(97,), logprobs=(None,), cached=-5),
-    "more cached than sent": Verdict(ids=(97,), logprobs=(None,), cached=1 << 40),
-    "2^64": Verdict(ids=(1 << 64,), logprobs=(None,)),
-    "2^64 among candidates": Verdict(
+BAD: dict[str, Completion] = {
+    "a negative count": Completion(ids=(97,), logprobs=(None,), cached=-5),
+    "more cached than sent": Completion(ids=(97,), logprobs=(None,), cached=1 << 40),
+    "2^64": Completion(ids=(1 << 64,), logprobs=(None,)),
+    "2^64 among candidates": Completion(
         ids=(97,), logprobs=(None,), top=((Candidate(1 << 64, -1.0),),)
     ),
-    "2^31": Verdict(ids=(1 << 31,), logprobs=(None,)),
-    "negative": Verdict(ids=(-1,), logprobs=(None,)),
-    "nothing": Verdict(ids=(), logprobs=()),
-    "an end with a bad meter": Verdict(ids=(), logprobs=(), stopped=True, computed=-1),
-    "too many": Verdict(ids=(97, 97), logprobs=(None, None)),
-    "no number": Verdict(ids=(97,), logprobs=(float("nan"),)),
-    "no time": Verdict(ids=(97,), logprobs=(None,), engine_seconds=float("inf")),
+    "2^31": Completion(ids=(1 << 31,), logprobs=(None,)),
+    "negative": Completion(ids=(-1,), logprobs=(None,)),
+    "nothing": Completion(ids=(), logprobs=()),
+    "an end with a bad meter": Completion(ids=(), logprobs=(), stopped=True, computed=-1),
+    "too many": Completion(ids=(97, 97), logprobs=(None, None)),
+    "no number": Completion(ids=(97,), logprobs=(float("nan"),)),
+    "no time": Completion(ids=(97,), logprobs=(None,), engine_seconds=float("inf")),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_verdict_that_is_none_is_told_at_once(name: str) -> None:
+def test_a_completion_that_is_none_is_told_at_once(name: str) -> None:
     with gateway([PlainEngine(act=lambda ids, n: BAD[name])]) as running:
         (reply,) = talk(running, asks([[1]]), 1, FINGERPRINT)
     assert isinstance(reply, Failed)
@@ -103,7 +103,7 @@ def test_a_verdict_that_is_none_is_told_at_once(name: str) -> None:
 
 
 def test_an_end_token_that_the_engine_kept_passes() -> None:
-    ended = Verdict(ids=(), logprobs=(), stopped=True)
+    ended = Completion(ids=(), logprobs=(), stopped=True)
     with gateway([PlainEngine(act=lambda ids, n: ended)]) as running:
         (reply,) = talk(running, asks([[1]]), 1, FINGERPRINT)
     assert isinstance(reply, Reply)
@@ -111,7 +111,7 @@ def test_an_end_token_that_the_engine_kept_passes() -> None:
 
 
 def test_an_engine_that_cancels_itself_is_unavailable() -> None:
-    def act(ids: Sequence[int], n: int) -> Verdict:
+    def act(ids: Sequence[int], n: int) -> Completion:
         raise asyncio.CancelledError
 
     with gateway([PlainEngine(act=act)]) as running:

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from benchmarks.meter_attack import by_meter, straight, through_gateway
 from edgewise.addresses import bundled
 from edgewise.cloud.gateway import GatewayCloud
+from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines.base import NOBODY, Abilities, Client
@@ -24,7 +25,6 @@ from edgewise.keys.keys import add_key
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.verdict import Verdict
 from tests.gateway.doubles import PlainEngine
 from tests.gateway.running import Running, gateway
 from tests.llama_server_process import RECOMMENDED, llama_server
@@ -56,6 +56,7 @@ def keys(tmp_path: Path) -> tuple[Path, list[str]]:
     ]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("flags", "aside"), [({}, False), (RECOMMENDED, True)])
 def test_the_attack_reads_secrets_where_nothing_keeps_sessions_apart(
     tokenizer: Tokenizer, flags: Mapping[str, float], aside: bool
@@ -70,6 +71,7 @@ def test_the_attack_reads_secrets_where_nothing_keeps_sessions_apart(
     assert found.right >= found.tokens - 1
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
 def test_the_meter_tells_one_key_nothing_of_another(
     tokenizer: Tokenizer, flags: Mapping[str, float]
@@ -84,7 +86,7 @@ def test_the_meter_tells_one_key_nothing_of_another(
     assert seen[:3] == (None, None, None)
 
 
-def ask(url: str, secret: str | None = None) -> Verdict:
+def ask(url: str, secret: str | None = None) -> Completion:
     """One consult of two ids."""
     cloud = GatewayCloud(url, key=secret)
     try:
@@ -100,7 +102,7 @@ class Noting(PlainEngine):
     def __init__(self, *, salt: bool = False, name: str = "plain") -> None:
         super().__init__(
             name,
-            lambda ids, n: Verdict(
+            lambda ids, n: Completion(
                 ids=(97,), logprobs=(None,), cached=1, computed=len(ids) - 1, engine_seconds=0.5
             ),
         )
@@ -137,10 +139,10 @@ def test_the_meter_is_told_where_caches_are_apart_or_all_are_one(
     path, secrets = keys
     engines = [Noting(salt=salt, name=str(number)) for number, salt in enumerate(salts)]
     with serving(*engines, keys=path if with_keys else None) as running:
-        verdicts = [ask(running.url, secret if with_keys else None) for secret in secrets]
+        completions = [ask(running.url, secret if with_keys else None) for secret in secrets]
         counted = urllib.request.urlopen(f"{running.url}/metrics").read().decode()
-    for verdict in verdicts:
-        assert (verdict.cached, verdict.computed, verdict.engine_seconds) == told
+    for completion in completions:
+        assert (completion.cached, completion.computed, completion.engine_seconds) == told
     # The operator sees the sums all the same.
     assert re.search(r'prompt_tokens_total\{cache="hit"\} 2\.0', counted)
     assert re.search(r'prompt_tokens_total\{cache="miss"\} 2\.0', counted)
@@ -187,6 +189,7 @@ def test_a_key_named_as_nobodys_is_a_tenant_as_well(tmp_path: Path) -> None:
     assert [client.tenant for client in engine.clients] == ["anybody"]
 
 
+@pytest.mark.deep
 def test_with_the_recommended_flags_a_key_still_reuses_its_own(
     tokenizer: Tokenizer, keys: tuple[Path, list[str]]
 ) -> None:
@@ -210,6 +213,7 @@ def test_with_the_recommended_flags_a_key_still_reuses_its_own(
     assert 'prompt_tokens_total{cache="hit"} 196.0' in counted
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("flags", "with_keys", "said"),
     [
@@ -293,14 +297,15 @@ def test_a_prefill_of_another_tenants_is_forgotten_as_well() -> None:
         try:
             for number in range(SLOTS):
                 await engine.prefill(prompt, Client(f"a{number}", tenant="a"))
-            verdict = await engine.complete(prompt, 1, Sampling(), Client("b", tenant="b"))
-            assert verdict.cached == 0
+            completion = await engine.complete(prompt, 1, Sampling(), Client("b", tenant="b"))
+            assert completion.cached == 0
         finally:
             await engine.close()
 
     asyncio.run(work())
 
 
+@pytest.mark.deep
 def test_what_the_table_of_abilities_says_of_a_llama_server() -> None:
     async def work() -> Abilities:
         engine = LlamaServerEngine(url)

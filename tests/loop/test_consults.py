@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from edgewise.cloud.sent_record import SentRecord
+from edgewise.completion import Completion, Sent
 from edgewise.errors import CloudTimeout, CloudUnavailable, UsageError
 from edgewise.events import Candidate, Consult, Finished, Pending, Token
 from edgewise.loop.breaker import Breaker
@@ -24,7 +26,6 @@ from edgewise.sampling import Sampling
 from edgewise.testing import ScriptedCloud, ScriptedEdge, noise, replying
 from edgewise.testing.scripted_cloud import ScriptedCloudSession
 from edgewise.testing.scripted_edge import SIZE
-from edgewise.verdict import Sent, Verdict
 
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())
@@ -37,7 +38,7 @@ class Watched(ScriptedCloud):
         super().__init__(*args, **options)  # type: ignore[arg-type]
         self.prompts: list[Prompt] = []
         self.pushed: list[tuple[int, ...]] = []
-        self.flying: list[Future[Verdict]] = []
+        self.flying: list[Future[Completion]] = []
         self.closed = 0
         self.silent = False
 
@@ -59,10 +60,10 @@ class WatchedSession(ScriptedCloudSession):
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> "Future[Verdict]":
+    ) -> "Future[Completion]":
         if self._watched.silent:
             self._watched.asks.append((tuple(ids), n))
-            future: Future[Verdict] = Future()
+            future: Future[Completion] = Future()
         else:
             future = super().ask(ids, n, sampling, deadline, sent)
         self._watched.flying.append(future)
@@ -184,7 +185,7 @@ def test_a_session_that_cannot_even_be_asked_is_a_fault_like_any_other() -> None
             return RefusingSession(self)
 
     class RefusingSession(WatchedSession):
-        def ask(self, *args: object, **more: object) -> "Future[Verdict]":
+        def ask(self, *args: object, **more: object) -> "Future[Completion]":
             raise CloudUnavailable("gone.")
 
     policy = Policy(threshold=0.5)
@@ -296,7 +297,7 @@ def test_a_meter_that_is_missing_once_leaves_no_sum(
             return MeteredSession(self)
 
     class MeteredSession(ScriptedCloudSession):
-        def _write(self, ids: list[int], n: int) -> Verdict:
+        def _write(self, ids: list[int], n: int) -> Completion:
             count = told[len(ids) - len(IDS)]
             return replace(super()._write(ids, n), cached=count, computed=count)
 
@@ -362,6 +363,70 @@ def test_a_budget_depends_on_no_link() -> None:
     assert budgets[0] == budgets[1]
 
 
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyboardInterrupt()])
+def test_a_probe_that_cannot_be_sent_makes_way_for_the_next(error: BaseException) -> None:
+    class Raising(Watched):
+        raised: BaseException | None = None
+
+        def open(self, prompt: Prompt) -> WatchedSession:
+            return RaisingSession(self)
+
+    class RaisingSession(WatchedSession):
+        def ask(self, *args: Any, **more: Any) -> "Future[Completion]":
+            if cloud.raised is not None:
+                raise cloud.raised
+            return super().ask(*args, **more)
+
+    now = [0.0]
+    breaker, cloud = Breaker(clock=lambda: now[0]), Raising(replying("blue", prompt=PROMPT))
+    decoder = Decoder(
+        edge_saying("blue"), router=Constant(1.0), policy=Policy(), cloud=cloud, breaker=breaker
+    )
+    for _ in range(3):
+        breaker.failed()
+    now[0], cloud.raised = 10.0, error
+    with pytest.raises(type(error)):
+        decoder.generate(IDS)
+    now[0], cloud.raised = 100.0, None
+    decoder.generate(IDS)
+    assert not breaker.is_open
+
+
+def test_corrections_are_counted_against_what_would_have_been_written() -> None:
+    """Two tokens are as likely; at temperature 1 the draw decides which is the edge's."""
+    logits = np.full(SIZE, -1e9, np.float32)
+    logits[[65, 66]] = 0.0, 0.1
+    edge, sampling = ScriptedEdge(lambda ids: logits), Sampling(temperature=1.0, seed=5)
+    drawn = Decoder(edge, router=Constant(0.0), policy=Policy()).generate(
+        IDS, max_tokens=40, sampling=sampling
+    )
+    truth = sum(token.id != 65 for token in drawn.tokens)
+    assert 5 < truth < 35
+    always = np.where(np.arange(SIZE) == 65, 9.0, 0.0).astype(np.float32)
+    decoder = Decoder(
+        edge, router=Constant(1.0), policy=Policy(), cloud=ScriptedCloud(lambda ids: always)
+    )
+    usage = decoder.generate(IDS, max_tokens=40, sampling=sampling).usage
+    assert (usage.cloud_tokens, usage.changing_tokens) == (40, truth)
+
+
+def test_a_record_that_cannot_begin_leaves_no_session_open() -> None:
+    class NoRecord(SentRecord):
+        def answer(self, *given: Any) -> Any:
+            raise RuntimeError("no room")
+
+    class Counted(Watched):
+        def open(self, prompt: Prompt) -> WatchedSession:
+            self.closed -= 1
+            return super().open(prompt)
+
+    edge, cloud = edge_saying("blue"), Counted(noise())
+    decoder = Decoder(edge, router=Constant(1.0), policy=Policy(), cloud=cloud, record=NoRecord())
+    with pytest.raises(RuntimeError):
+        decoder.stream(IDS)
+    assert (edge.sessions, cloud.closed) == (0, 0)
+
+
 def test_one_probe_goes_however_many_answers_ask() -> None:
     now = [0.0]
     breaker = Breaker(clock=lambda: now[0])
@@ -400,28 +465,30 @@ def test_a_finished_answer_counts_every_consult_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "verdict",
+    "completion",
     [
-        Verdict(ids=(), logprobs=()),
-        Verdict(ids=(), logprobs=(), stopped=True),
-        Verdict(ids=(98,), logprobs=()),
-        Verdict(ids=(98, 99), logprobs=(None,)),
-        Verdict(ids=(98,), logprobs=(None,), top=((), ())),
-        Verdict(ids=(SIZE,), logprobs=(None,)),
-        Verdict(ids=(-1,), logprobs=(None,)),
-        Verdict(ids=(98, 2**64), logprobs=(None, None)),
-        Verdict(ids=(98,), logprobs=(None,), top=((Candidate(SIZE, -1.0),),)),
+        Completion(ids=(), logprobs=()),
+        Completion(ids=(), logprobs=(), stopped=True),
+        Completion(ids=(98,), logprobs=()),
+        Completion(ids=(98, 99), logprobs=(None,)),
+        Completion(ids=(98,), logprobs=(None,), top=((), ())),
+        Completion(ids=(SIZE,), logprobs=(None,)),
+        Completion(ids=(-1,), logprobs=(None,)),
+        Completion(ids=(98, 2**64), logprobs=(None, None)),
+        Completion(ids=(98,), logprobs=(None,), top=((Candidate(SIZE, -1.0),),)),
     ],
 )
-def test_a_verdict_that_is_none_is_a_fault_and_the_answer_goes_on(verdict: Verdict) -> None:
+def test_a_completion_that_is_none_is_a_fault_and_the_answer_goes_on(
+    completion: Completion,
+) -> None:
     class Lying(Watched):
         def open(self, prompt: Prompt) -> WatchedSession:
             return LyingSession(self)
 
     class LyingSession(WatchedSession):
-        def ask(self, *args: object, **more: object) -> "Future[Verdict]":
-            future: Future[Verdict] = Future()
-            future.set_result(verdict)
+        def ask(self, *args: object, **more: object) -> "Future[Completion]":
+            future: Future[Completion] = Future()
+            future.set_result(completion)
             return future
 
     policy = Policy(threshold=0.5, span=2)
@@ -447,11 +514,11 @@ def test_a_consult_that_is_left_behind_is_paid_for() -> None:
 
 
 class Lying(ScriptedCloud):
-    """A backend of somebody else's, which checks nothing itself: `verdict` is all it says."""
+    """A backend of somebody else's, which checks nothing itself: `completion` is all it says."""
 
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, completion: Completion) -> None:
         super().__init__(noise())
-        self.verdict = verdict
+        self.completion = completion
 
     def open(self, prompt: Prompt) -> "LyingSession":
         return LyingSession(self)
@@ -460,13 +527,13 @@ class Lying(ScriptedCloud):
 class LyingSession(ScriptedCloudSession):
     def __init__(self, cloud: Lying) -> None:
         super().__init__(cloud)
-        self._lie = cloud.verdict
+        self._lie = cloud.completion
 
-    def _write(self, ids: list[int], n: int) -> Verdict:
+    def _write(self, ids: list[int], n: int) -> Completion:
         return self._lie
 
 
-GOOD = Verdict(ids=(97,), logprobs=(-0.1,), cached=1, computed=1, engine_seconds=0.1)
+GOOD = Completion(ids=(97,), logprobs=(-0.1,), cached=1, computed=1, engine_seconds=0.1)
 LIES = {
     "beyond": replace(GOOD, ids=(SIZE,)),
     "negative": replace(GOOD, ids=(-1,)),
@@ -474,7 +541,7 @@ LIES = {
     "a candidate": replace(GOOD, top=((Candidate(1 << 31, -1.0),),)),
     "no int": replace(GOOD, ids=(97.0,)),
     "longer than asked": replace(GOOD, ids=(97, 97), logprobs=(None, None)),
-    "no token": Verdict(ids=(), logprobs=(), stopped=True),
+    "no token": Completion(ids=(), logprobs=(), stopped=True),
     "no number": replace(GOOD, logprobs=(float("nan"),)),
     "too likely": replace(GOOD, logprobs=(1e308,)),
     "no time": replace(GOOD, engine_seconds=float("nan")),
@@ -485,7 +552,7 @@ LIES = {
 
 @pytest.mark.parametrize("name", LIES)
 @pytest.mark.parametrize("run_ahead", [0, 4])
-def test_a_verdict_that_is_none_is_nobodys(name: str, run_ahead: int) -> None:
+def test_a_completion_that_is_none_is_nobodys(name: str, run_ahead: int) -> None:
     """It writes nothing, teaches nothing of the link, and does not close the breaker."""
     decoder = Decoder(
         edge_saying("blue sky"),
@@ -501,7 +568,7 @@ def test_a_verdict_that_is_none_is_nobodys(name: str, run_ahead: int) -> None:
     assert decoder.breaker.is_open
 
 
-def test_a_probe_that_is_answered_with_no_verdict_keeps_the_breaker_open() -> None:
+def test_a_probe_that_is_answered_with_no_completion_keeps_the_breaker_open() -> None:
     now = [0.0]
     breaker = Breaker(clock=lambda: now[0])
     decoder = Decoder(

@@ -168,7 +168,7 @@ def test_what_is_exact_is_so_for_a_size_until_it_is_not() -> None:
     assert not told.proven(2)
 
 
-def test_a_draft_lasts_as_long_as_the_verdict_agrees() -> None:
+def test_a_draft_lasts_as_long_as_the_completion_agrees() -> None:
     draft = Redraft(3, [7, 8], 0.5)
     assert draft.behind(7) == Redraft(3, [8], 0.5)
     assert draft.behind(8) is None

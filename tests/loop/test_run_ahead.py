@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeAbilities, Rewinds
 from edgewise.errors import CloudTimeout, CloudUnavailable
 from edgewise.events import Consult, Pending, Rewound, Token
@@ -20,7 +21,6 @@ from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud, ScriptedCloudSession
 from edgewise.testing.scripted_edge import EOS, SIZE, ScriptedEdge, noise, replying
-from edgewise.verdict import Sent, Verdict
 from tests.held_cloud import HeldCloud
 
 PROMPT = "Q: sky? A:"
@@ -47,7 +47,7 @@ class _SlowSession(ScriptedCloudSession):
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> "Future[Verdict]":
+    ) -> "Future[Completion]":
         cloud = self._cloud
         assert isinstance(cloud, Slow)
         asked = super().ask(ids, n, sampling, deadline, sent)
@@ -56,10 +56,10 @@ class _SlowSession(ScriptedCloudSession):
         return late
 
 
-class _Late(Future[Verdict]):
+class _Late(Future[Completion]):
     """Not done until it was asked often enough; waiting for it is always answered."""
 
-    def __init__(self, real: "Future[Verdict]", patience: int) -> None:
+    def __init__(self, real: "Future[Completion]", patience: int) -> None:
         super().__init__()
         self._real, self._patience = real, patience
 
@@ -67,7 +67,7 @@ class _Late(Future[Verdict]):
         self._patience -= 1
         return self._patience < 0
 
-    def result(self, timeout: float | None = None) -> Verdict:
+    def result(self, timeout: float | None = None) -> Completion:
         return self._real.result(timeout)
 
 
@@ -210,10 +210,10 @@ class _FailingSession(_SlowSession):
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> "Future[Verdict]":
+    ) -> "Future[Completion]":
         late = super().ask(ids, n, sampling, deadline, sent)
         if len(ids) % self._every == 0:
-            failed: Future[Verdict] = Future()
+            failed: Future[Completion] = Future()
             failed.set_exception(CloudUnavailable("gone."))
             assert isinstance(late, _Late)
             late._real = failed
@@ -239,7 +239,7 @@ def test_a_confirmed_guess_waits_for_nothing() -> None:
     assert [e.id for e in seen if isinstance(e, Token)] == [*b"blue sky", EOS]
 
 
-def test_another_verdict_rewinds_what_was_guessed() -> None:
+def test_another_completion_rewinds_what_was_guessed() -> None:
     decoder, large = pair("grey sky", "gray sky", [4], unsure=(2, 4))
     with decoder.stream(IDS, pending=True) as events:
         seen = list(events)

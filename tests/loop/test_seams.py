@@ -15,6 +15,7 @@ from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.bridge import Bridge, bridged
 from edgewise.cloud.local import LocalCloud
 from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
+from edgewise.completion import Completion, Sent
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.events import Consult, Pending, Token
 from edgewise.loop.decoder import Answer, Decoder, collect
@@ -32,7 +33,6 @@ from edgewise.testing.scripted_edge import (
     noise,
     replying,
 )
-from edgewise.verdict import Sent, Verdict
 from tests.loop.test_run_ahead import _Late, _Patient, told
 
 PROMPT = "Q: sky? A:"
@@ -67,7 +67,7 @@ class _Behind(WrappedSession):
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> "Future[Verdict]":
+    ) -> "Future[Completion]":
         asked = super().ask(ids, n, sampling, deadline, sent)
         self._cloud.flown += 1
         return _Late(asked, self._cloud.patience[self._cloud.flown % len(self._cloud.patience)])

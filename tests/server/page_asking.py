@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.sync_api import Page, Route, expect
 
-from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 QUESTION = pocketqa().questions[1].prompt
 PATIENCE = 60_000
@@ -71,7 +71,7 @@ def usage(**more: Any) -> dict[str, Any]:
     sent = {"host": None, "consults": 0, "bytes": 0, "new_characters": 0}
     counts = {"cloud_share": 0.0, "changing_tokens": 0, "cloud_calls": 0, "failed_calls": 0}
     read = {"cloud_prompt_cached": 0, "cloud_prompt_computed": 0, "cloud_completion_tokens": 0}
-    own = {**counts, **read, "sent": sent, "cost": None, "notice": None, **more}
+    own = {**counts, **read, "sent": sent, "cost": None, **more}
     return {"choices": [], "usage": {"edgewise": own}}
 
 

@@ -21,7 +21,6 @@ from tests.server.page_asking import (
     play,
     reply,
     say,
-    sent_bodies,
     token,
     usage,
 )
@@ -56,63 +55,6 @@ def ask_canned(page: Page, title: str = CATSUP) -> None:
     page.get_by_role("button", name=f"Ask for real: {title}").click()
     expect(page.locator(".answer")).not_to_have_count(0)
     done(page)
-
-
-def experiments(page: Page) -> None:
-    """Open them."""
-    page.locator("#experiments summary").click()
-
-
-def test_how_the_edge_would_have_ended_and_which_ending_is_right(here: Page) -> None:
-    here.get_by_label("Cloud share").fill("30")
-    bodies = sent_bodies(here)
-    ask_canned(here)
-    branches = here.locator(".ghosts")
-    first = branches.get_by_role("button").first
-    expect(first).to_have_attribute("aria-expanded", "false")
-    before = here.locator(".answer .text").inner_text()
-    # It ends as that answer would have, whatever is set since.
-    here.get_by_role("button", name="Settings").click()
-    here.get_by_label("Temperature").fill("1.5")
-    first.click()
-    ghost = here.locator(".ghost .other")
-    expect(ghost).to_have_text(re.compile(r"\w"))
-    assert '"model":"edgewise:edge","prompt":[' in bodies[-1]
-    assert "temperature" not in bodies[-1]
-    struck = here.locator(".answer .token.changed del").first.inner_text()
-    assert ghost.inner_text().strip().startswith(struck.strip())
-    # Both endings are marked: the answer of a question of the first screen is known.
-    expect(branches.locator(".mark")).to_have_count(2)
-    expect(branches.locator(".note .mark")).to_have_text(re.compile("[✓✗]"))
-    assert here.locator(".answer .text").inner_text() == before
-    first.click()
-    expect(here.locator(".ghost")).to_have_count(0)
-
-
-def test_a_replay_is_a_point_over_the_curve(here: Page) -> None:
-    ask_canned(here)
-    experiments(here)
-    slider = here.get_by_label("Replay at a share of")
-    for share in ("0", "15"):
-        slider.fill(share)
-        expect(here.locator(".replays li").nth(0 if share == "0" else 1)).to_be_visible()
-        done(here)
-    lines = here.locator(".replays li").all_inner_texts()
-    assert lines[0].startswith("asked for 0%: the cloud wrote 0.0%")
-    assert lines[1].startswith("asked for 15%")
-    assert all(re.search(r"answer is (right|wrong)", line) for line in lines)
-    plot = here.locator(".frontier svg")
-    expect(plot.locator(".replay")).to_have_count(2)
-    assert plot.locator(".interval").count() > 3
-    expect(here.locator(".frontier figcaption")).to_contain_text(re.compile(r"\d+ questions"))
-    # One turn, asked again; the header's share went along.
-    expect(here.locator(".turn")).to_have_count(1)
-    expect(here.locator("#share-value")).to_have_text("15%")
-    # What is moved keeps the focus, so that arrow keys go on, and stays in sight with the answer.
-    expect(slider).to_be_in_viewport()
-    expect(here.locator(".answer .text")).to_be_in_viewport()
-    here.keyboard.press("Escape")
-    expect(slider).to_be_hidden()
 
 
 def test_where_nothing_was_routed_it_says_why(here: Page) -> None:
@@ -203,20 +145,6 @@ def test_what_an_answer_shows_is_of_the_model_that_was_asked(here: Page, url: st
     expect(here.locator(".why")).to_contain_text("the router was never above its threshold")
 
 
-def test_a_race_over_a_way_of_ones_choosing(here: Page) -> None:
-    ask_canned(here)
-    experiments(here)
-    bodies = sent_bodies(here)
-    here.get_by_label("Round trip to the cloud").select_option("200")
-    here.get_by_role("button", name="Race the last question").click()
-    expect(here.locator(".finish")).to_contain_text("At a round trip of 200 ms: ")
-    done(here)
-    expect(here.locator(".finish")).to_have_text(re.compile(r"(\w+ ?\w* \d+\.\d\d s(, )?){3}$"))
-    raced = {body for body in bodies if "chat" in body or "messages" in body}
-    assert sum('"round_trip":0.2' in body for body in raced) == 2
-    expect(here.locator(".column")).to_have_count(3)
-
-
 def test_one_line_of_meters(page: Page) -> None:
     """Over an engine, which tells what it read and is sent bytes."""
     # A share of its own: others spend theirs on the same server.
@@ -248,10 +176,10 @@ def test_what_left_by_conversation_and_answer(page: Page) -> None:
 
 
 def test_a_running_answer_is_unplugged(browser: Browser, problems: list[str]) -> None:
-    """It waits for a cloud that says nothing, until it is cut off; then the edge ends it."""
+    """It waits for a cloud that says nothing; from there on the edge writes it."""
     cloud = HeldCloud()
     edge = ScriptedEdge(replying(TEXT, prompt=SAID))
-    with at_port(answering_of(edge, cloud, deadline=600.0)) as url:
+    with at_port(answering_of(edge, cloud, deadline=5.0)) as url:
         for page in opened(browser, url, problems):
             page.get_by_label("Cloud share").fill("15")
             page.get_by_label("Message").fill(SAID)
@@ -259,12 +187,9 @@ def test_a_running_answer_is_unplugged(browser: Browser, problems: list[str]) ->
             page.get_by_role("button", name="Unplug the cloud").click()
             done(page)
             expect(page.locator(".answer .text")).to_contain_text(TEXT)
-            expect(page.locator(".plug")).to_have_text(
-                re.compile(r"Unplugged after 0 tokens; the edge wrote the \d+ behind it alone")
-            )
-            expect(page.locator(".problem")).to_contain_text("cannot be reached (unavailable)")
+            expect(page.locator(".plug")).to_contain_text("0 tokens")
+            expect(page.locator(".plug")).to_contain_text(re.compile(r"the edge wrote .*\d+"))
             expect(page.locator(".answer .token.cloud")).to_have_count(0)
-            expect(page.locator("[data-counter=calls]")).to_have_text(re.compile(r"^0 / \d"))
             # Never 0 for what nobody counted.
             expect(page.locator("[data-counter=read]")).to_have_text("– / –")
 
@@ -275,12 +200,6 @@ def test_instruments_fit_and_axe_finds_nothing(here: Page, width: int, tmp_path:
     here.set_viewport_size({"width": width, "height": 740})
     here.get_by_label("Cloud share").fill("30")
     ask_canned(here)
-    experiments(here)
-    here.get_by_label("Replay at a share of").fill("10")
-    expect(here.locator(".frontier svg")).to_be_visible()
-    done(here)
-    here.locator(".ghosts button").first.click()
-    expect(here.locator(".ghost .mark")).to_be_visible()
     for scheme in ("light", "dark"):
         here.emulate_media(color_scheme=scheme)
         kept = Path(os.environ.get("SCREENSHOTS", tmp_path))

@@ -6,7 +6,6 @@ from tests.server.page_asking import (
     END,
     another_turn,
     ask,
-    done,
     hold,
     reply,
     say,
@@ -17,81 +16,16 @@ from tests.server.page_asking import (
 )
 
 
-def experiments(page: Page) -> None:
-    """An answered question, and what can be tried with it; what is asked from now on waits."""
-    reply(page, [token(0, "Tin"), END, usage()])
-    ask(page, "tin")
-    page.locator("#experiments summary").click()
-    hold(page)
-
-
-def test_stop_ends_the_replays_that_wait_as_well(page: Page) -> None:
-    experiments(page)
-    slider = page.get_by_label("Replay at a share of")
-    with another_turn(page):
-        slider.fill("3")
-    slider.fill("7")
-    page.get_by_role("button", name="Stop").click()
-    expect(page.get_by_text("Stopped.")).to_be_visible()
-    done(page)
-    assert page.evaluate("replies.length") == 1
-    expect(page.locator("#share-value")).to_have_text("3%")
-
-
-def test_a_new_chat_ends_the_replays_that_wait(page: Page) -> None:
-    experiments(page)
-    slider = page.get_by_label("Replay at a share of")
-    with another_turn(page):
-        slider.fill("3")
-    slider.fill("7")
-    page.get_by_role("button", name="New chat").click()
-    expect(page.locator("#first")).to_be_visible()
-    with another_turn(page):
-        page.get_by_label("Message").fill("zinc")
-        page.keyboard.press("Enter")
-    say(page, token(0, "Zinc"), END, over=True)
-    done(page)
-    expect(page.locator(".text")).to_have_text("Zinc")
-    assert page.evaluate("replies.length") == 2
-
-
-def test_no_replay_is_kept_for_later_while_another_answer_is_written(page: Page) -> None:
-    experiments(page)
-    slider = page.get_by_label("Replay at a share of")
-    with another_turn(page):
-        page.get_by_label("Message").fill("zinc")
-        page.keyboard.press("Enter")
-    expect(slider).to_be_disabled()
-    say(page, END, over=True)
-    expect(slider).to_be_enabled()
-
-
-def test_a_replay_is_a_point_whatever_the_server_does_next(page: Page) -> None:
-    """Its record and its health were waited for, and another replay took the point meanwhile."""
-    experiments(page)
-    page.route("**/health", lambda route: None)
-    slider = page.get_by_label("Replay at a share of")
-    for share in (3, 7):
-        with another_turn(page):
-            slider.fill(str(share))
-        say(page, token(0, "Tin"), END, usage(cloud_share=share / 100), over=True)
-        done(page)
-    lines = page.locator(".replays li")
-    expect(lines).to_have_count(2)
-    assert [line[:34] for line in lines.all_inner_texts()] == [
-        "asked for 3%: the cloud wrote 3.0%",
-        "asked for 7%: the cloud wrote 7.0%",
-    ]
-
-
 def test_what_is_still_drawn_of_an_old_conversation_does_nothing(page: Page) -> None:
     """A click may come before the page is drawn without it."""
-    experiments(page)
+    reply(page, [token(0, "Tin"), END, usage()])
+    ask(page, "tin")
+    hold(page)
     page.evaluate(
         """() => {
             const named = (name) => [...document.querySelectorAll("button")].find(
                 (button) => button.textContent === name);
-            const buttons = ["New chat", "Regenerate", "Race the last question"].map(named);
+            const buttons = ["New chat", "Regenerate"].map(named);
             for (const button of buttons) button?.click();
         }"""
     )
@@ -159,7 +93,7 @@ def test_a_question_goes_to_the_chosen_model_before_the_server_told_of_any(page:
     bodies = sent_bodies(page)
     reply(page, [token(0, "Tin"), END, usage()])
     ask(page, "tin")
-    assert '"model":"good@0.05"' in bodies[-1]
+    assert '"model":"good"' in bodies[-1]
 
 
 def test_the_time_of_an_answer_ends_with_it(page: Page) -> None:

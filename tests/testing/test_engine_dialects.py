@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from edgewise.cloud.engine import Cerebras, EngineCloud, Fireworks, LlamaServer, Sglang, Vllm
+from edgewise.completion import Completion
 from edgewise.engines.named import ENGINES
 from edgewise.sampling import Sampling
-from edgewise.testing.engine_dialects import DIALECTS, Dialect, Writing
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer
-from edgewise.testing.scripted_engine import ScriptedEngine, reply_to
-from edgewise.verdict import Verdict
+from tests.doubles.engine_dialects import DIALECTS, Dialect, Writing
+from tests.doubles.scripted_engine import ScriptedEngine, reply_to
 
 NAMES = {
     "llama-server": "llama-server",
@@ -30,7 +30,7 @@ CLOUDS: dict[str, type[EngineCloud]] = {
 }
 
 
-async def written(url: str, name: str, ids: list[int], n: int) -> Verdict:
+async def written(url: str, name: str, ids: list[int], n: int) -> Completion:
     engine = ENGINES.load(name)(url, key=None)
     try:
         await engine.probe()
@@ -42,23 +42,23 @@ async def written(url: str, name: str, ids: list[int], n: int) -> Verdict:
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_consult_says_the_same_in_every_dialect(dialect: Dialect) -> None:
     engine = ScriptedEngine(dialect=dialect)
-    verdict = asyncio.run(written(engine.url, NAMES[dialect], [1, 2, 3], 2))
+    completion = asyncio.run(written(engine.url, NAMES[dialect], [1, 2, 3], 2))
     engine.close()
     first = reply_to([1, 2, 3])
-    assert verdict.ids == (first, reply_to([1, 2, 3, first]))
+    assert completion.ids == (first, reply_to([1, 2, 3, first]))
     # Of Cerebras' log-probs nobody knows whose they are.
     untold = dialect == "cerebras"
-    assert verdict.logprobs == ((None, None) if untold else (-0.1, -0.1))
-    assert [top[0].id for top in verdict.top] == ([] if untold else list(verdict.ids))
-    assert (verdict.cached, verdict.computed, verdict.stopped) == (2, 1, False)
+    assert completion.logprobs == ((None, None) if untold else (-0.1, -0.1))
+    assert [top[0].id for top in completion.top] == ([] if untold else list(completion.ids))
+    assert (completion.cached, completion.computed, completion.stopped) == (2, 1, False)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_an_end_token_ends_it_in_every_dialect(dialect: Dialect) -> None:
     engine = ScriptedEngine(dialect=dialect, script=lambda ids: EOS)
-    verdict = asyncio.run(written(engine.url, NAMES[dialect], [1, 2, 3], 5))
+    completion = asyncio.run(written(engine.url, NAMES[dialect], [1, 2, 3], 5))
     engine.close()
-    assert (verdict.ids, verdict.stopped) == ((EOS,), True)
+    assert (completion.ids, completion.stopped) == ((EOS,), True)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -15,7 +15,7 @@ from edgewise.cloud.engine import LlamaServer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.testing.paced_engine import EnginePace, PacedEngine
+from edgewise_lab.bench.paced_engine import EnginePace, PacedEngine
 from tests.llama_server_process import free_port, llama_server
 
 PACE = EnginePace(first=0.2, token=0.05, read=0.01)
@@ -106,20 +106,20 @@ def test_what_was_sent_before_is_not_read_again(paced: PacedEngine) -> None:
 
 
 def test_a_cloud_model_behind_it_is_the_same_one(engine: str, paced: PacedEngine) -> None:
-    """Vocabulary, verdicts and meter pass through; only consults are held back."""
+    """Vocabulary, completions and meter pass through; only consults are held back."""
     with closing(LlamaModel(bundled("edge"), threads=1)) as edge:
         ids = [303, *edge.tokenizer.encode("The word iron names a")]
-        verdicts = []
+        completions = []
         for url in (engine, paced.url):
             with closing(LlamaServer(url)) as cloud:
                 cloud.check(edge.tokenizer)
                 session = cloud.open(Prompt(tuple(ids)))
                 begun = time.monotonic()
-                verdicts.append(session.ask(ids, 3, Sampling(), 30).result())
+                completions.append(session.ask(ids, 3, Sampling(), 30).result())
                 session.close()
-    assert verdicts[0].ids == verdicts[1].ids
-    assert verdicts[0].prompt == verdicts[1].prompt == len(ids)
-    assert time.monotonic() - begun >= PACE.of(len(verdicts[1].ids), 1)
+    assert completions[0].ids == completions[1].ids
+    assert completions[0].prompt == completions[1].prompt == len(ids)
+    assert time.monotonic() - begun >= PACE.of(len(completions[1].ids), 1)
 
 
 def test_all_else_passes_as_it_comes(engine: str, paced: PacedEngine) -> None:

@@ -16,10 +16,10 @@ PROMPT = Prompt(tuple(IDS))
 
 def test_it_writes_its_script_to_the_end() -> None:
     cloud = ScriptedCloud(replying("yes", prompt="sky: "))
-    verdict = cloud.open(PROMPT).ask(IDS, 10, Sampling(), 30).result()
-    assert verdict.ids == (*b"yes", EOS)
-    assert verdict.stopped
-    assert verdict.logprobs == (None,) * 4
+    completion = cloud.open(PROMPT).ask(IDS, 10, Sampling(), 30).result()
+    assert completion.ids == (*b"yes", EOS)
+    assert completion.stopped
+    assert completion.logprobs == (None,) * 4
 
 
 def test_it_records_every_ask_and_counts_sessions() -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
+from edgewise.completion import Sent
 from edgewise.errors import UsageError
 from edgewise.events import Consult, Finished, Timing, Token, Usage
 from edgewise.loop.decoder import Decoder, collect
@@ -29,7 +30,6 @@ from edgewise.traces.recorder import (
     Recorder,
 )
 from edgewise.traces.timeline import chrome_trace, read, timeline
-from edgewise.verdict import Sent
 
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())

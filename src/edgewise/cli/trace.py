@@ -60,7 +60,7 @@ def _lines(found: Timeline) -> list[tuple[str, str]]:
 
     gaps = " / ".join(f"{1000 * gap:.1f}" for gap in found.gaps)
     consult = "-" if found.consult_median is None else f"{1000 * found.consult_median:.0f} ms"
-    verdicts = f"{found.confirmed} / {found.changed} / {found.failed} / {found.cancelled}"
+    completions = f"{found.confirmed} / {found.changed} / {found.failed} / {found.cancelled}"
     return [
         ("tokens (by the cloud)", f"{found.tokens} ({found.cloud_tokens})"),
         ("cloud share (wasted)", f"{found.cloud_share:.1%} ({found.wasted_tokens})"),
@@ -70,7 +70,7 @@ def _lines(found: Timeline) -> list[tuple[str, str]]:
         ("decodes, a token", f"{found.decodes}, {found.decodes_per_token:.2f}"),
         ("decodes thrown away", f"{found.thrown_away}"),
         ("consults", f"{found.consults}"),
-        ("confirmed / changed / failed / cancelled", verdicts),
+        ("confirmed / changed / failed / cancelled", completions),
         ("consult, median", consult),
         ("edge model, kept", part(found.edge_kept)),
         ("edge model, thrown away", part(found.edge_thrown_away)),

@@ -12,13 +12,13 @@ from typing import Any, Protocol, TypeVar
 from msgspec.structs import replace
 
 from edgewise.cloud.seam import Seams
+from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.edge.scoring import Scored
 from edgewise.engines.base import Abilities
 from edgewise.errors import CloudError, CloudProtocolError, EdgewiseError, UsageError
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.verdict import Sent, Verdict
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class CloudSession(Protocol):
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> Future[Verdict]:
+    ) -> Future[Completion]:
         """Ask for `n` tokens after `ids`, prompt and answer so far; `sent` is told what travels.
 
         The future fails with a `CloudError`, `CloudTimeout` after `deadline` seconds. Whatever way
@@ -60,7 +60,7 @@ class CloudSession(Protocol):
 
 
 class CloudModel(Protocol):
-    """A large model whose verdicts are in ids of the edge's vocabulary, its own or not."""
+    """A large model whose completions are in ids of the edge's vocabulary, its own or not."""
 
     name: str
 
@@ -86,6 +86,11 @@ class CloudModel(Protocol):
     def local(self) -> EdgeModel | None:
         """The weights, where they are in this process."""
         return None
+
+    @property
+    def here(self) -> bool:
+        """Whether it runs in this process: then one that is slow is not one that is gone."""
+        return self.local is not None
 
     @property
     def abilities(self) -> Abilities | None:
@@ -128,31 +133,31 @@ class CloudModel(Protocol):
         return self.name
 
 
-def with_end(verdict: Verdict, n: int, eos_ids: frozenset[int], name: str) -> Verdict:
-    """A verdict that ended the answer, with an end token of the edge's where the engine kept its.
+def with_end(completion: Completion, n: int, eos_ids: frozenset[int], name: str) -> Completion:
+    """A completion that ended the answer, with the edge's end token where the engine kept its own.
 
-    Raises `CloudProtocolError` for a verdict without any token.
+    Raises `CloudProtocolError` for a completion without any token.
     """
-    ids = verdict.ids
-    if verdict.stopped and len(ids) < n and not (ids and ids[-1] in eos_ids):
-        empty = ((),) if verdict.top else ()
-        verdict = replace(
-            verdict,
+    ids = completion.ids
+    if completion.stopped and len(ids) < n and not (ids and ids[-1] in eos_ids):
+        empty = ((),) if completion.top else ()
+        completion = replace(
+            completion,
             ids=(*ids, min(eos_ids)),
-            logprobs=(*verdict.logprobs, None),
-            top=(*verdict.top, *empty),
+            logprobs=(*completion.logprobs, None),
+            top=(*completion.top, *empty),
         )
-    if not verdict.ids:
+    if not completion.ids:
         raise CloudProtocolError(f"{name!r} answered a consult without any token.")
-    return verdict
+    return completion
 
 
-def require_meant(verdict: Verdict, nothing: frozenset[int], name: str) -> None:
+def require_meant(completion: Completion, nothing: frozenset[int], name: str) -> None:
     """Raises `CloudProtocolError` for an id that stands for `nothing` to the edge model.
 
     To the engine it does stand for something: where ids were not all compared, so they differ.
     """
-    found = nothing.intersection(verdict.ids)
+    found = nothing.intersection(completion.ids)
     if found:
         raise CloudProtocolError(
             f"{name!r} wrote the id {min(found)}, which stands for nothing to the edge model",

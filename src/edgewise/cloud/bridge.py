@@ -8,19 +8,20 @@ from edgewise.cloud.bridging import BridgeSession, preceding
 from edgewise.cloud.seam import Seams
 from edgewise.cloud.transport import Part, portion
 from edgewise.cloud.view import Plain, Preceding, View, Viewing
+from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of, fingerprint
 from edgewise.engines.base import Abilities
 from edgewise.errors import CloudRejected, UsageError, VocabularyMismatch
 from edgewise.prompts import Prompt, prompt_ids
 from edgewise.sampling import Sampling
-from edgewise.verdict import Sent, Verdict
 
 
 class Bridge(CloudModel):
     """Implements `CloudModel` over one that speaks ids of its own. It may be asked at `seams`.
 
-    Asked for n tokens it writes n words, so a verdict may have more ids. Closing it closes `cloud`.
+    Asked for n tokens it writes n words, so a completion may have more ids. Closing it closes
+    `cloud`.
     """
 
     def __init__(
@@ -58,6 +59,10 @@ class Bridge(CloudModel):
     def identity(self) -> str:
         seen = f", {self._view.name}" if self._view.name else ""
         return f"{self.cloud.identity()} at {'words' if self._words else 'seams'}{seen}"
+
+    @property
+    def here(self) -> bool:
+        return self.cloud.here
 
     def stays(self, prompt: Prompt) -> bool:
         return self._view.stays(preceding(self.edge, prompt))
@@ -193,19 +198,19 @@ class GoingByIds:
         asked = self._session.ask(known, self._step, sampling, deadline, sent)
         return then(asked, self._part)
 
-    def _part(self, verdict: Verdict) -> Part:
-        """Raises `CloudProtocolError` for a verdict that is none."""
+    def _part(self, completion: Completion) -> Part:
+        """Raises `CloudProtocolError` for an invalid completion."""
         own = self._own
         prompt = len(self._known) + len(self._written)
-        verdict.check(asked=self._step, prompt=prompt, size=own.size)
-        ids: Sequence[int] = [token for token in verdict.ids if token not in own.eos_ids]
+        completion.check(asked=self._step, prompt=prompt, size=own.size)
+        ids: Sequence[int] = [token for token in completion.ids if token not in own.eos_ids]
         self._written += ids
         return Part(
             data=bytes_of(own, ids),
-            ended=verdict.stopped or verdict.ids[-1] in own.eos_ids,
-            tokens=len(verdict.ids),
-            cached=verdict.cached,
-            computed=verdict.computed,
-            prompt=verdict.prompt,
-            engine_seconds=verdict.engine_seconds,
+            ended=completion.stopped or completion.ids[-1] in own.eos_ids,
+            tokens=len(completion.ids),
+            cached=completion.cached,
+            computed=completion.computed,
+            prompt=completion.prompt,
+            engine_seconds=completion.engine_seconds,
         )

@@ -14,13 +14,13 @@ from edgewise.cloud.reasoning import Reasoning
 from edgewise.cloud.seam import characters, held_back, kept, spelled, written_text
 from edgewise.cloud.transport import Going, Part, Transport, TransportSession
 from edgewise.cloud.view import Preceding, Sight, Told, View
+from edgewise.completion import Completion, Sent, metered
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import CloudError, CloudRejected, EdgewiseError, NothingUsable, Withheld
 from edgewise.prompts import Prompt
 from edgewise.prompts.tool_formats import markers
 from edgewise.sampling import Sampling
-from edgewise.verdict import Sent, Verdict, metered
 
 PUSHED = 16
 """New ids of the edge's that are sent ahead together."""
@@ -54,7 +54,7 @@ class BridgeSession:
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> Future[Verdict]:
+    ) -> Future[Completion]:
         """Ask for `n` words behind `ids`, which must not end inside of a character.
 
         Raises `Withheld` where nothing may be sent.
@@ -157,10 +157,10 @@ class _Consult:
     def __init__(self, going: Going, told: Told, asked: _Asked) -> None:
         self._going, self._told, self._asked = going, told, asked
         self._parts: list[Part] = []
-        self._future: Future[Verdict] = Future()
+        self._future: Future[Completion] = Future()
         self._flying: Future[Part] | None = None
 
-    def ask(self, sampling: Sampling, end: float, sent: Sent | None) -> Future[Verdict]:
+    def ask(self, sampling: Sampling, end: float, sent: Sent | None) -> Future[Completion]:
         """`end` by the monotonic clock."""
         self._sampling, self._end, self._sent = sampling, end, sent
         self._future.add_done_callback(self._given_up)
@@ -174,7 +174,7 @@ class _Consult:
         asked.add_done_callback(self._landed)
         self._given_up(self._future)
 
-    def _given_up(self, future: Future[Verdict]) -> None:
+    def _given_up(self, future: Future[Completion]) -> None:
         if future.cancelled() and self._flying is not None:
             self._flying.cancel()
 
@@ -184,26 +184,26 @@ class _Consult:
         elif not self._future.cancelled():
             try:
                 self._parts.append(done.result())
-                verdict = self._read(self._parts[-1].ended)
-                if verdict is None:
+                completion = self._read(self._parts[-1].ended)
+                if completion is None:
                     self._ask_more()
                 else:
-                    self._end_with(verdict)
+                    self._end_with(completion)
             except EdgewiseError as error:
                 self._end_with(_of_cloud(error))
             except Exception as error:
                 # Raised in this thread it would reach nobody.
                 self._end_with(error)
 
-    def _end_with(self, outcome: Verdict | Exception) -> None:
+    def _end_with(self, outcome: Completion | Exception) -> None:
         if self._future.set_running_or_notify_cancel():
-            if isinstance(outcome, Verdict):
+            if isinstance(outcome, Completion):
                 self._future.set_result(outcome)
             else:
                 self._future.set_exception(outcome)
 
-    def _read(self, ended: bool) -> Verdict | None:
-        """The verdict, or None where more of it is needed; raises `CloudError`."""
+    def _read(self, ended: bool) -> Completion | None:
+        """The completion, or None where more of it is needed; raises `CloudError`."""
         asked = self._asked
         data = b"".join(part.data for part in self._parts)
         text = characters(data)
@@ -220,7 +220,7 @@ class _Consult:
         if not ids and not found.ends:
             many = "" if written is None else f" in {written} tokens"
             raise NothingUsable(f"The cloud wrote no whole word{many}.")
-        verdict = Verdict(
+        completion = Completion(
             ids=ids,
             logprobs=(None,) * len(ids),
             stopped=found.ends,
@@ -232,7 +232,7 @@ class _Consult:
             written=written,
         )
         ends = asked.edge.eos_ids or frozenset([0])
-        return with_end(verdict, len(ids) + 1, ends, asked.name)
+        return with_end(completion, len(ids) + 1, ends, asked.name)
 
 
 def _of_cloud(error: EdgewiseError) -> CloudError:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel, require_meant, with_end
 from edgewise.cloud.io_thread import IoThread
+from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.all_ids import COMPARE_SECONDS, compare_all
 from edgewise.engines.base import PROBE_SECONDS, Abilities, Client, Engine
@@ -24,7 +25,6 @@ from edgewise.engines.vllm import VllmEngine
 from edgewise.errors import CloudRejected
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.verdict import Sent, Verdict
 from edgewise.wire.protocol import request_id
 
 _T = TypeVar("_T")
@@ -71,15 +71,17 @@ class EngineCloud(CloudModel):
         """Run `work` on the I/O thread, at most `deadline` seconds."""
         return self._io.submit(work, deadline)
 
-    async def complete(self, ids: list[int], n: int, sampling: Sampling, client: Client) -> Verdict:
+    async def complete(
+        self, ids: list[int], n: int, sampling: Sampling, client: Client
+    ) -> Completion:
         """One consult: the whole prefix goes, the engine's prefix cache does the reuse."""
         if not ids:
             raise CloudRejected("A consult needs at least one id before it.")
         complete = self.engine.complete if self._proof is None else self._proof.complete
-        verdict = with_end(await complete(ids, n, sampling, client), n, self._eos_ids, self.name)
-        verdict.check(asked=n, prompt=len(ids), size=self._size)
-        require_meant(verdict, self._nothing, self.name)
-        return verdict
+        completion = with_end(await complete(ids, n, sampling, client), n, self._eos_ids, self.name)
+        completion.check(asked=n, prompt=len(ids), size=self._size)
+        require_meant(completion, self._nothing, self.name)
+        return completion
 
     def close(self) -> None:
         self._io.close(asyncio.sleep(0), self.engine.close())
@@ -104,7 +106,7 @@ class EngineSession:
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> Future[Verdict]:
+    ) -> Future[Completion]:
         self._asks += 1
         name = request_id(self._client.session, self._asks)
         if sent is not None:

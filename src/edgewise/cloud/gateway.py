@@ -18,6 +18,7 @@ from edgewise.cloud.base import CloudModel, log_failure, require_meant, with_end
 from edgewise.cloud.gateway_link import GatewayLink, shared
 from edgewise.cloud.gateway_vocabulary import GatewayVocabulary
 from edgewise.cloud.io_thread import IoThread
+from edgewise.completion import Completion, Sent
 from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.engines.all_ids import COMPARE_SECONDS, compare_all
 from edgewise.engines.http import checked_address
@@ -33,7 +34,6 @@ from edgewise.errors import (
 )
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.verdict import Sent, Verdict
 from edgewise.wire.protocol import MAX_FRAME, PATH, tokenizer_fingerprint
 
 CHECK_SECONDS = 10.0
@@ -104,12 +104,12 @@ class GatewayCloud(CloudModel):
         """Run `work` on the I/O thread, at most `deadline` seconds."""
         return self._io.submit(work, deadline)
 
-    def finished(self, verdict: Verdict, n: int, prompt: int) -> Verdict:
+    def finished(self, completion: Completion, n: int, prompt: int) -> Completion:
         """With the edge's end token where the engine kept its own, and checked."""
-        verdict = with_end(verdict, n, self._eos_ids, self.name)
-        verdict.check(asked=n, prompt=prompt, size=self._size)
-        require_meant(verdict, self._nothing, self.name)
-        return verdict
+        completion = with_end(completion, n, self._eos_ids, self.name)
+        completion.check(asked=n, prompt=prompt, size=self._size)
+        require_meant(completion, self._nothing, self.name)
+        return completion
 
     def take(self, ids: Sequence[int]) -> GatewayLink:
         """A link for an answer that begins with `ids`. In the I/O thread.
@@ -228,7 +228,7 @@ class GatewaySession:
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> Future[Verdict]:
+    ) -> Future[Completion]:
         self._told = list(ids)
         work = self._ask(self._told, n, sampling, deadline, sent or Sent())
         return self._gateway.submit(work, deadline)
@@ -259,11 +259,11 @@ class GatewaySession:
 
     async def _ask(
         self, ids: list[int], n: int, sampling: Sampling, deadline: float, sent: Sent
-    ) -> Verdict:
+    ) -> Completion:
         if not ids:
             raise CloudRejected("A consult needs at least one id before it.")
-        verdict = await self._linked(ids).ask(ids, n, sampling, deadline, sent)
-        return self._gateway.finished(verdict, n, len(ids))
+        completion = await self._linked(ids).ask(ids, n, sampling, deadline, sent)
+        return self._gateway.finished(completion, n, len(ids))
 
     async def _push(self, ids: list[int], sent: Sent) -> None:
         # Best effort: what goes wrong shows at the next consult.

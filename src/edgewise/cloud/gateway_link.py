@@ -10,6 +10,7 @@ from typing import Protocol
 import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
+from edgewise.completion import Completion, Sent
 from edgewise.edge.kv import common_prefix
 from edgewise.engines.base import TOP
 from edgewise.errors import (
@@ -23,7 +24,6 @@ from edgewise.errors import (
 )
 from edgewise.events import Candidate
 from edgewise.sampling import Sampling
-from edgewise.verdict import Sent, Verdict
 from edgewise.wire.protocol import (
     MAX_SPAN,
     VERSION,
@@ -120,7 +120,7 @@ class GatewayLink:
 
     async def ask(
         self, ids: list[int], n: int, sampling: Sampling, deadline: float, sent: Sent
-    ) -> Verdict:
+    ) -> Completion:
         """Tried again over a new connection until `deadline`; raises a `CloudError`."""
         if n > MAX_SPAN:
             raise CloudRejected(
@@ -198,7 +198,7 @@ class GatewayLink:
 
     async def _ask_once(
         self, ids: list[int], n: int, sampling: Sampling, deadline: float, sent: Sent
-    ) -> Verdict:
+    ) -> Completion:
         milliseconds = max(1, int(1000 * deadline))
         for _ in range(TRIES):
             async with self._sending:
@@ -220,7 +220,7 @@ class GatewayLink:
                     raise
             answered = await self._reply(ask, reply, waiting, sent)
             if isinstance(answered, Reply):
-                return _verdict(answered)
+                return _completion(answered)
             self._ledger.put(0, [])
         raise CloudProtocolError(f"{self._gateway.name!r} does not keep what it is sent.")
 
@@ -332,8 +332,8 @@ def _heard(reply: "asyncio.Future[Reply | NeedFull]") -> None:
         reply.exception()
 
 
-def _verdict(reply: Reply) -> Verdict:
-    return Verdict(
+def _completion(reply: Reply) -> Completion:
+    return Completion(
         ids=reply.ids,
         logprobs=reply.logprobs,
         top=tuple(tuple(Candidate(*pair) for pair in top) for top in reply.top),

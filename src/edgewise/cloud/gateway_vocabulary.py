@@ -5,10 +5,10 @@ from typing import Annotated
 
 import msgspec
 
+from edgewise.completion import MOST_IDS
 from edgewise.engines.base import NOBODY, Client, Described, Watched
 from edgewise.engines.http import Endpoint, decoded
 from edgewise.errors import CloudProtocolError, CloudRejected
-from edgewise.verdict import MOST_IDS
 
 
 class _Text(msgspec.Struct):

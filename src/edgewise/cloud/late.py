@@ -1,4 +1,4 @@
-"""A cloud model whose verdicts come later than they do: at another pace, or over a longer way."""
+"""A cloud model whose completions are held back: another pace, or a longer way."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -6,16 +6,16 @@ from concurrent.futures import Future
 
 from edgewise.cloud.base import CloudModel, CloudSession, settle
 from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
+from edgewise.completion import Completion, Sent
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.verdict import Sent, Verdict
 
 Delay = Callable[[int, int], float]
-"""From tokens written and prompt tokens computed to the seconds that a verdict is held back."""
+"""From tokens written and prompt tokens computed to the seconds that a completion is held back."""
 
 
 class LateCloud(WrappedCloud):
-    """Implements `CloudModel`: `cloud`, each of whose verdicts is held back for a `delay`.
+    """Implements `CloudModel`: `cloud`, each of whose completions is held back for a `delay`.
 
     Faults come as they do. Consults are held back side by side, as on a way that is long.
     """
@@ -41,19 +41,19 @@ class _LateSession(WrappedSession):
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> "Future[Verdict]":
-        late: Future[Verdict] = Future()
+    ) -> "Future[Completion]":
+        late: Future[Completion] = Future()
         asked = super().ask(ids, n, sampling, deadline, sent)
         late.add_done_callback(lambda _: asked.cancel() if late.cancelled() else None)
         asked.add_done_callback(lambda done: self._hold(done, late, len(ids)))
         return late
 
-    def _hold(self, done: "Future[Verdict]", late: "Future[Verdict]", prompt: int) -> None:
+    def _hold(self, done: "Future[Completion]", late: "Future[Completion]", prompt: int) -> None:
         if done.cancelled() or done.exception() is not None:
             settle(late, done)
             return
-        verdict = done.result()
-        computed = prompt if verdict.computed is None else verdict.computed
-        timer = threading.Timer(self._delay(len(verdict.ids), computed), settle, (late, done))
+        completion = done.result()
+        computed = prompt if completion.computed is None else completion.computed
+        timer = threading.Timer(self._delay(len(completion.ids), computed), settle, (late, done))
         timer.daemon = True
         timer.start()

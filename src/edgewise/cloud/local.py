@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from edgewise.cloud.base import CloudModel, failed, log_failure
+from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Tokenizer
 from edgewise.edge.scoring import Scored, scored
 from edgewise.edge.vocabulary import fingerprint
@@ -23,7 +24,6 @@ from edgewise.errors import (
 from edgewise.events import Candidate
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.verdict import Sent, Verdict
 
 TOP = 5
 """Candidates returned for every token."""
@@ -42,6 +42,11 @@ class LocalCloud(CloudModel):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cloud")
         self._closed = False
         self._submitting = threading.Lock()
+
+    @property
+    def closed(self) -> bool:
+        """Whether consults fail from now on, those under way at their next token."""
+        return self._closed
 
     @property
     def local(self) -> EdgeModel:
@@ -106,7 +111,7 @@ class LocalSession:
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> Future[Verdict]:
+    ) -> Future[Completion]:
         self._used = True
         end = time.monotonic() + deadline
         return self._cloud.submit(partial(self._answer, list(ids), n, sampling, end))
@@ -151,7 +156,7 @@ class LocalSession:
             self._opened().open(ids)
             self._opened().step()
 
-    def _answer(self, ids: list[int], n: int, sampling: Sampling, end: float) -> Verdict:
+    def _answer(self, ids: list[int], n: int, sampling: Sampling, end: float) -> Completion:
         started = time.monotonic()
         try:
             self._require_time(end)
@@ -165,7 +170,7 @@ class LocalSession:
 
     def _write(
         self, ids: list[int], n: int, sampling: Sampling, started: float, end: float
-    ) -> Verdict:
+    ) -> Completion:
         size = self._cloud.model.tokenizer.size
         if not ids or not all(0 <= token < size for token in ids):
             raise CloudRejected(f"A consult needs ids before it, from 0 to {size - 1}.")
@@ -184,7 +189,7 @@ class LocalSession:
             if token in self._eos_ids or session.position == self._cloud.model.context:
                 break
             session.extend([token])
-        return Verdict(
+        return Completion(
             ids=tuple(written),
             logprobs=tuple(logprobs),
             top=tuple(top),
@@ -196,5 +201,8 @@ class LocalSession:
         )
 
     def _require_time(self, end: float) -> None:
-        if self._closing.is_set() or time.monotonic() > end:
+        if self._closing.is_set() or self._cloud.closed:
+            # Not a timeout: that would lengthen the deadlines of every other answer.
+            raise CloudUnavailable("It was closed before the cloud model had replied.")
+        if time.monotonic() > end:
             raise CloudTimeout("The cloud model did not answer before the deadline.")

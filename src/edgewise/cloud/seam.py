@@ -12,10 +12,10 @@ from typing import Literal, NamedTuple
 from msgspec.structs import replace
 
 from edgewise.cloud.reasoning import Reasoning
+from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of, ids_spelling
 from edgewise.errors import CloudProtocolError, CloudRejected, NothingUsable
-from edgewise.verdict import Verdict
 
 BLANKS = " \t"
 
@@ -187,20 +187,22 @@ class Seams:
         """Whether the text may be divided behind `ids`, as `refused`."""
         return self._judged(ids, start, token, self._cloud)
 
-    def joined(self, verdict: Verdict, ids: Sequence[int], start: int, token: int) -> Verdict:
-        """A verdict about what follows `ids`, as `refused`, with the blanks that it lost.
+    def joined(
+        self, completion: Completion, ids: Sequence[int], start: int, token: int
+    ) -> Completion:
+        """A completion about what follows `ids`, as `refused`, with the blanks that it lost.
 
         They are those of `token`. Raises `CloudRejected` where it may have had none.
         """
-        reply = bytes_of(self._edge, verdict.ids).decode("utf-8", "replace")
+        reply = bytes_of(self._edge, completion.ids).decode("utf-8", "replace")
         blanks = self._blanks_before(ids, start, token) if self._strips else None
         if not blanks or not reply or reply[0].isspace():
-            return verdict
+            return completion
         if _kind(reply[0]) == "":
             raise CloudRejected("Whether a blank stands before the cloud's words cannot be told.")
-        ends = [one for one in verdict.ids[-1:] if one in self._edge.eos_ids]
+        ends = [one for one in completion.ids[-1:] if one in self._edge.eos_ids]
         found = (*spelled(self._edge, ids[start:], blanks + reply), *ends)
-        return replace(verdict, ids=found, logprobs=(None,) * len(found))
+        return replace(completion, ids=found, logprobs=(None,) * len(found))
 
     def _blanks_before(self, ids: Sequence[int], start: int, token: int) -> str | None:
         """Those of `token` before the cloud's words; None where that cannot be told.

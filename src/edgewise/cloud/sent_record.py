@@ -18,11 +18,11 @@ import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.sent_files import CountsFile, PayloadsFile, SentMessage
+from edgewise.completion import Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.kv import common_prefix
 from edgewise.events import SentCounts
 from edgewise.prompts import Prompt
-from edgewise.verdict import Sent
 
 KEPT_ANSWERS = 100
 """The last answers that the record shows."""
@@ -228,9 +228,10 @@ class RecordedSent(Sent):
         self._answer, self.message = answer, message
         self.prefix: Sequence[_Told] = prefix
 
-    def add(self, ids: int, message: bytes, *, tells: bool = True) -> None:
+    def add(self, ids: int, message: bytes, *, tells: bool = True, again: bool = False) -> None:
+        self.require_allowed(tells=tells)
         self._answer.note(self, ids, message, tells=tells)
-        super().add(ids, message, tells=tells)
+        super().add(ids, message, tells=tells, again=again)
 
     def concerns(self, ids: Sequence[int]) -> None:
         self.prefix = list(ids)

@@ -17,6 +17,7 @@ from edgewise.cloud.probe import Habits, Reuse, habits, reuse, unechoed
 from edgewise.cloud.seam import BLANKS, Seams, added, held_back
 from edgewise.cloud.transport import Part, portion
 from edgewise.cloud.view import Plain, Preceding, View
+from edgewise.completion import Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.engines.base import Client, Described, side_by_side, uncached
@@ -24,7 +25,6 @@ from edgewise.engines.text import GoneOn, TextEngine
 from edgewise.errors import CloudRejected, CloudUnavailable, VocabularyMismatch
 from edgewise.prompts import Message, Prompt
 from edgewise.sampling import Sampling
-from edgewise.verdict import Sent
 from edgewise.wire.protocol import request_id
 
 LOOK_SECONDS = 60.0

@@ -6,8 +6,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from edgewise.cloud.view import Preceding
+from edgewise.completion import Sent
 from edgewise.sampling import Sampling
-from edgewise.verdict import Sent
 
 WORD = 8
 """Tokens that a cloud elsewhere is asked for at once, for a word: enough for 19 of 20."""

@@ -5,12 +5,12 @@ from concurrent.futures import Future
 
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.seam import Seams
+from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.edge.scoring import Scored
 from edgewise.engines.base import Abilities
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.verdict import Sent, Verdict
 
 
 class WrappedCloud:
@@ -36,6 +36,10 @@ class WrappedCloud:
     @property
     def local(self) -> EdgeModel | None:
         return self.cloud.local
+
+    @property
+    def here(self) -> bool:
+        return self.cloud.here
 
     @property
     def abilities(self) -> Abilities | None:
@@ -77,7 +81,7 @@ class WrappedSession:
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> "Future[Verdict]":
+    ) -> "Future[Completion]":
         return self.session.ask(ids, n, sampling, deadline, sent)
 
     def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from edgewise.completion import Completion, Sent
 from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.errors import CloudProtocolError, CloudRejected, VocabularyMismatch
 from edgewise.events import Candidate
 from edgewise.sampling import Sampling
-from edgewise.verdict import Sent, Verdict
 
 TOP = 5
 """Candidates asked for with every token."""
@@ -129,7 +129,7 @@ class Engine(ABC):
     @abstractmethod
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
-    ) -> Verdict:
+    ) -> Completion:
         """`n` tokens after `ids`. An engine may keep an end token to itself: see `with_end`."""
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
@@ -214,10 +214,10 @@ class Engine(ABC):
         self._told = together.result()
         ids = self.vocabulary[0] if self.vocabulary else _ANY_IDS
         async with side_by_side() as requests:
-            verdict = requests.begin(self._first_verdict(ids))
+            completion = requests.begin(self._first_completion(ids))
             priority = requests.begin(self.priority(ids))
             salt = requests.begin(self.has_salt(ids))
-        first = verdict.result()
+        first = completion.result()
         self.abilities = Abilities(
             engine=self.dialect,
             model=self.described.model,
@@ -265,9 +265,9 @@ class Engine(ABC):
                 )
         return f"{len(PROBES)} strings have the same ids at the engine"
 
-    async def _first_verdict(self, ids: Sequence[int]) -> Verdict:
+    async def _first_completion(self, ids: Sequence[int]) -> Completion:
         try:
-            verdict = await self.complete(ids, 1, Sampling())
+            completion = await self.complete(ids, 1, Sampling())
         except (CloudRejected, CloudProtocolError) as error:
             raise CloudRejected(
                 f"The engine at {self.url!r} does not take and return token ids, so it cannot "
@@ -275,7 +275,7 @@ class Engine(ABC):
                 request_id=error.request_id,
             ) from error
         try:
-            verdict.check(asked=1, prompt=len(ids), size=self.described.size)
+            completion.check(asked=1, prompt=len(ids), size=self.described.size)
         except CloudProtocolError as error:
             raise CloudProtocolError(
                 f"The engine at {self.url!r} takes token ids, and what it answers to the first "
@@ -283,7 +283,7 @@ class Engine(ABC):
                 hint="repair it, or choose another",
                 request_id=error.request_id,
             ) from error
-        return verdict
+        return completion
 
 
 class Round:

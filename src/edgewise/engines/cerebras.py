@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
+from edgewise.completion import Completion
 from edgewise.engines.base import NOBODY, Client
 from edgewise.engines.completions import COMPLETIONS, Meter, has_ended, only
 from edgewise.engines.hosted import HostedEngine
 from edgewise.engines.http import decoded
 from edgewise.errors import CloudProtocolError, CloudRejected
 from edgewise.sampling import Sampling
-from edgewise.verdict import Verdict
 
 
 class _Choice(msgspec.Struct):
@@ -43,7 +43,7 @@ class CerebrasEngine(HostedEngine):
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
-    ) -> Verdict:
+    ) -> Completion:
         body: dict[str, Any] = {
             "model": await self.model_name(),
             "prompt": ids,
@@ -59,7 +59,7 @@ class CerebrasEngine(HostedEngine):
         stopped = has_ended(choice.finish_reason, self.dialect)
         if choice.tokens is None:
             raise CloudProtocolError(f"{self.url!r} sent a completion without its token ids.")
-        return Verdict(
+        return Completion(
             ids=tuple(choice.tokens),
             logprobs=(None,) * len(choice.tokens),
             stopped=stopped,

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from edgewise.completion import Completion
 from edgewise.engines.base import (
     NOBODY,
     TOP,
@@ -23,7 +24,6 @@ from edgewise.engines.hosted import HostedEngine
 from edgewise.engines.http import decoded
 from edgewise.errors import CloudError, CloudProtocolError
 from edgewise.sampling import Sampling
-from edgewise.verdict import Verdict
 
 
 class _Top(msgspec.Struct):
@@ -60,7 +60,7 @@ class FireworksEngine(HostedEngine):
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
-    ) -> Verdict:
+    ) -> Completion:
         body: dict[str, Any] = {
             "model": await self.model_name(),
             "prompt": ids,
@@ -79,7 +79,7 @@ class FireworksEngine(HostedEngine):
         choice = only(reply.choices, self.dialect)
         if choice.prompt_token_ids not in (None, list(ids)):
             raise CloudProtocolError(f"{self.url!r} read other token ids than it was sent.")
-        return self._verdict(choice, reply.usage or Meter())
+        return self._completion(choice, reply.usage or Meter())
 
     async def read(self, text: str) -> list[int] | None:
         """As `HostedEngine.read`, for a token that is dropped."""
@@ -113,7 +113,7 @@ class FireworksEngine(HostedEngine):
             return False
         return True
 
-    def _verdict(self, choice: _Choice, usage: Meter) -> Verdict:
+    def _completion(self, choice: _Choice, usage: Meter) -> Completion:
         rows = (choice.logprobs.content if choice.logprobs else None) or []
         stopped = has_ended(choice.finish_reason, self.dialect)
         ids = choice.token_ids
@@ -122,7 +122,7 @@ class FireworksEngine(HostedEngine):
                 raise CloudProtocolError(f"{self.url!r} sent a completion without its token ids.")
             ids = [row.token_id for row in rows]
         tops = [[(top.token_id, top.logprob) for top in row.top_logprobs or []] for row in rows]
-        return Verdict(
+        return Completion(
             ids=tuple(ids),
             logprobs=for_each(ids, [row.logprob for row in rows], stopped=stopped),
             top=tuple(candidates(top) for top in of_kept(ids, tops, stopped=stopped)),

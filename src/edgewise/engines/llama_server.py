@@ -8,12 +8,12 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from edgewise.completion import Completion, metered
 from edgewise.engines.base import NOBODY, TOP, Abilities, Client, candidates, sampling_fields
 from edgewise.engines.http import HttpEngine, decoded
 from edgewise.engines.llama_slots import SlotTable
 from edgewise.errors import CloudProtocolError, CloudRejected
 from edgewise.sampling import Sampling
-from edgewise.verdict import Verdict, metered
 
 # Without it the reply echoes the prompt.
 _FIELDS = ["tokens", "completion_probabilities", "timings", "stop_type", "id_slot"]
@@ -117,7 +117,7 @@ class LlamaServerEngine(HttpEngine):
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
-    ) -> Verdict:
+    ) -> Completion:
         body: dict[str, Any] = {
             "prompt": ids,
             "n_predict": n,
@@ -129,7 +129,7 @@ class LlamaServerEngine(HttpEngine):
         if not sampling.greedy:
             body["samplers"] = _SAMPLERS
         reply = decoded(await self._completion(body, client), _Completion, self.dialect)
-        return _verdict(reply)
+        return _completion(reply)
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
         await self._completion(
@@ -226,14 +226,14 @@ class LlamaServerEngine(HttpEngine):
         return [secrets.choice(ids) for _ in range(_MADE_UP)]
 
 
-def _verdict(reply: _Completion) -> Verdict:
+def _completion(reply: _Completion) -> Completion:
     ids = reply.tokens
     # By position, since an id may come twice; a server may leave the last ones out.
     told = dict(enumerate(reply.completion_probabilities))
     found = [told.get(at) for at in range(len(ids))]
     rows = [row if row and row.id == token else None for token, row in zip(ids, found, strict=True)]
     timings = reply.timings or _Timings()
-    return Verdict(
+    return Completion(
         ids=tuple(ids),
         logprobs=tuple(row.logprob if row else None for row in rows),
         top=tuple(

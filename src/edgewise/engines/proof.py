@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from edgewise.completion import Completion
 from edgewise.engines.base import PROBE_SECONDS, Client, Engine
 from edgewise.errors import (
     CloudTimeout,
@@ -17,7 +18,6 @@ from edgewise.errors import (
     UsageError,
 )
 from edgewise.sampling import Sampling
-from edgewise.verdict import Verdict
 
 LOOK_SECONDS = 10.0
 """How long it may take to see that an engine is the same."""
@@ -58,8 +58,8 @@ class Proof:
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client
-    ) -> Verdict:
-        """As `Engine.complete`, by an engine that is proven: another's verdict is dropped.
+    ) -> Completion:
+        """As `Engine.complete`, by an engine that is proven: another's completion is dropped.
 
         A look runs beside the consult, so that nobody waits longer for a token. Only where the
         engine is known to be another, it comes first: such an engine is sent nothing. Raises a
@@ -96,16 +96,16 @@ class Proof:
 
     async def _beside_a_look(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client
-    ) -> Verdict:
+    ) -> Completion:
         looking = self._look() if self._due else None
         made = self._engine.connections
-        verdict = await self._engine.complete(ids, n, sampling, client)
+        completion = await self._engine.complete(ids, n, sampling, client)
         if self._engine.connections != made:
             self._linked = True
             looking = self._look() if self._due else looking
         if looking is not None:
             await self._found(looking)
-        return verdict
+        return completion
 
     async def _found(self, look: asyncio.Task[None]) -> None:
         try:

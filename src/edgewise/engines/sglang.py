@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from edgewise.completion import Completion
 from edgewise.engines.base import (
     NOBODY,
     TOP,
@@ -21,7 +22,6 @@ from edgewise.engines.completions import has_ended
 from edgewise.engines.http import HttpEngine, decoded, described, served_model
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected
 from edgewise.sampling import Sampling
-from edgewise.verdict import Verdict
 
 _Logprob = tuple[float | None, int, str | None]
 
@@ -56,7 +56,7 @@ class SglangEngine(HttpEngine):
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
-    ) -> Verdict:
+    ) -> Completion:
         body: dict[str, Any] = {
             "input_ids": ids,
             "sampling_params": {
@@ -73,7 +73,7 @@ class SglangEngine(HttpEngine):
             body["cache_salt"] = client.salt
         answered = await self.post("/generate", body, client, ids=len(ids))
         reply = decoded(answered, _Generated, self.dialect)
-        return _verdict(reply)
+        return _completion(reply)
 
     async def describe(self) -> Described:
         """As `Engine.describe`; its short form would answer as the model without an adapter."""
@@ -115,12 +115,12 @@ class SglangEngine(HttpEngine):
         return True
 
 
-def _verdict(reply: _Generated) -> Verdict:
+def _completion(reply: _Generated) -> Completion:
     ids, meta = reply.output_ids, reply.meta_info
     ended = meta.finish_reason.type if meta.finish_reason else None
     stopped = has_ended(ended, SglangEngine.dialect)
     logprobs = [row[0] for row in meta.output_token_logprobs]
-    return Verdict(
+    return Completion(
         ids=tuple(ids),
         logprobs=for_each(ids, logprobs, stopped=stopped),
         top=tuple(

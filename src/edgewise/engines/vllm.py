@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from edgewise.completion import Completion
 from edgewise.engines.base import (
     NOBODY,
     TOP,
@@ -27,7 +28,6 @@ from edgewise.engines.completions import COMPLETIONS, Meter, has_ended, only
 from edgewise.engines.http import HttpEngine, decoded, described, served_model
 from edgewise.errors import CloudError, CloudProtocolError, CloudRefused, CloudRejected
 from edgewise.sampling import Sampling
-from edgewise.verdict import Verdict
 
 GENERATE = "/inference/v1/generate"
 _ID = "token_id:"
@@ -94,7 +94,7 @@ class VllmEngine(HttpEngine):
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
-    ) -> Verdict:
+    ) -> Completion:
         if self._path is None:
             async with self._finding:
                 # Who waited here finds it found.
@@ -128,16 +128,16 @@ class VllmEngine(HttpEngine):
 
     async def _first(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client
-    ) -> Verdict:
+    ) -> Completion:
         """Find out whether the short form is open."""
         try:
-            verdict = await self._generate(ids, n, sampling, client)
+            completion = await self._generate(ids, n, sampling, client)
         except (CloudRejected, CloudRefused):
-            verdict = await self._complete(ids, n, sampling, client)
+            completion = await self._complete(ids, n, sampling, client)
             self._path = COMPLETIONS
         else:
             self._path = GENERATE
-        return verdict
+        return completion
 
     def _of(self, client: Client) -> dict[str, Any]:
         fields: dict[str, Any] = {}
@@ -149,7 +149,7 @@ class VllmEngine(HttpEngine):
 
     async def _generate(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client
-    ) -> Verdict:
+    ) -> Completion:
         wanted = {"max_tokens": n, "logprobs": TOP, "detokenize": False}
         body = {
             "token_ids": ids,
@@ -164,7 +164,7 @@ class VllmEngine(HttpEngine):
         rows = (choice.logprobs.content if choice.logprobs else None) or []
         tops = [[(_top_id(top), top.logprob) for top in row.top_logprobs] for row in rows]
         logprobs = [row.logprob for row in rows]
-        return _verdict(choice.token_ids, logprobs, tops, choice.finish_reason, reply.usage)
+        return _completion(choice.token_ids, logprobs, tops, choice.finish_reason, reply.usage)
 
     async def _complete(
         self,
@@ -173,7 +173,7 @@ class VllmEngine(HttpEngine):
         sampling: Sampling,
         client: Client,
         more: dict[str, Any] | None = None,
-    ) -> Verdict:
+    ) -> Completion:
         body = {
             "model": await self.model_name(),
             "prompt": ids,
@@ -196,18 +196,18 @@ class VllmEngine(HttpEngine):
             for top in found.top_logprobs or []
         ]
         written = [id_of(token) for token in found.tokens]
-        return _verdict(written, found.token_logprobs, tops, choice.finish_reason, reply.usage)
+        return _completion(written, found.token_logprobs, tops, choice.finish_reason, reply.usage)
 
 
-def _verdict(
+def _completion(
     ids: Sequence[int],
     logprobs: Sequence[float | None],
     tops: Sequence[Sequence[tuple[int, float | None]]],
     finish_reason: str | None,
     usage: Meter | None,
-) -> Verdict:
+) -> Completion:
     meter, stopped = usage or Meter(), has_ended(finish_reason, VllmEngine.dialect)
-    return Verdict(
+    return Completion(
         ids=tuple(ids),
         logprobs=for_each(ids, logprobs, stopped=stopped),
         top=tuple(candidates(top) for top in of_kept(ids, tops, stopped=stopped)),

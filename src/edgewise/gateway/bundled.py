@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud, LocalSession
+from edgewise.completion import Completion
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines.base import NOBODY, Client, Described, Engine
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.verdict import Verdict
 
 SLOTS = 4
 DEADLINE = 600.0
@@ -32,7 +32,7 @@ class BundledEngine(Engine):
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
-    ) -> Verdict:
+    ) -> Completion:
         asked = self._session(client).ask(ids, n, sampling, DEADLINE)
         return await asyncio.wrap_future(asked)
 

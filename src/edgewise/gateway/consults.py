@@ -6,6 +6,7 @@ import time
 import structlog
 from msgspec.structs import replace
 
+from edgewise.completion import Completion
 from edgewise.engines.base import Client
 from edgewise.errors import CloudError, CloudUnavailable, EdgewiseError, UsageError
 from edgewise.gateway.fleet import Busy, Fleet
@@ -13,9 +14,8 @@ from edgewise.gateway.large_frames import listed
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Session
 from edgewise.gateway.telemetry import Telemetry, outcome
-from edgewise.keys.key_file import ANYBODY, Key
-from edgewise.keys.limits import KeyLimits, OverLimit, Spent, Tab
-from edgewise.verdict import Verdict
+from edgewise.keys.keys import ANYBODY, Key
+from edgewise.keys.limits import KeyLimits, OverLimit, Spent, Unbilled
 from edgewise.wire.protocol import Ask, Failed, Ledger, NeedFull, Reply, request_id, unpacked
 
 WAITING_ASKS = 8
@@ -55,14 +55,14 @@ class KeyedConsults:
         ids: Ledger | None,
         session: Session,
         key: Key,
-        tab: Tab,
+        unbilled: Unbilled,
         *,
         others: int,
     ) -> AskReply:
-        """What to say to `frame`, which means `ids` (None: the session does not hold them).
+        """The reply to `frame`, which means `ids` (None: the session does not hold them).
 
-        `others` of the session's consults wait beside it; `tab` is charged to `key`. Whatever goes
-        wrong, the device hears it.
+        `others` of the session's consults wait beside it. `unbilled` is charged to `key`. Whatever
+        goes wrong is a reply as well.
         """
         if ids is None:
             return NeedFull(frame.ask)
@@ -72,7 +72,7 @@ class KeyedConsults:
         about = {"edgewise.key": key.name, "edgewise.ids": len(ids), "edgewise.tokens": frame.n}
         with self._telemetry.consult(name, about) as trace:
             client = replace(_client(session, key), request_id=name, trace=trace)
-            answer = await self._within_limits(frame, ids, session, key, tab, client)
+            answer = await self._within_limits(frame, ids, session, key, unbilled, client)
             ended = answer.reason if isinstance(answer, Failed) else "answered"
             outcome(ended)
         log.debug("consult", request_id=name, key=key.name, outcome=ended)
@@ -81,11 +81,17 @@ class KeyedConsults:
         return answer
 
     async def _within_limits(
-        self, frame: Ask, ids: Ledger, session: Session, key: Key, tab: Tab, client: Client
+        self,
+        frame: Ask,
+        ids: Ledger,
+        session: Session,
+        key: Key,
+        unbilled: Unbilled,
+        client: Client,
     ) -> Reply | Failed:
         try:
-            async with self._limits.spending(key, tab, frame.n) as spent:
-                return await self._verdict(frame, ids, session, key, client, spent)
+            async with self._limits.spending(key, unbilled, frame.n) as spent:
+                return await self._completion(frame, ids, session, key, client, spent)
         except OverLimit as over:
             later = None if over.retry_after is None else _milliseconds(over.retry_after)
             return Failed(frame.ask, over.reason, str(over), later)
@@ -95,7 +101,9 @@ class KeyedConsults:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            log.exception("consult failed on the way to its verdict", request_id=client.request_id)
+            log.exception(
+                "consult failed on the way to its completion", request_id=client.request_id
+            )
             message = "The gateway failed; its log says how."
             return Failed(frame.ask, "unavailable", message)
 
@@ -104,11 +112,11 @@ class KeyedConsults:
         self._metrics.asks.labels(outcome).inc()
         self._metrics.seconds.observe(time.monotonic() - begun)
 
-    async def warm(self, ids: Ledger, session: Session, key: Key, tab: Tab) -> None:
+    async def warm(self, ids: Ledger, session: Session, key: Key, unbilled: Unbilled) -> None:
         """Let the engine compute what was pushed, if `key` may ask. Nobody waits for it."""
         outcome = "superseded"
         try:
-            if not await self._limits.may_warm(key, tab):
+            if not await self._limits.may_warm(key, unbilled):
                 outcome = "limited"
                 return
             client = _client(session, key, urgent=False)
@@ -124,28 +132,28 @@ class KeyedConsults:
         finally:
             self._metrics.pushes.labels(outcome).inc()
 
-    async def _verdict(
+    async def _completion(
         self, frame: Ask, ids: Ledger, session: Session, key: Key, client: Client, spent: Spent
     ) -> Reply | Failed:
         try:
             sampling = unpacked(frame.sampling)
             async with asyncio.timeout(frame.deadline / 1000), session.turn:
                 whole, spent.asked = await listed(ids), True
-                verdict = await self._fleet.complete(whole, frame.n, sampling, client)
+                completion = await self._fleet.complete(whole, frame.n, sampling, client)
         except Busy as busy:
             return _busy(frame, busy.retry_after)
         except CloudError as error:
             return _failed(frame, error, client)
         except UsageError as error:
             return Failed(frame.ask, "rejected", str(error))
-        spent.tokens, spent.computed = len(verdict.ids), verdict.computed or 0
-        self._count(verdict, key)
-        return _reply(frame, verdict, metered=key is ANYBODY or self._fleet.salted)
+        spent.tokens, spent.computed = len(completion.ids), completion.computed or 0
+        self._count(completion, key)
+        return _reply(frame, completion, metered=key is ANYBODY or self._fleet.salted)
 
-    def _count(self, verdict: Verdict, key: Key) -> None:
-        self._metrics.tokens.labels(key.name).inc(len(verdict.ids))
-        self._metrics.prompt.labels("hit").inc(verdict.cached or 0)
-        self._metrics.prompt.labels("miss").inc(verdict.computed or 0)
+    def _count(self, completion: Completion, key: Key) -> None:
+        self._metrics.tokens.labels(key.name).inc(len(completion.ids))
+        self._metrics.prompt.labels("hit").inc(completion.cached or 0)
+        self._metrics.prompt.labels("miss").inc(completion.computed or 0)
 
 
 def _client(session: Session, key: Key, *, urgent: bool = True) -> Client:
@@ -176,15 +184,15 @@ def _failed(frame: Ask, error: CloudError, client: Client) -> Failed:
     return Failed(frame.ask, error.reason, _SAID[error.reason], later, error.request_id)
 
 
-def _reply(frame: Ask, verdict: Verdict, *, metered: bool) -> Reply:
-    tops = verdict.top if frame.top else ()
+def _reply(frame: Ask, completion: Completion, *, metered: bool) -> Reply:
+    tops = completion.top if frame.top else ()
     return Reply(
         frame.ask,
-        verdict.ids,
-        verdict.logprobs,
-        verdict.stopped,
-        verdict.cached if metered else None,
-        verdict.computed if metered else None,
-        verdict.engine_seconds if metered else None,
+        completion.ids,
+        completion.logprobs,
+        completion.stopped,
+        completion.cached if metered else None,
+        completion.computed if metered else None,
+        completion.engine_seconds if metered else None,
         tuple(tuple((one.id, one.logprob) for one in top[: frame.top]) for top in tops),
     )

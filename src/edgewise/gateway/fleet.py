@@ -9,6 +9,7 @@ from typing import Any
 
 import structlog
 
+from edgewise.completion import Completion
 from edgewise.engines.base import Client, Engine
 from edgewise.engines.proof import Proof
 from edgewise.errors import (
@@ -22,7 +23,6 @@ from edgewise.errors import (
 )
 from edgewise.gateway.spellings import Spellings
 from edgewise.sampling import Sampling
-from edgewise.verdict import Verdict
 from edgewise.wire.protocol import fingerprint
 
 HEALTH_SECONDS = 2.0
@@ -180,21 +180,21 @@ class Fleet:
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client
-    ) -> Verdict:
+    ) -> Completion:
         """A consult at the session's replica, or at the next one where that is not well any more.
 
-        Raises a `CloudError`, also for a verdict that is none, or `Busy`.
+        Raises a `CloudError`, also for a completion that is none, or `Busy`.
         """
         if not ids:
             raise CloudRejected("A consult needs at least one id before it.")
 
-        async def ask(replica: Replica) -> Verdict:
+        async def ask(replica: Replica) -> Completion:
             async with replica.turn(self._queue):
-                verdict = await replica.proof.complete(ids, n, sampling, client)
+                completion = await replica.proof.complete(ids, n, sampling, client)
             # An end token that the engine kept to itself is for the device to know.
-            ended = verdict.stopped
-            verdict.check(asked=n, prompt=len(ids), size=self.size, may_be_empty=ended)
-            return verdict
+            ended = completion.stopped
+            completion.check(asked=n, prompt=len(ids), size=self.size, may_be_empty=ended)
+            return completion
 
         return await self._at_replica(client.session, ask)
 
@@ -221,8 +221,8 @@ class Fleet:
                 raise CloudTimeout("The engine did not compute what was pushed.") from error
 
     async def _at_replica(
-        self, session: str, work: Callable[[Replica], Coroutine[Any, Any, Verdict]]
-    ) -> Verdict:
+        self, session: str, work: Callable[[Replica], Coroutine[Any, Any, Completion]]
+    ) -> Completion:
         problem: CloudError | None = None
         for replica in self._ranked(session)[:2]:
             try:

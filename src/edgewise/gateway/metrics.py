@@ -21,7 +21,7 @@ class GatewayMetrics:
         self.prompt = self._counter("prompt_tokens", "Prompt tokens of consults.", "cache")
         self.seconds = Histogram(
             "edgewise_gateway_ask_seconds",
-            "From a consult to its verdict.",
+            "From a consult to its completion.",
             buckets=_SECONDS,
             registry=self.registry,
         )

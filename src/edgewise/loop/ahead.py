@@ -1,6 +1,6 @@
 """Reading the edge model's steps, at the answer's end and ahead of it.
 
-While a consult flies the edge goes on from its own guess, as if the verdict were to confirm it.
+While a consult flies the edge goes on from its own guess, as if the completion were to confirm it.
 What it computes and asks on the way is kept and used if the answer comes to the same ids; where it
 does not, it is dropped. Guesses are decided on by the answer's own rules, so they change nothing.
 
@@ -38,7 +38,6 @@ class Read(NamedTuple):
     """
 
     score: float
-    proposed: int
     token: int
     logprob: float
     step: Step
@@ -100,20 +99,18 @@ class Reader:
             )
         if self._constraint is None:
             token = self._sampling.choose(step)
-            read = Read(score, step.proposed, token, step.logprob(token), step)
+            read = Read(score, token, step.logprob(token), step)
         else:
             read = self._constrained(step, score, self._constraint.allowed(ids, guesses))
         return read.detailed() if self._candidates else read
 
     def _constrained(self, step: Step, score: float, allowed: Allowed) -> Read:
         """With the token that is drawn, or the likeliest, of those that are allowed."""
-        proposed = step.proposed
-        if not (proposed < len(allowed.mask) and allowed.mask[proposed]):
-            proposed = Sampling().choose(step, allowed.mask)
-        token = proposed
-        if not self._sampling.greedy:
+        token = step.proposed
+        likeliest = token < len(allowed.mask) and bool(allowed.mask[token])
+        if not (self._sampling.greedy and likeliest):
             token = self._sampling.choose(step, allowed.mask)
-        return Read(score, proposed, token, step.logprob(token), step, forced=allowed.forced)
+        return Read(score, token, step.logprob(token), step, forced=allowed.forced)
 
 
 class RunAhead:
@@ -205,7 +202,7 @@ class RunAhead:
     def _redrafted(self, token: int, score: float | None) -> Redraft | None:
         """What to draft where the answer goes on with `token`, which was not expected."""
         if self._redraft is not None:
-            # The verdict goes on.
+            # The completion goes on.
             return self._redraft.behind(token)
         draft = [*self.guesses, *self._drafted][1:] if self.guesses else []
         if not draft or score is None:

@@ -55,7 +55,7 @@ class Billing:
     ) -> "AnswerBill":
         """A new answer's part; with `cloud_alone` it is not held to what that costs.
 
-        `whole`: nothing but the answer's length cuts a verdict short.
+        `whole`: nothing but the answer's length cuts a completion short.
         """
         limits = self.limits._replace(alone=self.limits.alone and not cloud_alone)
         return AnswerBill(self, limits, CloudTokens(prompt, edge, cloud), cloud, whole=whole)

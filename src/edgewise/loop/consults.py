@@ -1,5 +1,6 @@
 """An answer's consults: the session with the cloud, what flies, what was dropped."""
 
+import math
 import time
 from collections.abc import Sequence
 from concurrent import futures
@@ -9,6 +10,7 @@ from typing import Literal, NamedTuple
 from edgewise.cloud.base import CloudSession
 from edgewise.cloud.seam import Seams
 from edgewise.cloud.sent_record import RecordedSent, SentAnswer
+from edgewise.completion import MOST_IDS, Completion
 from edgewise.errors import CloudError, CloudTimeout, NothingUsable, Withheld
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.cost import CostMeter
@@ -16,7 +18,6 @@ from edgewise.loop.latency import Latency
 from edgewise.loop.policy import Policy
 from edgewise.loop.state import State
 from edgewise.sampling import Sampling
-from edgewise.verdict import MOST_IDS, Verdict
 
 FLIGHTS = 4
 """Consults in flight at once."""
@@ -31,7 +32,7 @@ _GRACE = 0.25
 class Flight(NamedTuple):
     """A consult on its way: `ask` tokens at `position`.
 
-    `deadline` in seconds from `begun`; `first` where the answer had no verdict before.
+    `deadline` in seconds from `begun`; `first` where the answer had no completion before.
     """
 
     position: int
@@ -40,14 +41,14 @@ class Flight(NamedTuple):
     deadline: float
     first: bool
     sent: RecordedSent
-    future: "Future[Verdict]"
+    future: "Future[Completion]"
 
 
 class Consults:
-    """Owned by the answer's thread; verdicts land in whichever thread brings them.
+    """Owned by the answer's thread; completions land in whichever thread brings them.
 
     `dropped` consults were sent for an answer that then went another way; `wasted` tokens were
-    asked for with them, whether or not they still come. `waited` seconds were spent on verdicts.
+    asked for with them, whether or not they still come. `waited` seconds were spent on completions.
     """
 
     def __init__(
@@ -63,12 +64,14 @@ class Consults:
         breaker: Breaker,
         latency: Latency,
         meter: CostMeter | None = None,
+        here: bool = False,
     ) -> None:
-        """`session` and `sent`, the record of what it sends, are closed with the consults.
+        """`session` and `sent`, the record of what it sends, are closed by whoever opened them.
 
         It answers in a vocabulary of `size` ids. With `seams` it is asked there, for words, and it
         alone knows what it was sent for them; the answer has its first id at `start`. What consults
-        cost is told to `meter`, where that is known.
+        cost is told to `meter`, where that is known. With `here` the cloud is in this process, and
+        has no deadline but the policy's.
         """
         self._size, self._seams, self._start = size, seams, start
         self._session, self.sent = session, sent
@@ -77,6 +80,7 @@ class Consults:
         # Where only the cloud will do, a pause would hide that it is gone.
         self._insists = policy.on_cloud_error == "raise"
         self._first = True
+        self._here = here
         self._flights: dict[int, Flight] = {}
         self.dropped = self.wasted = 0
         self.waited = 0.0
@@ -99,15 +103,21 @@ class Consults:
             flight = None
         sent_ahead = flight is not None
         if flight is None:
-            if self._meter is not None and not self._meter.admits(ids, n):
-                return "cost"
+            # Asked before the meter: that books what the consult may cost.
             if not self._insists and not breaker.allow():
                 return "circuit_open"
             try:
+                if self._meter is not None and not self._meter.admits(ids, n):
+                    breaker.forgone()
+                    return "cost"
                 flight = self._send(ids, n)
             except Withheld as error:
                 breaker.forgone()
                 return _held(error)
+            except BaseException:
+                # Else it would wait for ever for a probe that was not sent.
+                breaker.forgone()
+                raise
             if breaker.is_open and not self._insists:
                 probe = flight
                 flight.future.add_done_callback(lambda _: self._probed(probe))
@@ -145,7 +155,7 @@ class Consults:
             self.waited += time.monotonic() - flight.begun - elapsed
         return flight.future.done()
 
-    def verdict(self, flight: Flight, ids: Sequence[int], token: int) -> Verdict:
+    def completion(self, flight: Flight, ids: Sequence[int], token: int) -> Completion:
         """Wait for the outcome; raises the `CloudError` that it is.
 
         Behind `ids` the edge would have written `token`.
@@ -153,9 +163,9 @@ class Consults:
         begun = time.monotonic()
         self._flights.pop(flight.position, None)
         try:
-            verdict = self._result(flight)
+            completion = self._result(flight)
             if self._seams is not None:
-                verdict = self._seams.joined(verdict, ids, self._start, token)
+                completion = self._seams.joined(completion, ids, self._start, token)
         except NothingUsable:
             self._breaker.succeeded()
             raise
@@ -168,7 +178,7 @@ class Consults:
         finally:
             self.waited += time.monotonic() - begun
         self._breaker.succeeded()
-        return verdict
+        return completion
 
     def drop(self, start: int = 0, end: int | None = None) -> int:
         """Cancel what was sent for positions from `start` on, before `end`; returns how many."""
@@ -180,15 +190,12 @@ class Consults:
         self._drop(stale)
         return len(stale)
 
-    def close(self) -> None:
-        """Cancel what flies and close the session."""
-        self.drop()
-        self._session.close()
-        self.sent.close()
-
     def _drop(self, stale: Sequence[Flight]) -> None:
         for flight in stale:
             self._forget(flight)
+            if self._meter is not None:
+                # What was given up may not leave after its bill was made.
+                flight.sent.most = 0
             flight.future.cancel()
 
     def _forget(self, flight: Flight) -> None:
@@ -198,13 +205,15 @@ class Consults:
 
     def _send(self, ids: Sequence[int], n: int) -> Flight:
         begun, sent = time.monotonic(), self.sent.consult(ids)
-        deadline = self._policy.deadline_now(self._latency, first=self._first)
+        if self._meter is not None:
+            self._meter.allow(sent)
+        deadline = self._deadline(len(ids))
         try:
             future = self._session.ask(ids, n, self._sampling, deadline, sent)
         except Withheld:
             raise
         except CloudError as error:
-            future = Future[Verdict]()
+            future = Future[Completion]()
             future.set_exception(error)
         flight = Flight(len(ids), n, begun, deadline, self._first, sent, future)
         self._flights[flight.position] = flight
@@ -214,6 +223,12 @@ class Consults:
         future.add_done_callback(lambda _: self._landed(flight))
         return flight
 
+    def _deadline(self, position: int) -> float:
+        """A model in this process may be slow; it is not gone, so waiting is up to the user."""
+        if self._here and self._policy.deadline is None:
+            return math.inf
+        return self._policy.deadline_now(self._latency, first=self._first, prompt=position)
+
     def _landed(self, flight: Flight) -> None:
         """In whichever thread answers: how long it took."""
         if flight.future.cancelled():
@@ -221,25 +236,29 @@ class Consults:
         error = flight.future.exception()
         if error is None:
             seconds = time.monotonic() - flight.begun
-            verdict = flight.future.result()
-            if self._is_one(verdict, flight):
-                self._latency.answered(seconds, verdict.engine_seconds, first=flight.first)
+            completion = flight.future.result()
+            if self._is_one(completion, flight):
+                self._latency.answered(seconds, completion.engine_seconds, first=flight.first)
+                if flight.first:
+                    computed = completion.computed
+                    tokens = flight.position if computed is None else computed
+                    self._latency.read(completion.engine_seconds or seconds, tokens)
                 self._first = False
         elif isinstance(error, CloudTimeout):
             self._latency.timed_out(flight.deadline, first=flight.first)
 
-    def _is_one(self, verdict: Verdict, flight: Flight) -> bool:
+    def _is_one(self, completion: Completion, flight: Flight) -> bool:
         try:
-            self._check(verdict, flight)
+            self._check(completion, flight)
         except CloudError:
             # Who waits for it is told.
             return False
         return True
 
-    def _check(self, verdict: Verdict, flight: Flight) -> None:
+    def _check(self, completion: Completion, flight: Flight) -> None:
         words = self._seams is not None
         asked, prompt = (MOST_IDS, MOST_IDS) if words else (flight.ask, flight.position)
-        verdict.check(asked=asked, prompt=prompt, size=self._size)
+        completion.check(asked=asked, prompt=prompt, size=self._size)
 
     def _probed(self, flight: Flight) -> None:
         future = flight.future
@@ -250,16 +269,17 @@ class Consults:
         else:
             self._breaker.failed()
 
-    def _result(self, flight: Flight) -> Verdict:
+    def _result(self, flight: Flight) -> Completion:
         left = max(0.0, flight.begun + flight.deadline - time.monotonic())
         try:
-            verdict = flight.future.result(timeout=left + _GRACE)
+            timeout = left + _GRACE if left < math.inf else None
+            completion = flight.future.result(timeout)
         except TimeoutError as error:
             flight.future.cancel()
             self._latency.timed_out(flight.deadline, first=flight.first)
             raise CloudTimeout(f"No answer within {flight.deadline:.3g} s.") from error
-        self._check(verdict, flight)
-        return verdict
+        self._check(completion, flight)
+        return completion
 
 
 def _held(error: Withheld) -> Held:

@@ -6,11 +6,11 @@ from concurrent.futures import Future
 
 from edgewise.cloud.base import CloudModel, CloudSession, failed, settle
 from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
+from edgewise.completion import Completion, Sent
 from edgewise.errors import CloudUnavailable
 from edgewise.loop.breaker import Breaker
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.verdict import Sent, Verdict
 
 _UNPLUGGED = "The cloud was unplugged for this answer."
 
@@ -26,7 +26,7 @@ class Plug:
         """Whether consults reach the cloud."""
         self.pulled = False
         """Whether there was a time when they did not."""
-        self._flying: set[Future[Verdict]] = set()
+        self._flying: set[Future[Completion]] = set()
         self._breaker: _OwnBreaker | None = None
         self._lock = threading.Lock()
 
@@ -57,9 +57,9 @@ class Plug:
         with self._lock:
             self.plugged = True
 
-    def watched(self, asked: "Future[Verdict]") -> "Future[Verdict]":
+    def watched(self, asked: "Future[Completion]") -> "Future[Completion]":
         """A consult that has just left, until it is over or this is unplugged."""
-        made: Future[Verdict] = Future()
+        made: Future[Completion] = Future()
         with self._lock:
             plugged = self.plugged
             if plugged:
@@ -70,16 +70,16 @@ class Plug:
             settle(made, failed(CloudUnavailable(_UNPLUGGED)))
         return made
 
-    def _land(self, made: "Future[Verdict]", done: "Future[Verdict]") -> None:
+    def _land(self, made: "Future[Completion]", done: "Future[Completion]") -> None:
         if self._taken(made):
             settle(made, done)
 
-    def _ended(self, made: "Future[Verdict]", asked: "Future[Verdict]") -> None:
+    def _ended(self, made: "Future[Completion]", asked: "Future[Completion]") -> None:
         # Where nobody waits for it any more.
         self._taken(made)
         asked.cancel()
 
-    def _taken(self, made: "Future[Verdict]") -> bool:
+    def _taken(self, made: "Future[Completion]") -> bool:
         """Whoever takes it off the list says how it ends."""
         with self._lock:
             flew = made in self._flying
@@ -110,7 +110,7 @@ class _PluggedSession(WrappedSession):
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> "Future[Verdict]":
+    ) -> "Future[Completion]":
         if not self._plug.plugged:
             return failed(CloudUnavailable(_UNPLUGGED))
         return self._plug.watched(super().ask(ids, n, sampling, deadline, sent))

@@ -11,12 +11,12 @@ import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.seam import Seams
+from edgewise.completion import Completion, metered
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import CloudError, CloudTimeout, Fault
 from edgewise.events import Candidate, FinishReason, Reason, Source
 from edgewise.loop.policy import Budget, Decision, Policy
 from edgewise.loop.text import Characters, Stops
-from edgewise.verdict import Verdict, metered
 
 
 class Rules(NamedTuple):
@@ -51,7 +51,7 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Queued(msgspec.Struct, frozen=True):
-    """A token that a verdict holds and that is still to be written.
+    """A token that a completion holds and that is still to be written.
 
     `ends`: the cloud ended the answer with it; `last`: all that the cloud said ends with it.
     """
@@ -66,12 +66,12 @@ class Queued(msgspec.Struct, frozen=True):
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """Where an answer stands after `index` tokens.
 
-    `characters` and `stops` hold text back; `queue` is what is left of a verdict, `owed` how many
-    tokens (or words) a verdict that is only expected will still bring; `end` is set where the
-    answer is over, `stopped` where a stop string did it. `waits`: a consult was wanted in the word
-    so far; `divided`: a verdict's words end here. `held`: the last one that was wanted would have
-    cost too much, so until one goes the controller, whose share cannot be reached, lowers no
-    threshold.
+    `characters` and `stops` hold text back; `queue` is what is left of a completion, `owed` how
+    many tokens (or words) a completion that is only expected will still bring; `end` is set where
+    the answer is over, `stopped` where a stop string did it. `waits`: a consult was wanted in the
+    word so far; `divided`: a completion's words end here. `held`: the last one that was wanted
+    would have cost too much, so until one goes the controller, whose share cannot be reached,
+    lowers no threshold.
     """
 
     budget: Budget
@@ -111,7 +111,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         return reason == "mid_word" or (reason == "forced" and self.waits)
 
     def expecting(self, ask: int, rules: Rules) -> "State":
-        """After a consult whose verdict is assumed to bring all `ask` tokens, or words."""
+        """After a consult whose completion is assumed to bring all `ask` tokens, or words."""
         # What a word will cost shows as it is guessed.
         charged = ask if rules.seams is None else 0
         return replace(self, owed=ask, budget=rules.policy.charge(self.budget, charged))
@@ -121,19 +121,19 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         opens = rules.seams is not None and rules.seams.opens(ids, rules.prompt, token)
         return replace(self, owed=self.owed - 1) if self.owed and opens else self
 
-    def answered(self, verdict: Verdict, proposed: int, fit: int, rules: Rules) -> "State":
-        """After a consult, where the edge proposed `proposed`.
+    def answered(self, completion: Completion, token: int, fit: int, rules: Rules) -> "State":
+        """After a consult, where the edge would have written `token`.
 
-        Of the verdict's ids the first `fit` are what the answer's form allows; the others, and a
+        Of the completion's ids the first `fit` are what the answer's form allows; the others, and a
         consult with none, are wasted.
         """
-        tops = verdict.top or ((),) * len(verdict.ids)
-        last = len(verdict.ids) - 1
-        kept = rules.policy.kept(self.budget, len(verdict.ids))
+        tops = completion.top or ((),) * len(completion.ids)
+        last = len(completion.ids) - 1
+        kept = rules.policy.kept(self.budget, len(completion.ids))
         queue = tuple(
-            Queued(token, logprob, top, verdict.stopped and index == last, index == last)
+            Queued(token, logprob, top, completion.stopped and index == last, index == last)
             for index, (token, logprob, top) in enumerate(
-                zip(verdict.ids, verdict.logprobs, tops, strict=True)
+                zip(completion.ids, completion.logprobs, tops, strict=True)
             )
         )[: min(kept, fit)]
         counts = self.counts
@@ -146,10 +146,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
                 calls=counts.calls + 1,
                 failed=counts.failed + (not fit),
                 wasted=counts.wasted + kept - len(queue),
-                changing=counts.changing + (fit > 0 and verdict.ids[0] != proposed),
-                cached=metered(counts.cached, verdict.cached),
-                computed=metered(counts.computed, verdict.computed),
-                billed=counts.billed + verdict.billed,
+                changing=counts.changing + (fit > 0 and completion.ids[0] != token),
+                cached=metered(counts.cached, completion.cached),
+                computed=metered(counts.computed, completion.computed),
+                billed=counts.billed + completion.billed,
             ),
         )
 

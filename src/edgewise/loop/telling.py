@@ -5,10 +5,10 @@ import time
 from msgspec.structs import replace
 
 from edgewise.cloud.sent_files import SentMessage
+from edgewise.completion import Completion
 from edgewise.errors import CloudError
 from edgewise.events import Consult, Timing
 from edgewise.loop.consults import Flight
-from edgewise.verdict import Verdict
 
 
 class Clock:
@@ -35,7 +35,7 @@ class Clock:
 
 
 def consult_over(
-    index: int, flight: Flight, outcome: Verdict | CloudError, about: SentMessage
+    index: int, flight: Flight, outcome: Completion | CloudError, about: SentMessage
 ) -> Consult:
     """What is told of the consult for token `index`, over now with `outcome`."""
     told = Consult(

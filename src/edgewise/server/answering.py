@@ -1,19 +1,17 @@
 """Answers for many clients by one loaded pair: a thread for each slot, events back to asyncio."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from itertools import repeat
 from typing import NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from edgewise.addresses import is_url
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.late import Delay, LateCloud
 from edgewise.cloud.sent_record import SentRecord
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.scoring import Scored
@@ -26,7 +24,6 @@ from edgewise.loop.billing import Billing
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.latency import Latency
-from edgewise.loop.plug import Plug
 from edgewise.loop.policy import Policy
 from edgewise.parts import cloud_address
 from edgewise.prompts import Message, Prompt
@@ -37,7 +34,7 @@ from edgewise.server.admission import Admission, Ticket
 from edgewise.server.errors import ApiError
 from edgewise.server.local_messages import LocalMessages
 from edgewise.server.metrics import Metrics
-from edgewise.server.plugs import Plugs
+from edgewise.server.unplug import RunningAnswers, UnpluggedCloud
 from edgewise.settings import Settings
 
 PAIR = "edgewise"
@@ -49,6 +46,7 @@ READERS = 2
 FORM_SECONDS = 10
 """When to come back where too many forms are compiled: by then one was, or was given up."""
 
+_log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -79,11 +77,10 @@ class Ready(NamedTuple):
 
 
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request asks of the decoder, and the `plug` that may cut it off from the cloud.
+    """What a request asks of the pair.
 
     `messages` are the conversation's, with their marks; `limited` holds the cloud to what the
-    request's key may ask of it. The cloud's verdicts come `round_trip` seconds later; with
-    `one_trip` the first one does.
+    request's key may ask of it. Once `cut` is set the answer goes on without the cloud.
     """
 
     prompt: Unread
@@ -94,16 +91,8 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: Sequence[str] = ()
     candidates: bool = False
     pending: bool = False
-    round_trip: float = 0.0
-    one_trip: bool = False
-    plug: Plug = msgspec.field(default_factory=Plug)
+    cut: threading.Event = msgspec.field(default_factory=threading.Event)
     limited: Callable[[CloudModel], CloudModel] = lambda cloud: cloud
-
-    @property
-    def delay(self) -> Delay:
-        """How long a verdict is held back, seconds."""
-        trips = iter([self.round_trip]) if self.one_trip else repeat(self.round_trip)
-        return lambda written, computed: next(trips, 0.0)
 
 
 def _nothing(prompt: Prompt) -> Finished:
@@ -154,11 +143,11 @@ class Answering:
         self.record = record or SentRecord()
         self.billing = billing
         self.local = local or LocalMessages()
-        self.plugs = Plugs()
+        self.running = RunningAnswers()
         self.metrics = Metrics(billing)
         self.admission = Admission(slots, queue)
         self._accounts: dict[float, Account] = {}
-        self._latencies: dict[tuple[float, bool], Latency] = {}
+        self._alone = False
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="answer")
         # Of their own, so that neither a long prompt nor a long answer keeps the other waiting.
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="prompt")
@@ -169,11 +158,6 @@ class Answering:
         self._forms, self._most_forms = 0, max(1, (slots + queue) // 2)
         # Looked up once for all requests, and not while one waits.
         longest_piece(edge.tokenizer)
-
-    @property
-    def cloud_is_here(self) -> bool:
-        """Whether the cloud model is in this process."""
-        return self.cloud is not None and not is_url(cloud_address(self.settings))
 
     @property
     def bundled(self) -> bool:
@@ -265,10 +249,22 @@ class Answering:
                 if isinstance(event, BaseException):
                     raise event
                 self.metrics.count(event)
+                if isinstance(event, Finished):
+                    self._warn_if_alone(event.usage)
                 if asked.pending or not isinstance(event, Pending | Rewound):
                     yield event
         finally:
             stop.set()
+
+    def _warn_if_alone(self, usage: Usage) -> None:
+        """Say in the log that no consult of an answer succeeded: once, until one does."""
+        if usage.alone and not self._alone:
+            _log.warning(
+                "%s: every consult of an answer failed, so the edge model wrote all of it",
+                self.name,
+            )
+        if usage.cloud_calls:
+            self._alone = usage.alone
 
     async def scored(self, scorer: Scorer, prompt: Prompt, ticket: Ticket) -> list[Scored]:
         """What `scorer` says of the prompt's ids, once its turn has come.
@@ -332,8 +328,8 @@ class Answering:
                         tell(event)
             finally:
                 # That the cloud was unplugged says nothing of the threshold that others need.
-                pulled = asked.plug.pulled
-                left = replace(answer.budget, shift=taken.shift) if pulled else answer.budget
+                cut = asked.cut.is_set()
+                left = replace(answer.budget, shift=taken.shift) if cut else answer.budget
         except BaseException as error:
             tell(error)
         finally:
@@ -343,28 +339,18 @@ class Answering:
     def _decoder(self, asked: DecodeRequest) -> Decoder:
         """With the cloud as this answer reaches it."""
         cloud = self.cloud
-        breaker, latency = self.breaker, self.latency
         if cloud is not None:
-            cloud = asked.limited(cloud)
-            if asked.round_trip:
-                cloud = LateCloud(cloud, asked.delay)
-                breaker, latency = Breaker(), self._latency(asked)
-            cloud, breaker = asked.plug.cloud(cloud), asked.plug.breaker(breaker)
+            cloud = UnpluggedCloud(asked.limited(cloud), asked.cut)
         return Decoder(
             self.edge,
             router=self.router,
             policy=asked.policy,
             cloud=cloud,
-            breaker=breaker,
-            latency=latency,
+            breaker=self.breaker,
+            latency=self.latency,
             record=self.record,
             billing=self.billing,
         )
-
-    def _latency(self, asked: DecodeRequest) -> Latency:
-        """What is known of a round trip that is longer than it is, kept for each millisecond."""
-        key = (round(asked.round_trip, 3), asked.one_trip)
-        return self._latencies.setdefault(key, Latency())
 
     def _account(self, share: float | None) -> Account:
         """The budget of a cloud share over the server's life; shares of a thousandth apart or less

@@ -21,9 +21,9 @@ from edgewise.server import (
     chat_completions,
     completions,
     messages,
-    plugs,
     responses,
     tokenizing,
+    unplug,
 )
 from edgewise.server.answering import Answering
 from edgewise.server.callers import Callers
@@ -86,7 +86,7 @@ def make_app(
     v1.include_router(_models(models))
     v1.include_router(_sent(models), dependencies=own)
     v1.include_router(_savings(models), dependencies=own)
-    v1.include_router(plugs.routes([one.plugs for one in models.all]))
+    v1.include_router(unplug.routes([one.running for one in models.all]))
     metrics = ServerMetrics()
     app.include_router(v1)
     app.include_router(tokenizing.routes(models), dependencies=guarded, responses=_REFUSALS)
@@ -235,7 +235,6 @@ def _health_of(answering: Answering) -> dict[str, Any]:
         "edge": answering.edge.name,
         "cloud": answering.cloud.name if answering.cloud else None,
         "vocabulary": answering.cloud.proof if answering.cloud else None,
-        "cloud_is_here": answering.cloud_is_here,
         "cloud_paused": answering.breaker.is_open,
         "bundled": answering.bundled,
         "cloud_share": policy.cloud_share,

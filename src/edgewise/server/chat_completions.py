@@ -11,7 +11,6 @@ from edgewise.edge.base import Tokenizer
 from edgewise.events import FinishReason, Token
 from edgewise.grammar.calls import CallReader, call_reader, collected
 from edgewise.grammar.form import AnswerForm
-from edgewise.parts import notice
 from edgewise.prompts import Message, prompt_of
 from edgewise.prompts.conversation import said
 from edgewise.server.answering import Answering, DecodeRequest, Unread
@@ -58,7 +57,6 @@ async def prepared(
         body,
         tokenizer,
         local=messages[-1].local,
-        notice=notice(answering.settings, messages),
         calls=call_reader(tokenizer, form),
     )
     prompt = _unread(answering, messages, form)
@@ -113,12 +111,11 @@ class ChatReply(ReplyWriter):
         tokenizer: Tokenizer,
         *,
         local: bool,
-        notice: str | None = None,
         calls: CallReader | None = None,
     ) -> None:
         """What is `local` says so, for the client to send it back with the mark. `calls` reads
         those of an answer that may have some."""
-        super().__init__(request, tokenizer, notice=notice)
+        super().__init__(request, tokenizer)
         if any(turn.name for turn in request.messages):
             self.ignored = [*self.ignored, "messages.name"]
         self._calls = calls

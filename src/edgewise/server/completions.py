@@ -17,7 +17,7 @@ from edgewise.server.decoding import decode_request, marked
 from edgewise.server.errors import ApiError
 from edgewise.server.models import Models, cloud_alone, edge_alone
 from edgewise.server.replies import ReplyWriter
-from edgewise.server.schemas import Completion, CompletionRequest
+from edgewise.server.schemas import CompletionRequest, TextCompletion
 from edgewise.server.streaming import STREAMED, reply_with
 
 
@@ -25,7 +25,7 @@ def routes(models: Models) -> APIRouter:
     """The endpoint over the loaded pairs."""
     router = APIRouter(route_class=JsonRoute)
 
-    @router.post("/completions", response_model=Completion, responses=STREAMED)
+    @router.post("/completions", response_model=TextCompletion, responses=STREAMED)
     async def completions(body: CompletionRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """The continuation of a prompt, whole or as server-sent events."""
         text = _prompt_text(models.first.edge.tokenizer, body)

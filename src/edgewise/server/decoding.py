@@ -71,14 +71,6 @@ def decode_request(
         raise ApiError(400, "stream_options needs stream true.", param="stream_options")
     if body.edgewise.pending and not body.stream:
         raise ApiError(400, "edgewise.pending needs stream true.", param="edgewise.pending")
-    trip = body.edgewise.round_trip
-    if trip is not None and not answering.cloud_is_here:
-        raise ApiError(
-            400,
-            "edgewise.round_trip is for a cloud model in the server's process, and this server has "
-            "none; leave it out.",
-            param="edgewise.round_trip",
-        )
     own = answering.settings
 
     def either(given: float | None, default: float) -> float:
@@ -99,9 +91,6 @@ def decode_request(
         stop=body.stops,
         candidates=candidates or body.edgewise.provenance,
         pending=body.edgewise.pending,
-        round_trip=trip or 0.0,
-        # A stream would pay it once.
-        one_trip=body.model == cloud_alone(answering),
     )
 
 

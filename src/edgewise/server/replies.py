@@ -18,8 +18,8 @@ from edgewise.server.schemas import ChatRequest, CompletionRequest
 from edgewise.server.writing import Writer
 
 
-def usage(found: Usage, notice: str | None = None) -> dict[str, Any]:
-    """Token counts; what the cloud wrote, and what must be said of the answer, under `edgewise`."""
+def usage(found: Usage) -> dict[str, Any]:
+    """Token counts; what the cloud wrote under `edgewise`."""
     written = found.edge_tokens + found.cloud_tokens
     return {
         "prompt_tokens": found.prompt_tokens,
@@ -39,7 +39,6 @@ def usage(found: Usage, notice: str | None = None) -> dict[str, Any]:
             "cloud_completion_tokens": found.cloud_completion_tokens,
             "sent": msgspec.structs.asdict(found.sent),
             "cost": None if found.cost is None else msgspec.structs.asdict(found.cost),
-            "notice": notice,
         },
     }
 
@@ -104,11 +103,7 @@ class ReplyWriter(Writer):
         self,
         request: ChatRequest | CompletionRequest,
         tokenizer: Tokenizer,
-        *,
-        notice: str | None = None,
     ) -> None:
-        """`notice` is said beside the answer."""
-        self._notice = notice
         self.shown = Shown(tokenizer)
         self._request = request
         self.prompt_ids: Sequence[int] = ()
@@ -157,7 +152,7 @@ class ReplyWriter(Writer):
             **self._head,
             "object": self.kind,
             "choices": [choice],
-            "usage": usage(end.usage, self._notice),
+            "usage": usage(end.usage),
         }
         if self._request.edgewise.provenance:
             shown = [self.shown.provenance(token) for token in tokens]
@@ -197,7 +192,7 @@ class ReplyWriter(Writer):
                         yield {
                             **self._chunk({}),
                             "choices": [],
-                            "usage": usage(event.usage, self._notice),
+                            "usage": usage(event.usage),
                         }
 
     def _prompt(self) -> dict[str, Any]:

@@ -33,9 +33,6 @@ MAX_TOKENS = 1 << 20
 TOP_LOGPROBS = 5
 """Most candidates per token: as many as a consult brings."""
 
-MAX_ROUND_TRIP = 0.5
-"""Seconds; a way around the world and back."""
-
 BoundedText = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 ModelName = Annotated[str, Field(max_length=200)]
 TokenLimit = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
@@ -114,13 +111,11 @@ class StreamOptions(Strict):
 class EdgewiseOptions(Strict):
     """What only Edgewise has: with `provenance` replies say who wrote each token and why; with
     `pending` a stream also says what the edge guesses while a consult flies; with `cloud` "none"
-    the conversation is local from its last message on, as a message's own `edgewise` says. A cloud
-    model in the server's process answers `round_trip` seconds later."""
+    the conversation is local from its last message on, as a message's own `edgewise` says."""
 
     provenance: bool = False
     pending: bool = False
     cloud: Literal["none"] | None = None
-    round_trip: Annotated[float, Field(ge=0, le=MAX_ROUND_TRIP)] | None = None
 
 
 class _Request(Strict):
@@ -349,7 +344,7 @@ class CompletionChoice(BaseModel):
     stop_reason: str | None = None
 
 
-class Completion(BaseModel):
+class TextCompletion(BaseModel):
     """A whole text completion."""
 
     id: str
@@ -359,14 +354,6 @@ class Completion(BaseModel):
     choices: list[CompletionChoice]
     usage: UsageReply
     edgewise: Provenance | None = None
-
-
-class PlugReply(BaseModel):
-    """Whether a running answer reaches the cloud."""
-
-    id: str
-    object: Literal["answer.plug"] = "answer.plug"
-    plugged: bool
 
 
 class ModelEntry(BaseModel):

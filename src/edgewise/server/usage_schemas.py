@@ -41,8 +41,7 @@ class CloudUsage(BaseModel):
 
     Its prompt tokens are by its engine's own meter, null where it has none; its completion tokens
     are those of its own vocabulary. `changing_tokens` differ from what the edge would have written
-    there. `cost` is null where no price is known. `notice` is what must be said beside the answer:
-    that the bundled pair was never taught to give it.
+    there. `cost` is null where no price is known.
     """
 
     cloud_tokens: int
@@ -57,7 +56,6 @@ class CloudUsage(BaseModel):
     cloud_completion_tokens: int
     sent: SentUsage
     cost: CostUsage | None
-    notice: str | None
 
 
 class PromptDetails(BaseModel):

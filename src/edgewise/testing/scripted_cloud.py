@@ -7,6 +7,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from edgewise.cloud.base import CloudModel
+from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Floats, Tokenizer
 from edgewise.edge.kv import common_prefix
 from edgewise.edge.vocabulary import fingerprint
@@ -15,7 +16,6 @@ from edgewise.events import Candidate
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, Script
-from edgewise.verdict import Sent, Verdict
 
 ID_BYTES = 4
 """What an id counts for in `Sent`: as little as a session that sends only new ones needs."""
@@ -76,14 +76,14 @@ class ScriptedCloudSession:
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> Future[Verdict]:
+    ) -> Future[Completion]:
         number = len(self._cloud.asks)
         self._cloud.asks.append((tuple(ids), n))
         if sent is not None:
             fresh = len(ids) - common_prefix(self._held, ids)
             sent.add(fresh, bytes(ID_BYTES * fresh))
         self._held = list(ids)
-        future: Future[Verdict] = Future()
+        future: Future[Completion] = Future()
         if self._cloud.delay:
             settled = (future, number, self._held, n)
             threading.Timer(self._cloud.delay, self._settle, settled).start()
@@ -97,7 +97,7 @@ class ScriptedCloudSession:
     def close(self) -> None:
         """Nothing to forget."""
 
-    def _settle(self, future: Future[Verdict], number: int, ids: list[int], n: int) -> None:
+    def _settle(self, future: Future[Completion], number: int, ids: list[int], n: int) -> None:
         if not future.set_running_or_notify_cancel():
             return
         error = self._cloud.fault(number)
@@ -106,7 +106,7 @@ class ScriptedCloudSession:
         else:
             future.set_result(self._write(ids, n))
 
-    def _write(self, ids: list[int], n: int) -> Verdict:
+    def _write(self, ids: list[int], n: int) -> Completion:
         written: list[int] = []
         logprobs: list[float | None] = []
         top: list[tuple[Candidate, ...]] = []
@@ -118,7 +118,9 @@ class ScriptedCloudSession:
             told = self._likeliest(logits)
             logprobs.append(told[0].logprob if told else None)
             top += [told] if told else []
-        return Verdict(ids=tuple(written), logprobs=tuple(logprobs), top=tuple(top), stopped=ends)
+        return Completion(
+            ids=tuple(written), logprobs=tuple(logprobs), top=tuple(top), stopped=ends
+        )
 
     def _likeliest(self, logits: Floats) -> tuple[Candidate, ...]:
         logprobs = logits - logits.max()

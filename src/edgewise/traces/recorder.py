@@ -4,6 +4,7 @@ A `Recorder` stands between a decoder and its models and writes one JSON object 
 nothing to a decoder that is not traced.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -15,13 +16,13 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
+from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Step
 from edgewise.errors import CloudError, UsageError
 from edgewise.events import Event
 from edgewise.loop.decoder import Decoder
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.verdict import Sent, Verdict
 
 
 class EdgeStep(msgspec.Struct, frozen=True, tag="edge-step", kw_only=True):
@@ -40,12 +41,12 @@ class EdgeRewind(msgspec.Struct, frozen=True, tag="edge-rewind"):
 
 
 class Asked(msgspec.Struct, frozen=True, tag="ask"):
-    """Consult `number` was sent for `tokens` tokens at `position`."""
+    """Consult `number` was sent for `tokens` tokens at `position`; `deadline` is None for none."""
 
     number: int
     position: int
     tokens: int
-    deadline: float
+    deadline: float | None
 
 
 class Pushed(msgspec.Struct, frozen=True, tag="push"):
@@ -122,12 +123,12 @@ class Recorder:
         self._write_late()
         self._write(Record(self._now(), entry))
 
-    def asked(self, future: "Future[Verdict]", ask: Asked, sent: Sent) -> None:
+    def asked(self, future: "Future[Completion]", ask: Asked, sent: Sent) -> None:
         """Record a consult, and its end when that comes."""
         begun = time.monotonic()
         self.add(ask)
 
-        def over(done: "Future[Verdict]") -> None:
+        def over(done: "Future[Completion]") -> None:
             ended = _ended(done, ask.number, time.monotonic() - begun)
             ended = replace(
                 ended, sent_ids=sent.ids, sent_bytes=sent.bytes, request_id=sent.request_id
@@ -155,20 +156,20 @@ class Recorder:
             raise UsageError(f"The trace cannot be written: {error.strerror}.") from error
 
 
-def _ended(done: "Future[Verdict]", number: int, seconds: float) -> Answered:
+def _ended(done: "Future[Completion]", number: int, seconds: float) -> Answered:
     if done.cancelled():
         return Answered(number=number, outcome="cancelled", seconds=seconds)
     error = done.exception()
     if error is not None:
         reason = error.reason if isinstance(error, CloudError) else type(error).__name__
         return Answered(number=number, outcome=reason, seconds=seconds)
-    verdict = done.result()
+    completion = done.result()
     return Answered(
         number=number,
         outcome="answered",
         seconds=seconds,
-        tokens=len(verdict.ids),
-        engine_seconds=verdict.engine_seconds,
+        tokens=len(completion.ids),
+        engine_seconds=completion.engine_seconds,
     )
 
 
@@ -249,9 +250,11 @@ class _CloudSession(WrappedSession):
         sampling: Sampling,
         deadline: float,
         sent: Sent | None = None,
-    ) -> "Future[Verdict]":
+    ) -> "Future[Completion]":
         sent = sent or Sent()
-        ask = Asked(self._recorder.next_consult(), len(ids), n, deadline)
+        ask = Asked(
+            self._recorder.next_consult(), len(ids), n, deadline if deadline < math.inf else None
+        )
         future = super().ask(ids, n, sampling, deadline, sent)
         self._recorder.asked(future, ask, sent)
         return future

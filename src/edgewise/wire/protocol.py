@@ -84,7 +84,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Device: the verdict is not wanted any more."""
+    """Device: the completion is not wanted any more."""
 
     ask: Count
 
@@ -105,7 +105,7 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag=16):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=17):
-    """Gateway, to `Ask`: a verdict. `top` holds (id, logprob) pairs a token."""
+    """Gateway, to `Ask`: a completion. `top` holds (id, logprob) pairs a token."""
 
     ask: Count
     ids: tuple[Count, ...]

@@ -67,8 +67,7 @@ async function* replyTo(model, messages, signal) {
 async function writing(turn, recorded, write) {
   const underWay = new AbortController();
   state.underWay = underWay;
-  const { temperature } = state.settings;
-  for (const mode of modesNow()) turn.answers[mode] = new Answer(mode, recorded ? RECORDED[mode] : modelOf(mode), { recorded, temperature });
+  for (const mode of modesNow()) turn.answers[mode] = new Answer(mode, recorded ? RECORDED[mode] : modelOf(mode), { recorded });
   changed();
   await Promise.all(turn.modes.map((mode) => write(turn.answers[mode], underWay.signal)));
   // A new chat may have begun since.

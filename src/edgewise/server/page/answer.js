@@ -2,7 +2,6 @@
 //
 //   mode       "pair", "edge" or "cloud"; `model` is the id that was asked for
 //   recorded   a recording is played; nothing was asked
-//   temperature  that was asked for, as typed; not kept
 //   phase      "waiting", "writing", "done", "stopped" or "failed"
 //   tokens     [{index, id, text, source, reason, score, seconds, wait, edge, cloud, shown, kind}]:
 //              the server's provenance, the text that it brought (`shown`) and its kind (`kindOf`);
@@ -11,7 +10,7 @@
 //   tail       text that no token brought: what was held back until the end
 //   problem    "" or a sentence
 //   usage, timing, finish   as the server says them at the end, else null
-//   id, promptIds   the reply's own name and the prompt's ids, as the server says them; not kept
+//   id         the reply's own name, as the server says it; not kept
 //   began      performance.now() of the question; `seconds` from there to the end, null before it
 //
 // `take(chunk)` is the only way in.
@@ -20,10 +19,10 @@ import { FAULTS } from "./words.js";
 const KEPT = ["mode", "model", "recorded", "phase", "tail", "problem", "usage", "timing", "seconds", "finish", "local"];
 
 export class Answer {
-  constructor(mode, model, { recorded = false, temperature = "" } = {}) {
-    Object.assign(this, { mode, model, recorded, temperature, phase: "waiting", tokens: [], pending: [] });
+  constructor(mode, model, { recorded = false } = {}) {
+    Object.assign(this, { mode, model, recorded, phase: "waiting", tokens: [], pending: [] });
     Object.assign(this, { tail: "", problem: "", usage: null, timing: null, finish: null, local: false });
-    Object.assign(this, { began: performance.now(), seconds: null, id: null, promptIds: null });
+    Object.assign(this, { began: performance.now(), seconds: null, id: null });
   }
 
   get said() {
@@ -48,7 +47,6 @@ export class Answer {
     const told = chunk.edgewise ?? {};
     this.phase = "writing";
     this.id = chunk.id ?? this.id;
-    this.promptIds = told.prompt_token_ids ?? this.promptIds;
     if (choice?.delta?.edgewise) this.local = true;
     if (told.pending) this.pending.push({ index: told.pending.index, text: told.pending.text });
     else if (told.rewound) this.#forget((guess) => guess.index < told.rewound.index);

@@ -2,12 +2,13 @@
 import { set } from "./actions.js";
 import { copy } from "./copying.js";
 import { Formatted } from "./formatted.js";
-import { underAnswer } from "./instruments.js";
+import { Meters } from "./meters.js";
 import { state } from "./state.js";
 import { Tokens } from "./tokens.js";
 import { html, useState } from "./ui.js";
+import { Unplug } from "./unplug.js";
 
-export function AnswerView({ conversation, turn, answer }) {
+export function AnswerView({ turn, answer }) {
   const formatted = state.settings.view === "formatted";
   return html`
     <article class="answer" aria-busy=${answer.busy}>
@@ -15,9 +16,9 @@ export function AnswerView({ conversation, turn, answer }) {
       ${formatted ? html`<${Formatted} text=${answer.said} busy=${answer.busy} />` : html`<${Tokens} answer=${answer} />`}
       ${answer.problem && html`<p class="problem" role="alert">${answer.problem}</p>`}
       ${answer.phase === "stopped" && html`<p class="note">Stopped.</p>`}
-      ${answer.usage?.edgewise.notice && html`<p class="note">${answer.usage.edgewise.notice}</p>`}
       ${answer.finish === "length" && html`<p class="note">Cut at the longest length.</p>`}
-      ${underAnswer.map((Place) => html`<${Place} conversation=${conversation} turn=${turn} answer=${answer} />`)}
+      <${Unplug} answer=${answer} />
+      <${Meters} turn=${turn} answer=${answer} />
       <div class="actions" aria-live="off">
         <${Copy} answer=${answer} />
         <button type="button" aria-pressed=${formatted} onClick=${() => set("view", formatted ? "tokens" : "formatted")}>Formatted</button>

@@ -1,7 +1,6 @@
 // Requests to the server.
 import { isHealth, isRecordings, isSent, isTrace } from "./shapes.js";
 import { redraw, state } from "./state.js";
-import { asked } from "./trip.js";
 
 export function headers() {
   return { "Content-Type": "application/json", ...(state.key ? { Authorization: `Bearer ${state.key}` } : {}) };
@@ -21,9 +20,8 @@ export function shareNow() {
   return health?.cloud_share == null ? null : Number((100 * health.cloud_share).toFixed(4));
 }
 
-// The name of the model that an id names; its edge alone; what /health says of it, if that is known.
+// The name of the model that an id names; what /health says of it, if that is known.
 export const nameOf = (model) => model.split(/[@:]/)[0];
-export const edgeOf = (model) => `${nameOf(model)}:edge`;
 export const healthOf = (model) => state.models.find((one) => one.model === nameOf(model));
 
 // A streamed reply. Raises an Error with the server's sentence where it refuses.
@@ -40,7 +38,7 @@ export async function ask(model, messages, signal) {
       ...(limit === "" ? {} : { max_completion_tokens: Number(limit) }),
       stream: true,
       stream_options: { include_usage: true },
-      edgewise: { provenance: true, pending: true, ...asked(model) },
+      edgewise: { provenance: true, pending: true },
     }),
   });
   if (!response.ok) throw new Error(await reasonOf(response));

@@ -1,8 +1,8 @@
-// The layout, and the places of the instruments (instruments.js).
+// The layout.
 import { Composer } from "./composer.js";
+import { Sent } from "./drawer.js";
 import { FirstScreen } from "./first_screen.js";
 import { Header } from "./header.js";
-import { drawers, overConversation } from "./instruments.js";
 import { Legend } from "./legend.js";
 import { Scroller } from "./scroller.js";
 import { state } from "./state.js";
@@ -18,13 +18,12 @@ export function App() {
     ${turns.length > 0 && html`<${Legend} />`}
     <${Scroller} last=${turns.at(-1)?.id}>
       ${turns.length === 0 && html`<${FirstScreen} />`}
-      ${overConversation.map((Place) => html`<${Place} conversation=${conversation} />`)}
       <div class="turns" role="log" aria-label="Conversation">
-        ${turns.map((turn) => html`<${TurnView} key=${turn.id} conversation=${conversation} turn=${turn} />`)}
+        ${turns.map((turn) => html`<${TurnView} key=${turn.id} turn=${turn} />`)}
       </div>
     <//>
-    <footer>${drawers.map((Drawer) => html`<${Drawer} conversation=${conversation} />`)}</footer>
-    <${TokenPanel} conversation=${conversation} />
+    <footer><${Sent} /></footer>
+    <${TokenPanel} />
     <${Composer} />
   `;
 }

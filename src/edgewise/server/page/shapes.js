@@ -24,7 +24,6 @@ const usage = record({
     ...{ cloud_prompt_cached: maybe(number), cloud_prompt_computed: maybe(number), cloud_completion_tokens: maybe(number) },
     sent: maybe(record({ bytes: maybe(number) })),
     cost: maybe(record({ ...counts("paid", "alone", "saved"), currency: text })),
-    notice: maybe(text),
   }),
 });
 
@@ -39,7 +38,6 @@ export const isChunk = record({
       pending: maybe(record({ index: number, text })),
       rewound: maybe(record({ index: number })),
       timing: maybe(timing),
-      prompt_token_ids: maybe(list(number)),
     }),
   ),
 });
@@ -63,7 +61,7 @@ export const isSent = record({
   data: list(record({ conversation: text, answer: text, host: maybe(text), ...counts("at", "consults", "pushes", "bytes", "tokens", "new_tokens", "new_characters") })),
 });
 
-export const isRecordings = list(record({ name: text, title: text, prompt: text, expected: text }));
+export const isRecordings = list(record({ name: text, title: text, prompt: text }));
 
 const played = list(record({ 0: number, 1: isChunk }));
 

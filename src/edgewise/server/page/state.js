@@ -11,7 +11,6 @@ export const DEFAULTS = {
   limit: "",
   system: "",
   struck: true, // beside a changed token stands what the edge would have written
-  trip: 0, // milliseconds to the cloud and back besides, where it is in the server's process
   view: "tokens", // or "formatted"
 };
 

@@ -1,13 +1,12 @@
 // About one token: who wrote it and why, and what both models would have.
 import { inVain } from "./answer.js";
-import { aboutToken } from "./instruments.js";
 import { closePanels } from "./panels.js";
 import { state } from "./state.js";
 import { html, useEffect, useRef } from "./ui.js";
 import { KINDS, milliseconds, percent, reasonInWords } from "./words.js";
 
 // It follows the pointer and the arrow keys; once pinned it stays, and can be used.
-export function TokenPanel({ conversation }) {
+export function TokenPanel() {
   const { answer, number, pinned } = state.token ?? {};
   const token = answer?.tokens[number];
   return html`
@@ -17,7 +16,6 @@ export function TokenPanel({ conversation }) {
         <p><bdi>“${token.text}”</bdi> ${whoWrote(token)}</p>
         <p>${[reasonInWords(token.reason), ...measured(token)].join(", ")}</p>
         <${Candidates} token=${token} />
-        ${aboutToken.map((Place) => html`<${Place} conversation=${conversation} answer=${answer} token=${token} number=${number} />`)}
       `}
     </aside>
   `;

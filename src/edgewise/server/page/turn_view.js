@@ -2,12 +2,11 @@
 import { regenerate } from "./actions.js";
 import { AnswerView } from "./answer_view.js";
 import { onEnter } from "./composer.js";
-import { underTurn } from "./instruments.js";
 import { state } from "./state.js";
 import { html, useEffect, useRef, useState } from "./ui.js";
 import { NAMES } from "./words.js";
 
-export function TurnView({ conversation, turn }) {
+export function TurnView({ turn }) {
   const [editing, edit] = useState(false);
   const section = useRef();
   const was = useRef(false); // edited
@@ -31,12 +30,11 @@ export function TurnView({ conversation, turn }) {
           (mode) => html`
             <div class="column" key=${mode}>
               <h3 class=${several ? "" : "unseen"}>${NAMES[mode]}</h3>
-              <${AnswerView} conversation=${conversation} turn=${turn} answer=${turn.answers[mode]} />
+              <${AnswerView} turn=${turn} answer=${turn.answers[mode]} />
             </div>
           `,
         )}
       </div>
-      ${underTurn.map((Place) => html`<${Place} conversation=${conversation} turn=${turn} />`)}
     </section>
   `;
 }

@@ -1,30 +1,23 @@
-// A running answer, cut off from the cloud: the edge goes on.
+// A running answer, cut off from the cloud: the edge writes the rest.
 import { headers, healthOf } from "./api.js";
 import { redraw } from "./state.js";
 import { html } from "./ui.js";
 
-const cuts = new WeakMap(); // answer -> {at, plugged}: how many tokens it had, and whether it is plugged in again
+const cuts = new WeakMap(); // answer -> how many tokens it had
 
 export function Unplug({ answer }) {
   const cut = cuts.get(answer);
-  if (answer.busy && answer.id && answer.mode !== "edge" && healthOf(answer.model)?.cloud) {
-    const out = cut && !cut.plugged;
-    return html`
-      <p class="plug"><button type="button" aria-pressed=${Boolean(out)} onClick=${() => turn(answer, !out)}>${out ? "Plug the cloud in" : "Unplug the cloud"}</button></p>
-    `;
+  if (cut !== undefined) {
+    const rest = answer.tokens.length - cut;
+    return html`<p class="plug note">You unplugged the cloud after ${cut} tokens; ${answer.busy ? "the edge writes the rest." : `the edge wrote the other ${rest}.`}</p>`;
   }
-  return cut ? html`<p class="plug note">Unplugged after ${cut.at} tokens; ${since(answer, cut.at)}</p>` : null;
+  if (!answer.busy || !answer.id || answer.mode === "edge" || !healthOf(answer.model)?.cloud) return null;
+  return html`<p class="plug"><button type="button" onClick=${() => unplug(answer)}>Unplug the cloud</button></p>`;
 }
 
-function since(answer, at) {
-  const cloud = answer.tokens.slice(at).filter((token) => token.source === "cloud").length;
-  const rest = answer.tokens.length - at;
-  return cloud ? `of the ${rest} behind it the cloud wrote ${cloud}.` : `the edge wrote the ${rest} behind it alone.`;
-}
-
-async function turn(answer, off) {
-  const reply = await fetch(`v1/answers/${answer.id}/${off ? "unplug" : "plug"}`, { method: "POST", headers: headers() }).catch(() => null);
+async function unplug(answer) {
+  const reply = await fetch(`v1/answers/${answer.id}/unplug`, { method: "POST", headers: headers() }).catch(() => null);
   // Refused where the answer is over by now; a server that is gone shows in the answer itself.
-  if (reply?.ok) cuts.set(answer, { at: cuts.get(answer)?.at ?? answer.tokens.length, plugged: !off });
+  if (reply?.ok) cuts.set(answer, answer.tokens.length);
   redraw();
 }
