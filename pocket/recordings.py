@@ -27,8 +27,8 @@ from edgewise.loop.policy import Policy
 from edgewise.pair import Pair, open_pair
 from edgewise.parts import make_policy
 from edgewise.prompts import Message, prompt_of
-from edgewise.server.chat_completions import ChatReply
-from edgewise.server.schemas import ChatRequest
+from edgewise.server.chat import ChatReply
+from edgewise.server.requests import ChatRequest
 from edgewise.settings import Settings
 from edgewise.testing.paced_engine import EnginePace
 
