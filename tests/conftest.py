@@ -1,5 +1,6 @@
 """Models for every test, written once per process, and a wall around the network."""
 
+import signal
 import socket
 from collections.abc import Iterator
 from ipaddress import ip_address
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import models
+from tests.deep import CURRENT
 from tests.hybrid_models import HybridPaths
 from tests.smollm2_file import smollm2_or_skip
 
@@ -26,7 +28,7 @@ TESTS = Path(__file__).parent
 # What `make test` leaves to `make test-deep`: tests of what is not shipped, by their folder, and
 # tests that start a program, by the fixture that starts it. Others say `pytest.mark.deep`.
 DEEP_FOLDERS = {"bench", "benchmarks", "pocket", "training"}
-DEEP_FIXTURES = {"browser", "linked"}
+DEEP_FIXTURES = {"browser", "linked", "redis_url"}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -37,6 +39,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = getattr(item, "fixturenames", ())
         if inside[0] in DEEP_FOLDERS or not DEEP_FIXTURES.isdisjoint(fixtures):
             item.add_marker("deep")
+
+
+def pytest_configure() -> None:
+    """Where this runs in a script's background SIGINT is ignored, by the commands it starts too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Let helpers ask for the test that runs."""
+    token = CURRENT.set(item)
+    try:
+        return (yield)
+    finally:
+        CURRENT.reset(token)
 
 
 @pytest.fixture(scope="session", autouse=True)

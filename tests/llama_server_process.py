@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.deep import require_deep
+
 RECOMMENDED = {"cache_ram_mib": 0, "kv_unified": False, "slot_prompt_similarity": 0.0}
 """The flags that docs/backends.md asks for, under the names of `xllamacpp.CommonParams`."""
 
@@ -48,6 +50,7 @@ def llama_server(
 
     `flags` are fields of `xllamacpp.CommonParams`; 1,024 tokens and two slots without any.
     """
+    require_deep("llama-server")
     port = port or free_port()
     set_to = json.dumps({"api_keys": [key] if key else [], **(flags or {})})
     command = [sys.executable, "-c", _SERVE, str(model), str(port), set_to]

@@ -24,9 +24,12 @@ from edgewise import (
     Token,
 )
 from edgewise.addresses import bundled
+from edgewise.cloud.base import CloudSession
 from edgewise.cloud.bridge import Bridge
+from edgewise.cloud.wrapped import WrappedCloud
 from edgewise.edge.base import Needs
 from edgewise.errors import CloudError, CloudUnavailable, ModelError, UsageError
+from edgewise.loop.decoder import collect
 from edgewise.pair import Wishes, open_models, open_pair
 from edgewise.prompts import prompt_ids
 from edgewise.routers.constant import Constant
@@ -358,6 +361,33 @@ def test_credit_is_carried_from_answer_to_answer() -> None:
         assert asked <= 0.05 * written + 2
         pair.forget()
         assert pair.ask(QUESTION, max_tokens=8).usage.cloud_tokens > 0
+
+
+def test_an_answer_may_have_a_policy_and_a_way_to_the_cloud_of_its_own() -> None:
+    script = replying("blue sky", prompt="Q: sky? A:")
+    asked = list(b"Q: sky? A:")
+    cloud = ScriptedCloud(script)
+
+    class Counted(WrappedCloud):
+        opened = 0
+
+        def open(self, prompt: Prompt) -> CloudSession:
+            Counted.opened += 1
+            return super().open(prompt)
+
+    def shares(pair: Pair, share: float) -> float:
+        policy = Policy(cloud_share=share, threshold=0.0)
+        with pair.stream(asked, policy=policy, around=Counted) as events:
+            return collect(events).usage.cloud_share
+
+    with Pair(ScriptedEdge(script), cloud=cloud, router=Constant(1.0), cloud_share=0.0) as pair:
+        assert pair.ask(asked).usage.cloud_calls == 0
+        # The initial credit is spent once, by answers of one share, whatever others do.
+        assert shares(pair, 0.01) == pytest.approx(2 / 9)
+        assert shares(pair, 0.01) == 0
+        assert shares(pair, 0.02) == pytest.approx(2 / 9)
+        assert shares(pair, 0.02) == 0
+    assert Counted.opened == 4
 
 
 def test_an_abandoned_answer_gives_its_session_and_its_credit_back() -> None:

@@ -71,13 +71,13 @@ def cloud_address(settings: Settings) -> str:
     """Where the cloud model is: as set, else the bundled one beside a bundled edge model."""
     if settings.cloud is not None:
         return meant(settings.cloud)
-    return "bundled" if settings.edge in ("bundled", "bundled:mid") else "none"
+    return "bundled" if settings.edge == "bundled" else "none"
 
 
 def notice(settings: Settings, messages: Sequence[Message]) -> str | None:
     """What must be said beside an answer of the bundled pair to what it was never taught."""
-    pocket = settings.edge in ("bundled", "bundled:mid")
-    if not pocket or cloud_address(settings) not in ("bundled", "bundled:other", "none"):
+    pocket = settings.edge == "bundled"
+    if not pocket or cloud_address(settings) not in ("bundled", "none"):
         return None
     asked = [message.content for message in messages if message.role == "user"]
     return OUT_OF_DEPTH if asked and not familiar().knows(asked[-1]) else None

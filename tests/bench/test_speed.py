@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from edgewise.bench.speed import measure, score_seconds
 from edgewise.edge.base import Needs, Step
 from edgewise.edge.kv import Outputs
 from edgewise.edge.llamacpp import LlamaModel
@@ -17,6 +16,7 @@ from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
+from edgewise_lab.bench.speed import measure, score_seconds
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ import pytest
 
 from edgewise import Pair
 from edgewise.addresses import bundled
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.testing.link import Link, Quality
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Edgewise
 from tests.llama_server_process import llama_server
 
@@ -134,6 +134,7 @@ class Terminal:
         os.close(self._master)
 
 
+@pytest.mark.deep
 def test_an_interrupted_answer_is_kept(tmp_path: Path) -> None:
     with llama_server(bundled("cloud")) as engine:
         link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=0.3))
@@ -164,6 +165,7 @@ def test_an_interrupted_answer_is_kept(tmp_path: Path) -> None:
     assert saved["messages"][1]["content"]
 
 
+@pytest.mark.deep
 def test_local_keeps_everything_from_there_on_here(edgewise: Edgewise, tmp_path: Path) -> None:
     lines = (
         f"/local now\n{QUESTION}\n/local\nTell me about copper.\n/mode cloud\n{QUESTION}\n"

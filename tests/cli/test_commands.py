@@ -12,9 +12,9 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.cli.render import printable
-from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.testing.link import Link, Quality
+from edgewise_lab.evaluation.tasks.grading import is_right, is_strictly_right
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Run
 from tests.llama_server_process import llama_server
 
@@ -97,6 +97,7 @@ def test_an_answer_goes_on_until_the_context_is_full_and_a_cut_is_told(cli: Run)
     assert "cut" not in cli("run", QUESTION).stderr
 
 
+@pytest.mark.deep
 def test_an_interrupted_answer_leaves_what_it_came_to(tmp_path: Path) -> None:
     with llama_server(bundled("cloud")) as engine:
         link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=0.3))
@@ -166,6 +167,7 @@ def test_a_stop_string_ends_the_answer(cli: Run) -> None:
     assert told["finish_reason"] == "stop"
 
 
+@pytest.mark.deep
 def test_run_against_a_real_llama_server(cli: Run) -> None:
     local = output(cli("run", QUESTION, "--json", "--threshold", "0"))
     with llama_server(bundled("cloud"), key="sk-right") as url:

@@ -52,6 +52,7 @@ def test_a_limit_for_an_answer(edgewise: Edgewise) -> None:
     assert (none["cloud_calls"], none["cost"]["paid"]) == (0, 0)
 
 
+@pytest.mark.deep
 def test_a_limit_for_a_day_holds_over_runs(edgewise: Edgewise, state: Path) -> None:
     with llama_server(bundled("cloud")) as engine:
         asked = ("run", QUESTION, "--cloud", engine, "--threshold", "0", "--max-tokens", "6")

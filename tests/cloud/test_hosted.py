@@ -21,11 +21,11 @@ from edgewise.errors import (
 )
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.testing.engine_dialects import HOSTED, Dialect
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_engine import Edited, ScriptedEngine, reply_to
 from tests.cloud.dialects import said, serving
 from tests.cloud.recording import recording
+from tests.doubles.engine_dialects import HOSTED, Dialect
+from tests.doubles.scripted_engine import Edited, ScriptedEngine, reply_to
 
 IDS = list(b"sky: ")
 NAMES = [f"accounts/a/models/m-{number}" for number in range(400)]

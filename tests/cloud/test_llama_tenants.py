@@ -308,6 +308,7 @@ FLAGS: dict[str, Mapping[str, float]] = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
 def test_at_a_real_server_no_more_is_cached_than_the_tenant_itself_has_asked(
     flags: Mapping[str, float],
@@ -348,6 +349,7 @@ def test_at_a_real_server_no_more_is_cached_than_the_tenant_itself_has_asked(
     assert len(cached) > 40
 
 
+@pytest.mark.deep
 def test_at_a_real_server_a_slot_asked_to_reuse_nothing_computes_everything() -> None:
     async def work(engine: LlamaServerEngine) -> None:
         await engine.probe()

@@ -28,8 +28,8 @@ from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from edgewise.testing.scripted_engine import ScriptedEngine
 from tests.cloud.dialects import said, serving, vllm_routes
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine
 from tests.llama_server_process import free_port, llama_server
 
@@ -283,6 +283,7 @@ def test_an_answer_goes_on_or_ends_with_a_cloud_error(
         assert collect(iter(events)).text == "aaa" + TEXT[3:]
 
 
+@pytest.mark.deep
 def test_a_real_llama_server_that_comes_back_with_another_model(other_path: Any) -> None:
     """As it was met: one question, and the process aborted in `llama_token_to_piece`."""
     port = free_port()

@@ -29,13 +29,14 @@ from edgewise.pair import Pair, open_pair
 from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.routers.constant import Random
 from edgewise.settings import Settings
-from edgewise.testing.engine_dialects import Dialect
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
-from edgewise.testing.scripted_engine import Misdeed, ScriptedEngine
 from edgewise.wire.protocol import Ask, Push, from_device
 from tests.cloud.recording import Recorder, ids_of, recording
+from tests.doubles.engine_dialects import Dialect
+from tests.doubles.scripted_engine import Misdeed, ScriptedEngine
 from tests.gateway.running import gateway
 from tests.llama_server_process import free_port, llama_server
+from tests.pocket_models import OTHER
 
 CLOUDS: dict[str, Callable[[str], CloudModel]] = {
     "llama-server": LlamaServer,
@@ -288,6 +289,7 @@ def test_new_is_what_was_not_told_in_its_place(sent: list[tuple[str, list[int]]]
         about.close()
 
 
+@pytest.mark.deep
 def test_the_bundled_pair_over_a_real_engine_and_a_gateway() -> None:
     """By the usage of real answers, against the bodies that a real llama-server was sent."""
     with llama_server(bundled("cloud")) as engine, gateway([engine]) as running:
@@ -306,11 +308,12 @@ def test_the_bundled_pair_over_a_real_engine_and_a_gateway() -> None:
                 assert sum(len(ids_of(one)) for one in crossed) == sent.tokens
 
 
+@pytest.mark.deep
 def test_across_a_bridge_the_record_is_in_the_clouds_ids(tmp_path: Path) -> None:
     """What travels, and what it says, by the vocabulary that it travels in."""
     file = tmp_path / "sent.jsonl"
     chosen = Settings(
-        edge="bundled:other",
+        edge=str(OTHER),
         cloud_tokenizer="bundled",
         router="random",
         threshold=0.5,

@@ -19,13 +19,13 @@ from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudRejected, VocabularyMismatch
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.prompts import Message, Prompt, prompt_ids
 from edgewise.sampling import Sampling
-from edgewise.testing.engine_dialects import HOSTED, Dialect
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, replying
-from edgewise.testing.scripted_engine import ScriptedEngine
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from tests.doubles.engine_dialects import HOSTED, Dialect
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 from tests.vllm_process import vllm
@@ -61,9 +61,10 @@ def tokenizer() -> Iterator[Tokenizer]:
 
 
 VLLM = {"vllm": ("--enable-scale-out",), "vllm_completions": ()}
-BACKENDS = ["local", "llama_server", "gateway", "scripted", *HOSTED]
+BACKENDS = ["local", "scripted", *HOSTED]
+REAL = ["llama_server", "gateway"]
 if "VLLM_PYTHON" in os.environ:  # see `make test-vllm`
-    BACKENDS += VLLM
+    REAL += VLLM
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,10 @@ def scripted_api(name: Dialect) -> Iterator[Backend]:
     engine.close()
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(
+    scope="module",
+    params=[*BACKENDS, *[pytest.param(name, marks=pytest.mark.deep) for name in REAL]],
+)
 def backend(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Iterator[Backend]:
     prompt = prompt_ids(tokenizer, [Message("user", pocketqa().questions[0].prompt)])
     if request.param == "scripted":

@@ -13,13 +13,13 @@ from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import Chunk, EdgeAbilities, EdgeModel, Floats, Needs, Sequences, Step
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudUnavailable, ContextOverflow
-from edgewise.rollouts.base import Continuation, OneByOne, Prefix, Rollouts
-from edgewise.rollouts.cloud import CloudRollouts
-from edgewise.rollouts.open import cloud_rollouts, edge_rollouts
-from edgewise.rollouts.together import Together
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, EOT, Script, ScriptedEdge, noise
+from edgewise_lab.rollouts.base import Continuation, OneByOne, Prefix, Rollouts
+from edgewise_lab.rollouts.cloud import CloudRollouts
+from edgewise_lab.rollouts.open import cloud_rollouts, edge_rollouts
+from edgewise_lab.rollouts.together import Together
 
 N = 12
 

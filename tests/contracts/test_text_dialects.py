@@ -19,14 +19,14 @@ from edgewise.engines.text import GoneOn, TextEngine
 from edgewise.engines.text_dialects import TEXT_DIALECTS, CompletionsText
 from edgewise.engines.vllm import VllmEngine
 from edgewise.errors import CloudRejected
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.prompts import Message, prompt_ids
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_text import ScriptedText, numbers
-from edgewise.testing.text_wishes import TEMPLATE
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests import llama_cpp_server_process
 from tests.background import Background
+from tests.doubles.scripted_text import ScriptedText, numbers
+from tests.doubles.text_wishes import TEMPLATE
 from tests.llama_server_process import llama_server
 from tests.vllm_process import vllm
 
@@ -75,9 +75,7 @@ VLLM = {
     "vllm-text at vLLM": "vllm-text",
     "completions at vLLM": "completions",
 }
-SERVERS = [*TEXT_DIALECTS, *LLAMA_SERVER]
-if "VLLM_PYTHON" in os.environ:  # see `make test-vllm`
-    SERVERS += VLLM
+REAL = [*LLAMA_SERVER, *(VLLM if "VLLM_PYTHON" in os.environ else ())]  # see `make test-vllm`
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +139,9 @@ def opened(dialect: str, url: str, tokenizer: Tokenizer) -> TextEngine:
     return TEXT_DIALECTS[dialect](url)
 
 
-@pytest.fixture(params=SERVERS)
+@pytest.fixture(
+    params=[*TEXT_DIALECTS, *[pytest.param(name, marks=pytest.mark.deep) for name in REAL]]
+)
 def api(
     request: pytest.FixtureRequest, background: Background, own: LlamaModel, servers: Any
 ) -> Iterator[Api]:
@@ -247,6 +247,7 @@ def test_a_prompt_beyond_the_context_is_rejected(api: Api) -> None:
         api.do(api.engine.go_on(long, "", 1, GREEDY))
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not llama_cpp_server_process.HERE, reason="needs llama-cpp-python[server]")
 def test_a_second_real_server_begins_anew_by_chat_and_goes_on_by_completions(
     background: Background, servers: Any, own: LlamaModel

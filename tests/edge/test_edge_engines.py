@@ -13,9 +13,9 @@ from edgewise.errors import AddressError, UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.parts import open_edge, open_router
-from edgewise.rollouts.base import Prefix
-from edgewise.rollouts.open import edge_rollouts
 from edgewise.settings import Settings, load
+from edgewise_lab.rollouts.base import Prefix
+from edgewise_lab.rollouts.open import edge_rollouts
 
 ENGINE = '''
 """An edge engine as a package would bring it: what it has, and no more."""

@@ -466,6 +466,11 @@ def test_an_interrupt_in_a_callback_is_not_lost(
         return real(*arguments)
 
     monkeypatch.setattr(llama_cpp, call, pressed)
-    with pytest.raises(KeyboardInterrupt):
-        load(bpe_path)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    # Where this runs in a script's background SIGINT is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            load(bpe_path)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -11,13 +11,13 @@ from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import Needs, Step
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.consults import Spread, Weighed, curve, spread, weigh
-from edgewise.evaluation.systems import Decoded, paired
-from edgewise.evaluation.tasks.base import Question, Task
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.routers.uncertainty import Entropy
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
+from edgewise_lab.evaluation.consults import Spread, Weighed, curve, spread, weigh
+from edgewise_lab.evaluation.systems import Decoded, paired
+from edgewise_lab.evaluation.tasks.base import Question, Task
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 PROMPT = "How many?"
 EDGE, CLOUD = "A: 7.", "B: 8."

@@ -11,8 +11,12 @@ from edgewise.addresses import bundled
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudTimeout
-from edgewise.evaluation.baselines import CommitPoint, commit_point
-from edgewise.evaluation.systems import (
+from edgewise.routers.constant import Constant
+from edgewise.routers.uncertainty import Margin
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import EOS, EOT, ByteTokenizer, ScriptedEdge, replying
+from edgewise_lab.evaluation.baselines import CommitPoint, commit_point
+from edgewise_lab.evaluation.systems import (
     CloudAlone,
     Decoded,
     Outcome,
@@ -23,11 +27,7 @@ from edgewise.evaluation.systems import (
     question_ids,
     text_of,
 )
-from edgewise.evaluation.tasks.base import Question
-from edgewise.routers.constant import Constant
-from edgewise.routers.uncertainty import Margin
-from edgewise.testing.scripted_cloud import ScriptedCloud
-from edgewise.testing.scripted_edge import EOS, EOT, ByteTokenizer, ScriptedEdge, replying
+from edgewise_lab.evaluation.tasks.base import Question
 
 PROMPT = "Which?"
 QUESTION = Question("q", "zoo", PROMPT, "dog", "choice", choices=("cat", "dog"))

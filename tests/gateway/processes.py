@@ -17,6 +17,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.deep import require_deep
+
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 60
 HAPROXY = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
@@ -127,6 +129,7 @@ def haproxy(configuration: Path, numbers: str, **environment: str) -> Iterator[N
 
     It is there once it shows its `numbers`.
     """
+    require_deep("haproxy")
     assert HAPROXY is not None, "haproxy is required here and missing"
     command = [HAPROXY, "-db", "-f", str(configuration)]
     kept = os.environ | environment

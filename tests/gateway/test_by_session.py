@@ -9,10 +9,10 @@ import pytest
 from edgewise.engines.base import Client
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.sampling import Sampling
-from edgewise.testing.scripted_engine import ScriptedEngine, reply_to
+from tests.doubles.scripted_engine import ScriptedEngine, reply_to
 from tests.gateway.processes import ROOT, haproxy, lasting_port, metric, needs_haproxy, until
 
-pytestmark = needs_haproxy
+pytestmark = [needs_haproxy, pytest.mark.deep]
 
 CONFIGURATION = ROOT / "deploy" / "kubernetes" / "by-session" / "haproxy.cfg"
 SESSIONS = [f"session-{number}" for number in range(16)]

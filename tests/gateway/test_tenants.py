@@ -56,6 +56,7 @@ def keys(tmp_path: Path) -> tuple[Path, list[str]]:
     ]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("flags", "aside"), [({}, False), (RECOMMENDED, True)])
 def test_the_attack_reads_secrets_where_nothing_keeps_sessions_apart(
     tokenizer: Tokenizer, flags: Mapping[str, float], aside: bool
@@ -70,6 +71,7 @@ def test_the_attack_reads_secrets_where_nothing_keeps_sessions_apart(
     assert found.right >= found.tokens - 1
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
 def test_the_meter_tells_one_key_nothing_of_another(
     tokenizer: Tokenizer, flags: Mapping[str, float]
@@ -187,6 +189,7 @@ def test_a_key_named_as_nobodys_is_a_tenant_as_well(tmp_path: Path) -> None:
     assert [client.tenant for client in engine.clients] == ["anybody"]
 
 
+@pytest.mark.deep
 def test_with_the_recommended_flags_a_key_still_reuses_its_own(
     tokenizer: Tokenizer, keys: tuple[Path, list[str]]
 ) -> None:
@@ -210,6 +213,7 @@ def test_with_the_recommended_flags_a_key_still_reuses_its_own(
     assert 'prompt_tokens_total{cache="hit"} 196.0' in counted
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("flags", "with_keys", "said"),
     [
@@ -301,6 +305,7 @@ def test_a_prefill_of_another_tenants_is_forgotten_as_well() -> None:
     asyncio.run(work())
 
 
+@pytest.mark.deep
 def test_what_the_table_of_abilities_says_of_a_llama_server() -> None:
     async def work() -> Abilities:
         engine = LlamaServerEngine(url)

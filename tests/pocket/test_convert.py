@@ -20,8 +20,8 @@ from edgewise.edge.hub_tokenizer import HubTokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.onnx import OnnxModel
 from edgewise.edge.vocabulary import fingerprint
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.prompts import Message, prompt_ids
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from pocket.convert.__main__ import convert
 from pocket.convert.weights import Source, read
 from tests.hybrid_models import HybridPaths

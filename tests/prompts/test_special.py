@@ -15,8 +15,8 @@ from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp_vocab import LlamaTokenizer
 from edgewise.errors import UsageError
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.prompts import Message, prompt_from, prompt_ids, render
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests import models
 
 CHATML = models.TEMPLATE

@@ -170,6 +170,7 @@ def test_provenance_is_told_on_demand(url: str) -> None:
     assert {token["source"] for token in told} == {"edge", "cloud"}
 
 
+@pytest.mark.deep
 def test_guesses_are_told_while_a_consult_flies() -> None:
     with llama_server(bundled("cloud")) as engine:
         link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=0.1))

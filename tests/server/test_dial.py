@@ -7,8 +7,8 @@ import httpx2
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.testing import Link
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 from tests.server.serving import serving
@@ -86,6 +86,7 @@ def replied(url: str, model: str, prompt: str) -> tuple[str, int]:
     return found["choices"][0]["message"]["content"], found["usage"]["edgewise"]["cloud_tokens"]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("through", ["engine", "gateway"])
 def test_edge_only_answers_make_no_connection(through: str) -> None:
     question = pocketqa().questions[0].prompt

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from edgewise.cloud.engine import LlamaServer
-from edgewise.testing.scripted_engine import Misbehaviour, ScriptedEngine
+from tests.doubles.scripted_engine import Misbehaviour, ScriptedEngine
 from tests.server.in_process import CHAT, TEXT, app
 
 QUESTION = "Tell me about copper."

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from fastapi import Request
 
-from edgewise.keys.key_file import ANYBODY
+from edgewise.keys.keys import ANYBODY
 from edgewise.prompts import Message, Prompt
 from edgewise.server.answering import Unread
 from edgewise.server.callers import Caller, Callers
@@ -83,6 +83,7 @@ def completion(prompt: object) -> tuple[str, bytes]:
     return "/v1/completions", json.dumps(body).encode()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("context", "spaces"),
     [
@@ -137,6 +138,7 @@ WRONG = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("which", WRONG)
 def test_a_body_of_a_million_faults_names_one(which: str) -> None:
     body, param = WRONG[which]

@@ -64,6 +64,7 @@ async def leave_early(session: aiohttp.ClientSession, url: str, *, stream: bool)
         await asyncio.wait_for(read(), 0.1)
 
 
+@pytest.mark.deep
 def test_a_client_that_leaves_frees_its_place() -> None:
     async def until_free(url: str, *, stream: bool) -> None:
         async with aiohttp.ClientSession() as session:

@@ -138,6 +138,7 @@ def test_any_way_leads_to_the_same_logits(model: LlamaModel, prompt: list[int]) 
                 assert np.abs(logits - wanted).max() <= TOLERANCE * np.abs(wanted).max()
 
 
+@pytest.mark.deep
 def test_log_probs_are_llama_servers(
     model: LlamaModel, prompt: list[int], smollm2_path: Path
 ) -> None:
@@ -179,6 +180,7 @@ def test_a_cloud_of_the_same_weights_changes_nothing(
     assert answer.text == text
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("share", [None, 0.5])
 def test_running_ahead_changes_no_answer(
     smaller: LlamaModel, prompt: list[int], smollm2_path: Path, share: float | None

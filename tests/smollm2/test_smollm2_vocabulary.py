@@ -88,6 +88,7 @@ def test_the_template_is_rendered_as_published(model: LlamaModel) -> None:
     assert prompt_ids(model.tokenizer, TALKS[0]) == written
 
 
+@pytest.mark.deep
 def test_prompts_are_llama_servers(model: LlamaModel, smollm2_path: Path) -> None:
     """Which renders by an engine of its own."""
     with llama_server(smollm2_path) as url, httpx2.Client(base_url=url, trust_env=False) as server:
@@ -99,6 +100,7 @@ def test_prompts_are_llama_servers(model: LlamaModel, smollm2_path: Path) -> Non
             assert prompt_ids(model.tokenizer, talk) == ids
 
 
+@pytest.mark.deep
 def test_all_ids_are_llama_servers(
     model: LlamaModel, hub: HubTokenizer, smollm2_path: Path
 ) -> None:

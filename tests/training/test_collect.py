@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from edgewise.errors import UsageError
-from edgewise.evaluation.tasks.base import Question, Task
-from edgewise.rollouts.base import Continuation, Done, OneByOne, Prefix, ignore
 from edgewise.routers.features import features, needs_of, top_of
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
-from edgewise.training.collect import (
+from edgewise_lab.evaluation.tasks.base import Question, Task
+from edgewise_lab.rollouts.base import Continuation, Done, OneByOne, Prefix, ignore
+from edgewise_lab.training.collect import (
     COLUMNS,
     KEPT,
     Sample,

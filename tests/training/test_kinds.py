@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from edgewise.errors import UsageError
-from edgewise.training.data import Data
-from edgewise.training.kinds import Fitted, Recipe, fit_of, fitted
+from edgewise_lab.training.data import Data
+from edgewise_lab.training.kinds import Fitted, Recipe, fit_of, fitted
 from tests.training.linear import KIND, Linear
 
 HERE = __name__

@@ -9,22 +9,22 @@ import pytest
 
 from edgewise.edge.base import Floats
 from edgewise.errors import UsageError
-from edgewise.evaluation.systems import paired
-from edgewise.evaluation.tasks.base import Question
-from edgewise.rollouts.base import Continuation, Done, OneByOne, Prefix, ignore
 from edgewise.routers.constant import Constant
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, SIZE, ScriptedEdge, replying
-from edgewise.training.collect import Sample, Text
-from edgewise.training.data import Objective
-from edgewise.training.labels.base import Case, Label, Labelling, Rollout, Writer
-from edgewise.training.labels.citer import Citer
-from edgewise.training.labels.co_llm import CoLlm
-from edgewise.training.labels.labelling import kept_values, label_all
-from edgewise.training.labels.mismatch import Mismatch
-from edgewise.training.labels.named import LABELS, labels_named
-from edgewise.training.labels.value import Value
-from edgewise.training.mixed import PairRollouts
+from edgewise_lab.evaluation.systems import paired
+from edgewise_lab.evaluation.tasks.base import Question
+from edgewise_lab.rollouts.base import Continuation, Done, OneByOne, Prefix, ignore
+from edgewise_lab.training.collect import Sample, Text
+from edgewise_lab.training.data import Objective
+from edgewise_lab.training.labels.base import Case, Label, Labelling, Rollout, Writer
+from edgewise_lab.training.labels.citer import Citer
+from edgewise_lab.training.labels.co_llm import CoLlm
+from edgewise_lab.training.labels.labelling import kept_values, label_all
+from edgewise_lab.training.labels.mismatch import Mismatch
+from edgewise_lab.training.labels.named import LABELS, labels_named
+from edgewise_lab.training.labels.value import Value
+from edgewise_lab.training.mixed import PairRollouts
 
 PROMPT = "How many?"
 QUESTION = Question("q", "sums", PROMPT, "7", "number")

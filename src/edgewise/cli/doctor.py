@@ -11,9 +11,17 @@ import typer
 
 from edgewise import parts
 from edgewise.addresses import is_url
-from edgewise.bench.frontier.advice import TYPICAL_CHANGED, Advice, advise, outlook
-from edgewise.bench.frontier.formulas import MeasuredConditions, money
-from edgewise.bench.frontier.paces import CloudPace, cloud_pace, edge_step
+from edgewise.advice import (
+    TYPICAL_CHANGED,
+    Advice,
+    CloudPace,
+    MeasuredConditions,
+    advise,
+    cloud_pace,
+    edge_step,
+    money,
+    outlook,
+)
 from edgewise.cli import options, render
 from edgewise.cli.options import COSTS, MODELS, RECORD, SAMPLING, VIEW, takes
 from edgewise.cloud.base import CloudModel

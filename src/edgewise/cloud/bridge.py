@@ -61,6 +61,10 @@ class Bridge(CloudModel):
         seen = f", {self._view.name}" if self._view.name else ""
         return f"{self.cloud.identity()} at {'words' if self._words else 'seams'}{seen}"
 
+    @property
+    def here(self) -> bool:
+        return self.cloud.here
+
     def stays(self, prompt: Prompt) -> bool:
         return self._view.stays(preceding(self.edge, prompt))
 
@@ -196,7 +200,7 @@ class GoingByIds:
         return then(asked, self._part)
 
     def _part(self, completion: Completion) -> Part:
-        """Raises `CloudProtocolError` for a completion that is none."""
+        """Raises `CloudProtocolError` for an invalid completion."""
         own = self._own
         prompt = len(self._known) + len(self._written)
         completion.check(asked=self._step, prompt=prompt, size=own.size)

@@ -172,7 +172,7 @@ class LlamaModel(EdgeModel):
             import gguf
         except ImportError as error:
             raise UsageError(
-                "Reading embeddings needs gguf", hint="pip install 'edgewise[train]'"
+                "Reading embeddings needs gguf", hint="pip install 'edgewise[lab]'"
             ) from error
         for tensor in gguf.GGUFReader(self.path).tensors:
             if tensor.name == _EMBEDDINGS:

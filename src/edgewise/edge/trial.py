@@ -17,10 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
-from edgewise.addresses import bundled
+from edgewise.addresses import bundled, parts_of
 from edgewise.edge import binding
 from edgewise.errors import ModelError
-from edgewise.model_files import parts_of
 
 HEARD = 3
 """Exit status of a child that was refused by llama.cpp in words: the caller will hear them too."""

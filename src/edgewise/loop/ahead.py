@@ -38,7 +38,6 @@ class Read(NamedTuple):
     """
 
     score: float
-    proposed: int
     token: int
     logprob: float
     step: Step
@@ -100,20 +99,18 @@ class Reader:
             )
         if self._constraint is None:
             token = self._sampling.choose(step)
-            read = Read(score, step.proposed, token, step.logprob(token), step)
+            read = Read(score, token, step.logprob(token), step)
         else:
             read = self._constrained(step, score, self._constraint.allowed(ids, guesses))
         return read.detailed() if self._candidates else read
 
     def _constrained(self, step: Step, score: float, allowed: Allowed) -> Read:
         """With the token that is drawn, or the likeliest, of those that are allowed."""
-        proposed = step.proposed
-        if not (proposed < len(allowed.mask) and allowed.mask[proposed]):
-            proposed = Sampling().choose(step, allowed.mask)
-        token = proposed
-        if not self._sampling.greedy:
+        token = step.proposed
+        likeliest = token < len(allowed.mask) and bool(allowed.mask[token])
+        if not (self._sampling.greedy and likeliest):
             token = self._sampling.choose(step, allowed.mask)
-        return Read(score, proposed, token, step.logprob(token), step, forced=allowed.forced)
+        return Read(score, token, step.logprob(token), step, forced=allowed.forced)
 
 
 class RunAhead:
