@@ -23,7 +23,7 @@ from edgewise.server.requests import (
     MAX_ARGUMENTS,
     ChatMessage,
     ChatRequest,
-    Conversation,
+    Dialect,
     FunctionCall,
     FunctionDefinition,
     FunctionName,
@@ -51,7 +51,7 @@ def routes(models: Models) -> APIRouter:
 
 
 async def prepared(
-    models: Models, asked: Conversation, request: Request, *, joins: bool = False
+    models: Models, asked: Dialect, request: Request, *, joins: bool = False
 ) -> tuple[Answering, DecodeRequest, "ChatReply"]:
     """The pair, the request to it, and the writer of the reply. Raises `ApiError`.
 

@@ -47,13 +47,13 @@ from edgewise.server.requests import (
     StreamOptions,
     Strict,
     Temperature,
-    TextPart,
     TokenLimit,
     TopK,
     TopP,
     few_parts,
     ignored,
     ignored_header,
+    text_parts,
 )
 from edgewise.server.streaming import described, queued, reply_with
 
@@ -128,7 +128,7 @@ class AnthropicTurn(Strict):
             return
         for block in self.content:
             if isinstance(block, ToolResult):
-                content = _content(block.content or "")
+                content = text_parts(block.content or "")
                 yield made(role="tool", content=content, tool_call_id=block.tool_use_id)
         calls = [
             call_of(block.id, block.name, msgspec.json.encode(block.input).decode())
@@ -137,15 +137,7 @@ class AnthropicTurn(Strict):
         ]
         text = any(isinstance(block, TextBlock) for block in self.content)
         if calls or text or not self.content:
-            yield made(role=self.role, content=_content(self.content), tool_calls=calls or None)
-
-
-def _content(content: str | Sequence[Block]) -> str | list[TextPart]:
-    """The text of a turn; agents' blocks are paragraphs."""
-    if isinstance(content, str):
-        return content
-    made = TextPart.model_construct
-    return [made(type="text", text=one.text) for one in content if isinstance(one, TextBlock)]
+            yield made(role=self.role, content=text_parts(self.content), tool_calls=calls or None)
 
 
 class AnthropicTool(Strict):
@@ -242,7 +234,7 @@ class CountRequest(Strict):
 
     def turns(self) -> list[ChatMessage]:
         """The same as a chat's."""
-        system = _content(self.system) if self.system else ""
+        system = text_parts(self.system) if self.system else ""
         made = Paragraphs.model_construct
         turns: list[ChatMessage] = [made(role="system", content=system)] if system else []
         for turn in self.messages:

@@ -212,6 +212,14 @@ class TextPart(Strict):
     text: BoundedText
 
 
+def text_parts(content: str | Sequence[Any]) -> str | list[TextPart]:
+    """A dialect's content as a chat's; parts without text are left out."""
+    if isinstance(content, str):
+        return content
+    made = TextPart.model_construct
+    return [made(type="text", text=one.text) for one in content if hasattr(one, "text")]
+
+
 class MessageOptions(Strict):
     """With `cloud` "none" neither the message nor what follows it is ever sent to the cloud."""
 
@@ -323,7 +331,7 @@ def _parts(turn: object) -> list[object]:
     return [part for one in both if isinstance(one, list) for part in cast(list[object], one)]
 
 
-class Conversation(Protocol):
+class Dialect(Protocol):
     """A request of any dialect that is a conversation."""
 
     @property

@@ -44,13 +44,13 @@ from edgewise.server.requests import (
     Strict,
     Temperature,
     TextFormat,
-    TextPart,
     TokenLimit,
     TopLogprobs,
     TopP,
     few_parts,
     ignored,
     refused,
+    text_parts,
 )
 from edgewise.server.streaming import described, reply_with
 
@@ -249,20 +249,14 @@ class ResponsesRequest(Strict):
             return [*turns, made(role="user", content=self.input)]
         for item in self.input:
             if isinstance(item, InputMessage):
-                turns.append(made(role=item.role, content=_content(item.content)))
+                turns.append(made(role=item.role, content=text_parts(item.content)))
             elif isinstance(item, CallItem):
                 calls = [call_of(item.call_id, item.name, item.arguments)]
                 turns.append(made(role="assistant", content="", tool_calls=calls))
             elif isinstance(item, OutputItem):
-                content = _content(item.output)
+                content = text_parts(item.output)
                 turns.append(made(role="tool", content=content, tool_call_id=item.call_id))
         return turns
-
-
-def _content(content: str | Sequence[InputText]) -> str | list[TextPart]:
-    if isinstance(content, str):
-        return content
-    return [TextPart.model_construct(type="text", text=part.text) for part in content]
 
 
 def routes(models: Models) -> APIRouter:
