@@ -163,9 +163,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gpu_layers: Annotated[
         int | Literal["auto"], _about("machine", "Layers on the GPU: auto or a number.")
     ] = "auto"
-    swa_full: Annotated[
-        bool, _about("machine", "Keep all ids in the edge's layers with sliding windows.")
-    ] = True
     sent_counts: Annotated[
         bool, _about("record", "Keep counts, never text, of what leaves, for edgewise sent.")
     ] = True
