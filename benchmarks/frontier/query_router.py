@@ -17,7 +17,7 @@ from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard, read_card
 from edgewise.routers.features import features
 from edgewise.routers.named import router_of
-from edgewise_lab.evaluation.journal import append, claim, read
+from edgewise_lab.evaluation.store import append, claim, read
 from edgewise_lab.evaluation.systems import CloudAlone, edge_alone, question_ids
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa

@@ -11,7 +11,7 @@ from edgewise.addresses import bundled
 from edgewise.cli import render
 from edgewise_lab.commands import tables
 from edgewise_lab.evaluation.report import rows
-from edgewise_lab.evaluation.sweep import Cell
+from edgewise_lab.evaluation.store import Cell
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Edgewise
 from tests.cli.test_tables import LONG, found, outcomes

@@ -12,7 +12,7 @@ from rich.table import Table
 from edgewise.cli import render
 from edgewise_lab.commands import tables
 from edgewise_lab.evaluation.report import CLOUD, EDGE, rows
-from edgewise_lab.evaluation.sweep import Cell
+from edgewise_lab.evaluation.store import Cell
 from edgewise_lab.evaluation.systems import Outcome
 
 FAMILIES = ("facts", "two-hop", "steps", "sorting", "choices", "free-text")

@@ -15,16 +15,19 @@ from edgewise.testing.scripted_edge import EOS, SIZE, ScriptedEdge, replying
 from edgewise_lab.evaluation.systems import paired
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.rollouts.base import Continuation, Done, OneByOne, Prefix, ignore
-from edgewise_lab.training.collect import Sample, Text
+from edgewise_lab.training.collect import PairRollouts, Sample, Text
 from edgewise_lab.training.data import Objective
-from edgewise_lab.training.labels.base import Case, Label, Labelling, Rollout, Writer
-from edgewise_lab.training.labels.citer import Citer
-from edgewise_lab.training.labels.co_llm import CoLlm
-from edgewise_lab.training.labels.labelling import kept_values, label_all
-from edgewise_lab.training.labels.mismatch import Mismatch
+from edgewise_lab.training.labels.base import (
+    Case,
+    Label,
+    Labelling,
+    Rollout,
+    Writer,
+    kept_values,
+    label_all,
+)
 from edgewise_lab.training.labels.named import LABELS, labels_named
-from edgewise_lab.training.labels.value import Value
-from edgewise_lab.training.mixed import PairRollouts
+from edgewise_lab.training.labels.published import Citer, CoLlm, Mismatch, Value
 
 PROMPT = "How many?"
 QUESTION = Question("q", "sums", PROMPT, "7", "number")

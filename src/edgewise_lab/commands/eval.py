@@ -21,9 +21,8 @@ from edgewise_lab.commands import task_options
 from edgewise_lab.commands.tables import figures_tables
 from edgewise_lab.evaluation.cautions import cautions
 from edgewise_lab.evaluation.plan import Contender, Evaluation, manifest
-from edgewise_lab.evaluation.plot import plot
-from edgewise_lab.evaluation.report import Row, as_csv, rows, summary
-from edgewise_lab.evaluation.sweep import Store
+from edgewise_lab.evaluation.report import Row, as_csv, plot, rows, summary
+from edgewise_lab.evaluation.store import Store
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.named import with_calibration
 from edgewise_lab.evaluation.workers import MOST, Work, Workers

@@ -20,22 +20,20 @@ from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.settings import Settings
 from edgewise.testing.link import Link, Quality
-from edgewise_lab.bench.frontier.base import MeasuredSystem
+from edgewise_lab.bench.frontier.billing import MeasuredSystem
 from edgewise_lab.bench.frontier.pair_systems import (
     PLACE_NOTE,
     SPANS_NOTE,
     PairSystems,
     has_choices,
 )
-from edgewise_lab.bench.frontier.plot import plots
 from edgewise_lab.bench.frontier.report import CLOUD, EDGE, Frontier, MeasuredAnswers
 from edgewise_lab.bench.frontier.report import frontier as compared
+from edgewise_lab.bench.frontier.shown import FrontierTable, notes, plots, tables
 from edgewise_lab.bench.frontier.store import MeasuredStore, measure
-from edgewise_lab.bench.frontier.table import FrontierTable, notes, tables
 from edgewise_lab.bench.link import http_target
-from edgewise_lab.bench.pace import UNPACED, Pace
+from edgewise_lab.bench.pace import UNPACED, EnginePace, Pace
 from edgewise_lab.bench.pace import measured as measured_pace
-from edgewise_lab.bench.paced_engine import EnginePace
 from edgewise_lab.commands import task_options
 from edgewise_lab.commands.connecting import connected_cloud, pace_named, served, without_cloud
 from edgewise_lab.commands.eval import contenders_of, require_folder, shares_of

@@ -15,8 +15,8 @@ from edgewise.pair import open_models
 from edgewise.routers.card import Input, read_card
 from edgewise.settings import Settings
 from edgewise_lab.commands import task_options
-from edgewise_lab.evaluation.journal import MANIFEST, claim
 from edgewise_lab.evaluation.plan import manifest
+from edgewise_lab.evaluation.store import MANIFEST, claim
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.named import with_calibration
 from edgewise_lab.training.kinds import Fitted, Recipe, fit_of

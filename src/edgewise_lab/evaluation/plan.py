@@ -13,19 +13,19 @@ from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.routers.named import identity_named, router_named
-from edgewise_lab.evaluation.baselines import CommitPoint
 from edgewise_lab.evaluation.calibration import thresholds_for
 from edgewise_lab.evaluation.oracle import Oracle
-from edgewise_lab.evaluation.query_level import query_level
 from edgewise_lab.evaluation.report import CLOUD, EDGE
-from edgewise_lab.evaluation.sweep import Answers, Cell, Store, run
+from edgewise_lab.evaluation.store import Answers, Cell, Store, run
 from edgewise_lab.evaluation.systems import (
     CloudAlone,
+    CommitPoint,
     Decoded,
     Outcome,
     System,
     edge_alone,
     paired,
+    query_level,
     require_room,
 )
 from edgewise_lab.evaluation.tasks.base import Task

@@ -22,9 +22,16 @@ from edgewise.parts import open_router
 from edgewise.routers.base import Router
 from edgewise.routers.named import router_named
 from edgewise.settings import Settings
-from edgewise_lab.evaluation.baselines import CommitPoint
 from edgewise_lab.evaluation.oracle import Oracle
-from edgewise_lab.evaluation.systems import CloudAlone, Decoded, Outcome, System, edge_alone, paired
+from edgewise_lab.evaluation.systems import (
+    CloudAlone,
+    CommitPoint,
+    Decoded,
+    Outcome,
+    System,
+    edge_alone,
+    paired,
+)
 from edgewise_lab.evaluation.tasks.base import Question
 
 MOST = 64

@@ -8,11 +8,11 @@ LABELS: Registry[type[Label]] = Registry(
     "label",
     "edgewise.labels",
     {
-        "value": "edgewise_lab.training.labels.value:Value",
-        "mismatch": "edgewise_lab.training.labels.mismatch:Mismatch",
-        "co-llm": "edgewise_lab.training.labels.co_llm:CoLlm",
-        "citer": "edgewise_lab.training.labels.citer:Citer",
-        "r2r": "edgewise_lab.training.labels.r2r:R2R",
+        "value": "edgewise_lab.training.labels.published:Value",
+        "mismatch": "edgewise_lab.training.labels.published:Mismatch",
+        "co-llm": "edgewise_lab.training.labels.published:CoLlm",
+        "citer": "edgewise_lab.training.labels.published:Citer",
+        "r2r": "edgewise_lab.training.labels.published:R2R",
     },
     wanted=("of", "trial", "rounds", "options", "text", "writers", "objective", "hidden"),
 )
