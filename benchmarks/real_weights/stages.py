@@ -27,7 +27,7 @@ from edgewise_lab.evaluation.report import EDGE
 from edgewise_lab.evaluation.store import Cell, Store
 from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Task
-from edgewise_lab.training.kinds import Fitted, Recipe
+from edgewise_lab.training.fit import Fitted, Recipe
 from edgewise_lab.training.labels.published import Value
 from edgewise_lab.training.router import Training
 

@@ -34,9 +34,9 @@ from edgewise_lab.bench.frontier.store import MeasuredStore, measure
 from edgewise_lab.bench.link import http_target
 from edgewise_lab.bench.pace import UNPACED, EnginePace, Pace
 from edgewise_lab.bench.pace import measured as measured_pace
-from edgewise_lab.commands import task_options
-from edgewise_lab.commands.connecting import connected_cloud, pace_named, served, without_cloud
+from edgewise_lab.commands import shared
 from edgewise_lab.commands.eval import contenders_of, require_folder, shares_of
+from edgewise_lab.commands.shared import connected_cloud, pace_named, served, without_cloud
 from edgewise_lab.evaluation.calibration import thresholds_for
 from edgewise_lab.evaluation.plan import Contender, manifest
 from edgewise_lab.evaluation.systems import require_room
@@ -56,11 +56,11 @@ COMMIT_POINT, LARGER_EDGE = "commit point", "larger edge"
     unaffected=[*DRAWS, "on_cloud_error", "push", *SERVING, *RECORD],
 )
 def frontier(
-    task: task_options.TaskName = "pocketqa",
+    task: shared.TaskName = "pocketqa",
     *,
-    data: task_options.Data = None,
-    check: task_options.Check = None,
-    max_tokens: task_options.MaxTokens = None,
+    data: shared.Data = None,
+    check: shared.Check = None,
+    max_tokens: shared.MaxTokens = None,
     chosen: Settings,
     router: Annotated[
         list[str] | None, typer.Option(metavar="ROUTER", help="As for run; may be repeated.")

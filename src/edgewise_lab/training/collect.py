@@ -23,8 +23,7 @@ from edgewise_lab.evaluation.store import append, read
 from edgewise_lab.evaluation.systems import question_ids, room, text_of
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.evaluation.tasks.grading import is_right
-from edgewise_lab.rollouts.base import Continuation, Done, Prefix, Rollouts, ignore
-from edgewise_lab.rollouts.cloud import CloudRollouts
+from edgewise_lab.rollouts import CloudRollouts, Continuation, Done, Prefix, Rollouts, ignore
 
 Text = Literal["answer", "reference", "target"]
 """What the edge reads: the cloud's answer, the reference that comes with a question, or the target:

@@ -26,8 +26,7 @@ from edgewise_lab.evaluation.systems import (
     room,
 )
 from edgewise_lab.evaluation.tasks.base import Question, Task
-from edgewise_lab.rollouts.base import Rollouts
-from edgewise_lab.rollouts.open import cloud_rollouts, edge_rollouts
+from edgewise_lab.rollouts import Rollouts, cloud_rollouts, edge_rollouts
 from edgewise_lab.training.collect import (
     KEPT,
     REFERENCES,
@@ -41,7 +40,7 @@ from edgewise_lab.training.collect import (
     references,
 )
 from edgewise_lab.training.data import data_of
-from edgewise_lab.training.kinds import Fitted, Recipe, fitted
+from edgewise_lab.training.fit import Fitted, Recipe, fitted
 from edgewise_lab.training.labels.base import Case, Label, Writer, kept_values, label_all
 from edgewise_lab.training.publish import Measured, isotonic, save_card, save_weights
 
