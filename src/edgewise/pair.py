@@ -13,7 +13,7 @@ from edgewise.cloud.bridge import bridged
 from edgewise.cloud.sent_files import CountsFile, PayloadsFile, counts_place
 from edgewise.cloud.sent_record import SentRecord
 from edgewise.edge.base import EdgeAbilities, EdgeModel
-from edgewise.edge.fitting import require_fitting
+from edgewise.edge.vocabulary import require_fitting
 from edgewise.errors import UsageError
 from edgewise.grammar.calls import call_reader, collected
 from edgewise.grammar.compiled import Grammar
@@ -307,7 +307,6 @@ def open_models(settings: Settings) -> Pair:
 _NEVER = "constant:0"
 _DEFAULTS = Settings()
 _OF_LOADING = ("edge_engine", "ctx", "threads", "gpu_layers", "slots")
-_OF_THE_EDGE = ("swa_full",)
 _OF_CONNECTING = (
     *("cloud_key", "cloud_key_env", "cloud_model", "cloud_engine", "cloud_hosts"),
     "cloud_tokenizer",
@@ -323,8 +322,6 @@ def _chosen(parts: Mapping[str, object], settings: Mapping[str, object]) -> Sett
         fixed += _OF_CONNECTING
     if _is_open(parts["edge"]) and (_is_open(parts["cloud"]) or cloud_address(chosen) == "none"):
         fixed += _OF_LOADING
-    if _is_open(parts["edge"]):
-        fixed += _OF_THE_EDGE
     for name in fixed:
         if getattr(chosen, name) != getattr(_DEFAULTS, name):
             raise UsageError(f"This pair cannot honour {spelled(name)}", hint="leave it out")

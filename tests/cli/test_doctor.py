@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.completion import Completion, Sent
-from edgewise.edge import binding
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.llamacpp import library as binding
 from edgewise.edge.onnx import import_genai
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling

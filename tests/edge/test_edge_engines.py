@@ -21,7 +21,7 @@ ENGINE = '''
 
 from edgewise.edge.base import EdgeAbilities, EdgeModel
 from edgewise.edge.kv import KvCache, KvSession, KvRow
-from edgewise.edge.fair_lock import FairLock
+from edgewise.edge.slots import FairLock
 from edgewise.testing.scripted_edge import ByteTokenizer, replying
 
 

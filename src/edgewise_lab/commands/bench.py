@@ -59,7 +59,7 @@ EngineTime = Annotated[
 # No cloud is asked, and the context is as long as what is measured.
 @app.command()
 @takes(
-    *("edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"),
+    *("edge", "edge_engine", "router", "threads", "gpu_layers"),
     unaffected=[
         *("cloud", *CONNECTING, "cloud_tokenizer", "cloud_key", *VIEW),
         *(*POLICY, "on_cloud_error", "push"),
@@ -96,7 +96,7 @@ def edge(
 @app.command()
 @takes(
     *(*ONE_VOCABULARY, "router", "run_ahead", "redraft", "ctx", "threads"),
-    reads=["cloud_key", "cloud_share", "gpu_layers", "swa_full"],
+    reads=["cloud_key", "cloud_share", "gpu_layers"],
     unaffected=[*DRAWS, *SERVING, *RECORD],
 )
 def link(
@@ -154,7 +154,7 @@ def link(
 @takes(
     *("edge", "edge_engine", "cloud", "cloud_hosts", "cloud_model", "cloud_key_env"),
     *("threads", "gpu_layers"),
-    reads=["cloud_key", "cloud_share", "swa_full"],
+    reads=["cloud_key", "cloud_share"],
     unaffected=[
         # To an engine nothing is pushed.
         *("router", "max_tokens", *DRAWS, "system", "ctx", "push", *SERVING, *RECORD),

@@ -52,7 +52,7 @@ COMMIT_POINT, LARGER_EDGE = "commit point", "larger edge"
 # Nothing is drawn; consults are for a token; a cloud that fails ends it, and so nothing is pushed.
 @takes(
     *(*ONE_VOCABULARY, "run_ahead", "ctx", "threads"),
-    reads=["cloud_key", "router", "cloud_share", "gpu_layers", "swa_full"],
+    reads=["cloud_key", "router", "cloud_share", "gpu_layers"],
     unaffected=[*DRAWS, "on_cloud_error", "push", *SERVING, *RECORD],
 )
 def frontier(
