@@ -21,7 +21,7 @@ from edgewise.edge.llamacpp import library as binding
 from edgewise.edge.onnx import import_genai
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise_lab.bench.paced_engine import EnginePace, PacedEngine
+from edgewise_lab.bench.pace import EnginePace, PacedEngine
 from tests.cli.conftest import Edgewise
 from tests.doubles.scripted_engine import ScriptedEngine, Twisted
 from tests.doubles.scripted_text import ScriptedText

@@ -14,8 +14,7 @@ from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.parts import open_edge, open_router
 from edgewise.settings import Settings, load
-from edgewise_lab.rollouts.base import Prefix
-from edgewise_lab.rollouts.open import edge_rollouts
+from edgewise_lab.rollouts import Prefix, edge_rollouts
 
 ENGINE = '''
 """An edge engine as a package would bring it: what it has, and no more."""

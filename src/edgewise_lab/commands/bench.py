@@ -37,9 +37,9 @@ from edgewise_lab.bench.link import Conditions, LinkBench, LinkRow, outlook_over
 from edgewise_lab.bench.pace import Pace
 from edgewise_lab.bench.paper_method import Comparison, compare
 from edgewise_lab.bench.speed import measure
-from edgewise_lab.commands import task_options
-from edgewise_lab.commands.connecting import connected_cloud, pace_named, served, without_cloud
+from edgewise_lab.commands import shared
 from edgewise_lab.commands.frontier import frontier
+from edgewise_lab.commands.shared import connected_cloud, pace_named, served, without_cloud
 from edgewise_lab.evaluation.calibration import thresholds_for
 from edgewise_lab.evaluation.plan import Contender
 from edgewise_lab.evaluation.tasks.base import Task
@@ -102,7 +102,7 @@ def edge(
 def link(
     task: Annotated[str, typer.Argument(help="A task, as for eval.")] = "pocketqa",
     *,
-    data: task_options.Data = None,
+    data: shared.Data = None,
     chosen: Settings,
     cloud_share: Annotated[
         list[float] | None,

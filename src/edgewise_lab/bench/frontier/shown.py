@@ -1,12 +1,124 @@
-"""Two figures of a frontier: quality against the bill, and against time."""
+"""The frontier as tables and as figures."""
 
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgewise.errors import UsageError
-from edgewise_lab.bench.frontier.report import CLOUD, EDGE, CurvePoint, Frontier, FrontierRow
+from edgewise_lab.bench.frontier.report import (
+    CLOUD,
+    EDGE,
+    CurvePoint,
+    EqualCost,
+    Frontier,
+    FrontierRow,
+)
+from edgewise_lab.evaluation.statistics import Interval
+
+
+class FrontierTable(NamedTuple):
+    """`title` is a sentence, `lines` are as long as `head`."""
+
+    title: str
+    head: list[str]
+    lines: list[list[str]]
+
+
+def tables(found: Frontier) -> list[FrontierTable]:
+    """Quality and time; what it costs; whole questions at equal cost."""
+    return [_quality(found), _costs(found), _whole(found)]
+
+
+def notes(found: Frontier) -> list[str]:
+    """What must be known to read the rows, a sentence each."""
+    return [f"{row.system}: {row.note}" for row in found.rows if row.note]
+
+
+def _quality(found: Frontier) -> FrontierTable:
+    first = found.rows[0]
+    head = ["system", "right, %", f"less {found.main}", "strict, %", "less", "share, %"]
+    head += ["time p50 / p95, s", "first token, s", "longest gap p95, s", "time is"]
+    title = (
+        f"Quality on {first.questions} questions, times on {first.timed} of them (95% intervals; "
+        f"differences are to {found.main!r}, in points)"
+    )
+    lines = [
+        [
+            row.system,
+            _percent(row.accuracy, row.interval),
+            _in_points(row.difference, row.difference_interval),
+            _percent(row.strict_accuracy, row.strict_interval),
+            _in_points(row.strict_difference, row.strict_difference_interval),
+            f"{100 * row.cloud_share:.1f}",
+            f"{row.time_p50:.2f} / {row.time_p95:.2f}",
+            f"{row.ttft:.2f}",
+            f"{row.gap:.2f}",
+            row.clock,
+        ]
+        for row in found.rows
+    ]
+    return FrontierTable(title, head, lines)
+
+
+def _costs(found: Frontier) -> FrontierTable:
+    lists = list(found.rows[0].bills)
+    head = ["system", *(f"bill: {name}" for name in lists), "requests", "read by the cloud"]
+    head += ["its engine, s", "sent / received, bytes", "edge passes", "over ids", "drafts stood"]
+    lines = [_cost(row, lists) for row in found.rows]
+    title = "Costs an answer; bills over the cloud alone's (1), reads by the engine's own meter"
+    return FrontierTable(title, head, lines)
+
+
+def _cost(row: FrontierRow, lists: Sequence[str]) -> list[str]:
+    return [
+        row.system,
+        *(_told(row.bills[name], ".2f") for name in lists),
+        f"{row.requests:.1f}",
+        _told(row.read, ".0f"),
+        _told(row.engine_seconds, ".2f"),
+        f"{_told(row.sent, ',.0f')} / {_told(row.received, ',.0f')}",
+        f"{row.decodes:.1f}",
+        f"{row.positions:.0f}",
+        _told(row.accepted, ".0%"),
+    ]
+
+
+def _whole(found: Frontier) -> FrontierTable:
+    head = ["at the same", "whole questions", "sent, %", "right, %", f"{found.main} is ahead by"]
+    head += ["strict, %", "ahead by"]
+    lines = [_equal(one) for one in found.whole]
+    title = f"Whole questions to the cloud at the cost of {found.main!r} (composed, exactly)"
+    return FrontierTable(title, head, lines)
+
+
+def _equal(one: EqualCost) -> list[str]:
+    sent = f"{100 * one.sent:.0f}" + ("" if one.reached else " (dearer without any)")
+    return [
+        one.axis,
+        one.system,
+        sent,
+        f"{100 * one.accuracy:.1f}",
+        _in_points(one.ahead, one.ahead_interval),
+        f"{100 * one.strict_accuracy:.1f}",
+        _in_points(one.strict_ahead, one.strict_ahead_interval),
+    ]
+
+
+def _percent(value: float, interval: Interval) -> str:
+    low, high = interval
+    return f"{100 * value:.1f} ({100 * low:.0f} to {100 * high:.0f})"
+
+
+def _in_points(value: float, interval: Interval) -> str:
+    low, high = interval
+    # A difference of nothing has no sign.
+    return f"{100 * value + 0.0:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+
+
+def _told(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
 
 _SHARE = re.compile(r" at [0-9.]+%$")
 """Ends the name of a router at a share."""

@@ -1,16 +1,85 @@
-"""The tables of an evaluation: what every system gets right, by family, and what it asks for."""
+"""What several commands share: options of tasks, the two ends of a benchmark, tables of figures."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Annotated
 
+import typer
+from msgspec.structs import replace
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from edgewise.cli import render
 from edgewise.cli.render import metered, printable
+from edgewise.cloud.base import CloudModel
+from edgewise.cloud.hosts import hosts_of, require_allowed
+from edgewise.cloud.named import AUTO
+from edgewise.edge.base import EdgeModel
+from edgewise.errors import UsageError
+from edgewise.parts import cloud_address, open_cloud, open_edge
+from edgewise.settings import Settings
+from edgewise_lab.bench.pace import HALF_BILLION, UNPACED, Pace, measured
 from edgewise_lab.evaluation import report
 from edgewise_lab.evaluation.report import Figures, Row
 from edgewise_lab.evaluation.statistics import Interval
+from edgewise_lab.evaluation.tasks.base import Grading
+
+TaskName = Annotated[
+    str, typer.Argument(help="pocketqa, commonsenseqa, gsm8k or a JSON Lines file.")
+]
+Data = Annotated[Path | None, typer.Option(help="Local copy of the task's published file.")]
+Check = Annotated[
+    Grading | None, typer.Option(help="How a JSON Lines file is graded; default exact.")
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(help="Longest answer, tokens; default: the task's own, 256 a file's.")
+]
+Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N questions.")]
+
+
+def without_cloud(chosen: Settings) -> Settings:
+    of_urls = {"cloud_tokenizer": None, "cloud_model": None, "cloud_key_env": None}
+    return replace(chosen, cloud="none", cloud_engine=AUTO, **of_urls)
+
+
+def pace_named(name: str | None, chosen: Settings) -> Pace:
+    """As asked; the bundled edge model is slowed down to a 0.5B where nothing was."""
+    name = name or ("0.5b" if chosen.edge == "bundled" else "none")
+    if name == "0.5b":
+        return HALF_BILLION
+    if name == "none":
+        return UNPACED
+    with closing(open_edge(Settings(edge=name, ctx=512, threads=chosen.threads))) as model:
+        return measured(model)
+
+
+@contextmanager
+def served(chosen: Settings) -> Generator[str]:
+    """The URL of the cloud model; the bundled one gets a gateway of its own."""
+    address = cloud_address(chosen)
+    if address == "bundled":
+        from edgewise.gateway.process import gateway_process
+
+        with gateway_process(address) as url:
+            yield url
+    elif address.startswith("http"):
+        require_allowed(address, hosts_of(chosen.cloud_hosts))
+        yield address
+    else:
+        raise UsageError(
+            f"A link needs a cloud at its other end, and {address!r} is none; give --cloud "
+            "http://host:port, or bundled."
+        )
+
+
+def connected_cloud(settings: Settings, edge: EdgeModel) -> CloudModel:
+    """The cloud model that the settings name, its vocabulary proven."""
+    cloud = open_cloud(settings, edge)
+    assert cloud is not None
+    return cloud
+
 
 ALONE = (report.EDGE.system, report.CLOUD.system)
 
