@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks import random_qwen
+from benchmarks.gateway_process import gateway_process
 from benchmarks.markdown import line
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.gateway.process import gateway_process
 from edgewise.parts import open_router
 from edgewise.settings import Settings
 from edgewise_lab.bench.link import Conditions, Figure, Gaps, LinkBench, LinkRow

@@ -28,11 +28,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks import random_qwen
+from benchmarks.gateway_process import gateway_process
 from benchmarks.markdown import line
 from benchmarks.random_qwen import Shape
 from benchmarks.real_weights.weights import cloud_file, without_blocks
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.gateway.process import gateway_process
 from edgewise.testing.link import Quality
 from edgewise_lab.bench.method_parts import (
     MethodTimes,

@@ -6,13 +6,13 @@ from contextlib import ExitStack, closing
 import msgspec
 import numpy as np
 
+from benchmarks.gateway_process import gateway_process
 from edgewise import parts
 from edgewise.addresses import Part, bundled
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.events import Consult
-from edgewise.gateway.process import gateway_process
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import LONGEST_DEADLINE, Policy
 from edgewise.routers.constant import Constant

@@ -9,11 +9,11 @@ import numpy as np
 
 from benchmarks.frontier_map.inputs import ALONE, PARTS, Engine, asked_of, scaled, timed_engine
 from benchmarks.frontier_map.predicted import LARGER, Drafting
+from benchmarks.gateway_process import gateway_process
 from edgewise import parts
 from edgewise.addresses import bundled
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.gateway.process import gateway_process
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import LONGEST_DEADLINE, Policy
 from edgewise.routers.constant import Constant
