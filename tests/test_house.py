@@ -150,3 +150,39 @@ def test_tests_have_names_of_their_own() -> None:
         if not (path.parent / "__init__.py").exists() or path.parent == folder
     ]
     assert len(found) == len(set(found))
+
+
+MOST_QUOTES = 408
+"""It only falls: an assertion holds an error's class, its setting and one quoted value."""
+
+
+def test_few_tests_hold_a_sentence_word_for_word() -> None:
+    quotes = [
+        f"{path.name}:{text.lineno}"
+        for path in Path(__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for text in compared(node)
+        if words(text) >= 4
+    ]
+    assert len(quotes) <= MOST_QUOTES, "\n".join(quotes)
+
+
+def compared(node: ast.AST) -> Iterator[ast.expr]:
+    """Both sides of what an assertion compares, and what an error has to match."""
+    if isinstance(node, ast.keyword) and node.arg == "match":
+        yield node.value
+    elif isinstance(node, ast.Assert):
+        for part in ast.walk(node.test):
+            if isinstance(part, ast.Compare):
+                yield from (part.left, *part.comparators)
+
+
+def words(text: ast.expr) -> int:
+    """How many a string has, a value that it is given counting as one."""
+    if isinstance(text, ast.Call):
+        return max((words(argument) for argument in text.args), default=0)
+    if isinstance(text, ast.JoinedStr):
+        return sum(words(value) for value in text.values)
+    if isinstance(text, ast.Constant):
+        return len(text.value.split()) if isinstance(text.value, str) else 0
+    return int(isinstance(text, ast.FormattedValue))

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, meant, resolve
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge import bridged
@@ -153,9 +151,8 @@ def _here(settings: Settings, address: str, keep_prefixes: bool) -> CloudModel:
     """The cloud model in this process."""
     from edgewise.cloud.local import LocalCloud
 
-    own = replace(settings, swa_full=True)  # it is the edge's
     with _named_by("cloud"):
-        return LocalCloud(_load(own, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
+        return LocalCloud(_load(settings, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
 
 
 def _own_tokenizer(settings: Settings) -> Tokenizer | None:
@@ -344,7 +341,6 @@ def _load(settings: Settings, engine: str, address: str, keep_prefixes: bool) ->
         gpu_layers=settings.gpu_layers,
         slots=settings.slots or 1,
         keep_prefixes=keep_prefixes,
-        swa_full=settings.swa_full,
     )
     return EDGES.load(engine)(address, options)
 

@@ -10,6 +10,8 @@ from tests.cli.conftest import Edgewise
 from tests.llama_server_process import llama_server
 from tests.pocket_models import MID, OTHER
 
+pytestmark = pytest.mark.deep
+
 FRONTIER = ("bench", "frontier", "--questions", "2")
 QUICK = ("--pace", "none", "--round-trip", "5")
 
@@ -37,7 +39,6 @@ def test_the_bundled_pair_is_told_on_every_axis(edgewise: Edgewise, tmp_path: Pa
     assert "other models, questions or settings" in other.err
 
 
-@pytest.mark.deep
 def test_a_users_own_pair_and_questions_at_an_engine(edgewise: Edgewise, tmp_path: Path) -> None:
     lines = [{"prompt": f"The word number {n} names", "answer": "a"} for n in range(8)]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
