@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks import random_qwen
-from benchmarks.gateway_process import gateway_process
 from benchmarks.markdown import line
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
@@ -31,6 +30,7 @@ from edgewise.settings import Settings
 from edgewise_lab.bench.link import Conditions, Figure, Gaps, LinkBench, LinkRow
 from edgewise_lab.bench.pace import PACES, Pace, measured
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.gateway_process import gateway_process
 from tests.llama_server_process import llama_server
 
 HEAD = ["RTT, ms", "loss", "asked", "p", "d", "waiting / edge", "ahead / edge", "bound"]
