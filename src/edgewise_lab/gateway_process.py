@@ -29,7 +29,7 @@ def gateway_process(engine: str) -> Generator[str]:
     url = f"http://127.0.0.1:{port}"
     # A file and not a pipe, which would stop the gateway when nobody reads it.
     with tempfile.TemporaryFile() as told:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=told)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=told)  # noqa: S603
         try:
             _wait(url, process, told)
             yield url
