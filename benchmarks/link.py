@@ -27,10 +27,10 @@ from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.parts import open_router
 from edgewise.settings import Settings
+from edgewise_lab.bench.gateway_process import gateway_process
 from edgewise_lab.bench.link import Conditions, Figure, Gaps, LinkBench, LinkRow
 from edgewise_lab.bench.pace import PACES, Pace, measured
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
-from edgewise_lab.gateway_process import gateway_process
 from tests.llama_server_process import llama_server
 
 HEAD = ["RTT, ms", "loss", "asked", "p", "d", "waiting / edge", "ahead / edge", "bound"]
