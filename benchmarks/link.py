@@ -24,9 +24,9 @@ from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.gateway.process import gateway_process
 from edgewise.parts import open_router
 from edgewise.settings import Settings
+from edgewise_lab.bench.gateway_process import gateway_process
 from edgewise_lab.bench.link import Conditions, Figure, Gaps, LinkBench, LinkRow
 from edgewise_lab.bench.pace import Pace, measured
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa

@@ -26,7 +26,6 @@ from edgewise.parts import (
     cloud_address,
     make_billing,
     make_policy,
-    notice,
     open_cloud,
     open_edge,
     open_router,
@@ -38,7 +37,6 @@ from edgewise.prompts import (
     Prompt,
     Prompted,
     Tool,
-    message_of,
     prepare,
     prompt_from,
     require_text,
@@ -173,17 +171,6 @@ class Pair:
         require_fitting(self.edge.tokenizer, _texts(asked), self.edge.context)
         system = self.settings.system
         return prompt_from(self.edge.tokenizer, asked, system=system, tools=tools)
-
-    def notice(self, asked: Prompted) -> str | None:
-        """What must be said beside an answer: that the bundled pair was never taught to give it.
-
-        None for what it was taught, for other models, and for ids.
-        """
-        if isinstance(asked, Prompt):
-            return notice(self.settings, asked.messages or ())
-        told = [Message("user", asked)] if isinstance(asked, str) else asked
-        messages = [message_of(one) for one in told if isinstance(one, Message | Mapping)]
-        return notice(self.settings, messages)
 
     def ask(self, prompt: Prompted, **wishes: Unpack[Wishes]) -> Answer:
         """The whole answer, calls of tools apart from its text; raises as `stream`."""

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
@@ -20,8 +20,7 @@ from edgewise.loop.cost import Limits
 from edgewise.loop.policy import Policy
 from edgewise.loop.price import price_of
 from edgewise.loop.spent import SpentFile, spent_place
-from edgewise.prompts import Message, require_text
-from edgewise.prompts.familiar import OUT_OF_DEPTH, familiar
+from edgewise.prompts import require_text
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard, read_card
@@ -70,15 +69,6 @@ def cloud_address(settings: Settings) -> str:
     if settings.cloud is not None:
         return meant(settings.cloud)
     return "bundled" if settings.edge == "bundled" else "none"
-
-
-def notice(settings: Settings, messages: Sequence[Message]) -> str | None:
-    """What must be said beside an answer of the bundled pair to what it was never taught."""
-    pocket = settings.edge == "bundled"
-    if not pocket or cloud_address(settings) not in ("bundled", "none"):
-        return None
-    asked = [message.content for message in messages if message.role == "user"]
-    return OUT_OF_DEPTH if asked and not familiar().knows(asked[-1]) else None
 
 
 def open_cloud(
