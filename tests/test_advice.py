@@ -25,8 +25,7 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudError
 from edgewise.loop.price import Price
 from edgewise.testing.link import Link, Quality
-from edgewise_lab.bench.pace import Pace, PacedEdge
-from edgewise_lab.bench.paced_engine import EnginePace, PacedEngine
+from edgewise_lab.bench.pace import EnginePace, Pace, PacedEdge, PacedEngine
 from tests.doubles.scripted_engine import Misdeed, ScriptedEngine
 from tests.llama_server_process import llama_server
 

@@ -294,7 +294,7 @@ def test_doubles_make_a_pair() -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [{"ctx": 512}, {"threads": 1}, {"slots": 2}, {"gpu_layers": 0}, {"swa_full": False}],
+    [{"ctx": 512}, {"threads": 1}, {"slots": 2}, {"gpu_layers": 0}],
 )
 def test_what_an_open_model_cannot_honour(given: dict[str, Any]) -> None:
     edge = ScriptedEdge(replying("blue", prompt="sky: "))

@@ -55,9 +55,6 @@ def test_each_type_can_be_given_everywhere(tmp_path: Path) -> None:
     assert by_flags.gpu_layers == 7
     assert by_flags.temperature == 1.0
     assert loaded(tmp_path, EDGEWISE_GPU_LAYERS="auto").gpu_layers == "auto"
-    smaller = [loaded(tmp_path, "swa-full = false"), loaded(tmp_path, EDGEWISE_SWA_FULL="false")]
-    smaller.append(loaded(tmp_path, "swa-full = true", flags={"swa_full": False}))
-    assert [one.swa_full for one in smaller] == [False] * 3
 
 
 def test_the_key_comes_from_the_environment(tmp_path: Path) -> None:

@@ -13,13 +13,12 @@ from edgewise.parts import open_router
 from edgewise.routers.named import router_named
 from edgewise.settings import Settings
 from edgewise.testing.link import Link, Quality
-from edgewise_lab.bench.frontier.base import MeasuredSystem
+from edgewise_lab.bench.frontier.billing import MeasuredSystem
 from edgewise_lab.bench.frontier.pair_systems import PLACE_NOTE, PairSystems
 from edgewise_lab.bench.frontier.report import CLOUD, EDGE
 from edgewise_lab.bench.frontier.store import MeasuredStore
 from edgewise_lab.bench.link import http_target
-from edgewise_lab.bench.pace import HALF_BILLION, UNPACED, Pace
-from edgewise_lab.bench.paced_engine import EnginePace, PacedEngine
+from edgewise_lab.bench.pace import HALF_BILLION, UNPACED, EnginePace, Pace, PacedEngine
 from edgewise_lab.evaluation.calibration import thresholds_for
 from edgewise_lab.evaluation.tasks.base import Task
 from tests.llama_server_process import llama_server

@@ -146,7 +146,7 @@ class RunAhead:
     def begin(self, flight: Flight, read: Read, state: State) -> None:
         """A flight is waited for from now on: the next guesses follow `read`'s own token."""
         if not self.guesses:
-            self._edge.mark(len(self._ids))
+            self._edge.checkpoint(len(self._ids))
             self._guess(state.expecting(flight.ask, self._rules), read)
 
     def forward(self) -> int | None:
@@ -256,7 +256,7 @@ class RunAhead:
         decision = tip.decide(read.score, read.token, ids, self._rules, forced=read.forced)
         if not decision.ask or self._consults is None:
             return tip, decision.reason
-        self._edge.mark(len(self._ids) + len(self.guesses))
+        self._edge.checkpoint(len(self._ids) + len(self.guesses))
         held = self._consults.ask_ahead([*self._ids, *self.guesses], decision.ask, tip)
         if held is not None:
             return tip, held

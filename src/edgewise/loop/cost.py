@@ -14,7 +14,7 @@ import msgspec
 from edgewise.cloud.base import CloudModel
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.spelling import bytes_of
+from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import CloudError
 from edgewise.events import AnswerCost
 from edgewise.loop.price import NOTHING, Bill, Price

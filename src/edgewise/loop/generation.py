@@ -87,9 +87,9 @@ class Generation(Iterator[Event]):
             edge = parts.edge.session(needs, top=parts.router.top)
             stack.callback(edge.close)
             self._cached = edge.open(prompt.ids)
-            if parts.edge.abilities.rewinds == "marks":
+            if parts.edge.abilities.rewinds == "checkpoints":
                 # An edited message, or a template that rewrites the last turn, comes back to there.
-                edge.mark(last_turn(rules.tokenizer, prompt))
+                edge.checkpoint(last_turn(rules.tokenizer, prompt))
             self._consults = self._opened(sampling, stack)
             reader = Reader(
                 edge, parts.router, sampling, candidates=candidates, constraint=self._constraint

@@ -11,8 +11,8 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from edgewise.cloud.base import CloudModel
-from edgewise.edge.fitting import longest_piece, overflow, require_fitting, require_short
 from edgewise.edge.scoring import Scored
+from edgewise.edge.vocabulary import longest_piece, overflow, require_fitting, require_short
 from edgewise.events import Event, Finished, Pending, Rewound, Timing, Usage
 from edgewise.grammar.compiled import COMPILING, Grammar
 from edgewise.grammar.form import AnswerForm, grammar_of

@@ -8,7 +8,7 @@ from functools import partial
 from fastapi import Request
 from msgspec.structs import replace
 
-from edgewise.edge.fitting import CHUNK
+from edgewise.edge.vocabulary import CHUNK
 from edgewise.prompts import Message, Prompt
 from edgewise.sampling import Sampling
 from edgewise.server.answering import Answering, DecodeRequest, Unread

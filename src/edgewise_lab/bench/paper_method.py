@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from edgewise.cloud.engine import EngineCloud
 from edgewise.completion import Completion
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Step, Tokenizer
-from edgewise.edge.spelling import bytes_of
+from edgewise.edge.vocabulary import bytes_of
 from edgewise.engines.base import NOBODY, Client, sampling_fields
 from edgewise.engines.completions import COMPLETIONS
 from edgewise.engines.detect import GATEWAY, found_at
