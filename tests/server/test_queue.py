@@ -74,8 +74,8 @@ def test_a_client_that_leaves_frees_its_place() -> None:
                 assert time.monotonic() - begun < 60
 
     with llama_server(bundled("cloud")) as engine:
-        link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=4.0))
-        # A consult in four seconds, and a dozen of them in an answer.
+        link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=2.0))
+        # A consult in two seconds, and a dozen of them in an answer.
         flags = ("--slots", "1", "--queue", "0", "--threads", "1", "--span", "2")
         with serving(*flags, "--cloud", link.url, "--router", "constant:1") as url:
             for stream in (True, False, True, False):
