@@ -94,12 +94,6 @@ def _named(given: str, chosen: Settings, chosen_with: SettingsWith) -> ServedMod
     require_name(name)
     path = from_home(file)
     settings = chosen_with(path)
-    if settings.api_key != chosen.api_key:
-        raise UsageError(
-            f"api-key in {path} is the server's and no model's",
-            hint="take it out there",
-            setting="api_key",
-        )
     return ServedModel(name, settings, path)
 
 

@@ -15,7 +15,7 @@ from fastapi.staticfiles import StaticFiles
 from msgspec.structs import asdict
 
 from edgewise.cloud.sent_record import by_answer
-from edgewise.listening.visitors import ANY, Visitors
+from edgewise.listening.origins import ANY, OriginCheck
 from edgewise.parts import make_policy
 from edgewise.server import chat, completions, messages, responses, tokenizing, unplug
 from edgewise.server.answering import Answering
@@ -77,7 +77,7 @@ def make_app(
         )
     app.add_middleware(Headers)
     app.add_middleware(BodyLimit)
-    app.add_middleware(Visitors, hosts=hosts, origins=origins)
+    app.add_middleware(OriginCheck, hosts=hosts, origins=origins)
     app.mount(_DOCS, StaticFiles(directory=swagger_ui_bundle.swagger_ui_path))
     page = StaticFiles(directory=str(files("edgewise.server") / "page"), html=True)
     app.mount("/", Elsewhere(app, page))
