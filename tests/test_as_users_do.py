@@ -22,6 +22,8 @@ from tests.hub import serving as hub_serving
 from tests.llama_server_process import llama_server
 from tests.server.serving import serving
 
+pytestmark = pytest.mark.deep
+
 QUESTION = "Tell me about copper."
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -46,6 +46,7 @@ def test_a_gateways_command_is_one_that_exists(name: str) -> None:
     assert f"EXPOSE {options['port']}" in DOCKERFILE
 
 
+@pytest.mark.deep
 def test_compose_keeps_to_the_schema() -> None:
     pytest.importorskip("check_jsonschema")
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
@@ -230,6 +231,7 @@ def test_the_lock_names_no_place() -> None:
         assert "find-links" not in text
 
 
+@pytest.mark.deep
 def test_the_sbom_lists_what_is_locked(tmp_path: Path) -> None:
     written = tmp_path / "sbom.json"
     command = ["make", "-s", "-o", ".venv/tested", "sbom", f"SBOM={written}"]
