@@ -77,7 +77,6 @@ def test_a_model_from_a_mirror_then_without_any_network(edgewise: Run) -> None:
     assert json.loads(done.stdout)["text"] == text
 
 
-@pytest.mark.deep
 def test_a_plug_that_is_pulled_in_mid_answer() -> None:
     """The answer is whole, says where the cloud was missed, and later ones have it back."""
     with llama_server(bundled("cloud")) as engine:
