@@ -13,12 +13,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from benchmarks.markdown import line
+from edgewise.costs.billing import Billing
+from edgewise.costs.meter import Limits
+from edgewise.costs.price import Price, price_of
 from edgewise.edge.base import Floats
-from edgewise.loop.billing import Billing
-from edgewise.loop.cost import Limits
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
-from edgewise.loop.price import Price, price_of
 from edgewise.routers.constant import Random
 from edgewise.testing.scripted_edge import SIZE, ScriptedEdge
 from tests.doubles.billed_cloud import BilledCloud, PrefixCache

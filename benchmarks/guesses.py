@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.markdown import line
+from benchmarks.redrafts import Redrafts
 from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import EdgeSession, Floats, Needs
@@ -27,7 +28,6 @@ from edgewise.events import Token
 from edgewise.loop.consults import FLIGHTS
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
-from edgewise.loop.redraft import Redrafts
 from edgewise.parts import open_router
 from edgewise.routers.base import Router
 from edgewise.routers.uncertainty import Entropy

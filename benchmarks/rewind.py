@@ -79,7 +79,7 @@ def through(decoder: Decoder, prompt: Sequence[int], tokens: int) -> tuple[float
     seconds = sum(token.seconds for token in answer.tokens[1:])
     calls = answer.usage.cloud_tokens
     written = len(answer.tokens) - 1
-    return seconds / written, calls / written, answer.usage.changing_tokens / max(1, calls)
+    return seconds / written, calls / written, answer.usage.correction_tokens / max(1, calls)
 
 
 def growth(model: LlamaModel, prompt: Sequence[int], tokens: int, blocks: int) -> list[str]:

@@ -20,9 +20,9 @@ from edgewise.advice import (
     outlook,
 )
 from edgewise.cloud.engine import LlamaServer
+from edgewise.costs.price import Price
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudError
-from edgewise.loop.price import Price
 from edgewise.testing.link import Link, Quality
 from edgewise_lab.bench.pace import Pace, PacedEdge
 from edgewise_lab.bench.paced_engine import EnginePace, PacedEngine

@@ -97,7 +97,7 @@ def measured(task: Task, share: float, url: str, pace: EnginePace, sample: int) 
         }
         found["pair"] = asked_of(pair, task)
         calls = sum(answer.usage.cloud_calls for answer in found["pair"])
-        changing = sum(answer.usage.changing_tokens for answer in found["pair"])
+        changing = sum(answer.usage.correction_tokens for answer in found["pair"])
         return Inputs(
             share=share,
             threshold=threshold,

@@ -111,13 +111,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str | None,
         Meta(description="Words to redact besides, separated by commas, or @FILE, one a line."),
     ] = None
-    push: Annotated[
-        Literal["auto", "never"],
-        Meta(
-            description="Send a gateway prompt and answer ahead of consults (auto), or only what "
-            "a consult needs (never)."
-        ),
-    ] = "auto"
     edge_engine: Annotated[
         str,
         Meta(
@@ -150,13 +143,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     run_ahead: Annotated[
         int, Meta(description="Tokens the edge may guess ahead while a consult flies; 0 waits.")
     ] = 16
-    redraft: Annotated[
-        Literal["exact", "always", "never"],
-        Meta(
-            description="Read guesses behind a changed token again in one pass, where that is "
-            "quicker: where it is exact, always, or never."
-        ),
-    ] = "exact"
     deadline: Annotated[
         float | None,
         Meta(description="Seconds a consult may take; default: as the latency is, 0.5 to 5."),
@@ -207,10 +193,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float | None,
         Meta(description="Most that all consults of a day (UTC) may cost, of every process."),
     ] = None
-    allow_dearer: Annotated[
-        bool,
-        Meta(description="Consult on where that makes an answer dearer than the cloud alone."),
-    ] = False
     slots: Annotated[int | None, Meta(description="Answers written at once; default 4.")] = None
     api_key: Annotated[
         str | None, Meta(description="Key that clients need; better in EDGEWISE_API_KEY.")

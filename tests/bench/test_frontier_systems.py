@@ -7,7 +7,6 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.cloud.engine import LlamaServer
-from edgewise.cloud.late import LateCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudError, CloudRejected, CloudUnavailable
 from edgewise.prompts import Prompt
@@ -20,6 +19,7 @@ from edgewise_lab.bench.frontier.recorded import RecordedCloud
 from edgewise_lab.bench.frontier.spans import CloudInSpans
 from edgewise_lab.bench.frontier.streamed import Streamed
 from edgewise_lab.bench.frontier.timed import Timed, TimedCommitPoint, pair_policy, timed_edge
+from edgewise_lab.bench.late import LateCloud
 from edgewise_lab.bench.link import http_target
 from edgewise_lab.bench.pace import UNPACED, Pace, PacedEdge
 from edgewise_lab.bench.paced_engine import EnginePace, PacedEngine

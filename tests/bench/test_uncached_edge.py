@@ -1,6 +1,5 @@
 """An edge without a KV cache: it answers the same, and reads everything for every token."""
 
-from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given
@@ -8,15 +7,12 @@ from hypothesis import strategies as st
 
 from edgewise.edge.base import EdgeModel
 from edgewise.loop.decoder import Decoder
-from edgewise.loop.latency import Latency
 from edgewise.loop.policy import Policy
-from edgewise.routers.constant import Random
 from edgewise.routers.uncertainty import Entropy
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
 from edgewise_lab.bench.pace import PacedEdge
 from edgewise_lab.bench.uncached import UncachedEdge
-from tests.loop.test_run_ahead import Slow
 
 PROMPT = list(b"sky: ")
 
@@ -54,30 +50,6 @@ def test_an_answer_is_the_same_without_a_cache(seed: int, run_ahead: int) -> Non
 
     model: EdgeModel = ScriptedEdge(noise(seed))
     assert answered(UncachedEdge(model), cloud(), run_ahead) == answered(model, cloud(), run_ahead)
-
-
-def test_what_was_guessed_is_read_again_behind_the_clouds_own_token() -> None:
-    """In one pass, as with a cache; without one it reads all there is."""
-
-    def redrafted(wrap: Callable[[EdgeModel], Any]) -> tuple[list[int], list[int]]:
-        passes, latency = Passes(), Latency()
-        edge: Any = PacedEdge(ScriptedEdge(noise(1)), passes)  # type: ignore[arg-type]
-        decoder = Decoder(
-            wrap(edge),
-            router=Random(3),
-            policy=Policy(threshold=0.6, run_ahead=6, redraft="always", deadline=60),
-            cloud=Slow(noise(2), [4]),
-            latency=latency,
-        )
-        answer = decoder.generate(PROMPT, max_tokens=20)
-        assert latency.redrafts.made
-        return [token.id for token in answer.tokens], passes.ids
-
-    cached, few = redrafted(lambda edge: edge)
-    uncached, all_of_it = redrafted(UncachedEdge)
-    assert uncached == cached
-    assert len(all_of_it) == len(few)
-    assert min(all_of_it) >= len(PROMPT)
 
 
 def test_its_sessions_are_the_models_own() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.guesses import LONGEST, Link, Place, Run, Way, foresight
-from edgewise.loop.redraft import Redrafts
+from benchmarks.redrafts import Redrafts
 from edgewise_lab.bench.pace import Pace
 
 STEP, TRIP = 0.02, 0.1

@@ -53,15 +53,15 @@ VIEW: Names = ("cloud_context", "redact", "redact_words")
 """What the cloud gets to see, behind a bridge."""
 POLICY: Names = (
     *("cloud_share", "threshold", "max_cloud_tokens", "span"),
-    *("run_ahead", "redraft", "deadline"),
+    *("run_ahead", "deadline"),
 )
-ROUTING: Names = ("router", *POLICY, "on_cloud_error", "push")
+ROUTING: Names = ("router", *POLICY, "on_cloud_error")
 DRAWS: Names = ("top_k", "top_p", "min_p", "seed")
 """Without a temperature there are none."""
 SAMPLING: Names = ("max_tokens", "temperature", *DRAWS)
 MACHINE: Names = ("ctx", "threads", "gpu_layers", "swa_full")
 SERVING: Names = ("slots", "api_key")
-COSTS: Names = ("price", "max_cost", "max_cost_day", "allow_dearer")
+COSTS: Names = ("price", "max_cost", "max_cost_day")
 RECORD: Names = ("sent_counts",)
 """Of answers to users; benchmarks and tasks keep no record."""
 

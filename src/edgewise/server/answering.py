@@ -13,18 +13,16 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.sent_record import SentRecord
+from edgewise.costs.billing import Billing
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.fitting import longest_piece, overflow, require_fitting, require_short
 from edgewise.edge.scoring import Scored
 from edgewise.events import Event, Finished, Pending, Rewound, Timing, Usage
 from edgewise.grammar.compiled import COMPILING, Grammar
 from edgewise.grammar.form import AnswerForm, grammar_of
-from edgewise.loop.account import Account
-from edgewise.loop.billing import Billing
-from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Decoder
-from edgewise.loop.latency import Latency
-from edgewise.loop.policy import Policy
+from edgewise.loop.health import Breaker, Latency
+from edgewise.loop.policy import Policy, SharedBudget
 from edgewise.parts import cloud_address
 from edgewise.prompts import Message, Prompt
 from edgewise.routers.base import Router
@@ -102,7 +100,7 @@ def _nothing(prompt: Prompt) -> Finished:
         edge_tokens=0,
         cloud_tokens=0,
         wasted_tokens=0,
-        changing_tokens=0,
+        correction_tokens=0,
         cloud_share=0.0,
         cloud_calls=0,
         failed_calls=0,
@@ -146,7 +144,7 @@ class Answering:
         self.running = RunningAnswers()
         self.metrics = Metrics(billing)
         self.admission = Admission(slots, queue)
-        self._accounts: dict[float, Account] = {}
+        self._accounts: dict[float, SharedBudget] = {}
         self._alone = False
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="answer")
         # Of their own, so that neither a long prompt nor a long answer keeps the other waiting.
@@ -352,7 +350,11 @@ class Answering:
             billing=self.billing,
         )
 
-    def _account(self, share: float | None) -> Account:
+    def _account(self, share: float | None) -> SharedBudget:
         """The budget of a cloud share over the server's life; shares of a thousandth apart or less
         have one together, so that there can never be too many. Without a share nothing is kept."""
-        return Account() if share is None else self._accounts.setdefault(round(share, 3), Account())
+        return (
+            SharedBudget()
+            if share is None
+            else self._accounts.setdefault(round(share, 3), SharedBudget())
+        )

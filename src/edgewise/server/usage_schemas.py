@@ -40,14 +40,14 @@ class CloudUsage(BaseModel):
     """What of an answer the cloud wrote, and what that took.
 
     Its prompt tokens are by its engine's own meter, null where it has none; its completion tokens
-    are those of its own vocabulary. `changing_tokens` differ from what the edge would have written
-    there. `cost` is null where no price is known.
+    are those of its own vocabulary. `correction_tokens` differ from what the edge would have
+    written there. `cost` is null where no price is known.
     """
 
     cloud_tokens: int
     edge_tokens: int
     wasted_tokens: int
-    changing_tokens: int
+    correction_tokens: int
     cloud_share: float
     cloud_calls: int
     failed_calls: int

@@ -143,7 +143,7 @@ def _answer(decoder: Decoder, prompt: Sequence[int], tokens: int, methods: Metho
         up=methods.up - up,
         computed=usage.cloud_prompt_computed,
         consults=usage.cloud_calls,
-        changed=usage.changing_tokens,
+        changed=usage.correction_tokens,
     )
 
 

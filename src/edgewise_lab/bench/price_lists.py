@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import NamedTuple
 
-from edgewise.loop.price import Bill, Price
+from edgewise.costs.price import BilledTokens, Price
 
 _MICROSECOND = 6
 
@@ -86,7 +86,7 @@ def _cost(prices: PriceList, request: Request) -> Decimal:
         raise ValueError(f"{request} has counts that cannot be")
     least = prices.cached_from
     cached = seen if least is not None and seen >= least else 0
-    cost = prices.of(Bill(input=prompt - cached, cached=cached, output=written))
+    cost = prices.of(BilledTokens(input=prompt - cached, cached=cached, output=written))
     if not prices.second:
         return cost
     if not 0 <= seconds < float("inf"):

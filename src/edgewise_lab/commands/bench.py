@@ -64,7 +64,7 @@ EngineTime = Annotated[
     *("edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"),
     unaffected=[
         *("cloud", *CONNECTING, "cloud_tokenizer", "cloud_key", *VIEW),
-        *(*POLICY, "on_cloud_error", "push"),
+        *(*POLICY, "on_cloud_error"),
         *("max_tokens", *DRAWS, "system", "ctx", *COSTS, *SERVING, *RECORD),
     ],
 )
@@ -97,7 +97,7 @@ def edge(
 
 @app.command()
 @takes(
-    *(*ONE_VOCABULARY, "router", "run_ahead", "redraft", "ctx", "threads"),
+    *(*ONE_VOCABULARY, "router", "run_ahead", "ctx", "threads"),
     reads=["cloud_key", "cloud_share", "gpu_layers", "swa_full"],
     unaffected=[*DRAWS, *SERVING, *RECORD],
 )
@@ -138,7 +138,7 @@ def link(
     tasks = with_calibration(
         task, "test", data=data, check=None, limit=questions, calibration=calibration
     )
-    first = Conditions(0.0, 0.0, 0.0, loss, engine_time / 1000, chosen.run_ahead, chosen.redraft)
+    first = Conditions(0.0, 0.0, 0.0, loss, engine_time / 1000, chosen.run_ahead)
     with render.progress(hidden=json) as progress:
         slowed = pace_named(pace, chosen)
         rows, cloud = _measured(chosen, tasks, slowed, shares, trips, first, progress)
@@ -159,7 +159,7 @@ def link(
     reads=["cloud_key", "cloud_share", "swa_full"],
     unaffected=[
         # To an engine nothing is pushed.
-        *("router", "max_tokens", *DRAWS, "system", "ctx", "push", *SERVING, *RECORD),
+        *("router", "max_tokens", *DRAWS, "system", "ctx", *SERVING, *RECORD),
     ],
 )
 def paper(

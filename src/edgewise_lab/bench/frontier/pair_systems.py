@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.late import LateCloud
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.routers.base import Router
@@ -13,6 +12,7 @@ from edgewise_lab.bench.frontier.recorded import EngineTime, RecordedCloud
 from edgewise_lab.bench.frontier.spans import CloudInSpans
 from edgewise_lab.bench.frontier.streamed import Streamed
 from edgewise_lab.bench.frontier.timed import Timed, TimedCommitPoint, pair_policy, timed_edge
+from edgewise_lab.bench.late import LateCloud
 from edgewise_lab.bench.pace import UNPACED, Pace, PacedEdge
 from edgewise_lab.evaluation.tasks.base import Question
 

@@ -19,8 +19,7 @@ EngineTime = Callable[[int, int], float]
 class RecordedCloud(WrappedCloud):
     """Implements `CloudModel`: `cloud`, whose consults are kept as `CloudRequest`s.
 
-    For one answer at a time. Sessions that are told of an answer ahead of its consults (`push`)
-    would read prompts that no request here shows, so they are to be told nothing.
+    For one answer at a time; nothing is pushed ahead of consults.
     """
 
     def __init__(self, cloud: CloudModel, seconds: EngineTime | None = None) -> None:
@@ -114,3 +113,7 @@ class _RecordedSession(WrappedSession):
         self._own.append(ask)
         self._asks.append(ask)
         return future
+
+    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+        # The engine would read prompts that no request here shows.
+        return 0
