@@ -28,8 +28,8 @@ from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.spelling import bytes_of
 from edgewise.edge.tokenizer import open_tokenizer
+from edgewise.edge.vocabulary import bytes_of
 from edgewise.engines.base import NOBODY, Client, Described
 from edgewise.engines.text import GoneOn, TextEngine
 from edgewise.loop.decoder import Decoder

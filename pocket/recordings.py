@@ -23,12 +23,11 @@ from edgewise.loop.policy import Policy
 from edgewise.pair import Pair, open_pair
 from edgewise.parts import make_policy
 from edgewise.prompts import Message, prompt_of
-from edgewise.server.chat_completions import ChatReply
-from edgewise.server.schemas import ChatRequest
+from edgewise.server.chat import ChatReply
+from edgewise.server.requests import ChatRequest
 from edgewise.settings import Settings
 from edgewise_lab.bench.late import LateCloud
-from edgewise_lab.bench.pace import HALF_BILLION, PacedEdge
-from edgewise_lab.bench.paced_engine import EnginePace
+from edgewise_lab.bench.pace import HALF_BILLION, EnginePace, PacedEdge
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 

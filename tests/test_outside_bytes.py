@@ -40,12 +40,12 @@ from edgewise.settings import load
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from edgewise.traces import timeline
 from edgewise.wire import protocol
-from edgewise_lab.evaluation import journal
+from edgewise_lab.evaluation import store
 from edgewise_lab.evaluation.tasks import commonsenseqa, gsm8k, records
 from edgewise_lab.evaluation.tasks.base import Grading
 from edgewise_lab.evaluation.tasks.named import open_task
 from edgewise_lab.training.collect import COLUMNS, Columns, Sample, collect_features
-from edgewise_lab.training.labels.labelling import Labelled
+from edgewise_lab.training.labels.base import Labelled
 from tests.outside_bytes import bytes_like, json_like, lines_like
 from tests.server.in_process import ASK, CHAT, app
 
@@ -392,7 +392,7 @@ LABELLED: Any = {"question": "1", "values": [0.0, 1.0], "router": "entropy"}
 @given(data=st.data())
 def test_a_journal(folder: Path, kind: Any, line: object, data: st.DataObject) -> None:
     lines = data.draw(lines_like(line))
-    reading(folder / "journal.jsonl", lines, lambda path: journal.read(path, kind))
+    reading(folder / "journal.jsonl", lines, lambda path: store.read(path, kind))
 
 
 @given(data=st.data())

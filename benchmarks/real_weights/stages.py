@@ -24,11 +24,11 @@ from edgewise.routers.mlp import Mlp
 from edgewise.routers.named import identity_of
 from edgewise_lab.evaluation.plan import ORACLE, Contender, Evaluation, contender_named, manifest
 from edgewise_lab.evaluation.report import EDGE
-from edgewise_lab.evaluation.sweep import Cell, Store
+from edgewise_lab.evaluation.store import Cell, Store
 from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Task
-from edgewise_lab.training.kinds import Fitted, Recipe
-from edgewise_lab.training.labels.value import Value
+from edgewise_lab.training.fit import Fitted, Recipe
+from edgewise_lab.training.labels.published import Value
 from edgewise_lab.training.router import Training
 
 LABELS = ("value", "walk", "both")

@@ -25,12 +25,12 @@ from edgewise.routers.card import RouterCard, read_card
 from edgewise.routers.constant import Constant
 from edgewise.routers.features import features
 from edgewise.routers.named import identity_named, identity_of, router_named, router_of
-from edgewise_lab.evaluation.journal import append, read
+from edgewise_lab.evaluation.store import append, read
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.training.collect import Sample
 from edgewise_lab.training.data import Data
-from edgewise_lab.training.kinds import Recipe, fitted
-from edgewise_lab.training.labels.labelling import kept_values
+from edgewise_lab.training.fit import Recipe, fitted
+from edgewise_lab.training.labels.base import kept_values
 from edgewise_lab.training.publish import save_card, save_weights
 from edgewise_lab.training.router import MIXED_SHARE, TOP_K, Training
 

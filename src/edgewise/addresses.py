@@ -52,12 +52,6 @@ TOKENIZER = (
 MAX_CONFIG = 4 << 20
 """Largest `config.json` that is looked into, bytes."""
 
-_DESCRIBED = (".json", ".jinja", ".txt")
-_READ = {
-    "onnx": (".onnx", ".data", ".onnx_data", ".bin", *_DESCRIBED),
-    "transformers": (".safetensors", *_DESCRIBED),
-    "mlx": (".safetensors", *_DESCRIBED),
-}
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 _PREFERRED = ("Q4_K_M", "Q4_0", "Q4_K_S", "Q5_K_M", "Q8_0")
@@ -196,10 +190,11 @@ def engine_at(address: str) -> str:
     return _engine_among(held, address, config, library=repository.library)
 
 
-def resolve_folder(address: str, engine: str) -> tuple[Path, str]:
+def resolve_folder(address: str, engine: str, reads: tuple[str, ...]) -> tuple[Path, str]:
     """The folder of a model for `engine`, downloaded if need be, and what to call the model.
 
-    Of a repository only the files that the engine reads are downloaded, never code or pickles.
+    Of a repository only the files are downloaded whose names end as in `reads`: what the engine
+    says that it reads.
     Raises `AddressError`.
     """
     if folder := local_folder(address):
@@ -213,7 +208,7 @@ def resolve_folder(address: str, engine: str) -> tuple[Path, str]:
         )
     repository = _repository(parsed, "edge")
     inside = _inside(parsed, repository.names)
-    root = repository.folder(_files_of(engine, repository.names, inside))
+    root = repository.folder(_files_of(reads, repository.names, inside))
     return root / inside, f"{parsed.repo}/{inside}".rstrip("/").rpartition("/")[2]
 
 
@@ -314,14 +309,14 @@ def _engine_among(
     raise AddressError(f"{where!r} {found}", hint=hint, setting="edge")
 
 
-def _files_of(engine: str, names: Iterable[str], inside: str) -> list[str]:
-    """Those of `names` that an engine reads of the folder `inside`, which ends with a slash."""
+def _files_of(reads: tuple[str, ...], names: Iterable[str], inside: str) -> list[str]:
+    """Files of the folder `inside`, which ends with a slash, that end as an engine `reads`."""
     held = [name for name in names if name.startswith(inside)]
     return [
         name
         for name in held
         if "/" not in (file := name.removeprefix(inside))
-        and file.endswith(_READ.get(engine, ()))
+        and file.endswith(reads)
         and not file.startswith("consolidated")  # a second copy of the weights, for Mistral's own
     ]
 

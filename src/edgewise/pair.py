@@ -13,7 +13,7 @@ from edgewise.cloud.bridge import bridged
 from edgewise.cloud.sent_files import CountsFile, PayloadsFile, counts_place
 from edgewise.cloud.sent_record import SentRecord
 from edgewise.edge.base import EdgeAbilities, EdgeModel
-from edgewise.edge.fitting import require_fitting
+from edgewise.edge.vocabulary import require_fitting
 from edgewise.errors import UsageError
 from edgewise.grammar.calls import call_reader, collected
 from edgewise.grammar.compiled import Grammar
@@ -25,7 +25,6 @@ from edgewise.parts import (
     cloud_address,
     make_billing,
     make_policy,
-    notice,
     open_cloud,
     open_edge,
     open_router,
@@ -37,7 +36,6 @@ from edgewise.prompts import (
     Prompt,
     Prompted,
     Tool,
-    message_of,
     prepare,
     prompt_from,
     require_text,
@@ -173,17 +171,6 @@ class Pair:
         system = self.settings.system
         return prompt_from(self.edge.tokenizer, asked, system=system, tools=tools)
 
-    def notice(self, asked: Prompted) -> str | None:
-        """What must be said beside an answer: that the bundled pair was never taught to give it.
-
-        None for what it was taught, for other models, and for ids.
-        """
-        if isinstance(asked, Prompt):
-            return notice(self.settings, asked.messages or ())
-        told = [Message("user", asked)] if isinstance(asked, str) else asked
-        messages = [message_of(one) for one in told if isinstance(one, Message | Mapping)]
-        return notice(self.settings, messages)
-
     def ask(self, prompt: Prompted, **wishes: Unpack[Wishes]) -> Answer:
         """The whole answer, calls of tools apart from its text; raises as `stream`."""
         form = _form(wishes)
@@ -308,7 +295,6 @@ def open_models(settings: Settings) -> Pair:
 _NEVER = "constant:0"
 _DEFAULTS = Settings()
 _OF_LOADING = ("edge_engine", "ctx", "threads", "gpu_layers", "slots")
-_OF_THE_EDGE = ("swa_full",)
 _OF_CONNECTING = (
     *("cloud_key", "cloud_key_env", "cloud_model", "cloud_engine", "cloud_hosts"),
     "cloud_tokenizer",
@@ -324,8 +310,6 @@ def _chosen(parts: Mapping[str, object], settings: Mapping[str, object]) -> Sett
         fixed += _OF_CONNECTING
     if _is_open(parts["edge"]) and (_is_open(parts["cloud"]) or cloud_address(chosen) == "none"):
         fixed += _OF_LOADING
-    if _is_open(parts["edge"]):
-        fixed += _OF_THE_EDGE
     for name in fixed:
         if getattr(chosen, name) != getattr(_DEFAULTS, name):
             raise UsageError(f"This pair cannot honour {spelled(name)}", hint="leave it out")

@@ -2,12 +2,10 @@
 
 import logging
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
-
-from msgspec.structs import replace
 
 from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, meant, resolve
 from edgewise.cloud.base import CloudModel
@@ -22,8 +20,7 @@ from edgewise.edge.base import EdgeModel, EdgeOptions, Tokenizer
 from edgewise.edge.named import EDGES
 from edgewise.errors import ModelError, RouterMismatch, UsageError
 from edgewise.loop.policy import Policy
-from edgewise.prompts import Message, require_text
-from edgewise.prompts.familiar import OUT_OF_DEPTH, familiar
+from edgewise.prompts import require_text
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard, read_card
@@ -72,15 +69,6 @@ def cloud_address(settings: Settings) -> str:
     if settings.cloud is not None:
         return meant(settings.cloud)
     return "bundled" if settings.edge == "bundled" else "none"
-
-
-def notice(settings: Settings, messages: Sequence[Message]) -> str | None:
-    """What must be said beside an answer of the bundled pair to what it was never taught."""
-    pocket = settings.edge == "bundled"
-    if not pocket or cloud_address(settings) not in ("bundled", "none"):
-        return None
-    asked = [message.content for message in messages if message.role == "user"]
-    return OUT_OF_DEPTH if asked and not familiar().knows(asked[-1]) else None
 
 
 def open_cloud(
@@ -153,9 +141,8 @@ def _here(settings: Settings, address: str, keep_prefixes: bool) -> CloudModel:
     """The cloud model in this process."""
     from edgewise.cloud.local import LocalCloud
 
-    own = replace(settings, swa_full=True)  # it is the edge's
     with _named_by("cloud"):
-        return LocalCloud(_load(own, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
+        return LocalCloud(_load(settings, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
 
 
 def _own_tokenizer(settings: Settings) -> Tokenizer | None:
@@ -341,7 +328,6 @@ def _load(settings: Settings, engine: str, address: str, keep_prefixes: bool) ->
         gpu_layers=settings.gpu_layers,
         slots=settings.slots or 1,
         keep_prefixes=keep_prefixes,
-        swa_full=settings.swa_full,
     )
     return EDGES.load(engine)(address, options)
 

@@ -8,12 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.errors import UsageError
-from edgewise_lab.bench.frontier.base import CloudRequest, MeasuredAnswer
-from edgewise_lab.bench.frontier.billing import LISTS, metered_seconds, positions_computed, priced
-from edgewise_lab.bench.frontier.plot import plots
+from edgewise_lab.bench.frontier.billing import (
+    LISTS,
+    CloudRequest,
+    MeasuredAnswer,
+    metered_seconds,
+    positions_computed,
+    priced,
+)
 from edgewise_lab.bench.frontier.report import MeasuredAnswers, frontier
+from edgewise_lab.bench.frontier.shown import notes, plots, tables
 from edgewise_lab.bench.frontier.store import MeasuredStore, measure
-from edgewise_lab.bench.frontier.table import notes, tables
 from edgewise_lab.bench.frontier.whole import (
     Whole,
     cost_of,

@@ -15,14 +15,18 @@ from edgewise.sampling import Sampling
 from edgewise.testing.link import Link, Quality
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from edgewise_lab.bench.frontier.recorded import RecordedCloud
-from edgewise_lab.bench.frontier.spans import CloudInSpans
-from edgewise_lab.bench.frontier.streamed import Streamed
-from edgewise_lab.bench.frontier.timed import Timed, TimedCommitPoint, pair_policy, timed_edge
+from edgewise_lab.bench.frontier.billing import RecordedCloud
+from edgewise_lab.bench.frontier.pair_systems import CloudInSpans
+from edgewise_lab.bench.frontier.systems import (
+    Streamed,
+    Timed,
+    TimedCommitPoint,
+    pair_policy,
+    timed_edge,
+)
 from edgewise_lab.bench.late import LateCloud
 from edgewise_lab.bench.link import http_target
-from edgewise_lab.bench.pace import UNPACED, Pace, PacedEdge
-from edgewise_lab.bench.paced_engine import EnginePace, PacedEngine
+from edgewise_lab.bench.pace import UNPACED, EnginePace, Pace, PacedEdge, PacedEngine
 from edgewise_lab.evaluation.systems import CloudAlone
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa

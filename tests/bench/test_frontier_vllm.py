@@ -10,7 +10,7 @@ import pytest
 from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise_lab.bench.frontier.streamed import Streamed
+from edgewise_lab.bench.frontier.systems import Streamed
 from edgewise_lab.evaluation.systems import CloudAlone
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.vllm_process import vllm

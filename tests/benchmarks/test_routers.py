@@ -28,7 +28,7 @@ from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
 from edgewise_lab.evaluation.systems import Decoded, paired
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
-from edgewise_lab.training.kinds import Recipe
+from edgewise_lab.training.fit import Recipe
 
 ROOT = Path(__file__).parents[2]
 QUESTION = Question("q", "zoo", "Which?", "b", "choice", choices=("a", "b"))

@@ -9,9 +9,9 @@ from rich.table import Table
 
 from edgewise.addresses import bundled
 from edgewise.cli import render
-from edgewise_lab.commands import tables
+from edgewise_lab.commands import shared
 from edgewise_lab.evaluation.report import rows
-from edgewise_lab.evaluation.sweep import Cell
+from edgewise_lab.evaluation.store import Cell
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Edgewise
 from tests.cli.test_tables import LONG, found, outcomes
@@ -61,7 +61,7 @@ def require_whole(shown: Shown, count: int = 1) -> None:
 
 def test_figures_of_a_task(shown: Shown) -> None:
     named = {**found(), Cell(LONG, 0.05): outcomes("xX..", cloud=1)}
-    tables.figures_tables("animals, 24 questions", rows(named))
+    shared.figures_tables("animals, 24 questions", rows(named))
     require_whole(shown, 3)
 
 

@@ -19,7 +19,7 @@ IDLE = """
 import numpy as np
 from edgewise.edge.base import Needs
 from edgewise_lab.training.data import held_out
-from edgewise_lab.training.kinds import Fitted
+from edgewise_lab.training.fit import Fitted
 
 class Idle:
     needs, top = Needs.NOTHING, 0

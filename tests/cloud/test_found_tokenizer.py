@@ -16,7 +16,7 @@ from edgewise.cloud.bridge import Bridge
 from edgewise.cloud.connect import connect
 from edgewise.cloud.found_tokenizer import linked
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.hub_tokenizer import HubTokenizer
+from edgewise.edge.hub.tokenizer import HubTokenizer
 from edgewise.engines.tokenizer_address import tokenizer_address
 from edgewise.errors import VocabularyMismatch
 from edgewise.pair import Pair

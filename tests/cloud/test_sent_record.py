@@ -21,7 +21,7 @@ from edgewise.cloud.gateway import GatewayCloud
 from edgewise.cloud.sent_files import Payload
 from edgewise.cloud.sent_record import SentRecord, summed
 from edgewise.edge.base import PROBES
-from edgewise.edge.spelling import bytes_of
+from edgewise.edge.vocabulary import bytes_of
 from edgewise.events import Consult, Event, Finished, SentCounts
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy

@@ -18,7 +18,7 @@ from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from edgewise.traces.recorder import Recorder
-from edgewise_lab.bench.frontier.recorded import RecordedCloud
+from edgewise_lab.bench.frontier.billing import RecordedCloud
 from edgewise_lab.bench.late import LateCloud
 
 

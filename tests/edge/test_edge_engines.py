@@ -14,15 +14,14 @@ from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.parts import open_edge, open_router
 from edgewise.settings import Settings, load
-from edgewise_lab.rollouts.base import Prefix
-from edgewise_lab.rollouts.open import edge_rollouts
+from edgewise_lab.rollouts import Prefix, edge_rollouts
 
 ENGINE = '''
 """An edge engine as a package would bring it: what it has, and no more."""
 
 from edgewise.edge.base import EdgeAbilities, EdgeModel
 from edgewise.edge.kv import KvCache, KvSession, KvRow
-from edgewise.edge.fair_lock import FairLock
+from edgewise.edge.slots import FairLock
 from edgewise.testing.scripted_edge import ByteTokenizer, replying
 
 

@@ -7,7 +7,7 @@ from edgewise.routers.constant import Constant
 from edgewise_lab.evaluation.cautions import cautions
 from edgewise_lab.evaluation.plan import Contender
 from edgewise_lab.evaluation.report import CLOUD, EDGE, Row, rows
-from edgewise_lab.evaluation.sweep import Cell
+from edgewise_lab.evaluation.store import Cell
 from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Question, Task
 

@@ -19,7 +19,7 @@ from edgewise.routers.card import CONFIG, read_card
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from edgewise_lab.evaluation.plan import manifest
-from edgewise_lab.evaluation.sweep import Store
+from edgewise_lab.evaluation.store import Store
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 FEW = ("--limit", "3", "--calibration", "3", "--no-baselines", "--cloud-share", "0.1", "--json")

@@ -23,7 +23,7 @@ from edgewise_lab.evaluation.plan import (
     contender_named,
 )
 from edgewise_lab.evaluation.report import CLOUD, EDGE
-from edgewise_lab.evaluation.sweep import OUTCOMES, THRESHOLDS, Cell, Store
+from edgewise_lab.evaluation.store import OUTCOMES, THRESHOLDS, Cell, Store
 from edgewise_lab.evaluation.systems import cloud_share
 from edgewise_lab.evaluation.tasks.base import Question, Task
 

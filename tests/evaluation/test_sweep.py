@@ -7,12 +7,10 @@ import pytest
 from edgewise.errors import CloudUnavailable, UsageError
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
-from edgewise_lab.evaluation.baselines import CommitPoint
 from edgewise_lab.evaluation.plan import Evaluation, contender_named
-from edgewise_lab.evaluation.query_level import query_level
 from edgewise_lab.evaluation.report import CLOUD, EDGE, as_csv, rows, summary
-from edgewise_lab.evaluation.sweep import OUTCOMES, Cell, Store
-from edgewise_lab.evaluation.systems import Outcome
+from edgewise_lab.evaluation.store import OUTCOMES, Cell, Store
+from edgewise_lab.evaluation.systems import CommitPoint, Outcome, query_level
 from edgewise_lab.evaluation.tasks.base import Question, Task
 
 PROMPT = "Which animal is it?"

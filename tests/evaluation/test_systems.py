@@ -15,13 +15,14 @@ from edgewise.routers.constant import Constant
 from edgewise.routers.uncertainty import Margin
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, EOT, ByteTokenizer, ScriptedEdge, replying
-from edgewise_lab.evaluation.baselines import CommitPoint, commit_point
 from edgewise_lab.evaluation.systems import (
     CloudAlone,
+    CommitPoint,
     Decoded,
     Outcome,
     changed_share,
     cloud_share,
+    commit_point,
     edge_alone,
     paired,
     question_ids,

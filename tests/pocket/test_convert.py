@@ -16,7 +16,7 @@ from benchmarks import random_qwen
 from benchmarks.random_qwen import Shape
 from edgewise.addresses import bundled
 from edgewise.edge.base import EdgeModel, Needs, Step
-from edgewise.edge.hub_tokenizer import HubTokenizer
+from edgewise.edge.hub.tokenizer import HubTokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.onnx import OnnxModel
 from edgewise.edge.vocabulary import fingerprint

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edgewise.addresses import bundled
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.llamacpp_vocab import LlamaTokenizer
+from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
 from edgewise.errors import UsageError
 from edgewise.prompts import Message, prompt_from, prompt_ids, render
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa

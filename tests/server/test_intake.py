@@ -21,7 +21,7 @@ from edgewise.server.callers import Caller, Callers
 from edgewise.server.completions import TextReply
 from edgewise.server.decoding import decode_request
 from edgewise.server.errors import ApiError
-from edgewise.server.schemas import CompletionRequest
+from edgewise.server.requests import CompletionRequest
 from edgewise.server.streaming import reply_with
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
 from tests.server.in_process import ASK, CHAT, answering_of, app

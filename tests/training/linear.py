@@ -10,7 +10,7 @@ from edgewise.edge.base import Step
 from edgewise.routers.card import WEIGHTS, RouterCard
 from edgewise.routers.features import features, needs_of, top_of
 from edgewise_lab.training.data import Data, held_out
-from edgewise_lab.training.kinds import Fitted, Recipe
+from edgewise_lab.training.fit import Fitted, Recipe
 
 KIND = f"{__name__}:Linear"
 

@@ -14,9 +14,8 @@ from edgewise.routers.card import (
 from edgewise.testing.scripted_cloud import Failing, ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from edgewise_lab.evaluation.tasks.base import Question, Task
-from edgewise_lab.training.kinds import Recipe
-from edgewise_lab.training.labels.base import Label
-from edgewise_lab.training.labels.named import labels_named
+from edgewise_lab.training.fit import Recipe
+from edgewise_lab.training.labels.base import Label, labels_named
 from edgewise_lab.training.publish import README
 from edgewise_lab.training.router import Progress, Stage, Training
 from tests.training.linear import KIND

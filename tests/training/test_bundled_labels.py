@@ -13,9 +13,8 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import UsageError
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
-from edgewise_lab.training.kinds import Recipe
-from edgewise_lab.training.labels.labelling import kept_values
-from edgewise_lab.training.labels.named import labels_named
+from edgewise_lab.training.fit import Recipe
+from edgewise_lab.training.labels.base import kept_values, labels_named
 from edgewise_lab.training.router import Training
 from tests.training.linear import KIND, Linear
 

@@ -31,9 +31,8 @@ from edgewise.routers.card import (
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from edgewise_lab.training.kinds import Recipe
-from edgewise_lab.training.labels.labelling import Labelled
-from edgewise_lab.training.labels.named import labels_named
+from edgewise_lab.training.fit import Recipe
+from edgewise_lab.training.labels.base import Labelled, labels_named
 from edgewise_lab.training.publish import README
 from edgewise_lab.training.router import SHARES, Stage
 from tests.training.linear import KIND, Linear

@@ -19,6 +19,7 @@ from edgewise.addresses import (
     resolve_folder,
 )
 from edgewise.cli import options, render
+from edgewise.edge.named import files_read
 from edgewise.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="List and download models.")
@@ -66,6 +67,7 @@ def pull(
         where = "an engine's address" if is_url(model) else "not a hub repository"
         raise UsageError(f"{model!r} is {where}, so there is nothing to download.")
     engine = engine_at(model)
-    path = resolve(model, "edge") if engine == "llamacpp" else resolve_folder(model, engine)[0]
+    reads = files_read(engine)
+    path = resolve_folder(model, engine, reads)[0] if reads else resolve(model, "edge")
     render.out.print(str(path))
     render.note(f"use it with --edge {model}")

@@ -59,7 +59,7 @@ ROUTING: Names = ("router", *POLICY, "on_cloud_error")
 DRAWS: Names = ("top_k", "top_p", "min_p", "seed")
 """Without a temperature there are none."""
 SAMPLING: Names = ("max_tokens", "temperature", *DRAWS)
-MACHINE: Names = ("ctx", "threads", "gpu_layers", "swa_full")
+MACHINE: Names = ("ctx", "threads", "gpu_layers")
 SERVING: Names = ("slots", "api_key")
 COSTS: Names = ("price", "max_cost", "max_cost_day")
 RECORD: Names = ("sent_counts",)

@@ -10,8 +10,7 @@ from edgewise.cloud.transport import Part, portion
 from edgewise.cloud.view import Plain, Preceding, View, Viewing
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.spelling import bytes_of
-from edgewise.edge.vocabulary import fingerprint
+from edgewise.edge.vocabulary import bytes_of, fingerprint
 from edgewise.engines.base import Abilities
 from edgewise.errors import CloudRejected, UsageError, VocabularyMismatch
 from edgewise.prompts import Prompt, prompt_ids

@@ -16,7 +16,7 @@ from edgewise.cloud.transport import Going, Part, Transport, TransportSession
 from edgewise.cloud.view import Preceding, Sight, Told, View
 from edgewise.completion import Completion, Sent, metered
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.spelling import bytes_of
+from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import CloudError, CloudRejected, EdgewiseError, NothingUsable, Withheld
 from edgewise.prompts import Prompt
 from edgewise.prompts.tool_formats import markers

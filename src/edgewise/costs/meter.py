@@ -14,7 +14,7 @@ from edgewise.completion import Completion, Sent
 from edgewise.costs.daily import DailyTotal, today
 from edgewise.costs.price import NOTHING, BilledTokens, Price
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.spelling import bytes_of
+from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import CloudError
 from edgewise.events import AnswerCost
 

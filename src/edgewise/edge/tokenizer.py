@@ -17,12 +17,12 @@ def open_tokenizer(address: str) -> Tokenizer:
     """
     path = resolve_tokenizer(address)
     if path.is_dir():
-        from edgewise.edge.hub_tokenizer import HubTokenizer
+        from edgewise.edge.hub.tokenizer import HubTokenizer
 
         return HubTokenizer(path)
-    from edgewise.edge.binding import llama_cpp
-    from edgewise.edge.llamacpp_load import load_vocabulary
-    from edgewise.edge.llamacpp_vocab import LlamaTokenizer
+    from edgewise.edge.llamacpp.library import llama_cpp
+    from edgewise.edge.llamacpp.load import load_vocabulary
+    from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
 
     model = load_vocabulary(path)
     tokenizer = LlamaTokenizer(model)
@@ -37,6 +37,6 @@ def open_repository_tokenizer(repository: str) -> Tokenizer:
     Only its own files are downloaded, where they are small: never weights, never code. Raises
     `AddressError`, or as `open_tokenizer`.
     """
-    from edgewise.edge.hub_tokenizer import HubTokenizer
+    from edgewise.edge.hub.tokenizer import HubTokenizer
 
     return HubTokenizer(tokenizer_folder(repository, largest=LARGEST))

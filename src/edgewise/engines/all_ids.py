@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.trial import cache_folder
+from edgewise.edge.llamacpp.sandbox import cache_folder
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.engines.base import Client, Described, Watched, side_by_side
 from edgewise.engines.spelling import AT_ONCE, BEYOND, Batch, Spelling, agree, spelling_of

@@ -103,9 +103,9 @@ class Generation(Iterator[Event]):
             edge = decoder.edge.session(needs, top=decoder.router.top)
             stack.callback(edge.close)
             self._cached = edge.open(prompt.ids)
-            if decoder.edge.abilities.rewinds == "marks":
+            if decoder.edge.abilities.rewinds == "checkpoints":
                 # An edited message, or a template that rewrites the last turn, comes back to there.
-                edge.mark(last_turn(rules.tokenizer, prompt))
+                edge.checkpoint(last_turn(rules.tokenizer, prompt))
             self._consults = self._opened(sampling, stack)
             reader = Reader(
                 edge, decoder.router, sampling, candidates=candidates, constraint=self._constraint

@@ -24,8 +24,6 @@ from edgewise.sampling import Sampling
 CANDIDATES = 5
 """Edge candidates reported with a token that the cloud was asked for."""
 
-_NUMBER = float | int | np.floating
-
 
 class Read(NamedTuple):
     """What the loop needs of a step, copied before the engine's next decode.
@@ -70,15 +68,16 @@ class Reader:
         Raises `UsageError` for a router's score outside [0, 1], and as `Constraint.allowed`.
         """
         step = self._edge.step()
-        score = self._router.score(step)
         # Routers are third-party code: text, None and arrays come as well as numbers.
-        if not (isinstance(score, _NUMBER) and 0.0 <= float(score) <= 1.0):
+        given: object = self._router.score(step)
+        if not (isinstance(given, float | int | np.floating) and 0.0 <= float(given) <= 1.0):
             raise UsageError(
-                f"The router {type(self._router).__name__!r} gave the score {score!r}, which is "
+                f"The router {type(self._router).__name__!r} gave the score {given!r}, which is "
                 "not a number from 0 to 1",
                 hint="mend its score()",
                 setting="router",
             )
+        score = float(given)
         if self._constraint is None:
             token = self._sampling.choose(step)
             read = Read(score, token, step.logprob(token), step)
@@ -121,7 +120,7 @@ class Speculation:
     def begin(self, flight: Flight, read: Read, state: State) -> None:
         """The answer waits for `flight` now; drafts begin with the edge's own token, of `read`."""
         if not self.drafts:
-            self._edge.mark(len(self._ids))
+            self._edge.checkpoint(len(self._ids))
             self._draft(state.expecting(flight.ask, self._rules), read)
 
     def forward(self) -> int | None:
@@ -177,7 +176,7 @@ class Speculation:
         decision = tip.decide(read.score, read.token, ids, self._rules, forced=read.forced)
         if not decision.ask or self._consults is None:
             return tip, decision.reason
-        self._edge.mark(len(self._ids) + len(self.drafts))
+        self._edge.checkpoint(len(self._ids) + len(self.drafts))
         refused = self._consults.ask_ahead([*self._ids, *self.drafts], decision.ask, tip)
         if refused is not None:
             return tip, refused

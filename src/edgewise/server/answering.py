@@ -15,8 +15,8 @@ from edgewise.cloud.base import CloudModel
 from edgewise.cloud.sent_record import SentRecord
 from edgewise.costs.billing import Billing
 from edgewise.edge.base import EdgeModel
-from edgewise.edge.fitting import longest_piece, overflow, require_fitting, require_short
 from edgewise.edge.scoring import Scored
+from edgewise.edge.vocabulary import longest_piece, overflow, require_fitting, require_short
 from edgewise.events import Event, Finished, Pending, Rewound, Timing, Usage
 from edgewise.grammar.compiled import COMPILING, Grammar
 from edgewise.grammar.form import AnswerForm, grammar_of

@@ -1,25 +1,38 @@
 """Against the method of the paper's demo (arXiv 2504.07878), over the same link in the same run.
 
-What that method lacks is told in `edgewise_lab.bench.methods`; what each part of ours makes of it
-is measured by `edgewise_lab.bench.method_parts`.
+The demo has no KV cache on the device (each token reads the whole text again), sends the whole
+text with each consult over a new connection, keeps one token of the reply, and waits for it.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from edgewise.edge.base import EdgeModel, Tokenizer
-from edgewise.engines.base import Engine
+from edgewise.cloud.engine import EngineCloud
+from edgewise.completion import Completion
+from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Step, Tokenizer
+from edgewise.edge.vocabulary import bytes_of
+from edgewise.engines.base import NOBODY, Client, sampling_fields
+from edgewise.engines.completions import COMPLETIONS
 from edgewise.engines.detect import GATEWAY, found_at
+from edgewise.engines.http import HttpEngine
 from edgewise.engines.named import ENGINES, model_for
+from edgewise.engines.text_replies import AskedText, of_completion
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
-from edgewise.testing.link import Quality
-from edgewise_lab.bench.methods import PAPER, TO_AN_ENGINE, EngineAt, Methods
+from edgewise.loop.policy import LONGEST_DEADLINE, Policy
+from edgewise.sampling import Sampling
+from edgewise.testing.link import Link, Quality
+from edgewise_lab.bench.link import http_target
+
+RUN_AHEAD = 16
+_UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 _PROSE = """\
 The harbour wakes before the town does. Boats that left in the dark come back one after the \
@@ -64,31 +77,10 @@ class _Round(NamedTuple):
     written: int
 
 
-def prose(tokenizer: Tokenizer, length: int, number: int | None = None) -> list[int]:
-    """So many ids of plain English, with a number in front where one is given.
-
-    It begins anew where it is too short.
-    """
+def prose(tokenizer: Tokenizer, length: int) -> list[int]:
+    """So many ids of plain English; it begins anew if it is too short."""
     ids = tokenizer.encode(_PROSE)
-    many = ids * -(-length // len(ids))
-    front = [] if number is None else tokenizer.encode(f"{number}. ")
-    return [*front, *many][:length]
-
-
-def served_at(url: str, *, key: str | None = None, model: str | None = None) -> EngineAt:
-    """The engine there. Raises `UsageError` for a gateway, or a `CloudError`."""
-    name = asyncio.run(found_at(url, key=key, model=model))
-    if name == GATEWAY:
-        raise UsageError(
-            f"{url!r} is a gateway, and the paper's method asks an engine", hint="name that"
-        )
-    make = ENGINES.load(name)
-    named = model_for(make, name, model)
-
-    def connect(at: str) -> Engine:
-        return make(at, key=key, **named)
-
-    return EngineAt(url, connect, key)
+    return (ids * -(-length // len(ids)))[:length]
 
 
 def compare(
@@ -111,11 +103,30 @@ def compare(
     plain HTTP, where `model` is one of those it serves; `engine_seconds` are added to each
     consult. Raises `UsageError` or `CloudError`.
     """
-    served = served_at(url, key=key, model=model)
+    name = asyncio.run(found_at(url, key=key, model=model))
+    if name == GATEWAY:
+        raise UsageError(
+            f"{url!r} is a gateway, and the paper's method asks an engine", hint="name that"
+        )
+    make = ENGINES.load(name)
+    named = model_for(make, name, model)
     prompt = prose(edge.tokenizer, context)
+    router = Every(max(1, round(1 / share)))
     quality = Quality(round_trip=round_trip + engine_seconds)
-    with Methods(edge, served, share=share, quality=quality) as methods:
-        alone, pair, paper = (methods.decoder(one) for one in (None, TO_AN_ENGINE, PAPER))
+    # A consult that fails ends the answer: what is measured has none.
+    policy = Policy(threshold=0.5, deadline=LONGEST_DEADLINE, on_cloud_error="raise")
+    with ExitStack() as stack:
+        link = stack.enter_context(closing(Link(*http_target(url), quality)))
+        ours = stack.enter_context(closing(EngineCloud(make(link.url, key=key, **named))))
+        ours.check(edge.tokenizer)
+        served = ours.engine.described.model
+        text = TextCompletions(link.url, edge.tokenizer, key=key, model=served)
+        theirs = stack.enter_context(closing(PlainCloud(text, edge.tokenizer)))
+        uncached: Any = UncachedEdge(edge)
+        ahead = replace(policy, run_ahead=RUN_AHEAD)
+        alone = Decoder(edge, router=router, policy=Policy(cloud_share=0.0))
+        pair = Decoder(edge, router=router, policy=ahead, cloud=ours)
+        paper = Decoder(uncached, router=router, policy=policy, cloud=theirs)
         found: list[_Round] = []
         for _ in range(rounds + 1):
             found.append(_round(alone, pair, paper, prompt, tokens))
@@ -163,3 +174,119 @@ def _comparison(
         ratio_low=min(ratios),
         ratio_high=max(ratios),
     )
+
+
+class Every:
+    """A router that asks at every `n`-th token: where is no matter when only time counts."""
+
+    needs, top = Needs.HIDDEN, 0
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+
+    def score(self, step: Step) -> float:
+        """1 where the cloud shall be asked, else 0."""
+        return float(step.position % self._n == 0)
+
+
+class TextCompletions(HttpEngine):
+    """Implements `Engine` by text: `/v1/completions`, where the engine tokenises all of it again.
+
+    What comes back becomes ids of `tokenizer`'s, whatever the cloud's own were; it can be another
+    token. Where the engine wrote no whole character the device shows what it shows for such.
+    """
+
+    dialect = "completions"
+
+    def __init__(
+        self, url: str, tokenizer: Tokenizer, *, key: str | None = None, model: str | None = None
+    ) -> None:
+        super().__init__(url, key=key, model=model)
+        self._tokenizer = tokenizer
+
+    async def complete(
+        self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
+    ) -> Completion:
+        text = bytes_of(self._tokenizer, ids).decode("utf-8", "replace")
+        body: dict[str, Any] = {
+            "model": await self.model_name(),
+            "prompt": text,
+            "max_tokens": n,
+            **sampling_fields(sampling, len(ids)),
+        }
+        replied = await self.post(COMPLETIONS, body, client)
+        said = of_completion(replied, AskedText(self.url, self.dialect, text, n))
+        written = self._tokenizer.encode(said.text)[:n]
+        if not written and not said.ended:
+            written = self._tokenizer.encode(_UNKNOWN)[:n]
+        none = (None,) * len(written)
+        return Completion(ids=tuple(written), logprobs=none, stopped=said.ended)
+
+
+class PlainCloud(EngineCloud):
+    """Implements `CloudModel` as `EngineCloud`: nothing is proven, each consult connects anew."""
+
+    def __init__(self, engine: HttpEngine, tokenizer: Tokenizer) -> None:
+        super().__init__(engine)
+        self._eos_ids = tokenizer.eos_ids or self._eos_ids
+        self._size = tokenizer.size
+
+    async def complete(
+        self, ids: list[int], n: int, sampling: Sampling, client: Client
+    ) -> Completion:
+        client = replace(client, trace={**client.trace, "Connection": "close"})
+        return await super().complete(ids, n, sampling, client)
+
+
+class UncachedEdge:
+    """Implements `EdgeModel`: `model`, whose sessions keep ids and no cache of them."""
+
+    def __init__(self, model: EdgeModel) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> "_UncachedSession":
+        return _UncachedSession(self._model.session(needs, top=top))
+
+
+class _UncachedSession:
+    def __init__(self, session: EdgeSession) -> None:
+        self._session = session
+        self._ids: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    @property
+    def position(self) -> int:
+        return len(self._ids)
+
+    def open(self, ids: Sequence[int]) -> int:
+        self._ids = list(ids)
+        return 0
+
+    def extend(self, ids: Sequence[int]) -> None:
+        self._ids += ids
+
+    def rewind(self, position: int) -> None:
+        del self._ids[position:]
+
+    def mark(self, position: int) -> None:
+        """There is nothing to go back to."""
+
+    def step(self) -> Step:
+        self._forget()
+        return self._session.step()
+
+    def steps(self, ids: Sequence[int]) -> Sequence[Step]:
+        self._forget()
+        steps = self._session.steps(ids)
+        self._ids += ids
+        return steps
+
+    def _forget(self) -> None:
+        """What was computed is only queued again."""
+        self._session.rewind(0)
+        self._session.open(self._ids)

@@ -1,4 +1,4 @@
-"""`edgewise bench`: speeds and energy on this machine."""
+"""`edgewise bench`: speeds on this machine, and a pair beside other systems."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -37,10 +37,9 @@ from edgewise_lab.bench.link import Conditions, LinkBench, LinkRow, outlook_over
 from edgewise_lab.bench.pace import Pace
 from edgewise_lab.bench.paper_method import Comparison, compare
 from edgewise_lab.bench.speed import measure
-from edgewise_lab.commands import task_options
-from edgewise_lab.commands.connecting import connected_cloud, pace_named, served, without_cloud
-from edgewise_lab.commands.energy import energy
+from edgewise_lab.commands import shared
 from edgewise_lab.commands.frontier import frontier
+from edgewise_lab.commands.shared import connected_cloud, pace_named, served, without_cloud
 from edgewise_lab.evaluation.calibration import thresholds_for
 from edgewise_lab.evaluation.plan import Contender
 from edgewise_lab.evaluation.tasks.base import Task
@@ -49,8 +48,7 @@ from edgewise_lab.evaluation.tasks.named import with_calibration
 PAPER_SHARE = 0.07
 """Cloud share of the paper's demo."""
 
-app = typer.Typer(help="Measure speeds and energy on this machine.", no_args_is_help=True)
-app.command()(energy)
+app = typer.Typer(help="Measure speeds on this machine, and compare systems.", no_args_is_help=True)
 app.command()(frontier)
 
 EngineTime = Annotated[
@@ -61,7 +59,7 @@ EngineTime = Annotated[
 # No cloud is asked, and the context is as long as what is measured.
 @app.command()
 @takes(
-    *("edge", "edge_engine", "router", "threads", "gpu_layers", "swa_full"),
+    *("edge", "edge_engine", "router", "threads", "gpu_layers"),
     unaffected=[
         *("cloud", *CONNECTING, "cloud_tokenizer", "cloud_key", *VIEW),
         *(*POLICY, "on_cloud_error"),
@@ -98,13 +96,13 @@ def edge(
 @app.command()
 @takes(
     *(*ONE_VOCABULARY, "router", "run_ahead", "ctx", "threads"),
-    reads=["cloud_key", "cloud_share", "gpu_layers", "swa_full"],
+    reads=["cloud_key", "cloud_share", "gpu_layers"],
     unaffected=[*DRAWS, *SERVING, *RECORD],
 )
 def link(
     task: Annotated[str, typer.Argument(help="A task, as for eval.")] = "pocketqa",
     *,
-    data: task_options.Data = None,
+    data: shared.Data = None,
     chosen: Settings,
     cloud_share: Annotated[
         list[float] | None,
@@ -156,7 +154,7 @@ def link(
 @takes(
     *("edge", "edge_engine", "cloud", "cloud_hosts", "cloud_model", "cloud_key_env"),
     *("threads", "gpu_layers"),
-    reads=["cloud_key", "cloud_share", "swa_full"],
+    reads=["cloud_key", "cloud_share"],
     unaffected=[
         # To an engine nothing is pushed.
         *("router", "max_tokens", *DRAWS, "system", "ctx", *SERVING, *RECORD),

@@ -15,10 +15,10 @@ from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.pair import Pair, open_pair
 from edgewise.parts import DEFAULT_SHARE
 from edgewise.settings import Settings
-from edgewise_lab.commands.tables import figures_tables
+from edgewise_lab.commands.shared import figures_tables
 from edgewise_lab.evaluation.plan import Contender, Evaluation
 from edgewise_lab.evaluation.report import Accuracy, Intervals, Row, Summary, rows, summary
-from edgewise_lab.evaluation.sweep import Store
+from edgewise_lab.evaluation.store import Store
 from edgewise_lab.evaluation.systems import paired, question_ids
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.grading import is_right, is_strictly_right

@@ -17,16 +17,14 @@ from edgewise.errors import UsageError
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.routers.card import digest, trained_digests
 from edgewise.settings import Settings
-from edgewise_lab.commands import task_options
-from edgewise_lab.commands.tables import figures_tables
+from edgewise_lab.commands import shared
+from edgewise_lab.commands.shared import figures_tables
 from edgewise_lab.evaluation.cautions import cautions
-from edgewise_lab.evaluation.plan import Contender, Evaluation, manifest
-from edgewise_lab.evaluation.plot import plot
-from edgewise_lab.evaluation.report import Row, as_csv, rows, summary
-from edgewise_lab.evaluation.sweep import Store
+from edgewise_lab.evaluation.plan import MOST, Contender, Evaluation, Work, Workers, manifest
+from edgewise_lab.evaluation.report import Row, as_csv, plot, rows, summary
+from edgewise_lab.evaluation.store import Store
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.named import with_calibration
-from edgewise_lab.evaluation.workers import MOST, Work, Workers
 
 WorkerCount = Annotated[
     int,
@@ -48,12 +46,12 @@ _NAMED = 3
     unaffected=[*DRAWS, "run_ahead", "on_cloud_error", *SERVING, *RECORD],
 )
 def evaluate(
-    task: task_options.TaskName,
+    task: shared.TaskName,
     *,
-    data: task_options.Data = None,
-    check: task_options.Check = None,
-    limit: task_options.Limit = None,
-    max_tokens: task_options.MaxTokens = None,
+    data: shared.Data = None,
+    check: shared.Check = None,
+    limit: shared.Limit = None,
+    max_tokens: shared.MaxTokens = None,
     calibration: Annotated[
         int, typer.Option(help="Questions that thresholds are set on; never those evaluated.")
     ] = 100,

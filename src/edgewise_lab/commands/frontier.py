@@ -20,25 +20,23 @@ from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.settings import Settings
 from edgewise.testing.link import Link, Quality
-from edgewise_lab.bench.frontier.base import MeasuredSystem
+from edgewise_lab.bench.frontier.billing import MeasuredSystem
 from edgewise_lab.bench.frontier.pair_systems import (
     PLACE_NOTE,
     SPANS_NOTE,
     PairSystems,
     has_choices,
 )
-from edgewise_lab.bench.frontier.plot import plots
 from edgewise_lab.bench.frontier.report import CLOUD, EDGE, Frontier, MeasuredAnswers
 from edgewise_lab.bench.frontier.report import frontier as compared
+from edgewise_lab.bench.frontier.shown import FrontierTable, notes, plots, tables
 from edgewise_lab.bench.frontier.store import MeasuredStore, measure
-from edgewise_lab.bench.frontier.table import FrontierTable, notes, tables
 from edgewise_lab.bench.link import http_target
-from edgewise_lab.bench.pace import UNPACED, Pace
+from edgewise_lab.bench.pace import UNPACED, EnginePace, Pace
 from edgewise_lab.bench.pace import measured as measured_pace
-from edgewise_lab.bench.paced_engine import EnginePace
-from edgewise_lab.commands import task_options
-from edgewise_lab.commands.connecting import connected_cloud, pace_named, served, without_cloud
+from edgewise_lab.commands import shared
 from edgewise_lab.commands.eval import contenders_of, require_folder, shares_of
+from edgewise_lab.commands.shared import connected_cloud, pace_named, served, without_cloud
 from edgewise_lab.evaluation.calibration import thresholds_for
 from edgewise_lab.evaluation.plan import Contender, manifest
 from edgewise_lab.evaluation.systems import require_room
@@ -54,15 +52,15 @@ COMMIT_POINT, LARGER_EDGE = "commit point", "larger edge"
 # Nothing is drawn; consults are for a token; a cloud that fails ends it, and so nothing is pushed.
 @takes(
     *(*ONE_VOCABULARY, "run_ahead", "ctx", "threads"),
-    reads=["cloud_key", "router", "cloud_share", "gpu_layers", "swa_full"],
+    reads=["cloud_key", "router", "cloud_share", "gpu_layers"],
     unaffected=[*DRAWS, "on_cloud_error", *SERVING, *RECORD],
 )
 def frontier(
-    task: task_options.TaskName = "pocketqa",
+    task: shared.TaskName = "pocketqa",
     *,
-    data: task_options.Data = None,
-    check: task_options.Check = None,
-    max_tokens: task_options.MaxTokens = None,
+    data: shared.Data = None,
+    check: shared.Check = None,
+    max_tokens: shared.MaxTokens = None,
     chosen: Settings,
     router: Annotated[
         list[str] | None, typer.Option(metavar="ROUTER", help="As for run; may be repeated.")

@@ -22,7 +22,7 @@ app = typer.Typer(no_args_is_help=True, help="Show, check and publish router che
 
 Folder = Annotated[str, typer.Argument(help="A checkpoint's folder or hub repository, or bundled.")]
 
-_READ = ("ctx", "gpu_layers", "swa_full")
+_READ = ("ctx", "gpu_layers")
 _NOT_LOADED = everything_but("edge", "edge_engine", "threads", *_READ)
 
 
@@ -62,7 +62,6 @@ def check(router: Folder, chosen: Settings) -> None:
         ctx=chosen.ctx,
         threads=chosen.threads,
         gpu_layers=chosen.gpu_layers,
-        swa_full=chosen.swa_full,
     )
     with open_pair(one) as opened:
         card, model = opened.card, opened.edge.name

@@ -14,14 +14,13 @@ from edgewise.errors import UsageError
 from edgewise.pair import open_models
 from edgewise.routers.card import Input, read_card
 from edgewise.settings import Settings
-from edgewise_lab.commands import task_options
-from edgewise_lab.evaluation.journal import MANIFEST, claim
+from edgewise_lab.commands import shared
 from edgewise_lab.evaluation.plan import manifest
+from edgewise_lab.evaluation.store import MANIFEST, claim
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.named import with_calibration
-from edgewise_lab.training.kinds import Fitted, Recipe, fit_of
-from edgewise_lab.training.labels.base import Label
-from edgewise_lab.training.labels.named import labels_named
+from edgewise_lab.training.fit import Fitted, Recipe, fit_of
+from edgewise_lab.training.labels.base import Label, labels_named
 from edgewise_lab.training.router import Progress, Stage, Training
 
 INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars", "token_embedding")
@@ -54,7 +53,7 @@ JudgedBy = Annotated[
     ],
 )
 def train(
-    task: task_options.TaskName,
+    task: shared.TaskName,
     *,
     out: Annotated[
         Path, typer.Option(help="Folder of the checkpoint and of what it is made from.")
@@ -71,10 +70,10 @@ def train(
     rollouts: RolloutsEach = None,
     rounds: Rounds = None,
     judge: JudgedBy = None,
-    data: task_options.Data = None,
-    check: task_options.Check = None,
-    limit: task_options.Limit = None,
-    max_tokens: task_options.MaxTokens = None,
+    data: shared.Data = None,
+    check: shared.Check = None,
+    limit: shared.Limit = None,
+    max_tokens: shared.MaxTokens = None,
     calibration: Annotated[
         int, typer.Option(help="Questions that thresholds are set on; never trained on.")
     ] = 300,

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from edgewise.edge.base import EdgeModel, EdgeSession
-from edgewise_lab.evaluation.room import room
-from edgewise_lab.evaluation.systems import Outcome, question_ids, text_of
+from edgewise_lab.evaluation.systems import Outcome, question_ids, room, text_of
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.grading import is_right, is_strictly_right
 

@@ -1,4 +1,4 @@
-"""The systems that are compared: each answers a question, greedily, and says what it cost."""
+"""The systems that are compared: each answers a question, greedily, and reports what it cost."""
 
 import time
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from edgewise.cloud.base import CloudModel
-from edgewise.edge.base import EdgeModel, Tokenizer
+from edgewise.edge.base import EdgeModel, Needs, Step, Tokenizer
 from edgewise.errors import ContextOverflow
 from edgewise.events import share_of
 from edgewise.loop.decoder import Answer, Decoder
@@ -16,9 +16,23 @@ from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.routers.base import Router
 from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
-from edgewise_lab.evaluation.room import contexts_of, room
 from edgewise_lab.evaluation.tasks.base import Question, Task
-from edgewise_lab.evaluation.tasks.grading import is_right, is_strictly_right
+from edgewise_lab.evaluation.tasks.grading import first_mention, is_right, is_strictly_right
+
+
+def room(prompt: int, max_tokens: int, *contexts: int) -> int:
+    """The longest answer after `prompt` ids, tokens: as the decoder's, it ends at a context's end.
+
+    Its last token may stand behind the context, since nothing is computed after it.
+    """
+    return min([max_tokens, *(context - prompt + 1 for context in contexts)])
+
+
+def contexts_of(edge: EdgeModel, cloud: CloudModel | None) -> tuple[int, ...]:
+    """Longest sequences, ids; that of a cloud elsewhere is not known here."""
+    local = None if cloud is None else cloud.local
+    return (edge.context,) if local is None else (edge.context, local.context)
+
 
 CLOUD_DEADLINE = 300.0
 """Seconds the cloud may take for a whole answer."""
@@ -194,3 +208,85 @@ def changed_share(found: Sequence[Outcome]) -> float | None:
     """Of the consults, how many changed the token; None without consults."""
     consults = sum(o.consults for o in found)
     return sum(o.changed for o in found) / consults if consults else None
+
+
+class CommitPoint:
+    """One consult an answer, where the edge names a choice for the first time.
+
+    In most answers to choices the choice is named before the conclusion, so this one token is
+    the decisive one. Where it is shows in the edge's own answer, which is the same up to there,
+    however its tokenizer cuts text. An answer that names no choice, or a question that has none,
+    is the edge's alone.
+    """
+
+    def __init__(self, edge: EdgeModel, cloud: CloudModel, max_tokens: int) -> None:
+        self._edge, self._cloud, self._max_tokens = edge, cloud, max_tokens
+
+    def answer(self, question: Question) -> Outcome:
+        """At most one consult."""
+        answer = edge_alone(self._edge, self._max_tokens).ask(question)
+        at = commit_point(self._edge.tokenizer, [t.id for t in answer.tokens], question)
+        if at is None:
+            return outcome_of(question, answer)
+        before = len(question_ids(self._edge.tokenizer, question))
+        policy = Policy(threshold=1.0, max_cloud_tokens=1, on_cloud_error="raise")
+        decoder = Decoder(
+            self._edge, router=AtPosition(before + at), policy=policy, cloud=self._cloud
+        )
+        return Decoded(decoder, self._max_tokens).answer(question)
+
+
+class AtPosition:
+    """A router that scores 1 at one position; None: nowhere."""
+
+    needs, top = Needs.NOTHING, 0
+
+    def __init__(self, position: int | None) -> None:
+        self.position = position
+
+    def score(self, step: Step) -> float:
+        return float(step.position == self.position)
+
+
+def commit_point(tokenizer: Tokenizer, ids: Sequence[int], question: Question) -> int | None:
+    """The index of the id that brings the first letter of the first choice named, or its label.
+
+    None where no choice is named, or there is none to name.
+    """
+    pieces = [b"" if token in tokenizer.eos_ids else tokenizer.piece(token) for token in ids]
+    # Surrogates stand for bytes that are no text, so that places in the text are places in these.
+    text = b"".join(pieces).decode("utf-8", "surrogateescape")
+    at = first_mention(text, question.choices or ())
+    if at is None:
+        return None
+    left = len(text[:at].encode("utf-8", "surrogateescape"))
+    for index, piece in enumerate(pieces):
+        if left < len(piece):
+            return index
+        left -= len(piece)
+    raise AssertionError("a place in the text lies in one of its pieces")
+
+
+def query_level(
+    edge: Sequence[Outcome],
+    cloud: Sequence[Outcome],
+    share: float,
+    scores: Sequence[float] | None = None,
+) -> list[Outcome]:
+    """Whole questions to the cloud, those of the highest scores first, within a cloud share.
+
+    A question's score is how unsure the edge was over its answer (`Outcome.uncertainty`), or that
+    of `scores`. Questions are sent as long as cloud tokens stay within `share` of all output
+    tokens.
+    """
+    worth = [outcome.uncertainty for outcome in edge] if scores is None else scores
+    chosen = list(edge)
+    order = sorted(range(len(edge)), key=lambda i: -worth[i])
+    output, written = sum(o.output_tokens for o in edge), 0
+    for i in order:
+        output += cloud[i].output_tokens - edge[i].output_tokens
+        written += cloud[i].cloud_tokens
+        if written > share * output:
+            break
+        chosen[i] = msgspec.structs.replace(cloud[i], uncertainty=edge[i].uncertainty)
+    return chosen

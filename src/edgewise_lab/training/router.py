@@ -17,27 +17,32 @@ from edgewise.routers.behaviour import behaviour_of
 from edgewise.routers.card import CONFIG, Input, RouterCard, read_card
 from edgewise.routers.named import identity_of, is_trained, kind_recorded, router_of
 from edgewise_lab.evaluation.calibration import thresholds_for
-from edgewise_lab.evaluation.room import contexts_of, room
-from edgewise_lab.evaluation.systems import CloudAlone, edge_alone, paired, require_room
+from edgewise_lab.evaluation.systems import (
+    CloudAlone,
+    contexts_of,
+    edge_alone,
+    paired,
+    require_room,
+    room,
+)
 from edgewise_lab.evaluation.tasks.base import Question, Task
-from edgewise_lab.rollouts.base import Rollouts
-from edgewise_lab.rollouts.open import cloud_rollouts, edge_rollouts
+from edgewise_lab.rollouts import Rollouts, cloud_rollouts, edge_rollouts
 from edgewise_lab.training.collect import (
     KEPT,
+    REFERENCES,
     Columns,
+    PairRollouts,
     Sample,
     Text,
     collect_answers,
     collect_features,
+    read_by_cloud,
     references,
 )
 from edgewise_lab.training.data import data_of
-from edgewise_lab.training.kinds import Fitted, Recipe, fitted
-from edgewise_lab.training.labels.base import Case, Label, Writer
-from edgewise_lab.training.labels.labelling import kept_values, label_all
-from edgewise_lab.training.mixed import PairRollouts
+from edgewise_lab.training.fit import Fitted, Recipe, fitted
+from edgewise_lab.training.labels.base import Case, Label, Writer, kept_values, label_all
 from edgewise_lab.training.publish import Measured, isotonic, save_card, save_weights
-from edgewise_lab.training.reading import REFERENCES, read_by_cloud
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15)
 """Cloud shares that get a threshold."""

@@ -6,9 +6,10 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from edgewise_lab.bench.frontier.base import MeasuredAnswer
 from edgewise_lab.bench.frontier.billing import (
     LISTS,
+    Cost,
+    MeasuredAnswer,
     engine_seconds,
     metered_seconds,
     positions_computed,
@@ -17,7 +18,6 @@ from edgewise_lab.bench.frontier.billing import (
 from edgewise_lab.bench.frontier.whole import (
     NEVER,
     ROUNDING,
-    Cost,
     Way,
     Whole,
     cost_of,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from edgewise_lab.bench.frontier.base import MeasuredAnswer, MeasuredSystem
-from edgewise_lab.evaluation.journal import append, claim, read
+from edgewise_lab.bench.frontier.billing import MeasuredAnswer, MeasuredSystem
+from edgewise_lab.evaluation.store import append, claim, read
 from edgewise_lab.evaluation.tasks.base import Question
 
 _PLAIN = re.compile(r"[^A-Za-z0-9.%]+")

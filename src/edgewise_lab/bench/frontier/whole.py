@@ -4,14 +4,14 @@ A question that goes to the cloud costs what the cloud's own answer cost, and wh
 it went; nothing else happens, so sums are what a run of its own would measure.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from edgewise_lab.bench.frontier.base import MeasuredAnswer
+from edgewise_lab.bench.frontier.billing import Cost, MeasuredAnswer
 
 Way = Literal["routed", "cascade"]
 """`routed`: a score of the prompt decides, before anything is written. `cascade`: the edge answers,
@@ -22,9 +22,6 @@ NEVER = float("-inf")
 
 ROUNDING = 1e-12
 """Relative: sums of the same costs in another order."""
-
-Cost = Callable[[MeasuredAnswer], tuple[float, float]]
-"""Of an answer; that of several is the sum of the first over the sum of the second."""
 
 _Array = NDArray[np.float64]
 

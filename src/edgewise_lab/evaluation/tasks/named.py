@@ -9,7 +9,7 @@ from edgewise.addresses import from_home
 from edgewise.errors import UsageError
 from edgewise.registry import Registry, or_meant
 from edgewise_lab.evaluation.tasks.base import Grading, Task, TaskSource
-from edgewise_lab.evaluation.tasks.jsonl import jsonl
+from edgewise_lab.evaluation.tasks.records import jsonl
 
 Use = Literal["train", "test"]
 

@@ -1,4 +1,4 @@
-"""Records of a task from a JSON Lines file or a hub dataset's Parquet file."""
+"""Anyone's questions from a file: a JSON object a line, or a hub data set's Parquet file."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +8,7 @@ import msgspec
 
 from edgewise.addresses import dataset_file
 from edgewise.errors import UsageError
+from edgewise_lab.evaluation.tasks.base import Grading, Question, Task
 
 MAX_FILE = 256 << 20
 """Largest file that is read, bytes."""
@@ -59,3 +60,44 @@ def read_parquet(repo: str, name: str, kind: type[Record]) -> Iterator[Record]:
         yield from (msgspec.convert(row, type=kind) for row in rows)
     except msgspec.ValidationError as error:
         raise UsageError(f"{repo}/{name} does not hold what was expected: {error}.") from error
+
+
+MAX_TOKENS = 256
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    prompt: str
+    answer: str
+    choices: tuple[str, ...] | None = None
+    family: str | None = None
+    id: str | None = None
+    reference: str = ""
+
+
+def jsonl(data: Path, check: Grading) -> Task:
+    """Lines `{"prompt": ..., "answer": ...}`, optionally with choices, family, id and
+    reference, a whole right answer.
+
+    The answer is the text wanted, a number, a regular expression to be found, or one of the
+    choices, as `check` says.
+    """
+    lines = read_lines(data, _Line)
+    questions = tuple(_question(data, number, line, check) for number, line in lines)
+    return Task(data.stem, questions, MAX_TOKENS)
+
+
+def _question(data: Path, number: int, line: _Line, check: Grading) -> Question:
+    try:
+        return Question(
+            id=line.id or str(number),
+            family=line.family or data.stem,
+            prompt=line.prompt,
+            answer=line.answer,
+            check=check,
+            reference=line.reference,
+            choices=line.choices,
+        )
+    except UsageError as error:
+        raise UsageError(
+            f"Line {number} of {str(data)!r} is not valid: {error.message}", hint=error.hint
+        ) from error
