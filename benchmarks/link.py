@@ -2,7 +2,7 @@
 
 The bundled pair with its router, the cloud model in a real llama-server behind a gateway process,
 an emulated link between device and gateway. The edge is as slow as a 0.5B-shaped model is here and
-now (measured first, by batch; `--pace` names another), consults are `--engine` ms longer. See
+now (measured first, by batch; --model names another), consults are `--engine` ms longer. See
 `edgewise_lab.bench.link`. Prints Markdown; `--json FILE` keeps the figures, `--plot FILE` draws
 time per token over the round trip.
 """
@@ -20,17 +20,17 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks import random_qwen
-from benchmarks.markdown import line
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.gateway.process import gateway_process
 from edgewise.parts import open_router
 from edgewise.settings import Settings
+from edgewise_lab.bench.gateway_process import gateway_process
 from edgewise_lab.bench.link import Conditions, Figure, Gaps, LinkBench, LinkRow
-from edgewise_lab.bench.pace import PACES, Pace, measured
+from edgewise_lab.bench.pace import Pace, measured
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.tables import line
 from tests.llama_server_process import llama_server
 
 HEAD = ["RTT, ms", "loss", "asked", "p", "d", "waiting / edge", "ahead / edge", "bound"]
@@ -125,16 +125,12 @@ def main() -> None:
     parser.add_argument("--engine", type=float, default=25, help="ms added to a consult")
     parser.add_argument("--model", type=Path, help="0.5B-shaped GGUF; made when missing")
     parser.add_argument("--dead", type=int, default=4, help="answers whose link goes dead")
-    parser.add_argument("--pace", choices=PACES, help="instead of a 0.5B's, measured here and now")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        if options.pace:
-            pace = PACES[options.pace]
-        else:
-            pace = paced_as(options.model or random_qwen.build(folder / "qwen.gguf"))
+        pace = paced_as(options.model or random_qwen.build(folder / "qwen.gguf"))
         model = LlamaModel(bundled("edge"), threads=1)
         stack.callback(model.close)
         router, card = open_router(Settings(), model)

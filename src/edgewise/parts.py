@@ -2,10 +2,13 @@
 
 import logging
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import asdict
 
 from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, meant, resolve
 from edgewise.cloud.base import CloudModel
@@ -32,7 +35,7 @@ from edgewise.routers.named import (
     router_of,
 )
 from edgewise.sampling import Sampling
-from edgewise.settings import NAMES, Settings, spelled
+from edgewise.settings import NAMES, Settings, shared, spelled
 
 _log = logging.getLogger(__name__)
 
@@ -166,7 +169,6 @@ def _require_no_wish(settings: Settings, address: str) -> None:
     for setting, what, which in (
         ("cloud_tokenizer", "tokenizer", in_file),
         ("cloud_model", "model", "is none"),
-        ("cloud_key_env", "key", "is none"),
     ):
         if getattr(settings, setting) is not None:
             raise UsageError(
@@ -248,15 +250,9 @@ def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
         share = DEFAULT_SHARE
     calibrated = card.start(share) if card and share is not None else None
     start = settings.threshold if settings.threshold is not None else calibrated
-    return Policy(
-        threshold=0.5 if start is None else start,
-        cloud_share=share,
-        max_cloud_tokens=settings.max_cloud_tokens,
-        span=settings.span,
-        deadline=settings.deadline,
-        on_cloud_error=settings.on_cloud_error,
-        run_ahead=settings.run_ahead,
-    )
+    values = shared(settings, Policy)
+    values |= {"threshold": 0.5 if start is None else start, "cloud_share": share}
+    return Policy(**values)
 
 
 def make_billing(settings: Settings) -> Billing | None:
@@ -334,10 +330,12 @@ def _load(settings: Settings, engine: str, address: str, keep_prefixes: bool) ->
 
 def sampling_of(settings: Settings) -> Sampling:
     """The sampling that the settings name. Raises `UsageError`."""
-    return Sampling(
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
-        min_p=settings.min_p,
-        seed=settings.seed or 0,
-    )
+    return Sampling(**{**shared(settings, Sampling), "seed": settings.seed or 0})
+
+
+def sampling_with(settings: Settings, wishes: Mapping[str, object]) -> Sampling:
+    """The settings' sampling, with what one answer wishes otherwise. Raises `UsageError`."""
+    try:
+        return msgspec.convert({**asdict(sampling_of(settings)), **wishes}, Sampling)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"The sampling is not valid: {error}.") from error

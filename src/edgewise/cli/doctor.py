@@ -60,7 +60,7 @@ class Check(msgspec.Struct, frozen=True):
     reads=["cloud_key", "deadline", "run_ahead", "ctx", "slots"],
     unaffected=[
         *("threshold", "max_cloud_tokens", "span", "on_cloud_error"),
-        *(*SAMPLING, "system", "api_key", *_LIMITS, *RECORD),
+        *(*SAMPLING, "system", *_LIMITS, *RECORD),
     ],
 )
 def doctor(context: typer.Context, chosen: Settings, json: options.Json = False) -> None:

@@ -68,16 +68,14 @@ class Reader:
         Raises `UsageError` for a router's score outside [0, 1], and as `Constraint.allowed`.
         """
         step = self._edge.step()
-        # Routers are third-party code: text, None and arrays come as well as numbers.
-        given: object = self._router.score(step)
-        if not (isinstance(given, float | int | np.floating) and 0.0 <= float(given) <= 1.0):
+        score = self._router.score(step)
+        if not _is_score(score):
             raise UsageError(
-                f"The router {type(self._router).__name__!r} gave the score {given!r}, which is "
+                f"The router {type(self._router).__name__!r} gave the score {score!r}, which is "
                 "not a number from 0 to 1",
                 hint="mend its score()",
                 setting="router",
             )
-        score = float(given)
         if self._constraint is None:
             token = self._sampling.choose(step)
             read = Read(score, token, step.logprob(token), step)
@@ -193,3 +191,8 @@ class Speculation:
 
     def _drop_consults(self, start: int = 0, end: int | None = None) -> int:
         return 0 if self._consults is None else self._consults.drop(start, end)
+
+
+def _is_score(score: object) -> bool:
+    # Routers are third-party code: text, None and arrays come as well as numbers.
+    return isinstance(score, float | int | np.floating) and 0.0 <= float(score) <= 1.0

@@ -152,7 +152,7 @@ def link(
 # Both methods ask at a fixed rhythm and not at a score, for one token at a time.
 @app.command()
 @takes(
-    *("edge", "edge_engine", "cloud", "cloud_hosts", "cloud_model", "cloud_key_env"),
+    *("edge", "edge_engine", "cloud", "cloud_hosts", "cloud_model"),
     *("threads", "gpu_layers"),
     reads=["cloud_key", "cloud_share"],
     unaffected=[
