@@ -40,7 +40,7 @@ Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N q
 
 
 def without_cloud(chosen: Settings) -> Settings:
-    of_urls = {"cloud_tokenizer": None, "cloud_model": None, "cloud_key_env": None}
+    of_urls = {"cloud_tokenizer": None, "cloud_model": None}
     return replace(chosen, cloud="none", cloud_engine=AUTO, **of_urls)
 
 
