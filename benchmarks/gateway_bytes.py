@@ -15,7 +15,7 @@ import structlog
 from benchmarks.markdown import line
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import LlamaServer
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.link import Link

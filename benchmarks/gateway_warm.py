@@ -20,7 +20,7 @@ from benchmarks.markdown import line
 from benchmarks.random_qwen import Shape, build
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.engine import LlamaServer
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling

@@ -25,7 +25,7 @@ from edgewise.addresses import bundled
 from edgewise.bench.link import Conditions, Figure, Gaps, LinkBench, LinkRow
 from edgewise.bench.pace import PACES, Pace, measured
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.gateway.process import gateway_process

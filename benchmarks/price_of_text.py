@@ -22,7 +22,7 @@ from rich.progress import Progress
 from benchmarks.markdown import line, percent
 from edgewise.addresses import bundled, resolve
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge import Bridge
+from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.llamacpp import LlamaModel

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.cloud.sent_files import MAX_COUNTS
-from edgewise.cloud.sent_record import KEPT_ANSWERS, KEPT_CONVERSATIONS
+from edgewise.cloud.record.files import MAX_COUNTS
+from edgewise.cloud.record.record import KEPT_ANSWERS, KEPT_CONVERSATIONS
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import Fault
 from edgewise.events import Reason

@@ -24,7 +24,7 @@ from edgewise import (
     Token,
 )
 from edgewise.addresses import bundled
-from edgewise.cloud.bridge import Bridge
+from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.edge.base import Needs
 from edgewise.errors import CloudError, CloudUnavailable, ModelError, UsageError
 from edgewise.pair import Wishes, open_models, open_pair

@@ -10,7 +10,7 @@ from edgewise import parts
 from edgewise.addresses import Part, bundled
 from edgewise.bench.frontier.streamed import Streamed
 from edgewise.bench.pace import HALF_BILLION, Pace
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.evaluation.systems import question_ids

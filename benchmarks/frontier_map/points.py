@@ -16,7 +16,7 @@ from edgewise.bench.frontier.streamed import Streamed
 from edgewise.bench.frontier.verifiers import LocalVerifier
 from edgewise.bench.link import http_target
 from edgewise.bench.pace import PacedEdge
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.evaluation.statistics import RESAMPLES
 from edgewise.evaluation.systems import question_ids

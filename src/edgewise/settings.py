@@ -73,8 +73,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cloud_engine: Annotated[
         str,
         Meta(
-            description="What answers at the cloud's URL: llama-server, vllm, sglang, fireworks, "
-            "cerebras, gateway, a dialect of APIs that take text (such as chat), or what a package "
+            description="What answers at the cloud's URL: llama-server, vllm, sglang, gateway, "
+            "a dialect of APIs that take text (such as chat), or what a package "
             "adds; auto finds out."
         ),
     ] = "auto"

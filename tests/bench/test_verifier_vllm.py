@@ -17,7 +17,7 @@ from edgewise.bench.frontier.verifier_vllm import SHORT, Form, VllmVerifier
 from edgewise.bench.link import http_target
 from edgewise.edge.kv import common_prefix
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.engines.completions import COMPLETIONS
+from edgewise.engines.base import COMPLETIONS
 from edgewise.errors import (
     CloudProtocolError,
     CloudTimeout,

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.cloud.bridge import Bridge
-from edgewise.cloud.connect import connect
-from edgewise.cloud.found_tokenizer import linked
+from edgewise.cloud.bridge.adapter import Bridge
+from edgewise.cloud.connect import linked, open_engine, tokenizer_address
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.hub_tokenizer import HubTokenizer
-from edgewise.engines.tokenizer_address import tokenizer_address
 from edgewise.errors import VocabularyMismatch
 from edgewise.pair import Pair
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
@@ -110,7 +108,7 @@ def test_other_engines_say_it_otherwise(owner: str, own: Tokenizer, folder: Path
     found["GET", "/get_model_info"] = said({"model_path": "/x", "tokenizer_path": str(folder)})
     found["GET", "/props"] = said({"total_slots": 1, "model_path": str(bundled("cloud"))})
     found["POST", "/completion"] = said({"tokens": [97]})
-    with serving(found) as server, closing(connect(server.url)) as cloud:
+    with serving(found) as server, closing(open_engine(server.url)) as cloud:
         link, proof = linked(cloud, ByteTokenizer())
         assert isinstance(link, Bridge)
         assert "its tokenizer is that of '/" in proof
@@ -120,7 +118,7 @@ def test_other_engines_say_it_otherwise(owner: str, own: Tokenizer, folder: Path
 def test_what_an_engine_names_must_give_its_ids(own: Tokenizer) -> None:
     """A file that is there and says other things, as a liar or a careless operator may name."""
     lie = {"root": str(bundled("other"))}
-    with serving(routes(own, lie)) as server, closing(connect(server.url)) as cloud:
+    with serving(routes(own, lie)) as server, closing(open_engine(server.url)) as cloud:
         with pytest.raises(VocabularyMismatch, match="does not help: it splits text into") as told:
             linked(cloud, ByteTokenizer())
         assert str(told.value).startswith(f"The cloud model at '{server.url}' splits ")
@@ -132,7 +130,7 @@ def test_what_an_engine_names_must_give_its_ids(own: Tokenizer) -> None:
 def test_where_nothing_is_named_it_is_the_sentence_as_before(
     own: Tokenizer, model: dict[str, Any]
 ) -> None:
-    with serving(routes(own, model)) as server, closing(connect(server.url)) as cloud:
+    with serving(routes(own, model)) as server, closing(open_engine(server.url)) as cloud:
         with pytest.raises(VocabularyMismatch) as told:
             linked(cloud, ByteTokenizer())
         assert "does not help" not in str(told.value)
@@ -141,13 +139,13 @@ def test_where_nothing_is_named_it_is_the_sentence_as_before(
 SCRIPT = """
 import json, sys
 from contextlib import closing
-from edgewise.cloud.connect import connect
-from edgewise.cloud.found_tokenizer import linked
+from edgewise.cloud.connect import open_engine
+from edgewise.cloud.connect import linked
 from edgewise.errors import EdgewiseError
 from edgewise.testing.scripted_edge import ByteTokenizer
 
 for url in json.loads(sys.argv[1]):
-    with closing(connect(url, engine="vllm")) as cloud:
+    with closing(open_engine(url, engine="vllm")) as cloud:
         try:
             print(type(linked(cloud, ByteTokenizer())[0]).__name__)
         except EdgewiseError as error:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.cloud.hosts import hosts_of, require_allowed
-from edgewise.cloud.sent_record import SentRecord
+from edgewise.cloud.record.record import SentRecord
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge import Bridge
-from edgewise.cloud.engine import Cerebras, Fireworks, LlamaServer, Sglang, Vllm
-from edgewise.cloud.gateway import GatewayCloud
-from edgewise.cloud.sent_files import Payload
-from edgewise.cloud.sent_record import SentRecord, summed
+from edgewise.cloud.bridge.adapter import Bridge
+from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
+from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.record.files import Payload
+from edgewise.cloud.record.record import SentRecord, summed
 from edgewise.edge.base import PROBES
 from edgewise.edge.spelling import bytes_of
 from edgewise.events import Consult, Event, Finished, SentCounts
@@ -42,18 +42,13 @@ CLOUDS: dict[str, Callable[[str], CloudModel]] = {
     "vllm": Vllm,
     "vllm-completions": Vllm,
     "sglang": Sglang,
-    "fireworks": Fireworks,
-    "cerebras": Cerebras,
     "gateway": GatewayCloud,
 }
 QUESTION = Message("user", "Where does the café get its coffee?")
 FIXED = {tuple(ord(one) ^ 1 for one in text) for text in PROBES if text.isascii()}
 """What a proof may ask an engine of the other vocabulary."""
 
-DIALECTS: tuple[Dialect, ...] = (
-    *("llama-server", "vllm", "vllm-completions", "sglang"),
-    *("fireworks", "cerebras"),
-)
+DIALECTS: tuple[Dialect, ...] = (*("llama-server", "vllm", "vllm-completions", "sglang"),)
 
 
 @dataclass

@@ -11,9 +11,9 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.cloud.connect import connect
+from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import EngineCloud, LlamaServer
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.cloud.local import LocalCloud
 from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
@@ -80,7 +80,7 @@ def scripted_api(name: Dialect) -> Iterator[Backend]:
     """A hosted API as its documents say it is; nobody tried the API itself."""
     script = replying("blue sky.", prompt="sky: ")
     engine = ScriptedEngine(dialect=name, script=lambda ids: int(np.argmax(script(ids))))
-    cloud = connect(engine.url)
+    cloud = open_engine(engine.url)
     cloud.check(ByteTokenizer())
     proof = "5 strings have the same ids at the engine; its other ids are not proven"
     yield Backend(cloud, ByteTokenizer(), list(b"sky: "), bounded=False, proof=proof)
@@ -116,7 +116,7 @@ def backend(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Iterator[Ba
         model = request.getfixturevalue("vllm_model")
         python = Path(os.environ["VLLM_PYTHON"])
         with vllm(python, model, flags=VLLM[request.param]) as url:
-            cloud = connect(url)
+            cloud = open_engine(url)
             assert isinstance(cloud, EngineCloud)
             # Its first request compiles.
             cloud.submit(cloud.engine.complete(prompt, 1, GREEDY), 300).result()

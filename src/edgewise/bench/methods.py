@@ -15,7 +15,7 @@ from edgewise.bench.plain_consults import PlainCloud, WrittenOut
 from edgewise.bench.uncached import UncachedEdge
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import EngineCloud
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.edge.base import EdgeModel, Needs, Step
 from edgewise.engines.base import Engine
 from edgewise.errors import UsageError

@@ -15,8 +15,7 @@ import msgspec
 from edgewise.bench.methods import PAPER, TO_AN_ENGINE, EngineAt, Methods
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.engines.base import Engine
-from edgewise.engines.detect import GATEWAY, found_at
-from edgewise.engines.named import ENGINES, model_for
+from edgewise.engines.registry import GATEWAY, engine_at, engine_by_ids, model_for
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.testing.link import Quality
@@ -77,12 +76,12 @@ def prose(tokenizer: Tokenizer, length: int, number: int | None = None) -> list[
 
 def served_at(url: str, *, key: str | None = None, model: str | None = None) -> EngineAt:
     """The engine there. Raises `UsageError` for a gateway, or a `CloudError`."""
-    name = asyncio.run(found_at(url, key=key, model=model))
+    name = asyncio.run(engine_at(url, key=key, model=model))
     if name == GATEWAY:
         raise UsageError(
             f"{url!r} is a gateway, and the paper's method asks an engine", hint="name that"
         )
-    make = ENGINES.load(name)
+    make = engine_by_ids(name)
     named = model_for(make, name, model)
 
     def connect(at: str) -> Engine:

@@ -9,8 +9,7 @@ from edgewise.cloud.engine import EngineCloud
 from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.spelling import bytes_of
-from edgewise.engines.base import NOBODY, Client, Engine, sampling_fields
-from edgewise.engines.completions import COMPLETIONS
+from edgewise.engines.base import COMPLETIONS, NOBODY, Client, Engine, sampling_fields
 from edgewise.engines.http import HttpEngine
 from edgewise.engines.text_replies import AskedText, of_completion
 from edgewise.sampling import Sampling

@@ -33,8 +33,8 @@ from edgewise.cli.options import (
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.hosts import hosts_of, require_allowed
 from edgewise.cloud.key import cloud_key
-from edgewise.cloud.named import AUTO
 from edgewise.edge.base import EdgeModel
+from edgewise.engines.registry import AUTO
 from edgewise.errors import UsageError
 from edgewise.evaluation.calibration import thresholds_for
 from edgewise.evaluation.plan import Contender

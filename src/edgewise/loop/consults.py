@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from typing import Literal, NamedTuple
 
 from edgewise.cloud.base import CloudSession
-from edgewise.cloud.seam import Seams
-from edgewise.cloud.sent_record import RecordedSent, SentAnswer
+from edgewise.cloud.bridge.word_boundary import Seams
+from edgewise.cloud.record.record import RecordedSent, SentAnswer
 from edgewise.completion import MOST_IDS, Completion
 from edgewise.errors import CloudError, CloudTimeout, NothingUsable, Withheld
 from edgewise.loop.breaker import Breaker

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.sent_record import SentRecord
+from edgewise.cloud.record.record import SentRecord
 from edgewise.completion import Completion
 from edgewise.edge.base import EdgeModel, Needs
 from edgewise.errors import BreaksGrammar, CloudError, Fault, NothingUsable

@@ -4,7 +4,7 @@ import time
 
 from msgspec.structs import replace
 
-from edgewise.cloud.sent_files import SentMessage
+from edgewise.cloud.record.files import SentMessage
 from edgewise.completion import Completion
 from edgewise.errors import CloudError
 from edgewise.events import Consult, Timing

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.sent_record import SentRecord
+from edgewise.cloud.record.record import SentRecord
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.fitting import longest_piece, overflow, require_fitting, require_short
 from edgewise.edge.scoring import Scored

@@ -15,9 +15,8 @@ from edgewise.bench.frontier.recorded import EngineTime
 from edgewise.bench.frontier.timed import Travelled, Watch
 from edgewise.completion import ADDED, MOST_SECONDS
 from edgewise.edge.base import Tokenizer
-from edgewise.engines.completions import COMPLETIONS, Meter, has_ended, only
-from edgewise.engines.http import checked_address, decoded
-from edgewise.engines.refusals import not_now
+from edgewise.engines.base import COMPLETIONS, Meter, has_ended, only
+from edgewise.engines.http import checked_address, decoded, not_now
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout, CloudUnavailable
 from edgewise.evaluation.systems import CLOUD_DEADLINE, Outcome, question_prompt
 from edgewise.evaluation.tasks.base import Question

@@ -19,8 +19,7 @@ from edgewise.bench.frontier.verifiers import Choice, Requested, Verified, judge
 from edgewise.cloud.io_thread import IoThread
 from edgewise.completion import Sent
 from edgewise.edge.base import Tokenizer
-from edgewise.engines.base import PROBE_SECONDS, Client
-from edgewise.engines.completions import COMPLETIONS, Meter, only
+from edgewise.engines.base import COMPLETIONS, PROBE_SECONDS, Client, Meter, only
 from edgewise.engines.http import decoded
 from edgewise.engines.vllm import VllmEngine, id_of
 from edgewise.errors import CloudProtocolError
