@@ -20,7 +20,7 @@ from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
-from edgewise.testing.engine_dialects import DIALECTS, HOSTED, Writing
+from edgewise.testing.engine_dialects import DIALECTS, Writing
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from edgewise.testing.scripted_engine import Edited, Misdeed, ScriptedEngine, Twisted
 
@@ -103,8 +103,6 @@ def test_it_is_a_reason_on_the_token_and_the_answer_goes_on(
     engine: ScriptedEngine, what: str
 ) -> None:
     fault, reason = WRONG[what]
-    if what == "a message that calls a tool" and engine.speaks in HOSTED:
-        reason = "rejected"
     if what in OF_SERVERS and engine.speaks == "llama-server":
         pytest.skip("its replies have no such end")
     text, consults, tokens = answered(engine, fault)

@@ -64,7 +64,7 @@ class Wired:
     def prove(self) -> "Wired":
         """Once proven, whatever its proofs send is the same whoever asks what."""
         self.cloud.check(ByteTokenizer())
-        self.fixed = frozenset(self.recorder.messages)
+        self.fixed = frozenset(one for one in self.recorder.messages if one[:1] == b"{")
         self.recorder.forget()
         return self
 
@@ -210,11 +210,7 @@ def test_a_connection_that_breaks_is_in_the_record(wired: Wired) -> None:
         time.sleep(0.5)
 
 
-def test_an_engine_of_another_vocabulary_is_sent_nothing_more(
-    wired: Wired, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # An API that bills its looks is not looked at as often.
-    monkeypatch.setattr("edgewise.engines.hosted.LOOK_SECONDS", 4.0)
+def test_an_engine_of_another_vocabulary_is_sent_nothing_more(wired: Wired) -> None:
     wired.answered([QUESTION])
     wired.engine.mark = 1
     wired.require_equal()
