@@ -70,10 +70,10 @@ test-deep: .venv/tested  ## run all tests, slow ones and real servers too, on ra
 	$(BIN)/python -m $(PYTEST) -n auto --hypothesis-profile=deep
 
 test-training: .venv/tested  ## run the tests that need torch, too
-	$(BIN)/python -m pip install --quiet --editable '.[train,pocket,transformers]'
+	$(BIN)/python -m pip install --quiet --editable '.[lab,pocket,transformers]'
 	$(BIN)/python -m $(PYTEST) -n auto tests/training tests/pocket \
-		tests/benchmarks/test_online_router.py tests/benchmarks/test_routers.py \
-		tests/benchmarks/test_frontier_table.py tests/benchmarks/test_paper_cell.py \
+		tests/benchmarks/test_routers.py \
+		tests/benchmarks/test_frontier_table.py \
 		tests/edge/test_transformers.py tests/edge/test_answers_over_a_link.py \
 		tests/smollm2/test_smollm2_engines.py \
 		tests/cli/test_edge_engines_cli.py tests/cli/test_train_command.py
@@ -117,8 +117,7 @@ test-mlx: .venv-mlx/installed  ## run the tests of the MLX engine (on Linux on t
 
 test-vllm: .venv/tested .venv-vllm/installed  ## run the contract tests against a real vLLM (3 GB)
 	VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m $(PYTEST) tests/contracts/test_cloud.py \
-		tests/contracts/test_text_dialects.py tests/bench/test_verifier_vllm.py \
-		tests/bench/test_frontier_vllm.py -k vllm
+		tests/contracts/test_text_dialects.py tests/bench/test_frontier_vllm.py -k vllm
 
 .venv-litellm/installed:
 	$(PYTHON) -m venv .venv-litellm
@@ -185,7 +184,7 @@ docs: .venv/documented  ## build the documentation's site: build/site
 	! grep -rnE '<(script|img|iframe|link)[^>]*(src|href)="?https?:' build/site --include='*.html'
 
 pocket: .venv/installed  ## train the bundled pair and its router anew (needs wordnet-base)
-	$(BIN)/python -m pip install --quiet --editable '.[pocket,train]'
+	$(BIN)/python -m pip install --quiet --editable '.[lab,pocket]'
 	$(BIN)/python -m pocket.build
 	$(BIN)/edgewise train pocketqa --calibration 600 --out pocket/work/router
 	cp $(addprefix pocket/work/router/,config.json model.safetensors trained_on.txt README.md) \

@@ -4,9 +4,9 @@ python -m benchmarks.edge_speed [--model 0.5b|smollm2|FILE] [--contexts 128,1024
 
 The model is of random weights in the shape of Qwen2.5-0.5B, SmolLM2-135M-Instruct, or any GGUF. The
 routers are the one of a pair that has none of its own, and a perceptron over the hidden state. A
-ratio is the median over blocks with its 95% interval (`edgewise.bench.speed`), once by the clock
-and once by the time that the process had the processor, which other work disturbs less. Beside it
-stands the loss that the blocks cannot tell from none. Prints Markdown.
+ratio is the median over blocks with its 95% interval (`edgewise_lab.bench.speed`), once by the
+clock and once by the time that the process had the processor, which other work disturbs less.
+Beside it stands the loss that the blocks cannot tell from none. Prints Markdown.
 """
 
 import argparse
@@ -22,7 +22,6 @@ from safetensors.numpy import save_file
 from benchmarks import random_qwen
 from benchmarks.markdown import line
 from benchmarks.memory import peak_memory
-from edgewise.bench.speed import Ratio, Speed, measure, random_prompt
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.loop.decoder import Decoder
@@ -32,6 +31,7 @@ from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard
 from edgewise.routers.mlp import Mlp
 from edgewise.routers.named import ROUTERS
+from edgewise_lab.bench.speed import Ratio, Speed, measure, random_prompt
 from tests.smollm2_file import INSTALL, smollm2_file
 
 HIDDEN_LAYER = 64

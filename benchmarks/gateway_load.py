@@ -26,7 +26,6 @@ from benchmarks.markdown import line
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_engine import reply_to
 from edgewise.wire.protocol import (
     PATH,
     VERSION,
@@ -39,6 +38,7 @@ from edgewise.wire.protocol import (
     from_gateway,
     tokenizer_fingerprint,
 )
+from tests.doubles.scripted_engine import reply_to
 from tests.llama_server_process import free_port
 
 PROMPT, NEW = 200, 16
@@ -170,7 +170,7 @@ async def run(options: argparse.Namespace) -> list[str]:
          "added p50", "added p99", "wrong", "late", "MB a session", "load's own CPU"],
         head=True,
     )  # fmt: skip
-    with process("edgewise.testing.scripted_engine", "--port", engine_port):
+    with process("tests.doubles.scripted_engine", "--port", engine_port):
         await until_ready(engine_url, "/health")
         for count, rate in cases(options):
             arguments = ("edgewise", "gateway", "--engine", engine_url, "--port", gateway_port)

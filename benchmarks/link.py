@@ -3,8 +3,8 @@
 The bundled pair with its router, the cloud model in a real llama-server behind a gateway process,
 an emulated link between device and gateway. The edge is as slow as a 0.5B-shaped model is here and
 now (measured first, by batch; `--pace` names another), consults are `--engine` ms longer. See
-`edgewise.bench.link`. Prints Markdown; `--json FILE` keeps the figures, `--plot FILE` draws time
-per token over the round trip.
+`edgewise_lab.bench.link`. Prints Markdown; `--json FILE` keeps the figures, `--plot FILE` draws
+time per token over the round trip.
 """
 
 import argparse
@@ -22,15 +22,15 @@ from rich.progress import Progress
 from benchmarks import random_qwen
 from benchmarks.markdown import line
 from edgewise.addresses import bundled
-from edgewise.bench.link import Conditions, Figure, Gaps, LinkBench, LinkRow
-from edgewise.bench.pace import PACES, Pace, measured
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.gateway.process import gateway_process
 from edgewise.parts import open_router
 from edgewise.settings import Settings
+from edgewise_lab.bench.link import Conditions, Figure, Gaps, LinkBench, LinkRow
+from edgewise_lab.bench.pace import PACES, Pace, measured
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.llama_server_process import llama_server
 
 HEAD = ["RTT, ms", "loss", "asked", "p", "d", "waiting / edge", "ahead / edge", "bound"]

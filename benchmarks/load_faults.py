@@ -29,8 +29,8 @@ from benchmarks.faults.attacks import SILENT, attacked, silent
 from benchmarks.load_devices import Report
 from benchmarks.markdown import line
 from edgewise.addresses import bundled
-from edgewise.testing.scripted_engine import reply_to
 from edgewise.wire.protocol import PATH
+from tests.doubles.scripted_engine import reply_to
 from tests.llama_server_process import free_port
 
 DOWN_SECONDS = 1.0
@@ -102,7 +102,7 @@ def site(options: argparse.Namespace) -> Iterator[Site]:
     """Engine and gateway."""
     with ExitStack() as stack:
         port, python = free_port(), sys.executable
-        command = [python, "-m", "edgewise.testing.scripted_engine", "--port", str(port)]
+        command = [python, "-m", "tests.doubles.scripted_engine", "--port", str(port)]
         if options.engine == "llama-server":
             command = [python, "-c", _LLAMA, str(bundled("cloud")), str(port)]
         engine = Server(command, port, "/health")

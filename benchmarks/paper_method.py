@@ -3,7 +3,7 @@
 A 0.5B-shaped edge model with random weights, not slowed down; a small random model of the same
 vocabulary in a real llama-server as its cloud (it never agrees, so every consult rewinds: the worst
 case for running ahead). Both methods ask over the same emulated link in the same run; see
-`edgewise.bench.paper_method`. Prints Markdown.
+`edgewise_lab.bench.paper_method`. Prints Markdown.
 """
 
 import argparse
@@ -16,8 +16,8 @@ from rich.progress import Progress
 from benchmarks import random_qwen
 from benchmarks.markdown import line
 from benchmarks.random_qwen import Shape
-from edgewise.bench.paper_method import compare
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise_lab.bench.paper_method import compare
 from tests.llama_server_process import llama_server
 
 HEAD = ["RTT, ms", "consulted", "of them changed", "edge alone, ms a token", "Edgewise"]

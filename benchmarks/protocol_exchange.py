@@ -18,7 +18,6 @@ from websockets.sync.client import ClientConnection, connect
 
 from edgewise.gateway.connection import POLICY
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer
-from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.wire.protocol import (
     PATH,
     VERSION,
@@ -36,6 +35,7 @@ from edgewise.wire.protocol import (
     from_gateway,
     tokenizer_fingerprint,
 )
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
 
 PAGE = Path(__file__).parents[1] / "docs" / "protocol.md"

@@ -23,7 +23,6 @@ import numpy as np
 
 from benchmarks.markdown import line
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.wire.protocol import (
     PATH,
     VERSION,
@@ -36,6 +35,7 @@ from edgewise.wire.protocol import (
     from_gateway,
     tokenizer_fingerprint,
 )
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.listening.processes import Process, server
 
 SILENT, SLOW, FLOODS = 1100, 50, 20

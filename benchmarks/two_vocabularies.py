@@ -27,17 +27,17 @@ from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.spelling import bytes_of
 from edgewise.edge.tokenizer import open_tokenizer
+from edgewise.edge.vocabulary import bytes_of
 from edgewise.engines.base import NOBODY, Client, Described
 from edgewise.engines.registry import AUTO
 from edgewise.engines.text import GoneOn, TextEngine
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.routers.constant import Random
 from edgewise.sampling import Sampling
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.llama_server_process import llama_server
 from tests.smollm2_file import INSTALL, smollm2_file
 

@@ -26,8 +26,8 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgewise.edge import binding
-from edgewise.edge.binding import FITTING, PREBUILT, VERSIONS
+from edgewise.edge.llamacpp import library as binding
+from edgewise.edge.llamacpp.library import FITTING, PREBUILT, VERSIONS
 
 _COMPILERS = ("c++", "g++", "clang++")
 _HASWELL = ("sse4_2", "avx", "avx2", "fma", "f16c", "bmi2")

@@ -22,7 +22,14 @@ from pocket.tokenizer import OTHER, PAIR, Vocabulary
 from pocket.train import Recipe, train
 from pocket.wordnet import WordNet
 
-BUNDLED = Path(__file__).parents[1] / "src" / "edgewise" / "bundled"
+ROOT = Path(__file__).parents[1]
+BUNDLED = ROOT / "src" / "edgewise" / "bundled"
+ELSEWHERE = {
+    "pocketqa.jsonl.gz": ROOT / "src" / "edgewise_lab" / "evaluation" / "tasks",
+    "mid.gguf": ROOT / "tests" / "assets",
+    "other.gguf": ROOT / "tests" / "assets",
+}
+"""Where a file lies that is not one of the product's."""
 CHECKPOINTS = Path(__file__).parent / "work"
 TOKENIZER_DOCUMENTS = 60_000
 
@@ -48,29 +55,36 @@ MODELS = {
 
 
 def build(
-    out: Path,
+    out: Path | None,
     checkpoints: Path,
     seed: int,
     only: Collection[str] = MODELS.keys(),
     device: str = "cpu",
 ) -> None:
-    """Write the models that `only` names, NAME.gguf, the questions and familiar.json.gz."""
+    """Write the models that `only` names, NAME.gguf, the questions and familiar.json.gz.
+
+    They go to `out`, or with None to where Edgewise reads them.
+    """
+
+    def place(name: str) -> Path:
+        return (out or ELSEWHERE.get(name, BUNDLED)) / name
+
     facts = all_facts(WordNet())
     hops = chains(facts)
-    frozen.write(out / "pocketqa.jsonl.gz", frozen.frozen_questions(facts, hops, seed + 1))
-    familiar.write(out / "familiar.json.gz", familiar.familiar(facts, hops, seed))
+    frozen.write(place("pocketqa.jsonl.gz"), frozen.frozen_questions(facts, hops, seed + 1))
+    familiar.write(place("familiar.json.gz"), familiar.familiar(facts, hops, seed))
     for name in only:
         vocabulary, recipe = MODELS[name]
         sample = islice(Corpus(facts, hops, seed + 2).documents(), TOKENIZER_DOCUMENTS)
         bpe = vocabulary.train(d.given(vocabulary) + d.closed(vocabulary) for d in sample)
         ids, targets = rows(Corpus(facts, hops, seed), vocabulary, bpe, recipe.rows)
         model = train(name, recipe, ids, targets, seed=seed, folder=checkpoints, device=device)
-        export.write(out / f"{name}.gguf", f"edgewise-pocket-{name}", model, vocabulary, bpe)
+        export.write(place(f"{name}.gguf"), f"edgewise-pocket-{name}", model, vocabulary, bpe)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=BUNDLED)
+    parser.add_argument("--out", type=Path, help="default: in this repository")
     parser.add_argument("--checkpoints", type=Path, default=CHECKPOINTS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
@@ -78,7 +92,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS), help="which")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    for folder in (options.out, options.checkpoints):
+    for folder in filter(None, (options.out, options.checkpoints)):
         folder.mkdir(parents=True, exist_ok=True)
     build(options.out, options.checkpoints, options.seed, options.only, options.device)
 

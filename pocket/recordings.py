@@ -17,20 +17,19 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from edgewise.bench.pace import HALF_BILLION, PacedEdge
 from edgewise.cloud.late import LateCloud
-from edgewise.evaluation.tasks.base import Question
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.events import Event, Finished, Pending, Rewound, Token
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.pair import Pair, open_pair
 from edgewise.parts import make_policy
 from edgewise.prompts import Message, prompt_of
-from edgewise.server.chat_completions import ChatReply
-from edgewise.server.schemas import ChatRequest
+from edgewise.server.chat import ChatReply
+from edgewise.server.requests import ChatRequest
 from edgewise.settings import Settings
-from edgewise.testing.paced_engine import EnginePace
+from edgewise_lab.bench.pace import HALF_BILLION, EnginePace, PacedEdge
+from edgewise_lab.evaluation.tasks.base import Question
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 TRACES = Path(__file__).parents[1] / "src" / "edgewise" / "server" / "page" / "traces"
 MODELS = ("edgewise@0.05", "edgewise:edge", "edgewise:cloud")

@@ -1,5 +1,6 @@
 """Models for every test, written once per process, and a wall around the network."""
 
+import signal
 import socket
 from collections.abc import Iterator
 from ipaddress import ip_address
@@ -38,6 +39,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = getattr(item, "fixturenames", ())
         if inside[0] in DEEP_FOLDERS or not DEEP_FIXTURES.isdisjoint(fixtures):
             item.add_marker("deep")
+
+
+def pytest_configure() -> None:
+    """Where this runs in a script's background SIGINT is ignored, by the commands it starts too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -29,4 +29,6 @@ def manifests() -> dict[str, dict[str, Any]]:
 
 def parsed(arguments: list[str]) -> dict[str, Any]:
     """What `edgewise gateway` makes of these; fails for a flag that it does not have."""
+    assert arguments[0] == "gateway"
+    arguments = arguments[1:]
     return typer.main.get_command(app).make_context("gateway", list(arguments)).params

@@ -18,8 +18,8 @@ import trustme
 from packaging.requirements import Requirement
 
 from edgewise.gateway.server import DRAIN_SECONDS
-from edgewise.testing.scripted_engine import ScriptedEngine
 from tests.deployment import DEPLOY, ROOT, compose, parsed
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.processes import lasting_port
 from tests.gateway.running import gateway
 

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import save
 
 from edgewise.addresses import engine_at, resolve_folder
+from edgewise.edge.named import files_read
 from edgewise.errors import AddressError, UsageError
 from edgewise.parts import edge_engine, open_edge
 from edgewise.settings import Settings
@@ -52,6 +53,7 @@ REPOSITORIES = {
 _SCRIPT = """
 import json, sys
 from edgewise.addresses import engine_at, resolve_folder
+from edgewise.edge.named import files_read
 from edgewise.errors import AddressError
 found = []
 for address in json.loads(sys.argv[1]):
@@ -60,7 +62,7 @@ for address in json.loads(sys.argv[1]):
         if engine == "llamacpp":
             found.append([engine])
         else:
-            folder, name = resolve_folder(address, engine)
+            folder, name = resolve_folder(address, engine, files_read(engine))
             found.append([engine, name, sorted(path.name for path in folder.iterdir())])
     except AddressError as error:
         found.append(f"! {error}")
@@ -151,7 +153,7 @@ FOLDERS: dict[str, tuple[dict[str, bytes], str]] = {
 def test_of_folders(tmp_path: Path, files: dict[str, bytes], engine: str) -> None:
     folder = folder_of(tmp_path, files)
     assert engine_at(str(folder)) == engine
-    assert resolve_folder(str(folder), engine) == (folder, folder.name)
+    assert resolve_folder(str(folder), engine, files_read(engine)) == (folder, folder.name)
 
 
 WRONG: dict[str, tuple[dict[str, bytes], str]] = {
@@ -188,7 +190,7 @@ def test_without_mlx_s_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setitem(sys.modules, "mlx.core", None)
     settings = Settings(edge=str(folder_of(tmp_path, FOLDERS["MLX"][0])))
-    with pytest.raises(UsageError, match=r"needs mlx\.core; pip install 'edgewise\[mlx\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'edgewise\[mlx\]'"):
         open_edge(settings)
 
 

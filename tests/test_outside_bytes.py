@@ -30,20 +30,20 @@ from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.sglang import SglangEngine
 from edgewise.engines.vllm import GENERATE, VllmEngine
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, EdgewiseError, UsageError
-from edgewise.evaluation import journal
-from edgewise.evaluation.tasks import commonsenseqa, gsm8k, records
-from edgewise.evaluation.tasks.base import Grading
-from edgewise.evaluation.tasks.named import open_task
-from edgewise.keys.key_file import read_keys
+from edgewise.keys.keys import read_keys
 from edgewise.routers.card import CONFIG, TRAINED_ON, WEIGHTS, read_card, trained_digests
 from edgewise.routers.named import identity_of, router_of
 from edgewise.sampling import Sampling
 from edgewise.settings import load
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from edgewise.traces import timeline
-from edgewise.training.collect import COLUMNS, Columns, Sample, collect_features
-from edgewise.training.labels.labelling import Labelled
 from edgewise.wire import protocol
+from edgewise_lab.evaluation import store
+from edgewise_lab.evaluation.tasks import commonsenseqa, gsm8k, records
+from edgewise_lab.evaluation.tasks.base import Grading
+from edgewise_lab.evaluation.tasks.named import open_task
+from edgewise_lab.training.collect import COLUMNS, Columns, Sample, collect_features
+from edgewise_lab.training.labels.base import Labelled
 from tests.outside_bytes import bytes_like, json_like, lines_like
 from tests.server.in_process import ASK, CHAT, app
 
@@ -359,7 +359,7 @@ LABELLED: Any = {"question": "1", "values": [0.0, 1.0], "router": "entropy"}
 @given(data=st.data())
 def test_a_journal(folder: Path, kind: Any, line: object, data: st.DataObject) -> None:
     lines = data.draw(lines_like(line))
-    reading(folder / "journal.jsonl", lines, lambda path: journal.read(path, kind))
+    reading(folder / "journal.jsonl", lines, lambda path: store.read(path, kind))
 
 
 @given(data=st.data())

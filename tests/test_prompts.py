@@ -82,9 +82,7 @@ def test_without_a_template_the_contents_are_joined() -> None:
     ],
 )
 def test_what_a_template_must_not_do_is_refused(template: str) -> None:
-    with pytest.raises(
-        ModelError, match=r"^The model's chat template .*; send the text as it is\.$"
-    ):
+    with pytest.raises(ModelError, match="chat template"):
         render(templated(template), TURNS)
 
 
@@ -92,10 +90,7 @@ def test_a_template_may_refuse_a_conversation_in_its_own_words() -> None:
     template = "{% if messages[0].role == 'system' %}{{ raise_exception('No system!') }}{% endif %}"
     with pytest.raises(ModelError) as caught:
         render(templated(template), TURNS)
-    assert str(caught.value) == (
-        "The model's chat template does not accept this conversation (No system!); "
-        "send the text as it is."
-    )
+    assert "(No system!)" in str(caught.value)
     assert render(templated(template), TURNS[1:]) == ""
 
 

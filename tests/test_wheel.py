@@ -26,7 +26,7 @@ def test_every_file_of_the_package_is_in_it(wheel: Path) -> None:
     """Models, page, checkpoints: the builder leaves out whatever git ignores."""
     there = {
         path.relative_to(ROOT / "src").as_posix()
-        for path in (ROOT / "src" / "edgewise").rglob("*")
+        for path in (ROOT / "src").glob("edgewise*/**/*")
         if path.is_file() and path.suffix != ".pyc"
     }
     names = set(ZipFile(wheel).namelist())

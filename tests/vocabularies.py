@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgewise.addresses import bundled
 from edgewise.edge.base import PROBES, Tokenizer
-from edgewise.edge.hub_tokenizer import HubTokenizer
+from edgewise.edge.hub.tokenizer import HubTokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from pocket.tokenizer import OTHER
 from tests import models

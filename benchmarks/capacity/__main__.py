@@ -31,8 +31,8 @@ from benchmarks.capacity.tables import Row, gpu_tables, held_table, sessions_tab
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines.base import Client
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.sampling import Sampling
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 QUESTIONS = 2000
 """Of pocketqa, for the ids of prompts and answers."""

@@ -18,7 +18,6 @@ from benchmarks.faults.table import Row, told
 from edgewise.keys import keys
 from edgewise.loop.breaker import Breaker
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.wire.protocol import (
     PATH,
     VERSION,
@@ -30,6 +29,7 @@ from edgewise.wire.protocol import (
     from_gateway,
     tokenizer_fingerprint,
 )
+from tests.doubles.scripted_engine import ScriptedEngine
 
 TRIES = 16
 GIVEN_UP = 3

@@ -16,7 +16,7 @@ from edgewise.cloud.engine import LlamaServer
 from edgewise.engines.vocabulary_check import FRESH_SECONDS
 from edgewise.loop.decoder import Answer
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_engine import ScriptedEngine
 
 GARBAGE = 88
 DOWN_SECONDS = 2.5 * HEALTH_SECONDS

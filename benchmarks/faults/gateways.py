@@ -11,7 +11,7 @@ from benchmarks.faults.rig import answer_at, positions, whole, written
 from benchmarks.faults.table import Row, told
 from edgewise.loop.breaker import Breaker
 from edgewise.testing.link import Link
-from edgewise.testing.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_engine import ScriptedEngine
 
 
 def gateway_faults() -> list[Row]:

@@ -17,8 +17,8 @@ from benchmarks.faults.replies import ELSEWHERE, SLOW, kinds
 from benchmarks.faults.table import Row, told
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.testing.engine_dialects import DIALECTS, Dialect
-from edgewise.testing.scripted_engine import Misdeed, ScriptedEngine, Twisted
+from tests.doubles.engine_dialects import DIALECTS, Dialect
+from tests.doubles.scripted_engine import Misdeed, ScriptedEngine, Twisted
 
 TOKENS = 17
 DEADLINE, SHORT = 1.0, 0.15

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx2
 
-from edgewise.testing.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.llama_server_process import free_port
 
 HEALTH_SECONDS = 0.2

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from edgewise.testing.engine_dialects import Writing
-from edgewise.testing.scripted_engine import Edited, Misdeed, Twisted, Wire
+from tests.doubles.engine_dialects import Writing
+from tests.doubles.scripted_engine import Edited, Misdeed, Twisted, Wire
 
 LARGE = 5_000_000
 ELSEWHERE = "/elsewhere"

@@ -25,7 +25,7 @@ from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
 from edgewise.testing.link import Link, Quality
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, replying
-from edgewise.testing.scripted_engine import Misbehaviour, ScriptedEngine
+from tests.doubles.scripted_engine import Misbehaviour, ScriptedEngine
 from tests.gateway.running import Running, gateway
 
 PROMPT, TEXT = "sky: ", "The sky is blue."

@@ -26,14 +26,13 @@ from rich.progress import Progress
 from benchmarks.frontier.pocket import MAIN, MID, NOTES, RUN_AHEAD, Pocket, Twice
 from benchmarks.frontier.query_router import query_router, scores_of
 from benchmarks.markdown import line
-from edgewise.bench.frontier.plot import plots
-from edgewise.bench.frontier.report import CLOUD, EDGE, Frontier, MeasuredAnswers, frontier
-from edgewise.bench.frontier.store import MeasuredStore, measure
-from edgewise.bench.frontier.table import notes, tables
-from edgewise.bench.pace import HALF_BILLION
 from edgewise.errors import UsageError
-from edgewise.evaluation.tasks.base import Task
-from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.bench.frontier.report import CLOUD, EDGE, Frontier, MeasuredAnswers, frontier
+from edgewise_lab.bench.frontier.shown import notes, plots, tables
+from edgewise_lab.bench.frontier.store import MeasuredStore, measure
+from edgewise_lab.bench.pace import HALF_BILLION
+from edgewise_lab.evaluation.tasks.base import Task
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 
 def part(text: str) -> tuple[int, int]:

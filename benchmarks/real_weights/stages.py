@@ -19,17 +19,17 @@ from benchmarks.real_weights.walks import ValueOrWalk, walk, walked
 from benchmarks.real_weights.weights import cloud_file
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.plan import ORACLE, Contender, Evaluation, contender_named, manifest
-from edgewise.evaluation.report import EDGE
-from edgewise.evaluation.sweep import Cell, Store
-from edgewise.evaluation.systems import Outcome
-from edgewise.evaluation.tasks.base import Task
 from edgewise.routers.card import read_card
 from edgewise.routers.mlp import Mlp
 from edgewise.routers.named import identity_of
-from edgewise.training.kinds import Fitted, Recipe
-from edgewise.training.labels.value import Value
-from edgewise.training.router import Training
+from edgewise_lab.evaluation.plan import ORACLE, Contender, Evaluation, contender_named, manifest
+from edgewise_lab.evaluation.report import EDGE
+from edgewise_lab.evaluation.store import Cell, Store
+from edgewise_lab.evaluation.systems import Outcome
+from edgewise_lab.evaluation.tasks.base import Task
+from edgewise_lab.training.fit import Fitted, Recipe
+from edgewise_lab.training.labels.published import Value
+from edgewise_lab.training.router import Training
 
 LABELS = ("value", "walk", "both")
 """What a router learns from; see `walks`."""

@@ -13,12 +13,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from edgewise.edge.base import EdgeModel
-from edgewise.evaluation.journal import append, read
-from edgewise.evaluation.oracle import Oracle
-from edgewise.evaluation.tasks.base import Task
-from edgewise.training.collect import Sample
-from edgewise.training.labels.base import Case, Labelling
-from edgewise.training.labels.value import Value
+from edgewise_lab.evaluation.oracle import Oracle
+from edgewise_lab.evaluation.store import append, read
+from edgewise_lab.evaluation.tasks.base import Task
+from edgewise_lab.training.collect import Sample
+from edgewise_lab.training.labels.base import Case, Labelling
+from edgewise_lab.training.labels.published import Value
 
 _WALK = "walk:"
 

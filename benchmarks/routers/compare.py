@@ -14,9 +14,8 @@ from benchmarks.routers.plan import Entry, Plan, split_of
 from benchmarks.routers.shards import CLOUD, EDGE, OTHERS, Answered, Ask, Shards, Wanted
 from benchmarks.routers.thresholds import Search, search
 from benchmarks.routers.trainings import fit_all, identity, opened, prepare, unfitted
-from edgewise.evaluation.journal import append, claim, read
-from edgewise.evaluation.query_level import query_level
-from edgewise.evaluation.systems import Outcome
+from edgewise_lab.evaluation.store import append, claim, read
+from edgewise_lab.evaluation.systems import Outcome, query_level
 
 Mode = Literal["one", "each"]
 """One threshold for all families, or one for each."""

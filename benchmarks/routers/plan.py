@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from edgewise.errors import UsageError
-from edgewise.evaluation.tasks.base import Question, Split, Task
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.routers.card import Input
-from edgewise.training.labels.base import Label
-from edgewise.training.labels.named import LABELS, labels_named
+from edgewise_lab.evaluation.tasks.base import Question, Split, Task
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.training.labels.base import LABELS, Label, labels_named
 
 SETS = ("test", "frames", "facts", "left-out")
 """Ordinary questions, other wordings, other facts, and the ordinary ones again, each family with

@@ -16,11 +16,10 @@ from benchmarks.routers.gates import Plain
 from benchmarks.routers.plan import Entry, Plan, split_of
 from benchmarks.routers.trainings import opened, scorer
 from benchmarks.routers.tree import NEVER, Models, Scorer, Tree
-from edgewise.evaluation.baselines import CommitPoint
-from edgewise.evaluation.oracle import Oracle
-from edgewise.evaluation.systems import CloudAlone, Outcome
-from edgewise.evaluation.tasks.base import Question
 from edgewise.routers.uncertainty import MaxProb
+from edgewise_lab.evaluation.oracle import Oracle
+from edgewise_lab.evaluation.systems import CloudAlone, CommitPoint, Outcome
+from edgewise_lab.evaluation.tasks.base import Question
 
 EDGE, CLOUD, COMMIT, ORACLE = "edge", "cloud", "commit point", "oracle"
 OTHERS = (EDGE, CLOUD, COMMIT, ORACLE)

@@ -6,8 +6,8 @@ from benchmarks.markdown import line, percent
 from benchmarks.routers import plan as plans
 from benchmarks.routers.compare import MODES, Compared, Mode
 from benchmarks.routers.shards import CLOUD, COMMIT, EDGE, ORACLE
-from edgewise.evaluation.statistics import Seeds, pooled_difference, pooled_gap
-from edgewise.evaluation.systems import Outcome, cloud_share
+from edgewise_lab.evaluation.statistics import Seeds, pooled_difference, pooled_gap
+from edgewise_lab.evaluation.systems import Outcome, cloud_share
 
 READINGS = ("right", "strict")
 GATE_LIMIT, ORACLE_LIMIT = 0.40, 0.95

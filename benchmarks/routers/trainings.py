@@ -20,19 +20,19 @@ from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.vocabulary import fingerprint
-from edgewise.evaluation.journal import append, read
-from edgewise.evaluation.tasks.base import Task
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard, read_card
 from edgewise.routers.constant import Constant
 from edgewise.routers.features import features
 from edgewise.routers.named import identity_named, identity_of, router_named, router_of
-from edgewise.training.collect import Sample
-from edgewise.training.data import Data
-from edgewise.training.kinds import Recipe, fitted
-from edgewise.training.labels.labelling import kept_values
-from edgewise.training.publish import save_card, save_weights
-from edgewise.training.router import MIXED_SHARE, TOP_K, Training
+from edgewise_lab.evaluation.store import append, read
+from edgewise_lab.evaluation.tasks.base import Task
+from edgewise_lab.training.collect import Sample
+from edgewise_lab.training.data import Data
+from edgewise_lab.training.fit import Recipe, fitted
+from edgewise_lab.training.labels.base import kept_values
+from edgewise_lab.training.publish import save_card, save_weights
+from edgewise_lab.training.router import MIXED_SHARE, TOP_K, Training
 
 GATE, DONE = "gate.safetensors", "done"
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Step
-from edgewise.evaluation.systems import Outcome, question_ids, text_of
-from edgewise.evaluation.tasks.base import Question
-from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
+from edgewise_lab.evaluation.systems import Outcome, question_ids, text_of
+from edgewise_lab.evaluation.tasks.base import Question
+from edgewise_lab.evaluation.tasks.grading import is_right, is_strictly_right
 
 NEEDS, TOP = Needs.ENTROPY | Needs.TOP | Needs.HIDDEN, 10
 """What steps keep: all that any router of the comparison reads."""

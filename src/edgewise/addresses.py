@@ -1,8 +1,6 @@
 """Model addresses: from what a user writes to a GGUF file or a model's folder on this disk.
 
     bundled                      one of the pair that ships with Edgewise
-    bundled:mid                  ... and a larger edge model beside it
-    bundled:other                ... and a cloud model of another vocabulary
     ./model.gguf                 a file's path, tried before any hub
     owner/repo                   a hub repository: its file in the first of these quantisations
                                  that it has: Q4_K_M, Q4_0, Q4_K_S, Q5_K_M, Q8_0; with none of
@@ -14,45 +12,30 @@
                                  MLX; hf://owner/repo/folder names one inside a repository
     https://HUB/owner/repo/...   what a page of the hub shows, as its URL is copied from a browser
 
-Of files that one name fits the first by name is taken; projectors (mmproj) and importance matrices
-(imatrix) never are, unless named in full. Of a split file all parts are fetched.
+If several files fit a name, the first by name is taken. Projectors (mmproj) and importance matrices
+(imatrix) are taken only if named in full. Of a split file all parts are fetched.
 
-Downloads go through huggingface_hub, which honours its HF_* variables (HF_ENDPOINT, HF_TOKEN,
-HF_HOME, HF_HUB_OFFLINE), resumes a connection that breaks off, verifies the size, and shows
-progress. The hub is asked once, for at most 10 s; when it does not answer, what an earlier run
-has downloaded is used.
+`edgewise.hub.client` downloads; it is imported only for an address on the hub. The hub is asked
+once. If it does not answer, the files of earlier downloads are used.
 """
 
+import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from edgewise.errors import AddressError
-from edgewise.hub_client import (
-    LISTING_SECONDS,
-    HubAddress,
-    HubListing,
-    ask_ahead,
-    ask_hub,
-    fetched,
-    hub_address,
-    is_plain,
-    listing,
-    pasted,
-    require_plain,
-    short,
-)
-from edgewise.model_cache import explained_here, near
-from edgewise.model_files import models_among, of_quant, parts_of, preferred
-from edgewise.model_folders import engine_among, files_of
+from edgewise.hub import HubAddress, require_plain, short
 
-Part = Literal["edge", "mid", "cloud", "other", "router"]
+if TYPE_CHECKING:
+    from edgewise.hub.client import Repository
 
-BESIDE: dict[str, Part] = {"bundled:mid": "mid", "bundled:other": "other"}
-"""Models beside the bundled pair, by address."""
+Part = Literal["edge", "cloud", "router"]
+Role = Literal["edge", "cloud", "cloud_tokenizer"]
 
 CHECKPOINT = ("config.json", "model.safetensors", "trained_on.txt", "README.md")
 """Files of a router's checkpoint."""
@@ -66,32 +49,43 @@ TOKENIZER = (
 )
 """Files of a tokenizer, the vocabulary first."""
 
+MAX_CONFIG = 4 << 20
+"""Largest `config.json` that is looked into, bytes."""
+
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+
+_PREFERRED = ("Q4_K_M", "Q4_0", "Q4_K_S", "Q5_K_M", "Q8_0")
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_NOT_A_MODEL = re.compile(r"(?i)mmproj|imatrix")
 _MOST_PARTS = 1000
+
 _HERE = re.compile(r"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\]):\d{1,5}(?:/.*)?")
 _HOST = re.compile(r"[\w.-]+:\d{1,5}(?:/.*)?")
-
-
-class _Listing(NamedTuple):
-    """GGUF files of a repository; offline, those an earlier run has downloaded."""
-
-    names: list[str]
-    online: bool
+_PASTED = re.compile(
+    r"/(?P<repo>[\w.-]+/[\w.-]+)"
+    r"(?:/(?:blob|raw|resolve|tree)/(?P<revision>[\w.-]+)(?:/(?P<file>[^?#]+?))?)?/?(?:[?#].*)?"
+)
+_REPOSITORY = re.compile(
+    r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+?))?(?::(?P<quant>[\w.-]+))?"
+)
+_FILE = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>.+))?")
+_TYPO = 0.8
 
 
 def bundled(part: Part) -> Path:
-    """Where a part of the bundled pair, or a model beside it, lies."""
+    """Where a part of the bundled pair lies."""
     name = part if part == "router" else f"{part}.gguf"
     return Path(str(files("edgewise") / "bundled" / name))
 
 
 def is_url(address: str) -> bool:
     """Whether `address` is an engine's or a gateway's."""
-    return "://" in address and not address.startswith("hf://") and pasted(address) is None
+    return "://" in address and not address.startswith("hf://") and _pasted(address) is None
 
 
 def meant(address: str) -> str:
-    """A cloud's address, where localhost:8080 is a URL; elsewhere a key travels, so it says how."""
-    return f"http://{address}" if _HERE.fullmatch(address) and not _local(address) else address
+    """A cloud's address: localhost:8080 is a URL. Elsewhere a key travels, so the user says how."""
+    return f"http://{address}" if _HERE.fullmatch(address) and not _file(address) else address
 
 
 def from_home(name: str | Path) -> Path:
@@ -100,110 +94,108 @@ def from_home(name: str | Path) -> Path:
 
 
 def local_folder(name: str) -> Path | None:
-    """The folder that `name` is the path of; None where there is none."""
-    try:
-        folder = from_home(name)
-        return folder if name and folder.is_dir() else None
-    except (OSError, ValueError):
+    """The folder that `name` is the path of; None if there is none."""
+    return from_home(name) if name and _is(name, Path.is_dir) else None
+
+
+def hub_address(address: str) -> HubAddress | None:
+    """What of the hub an address names; None if it has no such form."""
+    address = _pasted(address) or address
+    if match := _FILE.fullmatch(address):
+        return HubAddress(match["repo"], match["revision"], None, match["file"])
+    if address.endswith(".gguf") or address.startswith((".", "/", "~")):
         return None
+    if match := _REPOSITORY.fullmatch(address):
+        return HubAddress(match["repo"], match["revision"], match["quant"], None)
+    return None
 
 
-def resolve(address: str, role: Literal["edge", "cloud", "cloud_tokenizer"]) -> Path:
-    """The file that `address` names, downloaded if need be. Raises `AddressError`."""
-    if address == "bundled" or address in BESIDE:
-        return bundled(BESIDE.get(address, "edge" if role == "edge" else "cloud"))
-    if path := _local(address):
+def resolve(address: str, role: Role) -> Path:
+    """The GGUF file that `address` names, downloaded if need be. Raises `AddressError`."""
+    if address == "bundled":
+        return bundled("edge" if role == "edge" else "cloud")
+    if path := _file(address):
         return path
     if local_folder(address):
         raise AddressError(
-            f"{short(address)!r} is a folder, where llama.cpp reads a GGUF file",
+            f"{short(address)!r} is a folder, and llama.cpp reads a GGUF file",
             hint="name a file" + (", or leave the engine out" if role == "edge" else ""),
             setting=role,
         )
     parsed = hub_address(address)
     if parsed is None:
         raise _unknown(address, role)
-    require_plain(parsed, setting=role)
-    return _download(parsed)
-
-
-def _unknown(address: str, role: Literal["edge", "cloud", "cloud_tokenizer"]) -> AddressError:
-    named, problem = short(address), f"There is no file {short(address)!r}"
-    if _is_link(address):
-        return AddressError(
-            f"{named!r} is a link to a file that does not exist",
-            hint="correct it, or name a file",
-            setting=role,
-        )
-    hint = "name a path, a hub repository (owner/repo) or 'bundled'"
-    if close := near(address, ["bundled", *BESIDE]):
-        hint = f"did you mean {close!r}? If not: {hint}"
-    if role == "edge" and is_url(meant(address)):
-        problem = f"{named!r} is an engine's address, and the edge model runs in this process"
-    elif role == "cloud" and _HOST.fullmatch(address):
-        problem = f"{named!r} does not say how it is reached"
-        hint = f"give https://{named}, or http:// before it in a network of your own"
-    return AddressError(problem, hint=hint, setting=role)
+    repository = _repository(parsed, role)
+    parts = parts_of(parsed.file or _chosen(parsed, repository))
+    if len(parts) > _MOST_PARTS:
+        raise AddressError(f"{short(parts[0])!r} has more than {_MOST_PARTS} parts.")
+    paths = [repository.file(part) for part in parts]
+    return paths[0]
 
 
 def resolve_tokenizer(address: str) -> Path:
     """The GGUF file, or the folder with `tokenizer.json`, that `address` names for a tokenizer.
 
-    Of a repository with a `tokenizer.json` nothing but the tokenizer's files is downloaded. Raises
+    Of a repository with a `tokenizer.json` only the tokenizer's files are downloaded. Raises
     `AddressError`.
     """
     if folder := local_folder(address):
         return folder
-    path = _local(address)
+    path, parsed = _file(address), hub_address(address)
     if path is not None and path.name == TOKENIZER[0]:
         return path.parent
-    parsed = hub_address(address)
     if path is None and parsed and not parsed.quant and not (parsed.file or "").endswith(".gguf"):
-        require_plain(parsed, setting="cloud_tokenizer")
-        with explained_here(parsed):
-            listed, online = _all_names(parsed)
-            names = listed.names
-            inside = _inside(parsed, names)
-            wanted = [inside + name for name in TOKENIZER if inside + name in names]
-            if wanted and wanted[0] == inside + TOKENIZER[0]:
-                paths = [fetched(parsed, name, online=online) for name in wanted]
-                if len({one.parent for one in paths}) == 1:
-                    return paths[0].parent
+        repository = _repository(parsed, "cloud_tokenizer")
+        inside = _inside(parsed, repository.names)
+        if inside + TOKENIZER[0] in repository.names:
+            wanted = [inside + name for name in TOKENIZER if inside + name in repository.names]
+            return repository.folder(wanted) / inside
     return resolve(address, "cloud_tokenizer")
 
 
-def engine_at(address: str) -> str:
-    """The edge engine for what lies at `address`, by its files. Raises `AddressError`.
+def tokenizer_folder(repo: str, *, largest: int) -> Path:
+    """The folder of the tokenizer of a repository that others named.
 
-    A GGUF is llama.cpp's, `genai_config.json` ONNX Runtime's; `config.json` with safetensors is
-    transformers', or MLX's where they say so.
+    Only its own files are downloaded, each of at most `largest` bytes: never weights, never code.
+    Raises `AddressError`.
     """
-    if address.partition(":")[0] == "bundled" or _local(address) is not None:
+    repository = _repository(HubAddress(repo, None, None, None), None)
+    wanted = [name for name in TOKENIZER if name in repository.names]
+    if TOKENIZER[0] not in wanted:
+        raise AddressError(f"{repo!r} has no {TOKENIZER[0]}")
+    return repository.folder(wanted, largest=largest)
+
+
+def engine_at(address: str) -> str:
+    """The edge engine for the files at `address`. Raises `AddressError`.
+
+    A GGUF is for llama.cpp, `genai_config.json` for ONNX Runtime; `config.json` with safetensors is
+    for transformers, or for MLX if they say so.
+    """
+    if address == "bundled" or _file(address) is not None:
         return "llamacpp"
     if folder := local_folder(address):
         names = [path.name for path in folder.iterdir() if path.is_file()]
-        return engine_among(names, address, folder / "config.json")
+        return _engine_among(names, address, folder / "config.json")
     parsed = hub_address(address)
     if parsed is None or parsed.quant or (parsed.file or "").endswith(".gguf"):
         return "llamacpp"
-    require_plain(parsed, setting="edge")
-    with explained_here(parsed):
-        listed, online = _all_names(parsed, ahead=True)
-        names = listed.names
-        if parsed.file is None and models_among([n for n in names if n.endswith(".gguf")]):
-            return "llamacpp"
-        inside = _inside(parsed, names)
-        config = f"{inside}config.json"
-        path = fetched(parsed, config, online=online) if config in names else None
-        held = [name.removeprefix(inside) for name in names if name.startswith(inside)]
-        return engine_among(held, address, path, library=listed.library)
+    repository = _repository(parsed, "edge")
+    names = repository.names
+    if parsed.file is None and models_among(names):
+        return "llamacpp"
+    inside = _inside(parsed, names)
+    config = repository.file(f"{inside}config.json") if f"{inside}config.json" in names else None
+    held = [name.removeprefix(inside) for name in names if name.startswith(inside)]
+    return _engine_among(held, address, config, library=repository.library)
 
 
-def resolve_folder(address: str, engine: str) -> tuple[Path, str]:
+def resolve_folder(address: str, engine: str, reads: tuple[str, ...]) -> tuple[Path, str]:
     """The folder of a model for `engine`, downloaded if need be, and what to call the model.
 
-    Of a repository the files that the engine reads are fetched, never code or pickles. Raises
-    `AddressError`.
+    Of a repository only the files are downloaded whose names end as in `reads`: what the engine
+    says that it reads.
+    Raises `AddressError`.
     """
     if folder := local_folder(address):
         return folder, folder.resolve().name
@@ -214,23 +206,152 @@ def resolve_folder(address: str, engine: str) -> tuple[Path, str]:
             hint="name a folder or a hub repository (owner/repo)",
             setting="edge",
         )
-    require_plain(parsed, setting="edge")
-    with explained_here(parsed):
-        listed, online = _all_names(parsed)
-        names = listed.names
-        inside = _inside(parsed, names)
-        wanted = [name for name in files_of(engine, names, inside) if is_plain(name)]
-        if not wanted or len(wanted) > _MOST_PARTS:
-            raise AddressError(
-                f"{short(address)!r} has {len(wanted)} files for the edge engine {engine}, not 1 "
-                f"to {_MOST_PARTS}",
-                hint="name another repository, or leave the engine out",
-                setting="edge",
-            )
-        roots = {_root(fetched(parsed, name, online=online), name) for name in wanted}
-    if len(roots) != 1:
-        raise AddressError(f"{parsed.repo!r} changed just now", hint="try again", setting="edge")
-    return roots.pop() / inside, f"{parsed.repo}/{inside}".rstrip("/").rpartition("/")[2]
+    repository = _repository(parsed, "edge")
+    inside = _inside(parsed, repository.names)
+    root = repository.folder(_files_of(reads, repository.names, inside))
+    return root / inside, f"{parsed.repo}/{inside}".rstrip("/").rpartition("/")[2]
+
+
+def checkpoint(name: str) -> Path | None:
+    """The folder of a router: a path, or a hub repository's files, downloaded if need be.
+
+    None if the name has neither form. Raises `AddressError`.
+    """
+    if folder := local_folder(name):
+        return folder
+    address = hub_address(name)
+    if address is None or address.quant or address.file:
+        return None
+    repository = _repository(address, "router")
+    wanted = [one for one in CHECKPOINT if one in repository.names]
+    if not wanted:
+        raise AddressError(
+            f"{address.repo!r} does not hold a router", hint="name another", setting="router"
+        )
+    return repository.folder(wanted)
+
+
+def upload(folder: Path, repo: str, *, private: bool) -> str:
+    """Publish a router's checkpoint as a hub repository; returns its address on the web.
+
+    Raises `AddressError`.
+    """
+    from edgewise.hub import client
+
+    message = "A router trained with Edgewise"
+    return client.upload(folder, repo, CHECKPOINT, private=private, message=message)
+
+
+def dataset_file(repo: str, name: str) -> Path:
+    """A file of a hub dataset, downloaded if need be. Raises `AddressError`."""
+    from edgewise.hub import client
+
+    return client.dataset_file(repo, name)
+
+
+def models_among(names: Iterable[str]) -> list[str]:
+    """The GGUF models, by name: no projector, no importance matrix, of a split model the first."""
+    found = sorted(n for n in names if n.endswith(".gguf") and not _NOT_A_MODEL.search(n))
+    return [name for name in found if (part := _PART.search(name)) is None or int(part[1]) == 1]
+
+
+def parts_of(name: str) -> list[str]:
+    """The files of a split model that `name` is the first of; any other name alone."""
+    match = _PART.search(name)
+    if not match:
+        return [name]
+    count, stem = int(match[2]), name[: match.start()]
+    return [f"{stem}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1)]
+
+
+def _chosen(address: HubAddress, repository: "Repository") -> str:
+    """The first part of the file that the quantisation names, or of the preferred one."""
+    models = models_among(repository.names)
+    if not models:
+        raise AddressError(
+            f"{address.repo!r} does not hold a GGUF file", hint="name a GGUF repository"
+        )
+    for quant in (address.quant,) if address.quant else _PREFERRED:
+        named = re.compile(rf"(?i)(?:^|[.\-_/]){re.escape(quant)}(?:[.\-/]|$)")
+        for name in models:
+            if named.search(name):
+                return name
+    if address.quant is None:
+        return models[0]
+    offline = "" if repository.online else " in the local cache, and the hub cannot be reached"
+    raise AddressError(
+        f"{address.repo!r} has no {address.quant!r}{offline}",
+        hint=f"it has {short(', '.join(models))}",
+    )
+
+
+def _engine_among(
+    names: Sequence[str], where: str, config: Path | None, *, library: str | None = None
+) -> str:
+    """The edge engine for a folder's files; `config` is its `config.json`. Raises `AddressError`.
+
+    MLX says so in `config.json` if it quantised the model, else in the header of its weights;
+    before these are downloaded, the `library` that the hub names counts.
+    """
+    if "genai_config.json" in names:
+        return "onnx"
+    if "config.json" in names and config and any(n.endswith(".safetensors") for n in names):
+        is_mlx = library == "mlx" or _is_quantised(config) or _is_mlx(config.parent)
+        return "mlx" if is_mlx else "transformers"
+    if ggufs := sorted(name for name in names if name.endswith(".gguf")):
+        found, hint = "is a folder", f"name a file in it, such as {ggufs[0]}"
+    elif any(name.endswith(_PICKLES) for name in names):
+        found = "holds weights in pickles alone, which are never read"
+        hint = "name a repository with safetensors, or a GGUF"
+    else:
+        found = "holds neither genai_config.json nor config.json with safetensors"
+        hint = "name a GGUF file, a model's folder or a hub repository of one"
+    raise AddressError(f"{where!r} {found}", hint=hint, setting="edge")
+
+
+def _files_of(reads: tuple[str, ...], names: Iterable[str], inside: str) -> list[str]:
+    """Files of the folder `inside`, which ends with a slash, that end as an engine `reads`."""
+    held = [name for name in names if name.startswith(inside)]
+    return [
+        name
+        for name in held
+        if "/" not in (file := name.removeprefix(inside))
+        and file.endswith(reads)
+        and not file.startswith("consolidated")  # a second copy of the weights, for Mistral's own
+    ]
+
+
+def _is_quantised(config: Path) -> bool:
+    """Whether MLX quantised the model."""
+    try:
+        if config.stat().st_size > MAX_CONFIG:
+            return False
+        described: object = json.loads(config.read_bytes())
+        return isinstance(described, dict) and bool(
+            cast(dict[str, Any], described).get("quantization")
+        )
+    except (OSError, ValueError, RecursionError):
+        return False  # the engine says what is wrong with it
+
+
+def _is_mlx(folder: Path) -> bool:
+    """Whether MLX wrote the safetensors there: their headers name the form."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in sorted(folder.glob("model*.safetensors"))[:1]:
+        try:
+            with safe_open(path, framework="numpy") as opened:
+                return (opened.metadata() or {}).get("format") == "mlx"
+        except (OSError, SafetensorError, ValueError):
+            return False
+    return False
+
+
+def _repository(address: HubAddress, setting: str | None) -> "Repository":
+    require_plain(address, setting=setting)
+    from edgewise.hub.client import Repository
+
+    return Repository(address, setting=setting)
 
 
 def _inside(address: HubAddress, names: Sequence[str]) -> str:
@@ -247,163 +368,51 @@ def _inside(address: HubAddress, names: Sequence[str]) -> str:
     return inside
 
 
-def _root(path: Path, name: str) -> Path:
-    """The folder of a repository's snapshot that holds `name` as `path`."""
-    return path.parents[name.count("/")]
-
-
-def _all_names(address: HubAddress, *, ahead: bool = False) -> tuple[HubListing, bool]:
-    """Files of a repository, and whether the hub says so; else those downloaded before.
-
-    With `ahead` whoever asks next is told the same.
-    """
-    listed = ask_ahead(address) if ahead else ask_hub(address)
-    if listed.problem is None:
-        return listed, True
-    folder = _snapshot(address, listed.problem)
-    return HubListing([path.relative_to(folder).as_posix() for path in folder.rglob("*")]), False
-
-
-def checkpoint(name: str) -> Path | None:
-    """The folder of a router: a path, or a hub repository's files, downloaded if need be.
-
-    None where the name is of neither form. Raises `AddressError`.
-    """
-    import huggingface_hub as hub
-
-    if folder := local_folder(name):
-        return folder
-    address = hub_address(name)
-    if address is None or address.quant or address.file:
+def _pasted(address: str) -> str | None:
+    """The hf:// address of a page of the hub, by the page's URL; None for another."""
+    if not address.startswith(("https://", "http://")):
         return None
-    require_plain(address, setting="router")
-    with explained_here(address):
-        listed = ask_hub(address)
-        if listed.problem is not None:
-            return Path(
-                hub.snapshot_download(
-                    address.repo, revision=address.revision, local_files_only=True
-                )
-            )
-        paths = [fetched(address, name) for name in CHECKPOINT if name in listed.names]
-        if len({path.parent for path in paths}) != 1:
-            raise AddressError(
-                f"{address.repo!r} holds no router, or changed just now",
-                hint="try again, or name another",
-                setting="router",
-            )
-        return paths[0].parent
+    from huggingface_hub.constants import ENDPOINT
+
+    found = _PASTED.fullmatch(address.removeprefix(ENDPOINT))
+    if found is None or not address.startswith(ENDPOINT):
+        return None
+    revision = f"@{found['revision']}" if found["revision"] else ""
+    return f"hf://{found['repo']}{revision}" + (f"/{found['file']}" if found["file"] else "")
 
 
-def upload(folder: Path, repo: str, *, private: bool) -> str:
-    """Publish a router's checkpoint as a hub repository; returns its address on the web.
-
-    A repository that exists gets a new commit. Raises `AddressError`.
-    """
-    import huggingface_hub as hub
-
-    address = HubAddress(repo, None, None, None)
-    require_plain(address, setting=None)
-    with explained_here(address):
-        if hub.get_token() is None:
-            raise AddressError(
-                "The hub needs to know who publishes",
-                hint="set HF_TOKEN to a token that may write, or run hf auth login",
-            )
-        url = hub.create_repo(repo, private=private, exist_ok=True)
-        hub.upload_folder(
-            repo_id=repo,
-            folder_path=folder,
-            allow_patterns=list(CHECKPOINT),
-            commit_message="A router trained with Edgewise",
-        )
-        return str(url)
+def _unknown(address: str, role: Role) -> AddressError:
+    named, problem = short(address), f"There is no file {short(address)!r}"
+    hint = "name a path, a hub repository (owner/repo) or 'bundled'"
+    if role == "edge" and is_url(meant(address)):
+        problem = f"{named!r} is an engine's address, and the edge model runs in this process"
+    elif role == "cloud" and _HOST.fullmatch(address):
+        problem = f"{named!r} does not say how it is reached"
+        hint = f"give https://{named}, or http:// before it in a network of your own"
+    elif _is(address, Path.is_symlink):
+        problem = f"{named!r} is a link to a file that does not exist"
+        hint = "correct it, or name a file"
+    elif close := get_close_matches(address, ["bundled", *_beside(address)], 1, _TYPO):
+        hint = f"did you mean {close[0]!r}? If not: {hint}"
+    return AddressError(problem, hint=hint, setting=role)
 
 
-def dataset_file(repo: str, name: str) -> Path:
-    """A file of a hub dataset, downloaded if need be. Raises `AddressError`."""
-    import huggingface_hub as hub
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    address = HubAddress(repo, None, None, name)
-    require_plain(address, setting="data")
-    with explained_here(address):
-        try:
-            return Path(hub.hf_hub_download(repo, name, repo_type="dataset", local_files_only=True))
-        except LocalEntryNotFoundError:
-            # Once, so that a machine without a network does not wait through retries.
-            with listing():
-                hub.HfApi().dataset_info(repo, timeout=LISTING_SECONDS)
-            return fetched(address, name, kind="dataset")
-
-
-def _is_link(address: str) -> bool:
+def _beside(address: str) -> list[str]:
+    """The GGUF files in the folder that an address names a file in."""
+    inside = address[: address.rfind("/") + 1]
     try:
-        return from_home(address).is_symlink()
+        return [inside + path.name for path in from_home(address).parent.glob("*.gguf")]
+    except (OSError, ValueError):
+        return []
+
+
+def _file(address: str) -> Path | None:
+    return from_home(address) if _is(address, Path.is_file) else None
+
+
+def _is(address: str, test: Callable[[Path], bool]) -> bool:
+    """The test of a path; False for a name too long for the disk, or one with a null in it."""
+    try:
+        return test(from_home(address))
     except (OSError, ValueError):
         return False
-
-
-def _local(address: str) -> Path | None:
-    try:
-        path = from_home(address)
-        return path if path.is_file() else None
-    except (OSError, ValueError):
-        # A name too long for the disk, or one with a null in it.
-        return None
-
-
-def _download(address: HubAddress) -> Path:
-    with explained_here(address):
-        listing = _list(address)
-        name = address.file or _choose(address, listing)
-        if len(parts_of(name)) > _MOST_PARTS:
-            raise AddressError(f"{short(name)!r} says that it has more than {_MOST_PARTS} parts.")
-        paths = [fetched(address, part, online=listing.online) for part in parts_of(name)]
-        return paths[0]
-
-
-def _list(address: HubAddress) -> _Listing:
-    listed = ask_hub(address)
-    if listed.problem is not None:
-        return _Listing(_cached(address, listed.problem), online=False)
-    return _Listing([name for name in listed.names if name.endswith(".gguf")], online=True)
-
-
-def _cached(address: HubAddress, problem: AddressError) -> list[str]:
-    folder = _snapshot(address, problem)
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
-    if not names or (address.file is not None and address.file not in names):
-        raise problem
-    return names
-
-
-def _snapshot(address: HubAddress, problem: AddressError) -> Path:
-    """What an earlier run has downloaded; raises `problem` where that is nothing."""
-    import huggingface_hub as hub
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        return Path(
-            hub.snapshot_download(address.repo, revision=address.revision, local_files_only=True)
-        )
-    except LocalEntryNotFoundError as error:
-        raise problem from error
-
-
-def _choose(address: HubAddress, listing: _Listing) -> str:
-    """The first part of the file that the quantisation names, or of the preferred one."""
-    # Others would lead out of the cache's folder.
-    firsts = models_among([name for name in listing.names if is_plain(name)])
-    if not firsts:
-        raise AddressError(f"{address.repo!r} holds no GGUF file", hint="name a GGUF repository")
-    if address.quant is None:
-        return preferred(firsts)
-    found = of_quant(firsts, address.quant)
-    if found is None:
-        where = "" if listing.online else " in the local cache, and the hub cannot be reached"
-        raise AddressError(
-            f"{address.repo!r} has no {address.quant!r}{where}",
-            hint=f"it has {short(', '.join(firsts))}",
-        )
-    return found

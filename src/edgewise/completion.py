@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import msgspec
 
-from edgewise.errors import CloudProtocolError
+from edgewise.errors import CloudProtocolError, CloudUnavailable
 from edgewise.events import Candidate
 
 MOST_IDS = 1 << 31
@@ -33,26 +33,35 @@ class Sent:
     """What has travelled for a consult or a push: token ids, and bytes of the messages' bodies.
 
     A session adds to it in whichever thread sends; nothing travels to a model in this process.
-    `requests` of its messages were about tokens. `request_id` is what logs on the way call the
-    consult, once the session has named it; `under_way` is a push that nobody waits for.
+    `requests` of its messages were about tokens; `repeats` of them had been sent before. Of no more
+    than `most` may be sent. `request_id` is what logs on the way call the consult, once the session
+    has named it; `under_way` is a push that nobody waits for.
     """
 
-    __slots__ = ("bytes", "ids", "request_id", "requests", "under_way")
+    __slots__ = ("bytes", "ids", "most", "repeats", "request_id", "requests", "under_way")
 
     def __init__(self) -> None:
-        self.ids = self.bytes = self.requests = 0
+        self.ids = self.bytes = self.requests = self.repeats = 0
+        self.most: int | None = None
         self.request_id: str | None = None
         self.under_way: Future[None] | None = None
 
-    def add(self, ids: int, message: _Body, *, tells: bool = True) -> None:
+    def add(self, ids: int, message: _Body, *, tells: bool = True, again: bool = False) -> None:
         """A message is handed to a connection now, with so many `ids` in it.
 
-        Unless it `tells` nothing, whoever has it knows the whole sequence that was asked about. May
-        raise a `CloudError`: then it must not be sent.
+        Unless it `tells` nothing, whoever has it knows the whole sequence that was asked about.
+        `again`: it was sent before. May raise a `CloudError`: then it must not be sent.
         """
+        self.require_allowed(tells=tells)
         self.ids += ids
         self.bytes += len(message)
         self.requests += tells
+        self.repeats += again
+
+    def require_allowed(self, *, tells: bool = True) -> None:
+        """Raise `CloudUnavailable` where one message more would be more than `most`."""
+        if tells and self.most is not None and self.requests >= self.most:
+            raise CloudUnavailable("Another attempt could cost more than the limit.")
 
     def concerns(self, ids: Sequence[int]) -> None:
         """The whole sequence that is asked about, where the cloud has a vocabulary of its own."""

@@ -188,6 +188,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     sent: SentCounts = SentCounts()
     cost: AnswerCost | None = None
 
+    @property
+    def alone(self) -> bool:
+        """Whether consults were made and none brought a token: the edge model wrote all of it."""
+        return self.failed_calls > 0 and self.cloud_tokens == 0
+
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from the start to the first token and to the end, and those spent waiting."""

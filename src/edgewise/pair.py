@@ -1,6 +1,6 @@
 """From settings to a pair: the one place where edge, cloud, router and policy come together."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -13,15 +13,15 @@ from edgewise.cloud.bridge.adapter import bridged
 from edgewise.cloud.record.files import CountsFile, PayloadsFile, counts_place
 from edgewise.cloud.record.record import SentRecord
 from edgewise.edge.base import EdgeAbilities, EdgeModel
-from edgewise.edge.fitting import require_fitting
+from edgewise.edge.vocabulary import require_fitting
 from edgewise.errors import UsageError
-from edgewise.events import Event
-from edgewise.grammar.calls import CallReader, call_reader, collected
+from edgewise.grammar.calls import call_reader, collected
+from edgewise.grammar.compiled import Grammar
 from edgewise.grammar.form import AnswerForm, form_from, grammar_of
 from edgewise.loop.account import Account
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.generation import Generation
-from edgewise.loop.policy import Budget, Policy
+from edgewise.loop.policy import Policy
 from edgewise.parts import (
     cloud_address,
     make_billing,
@@ -46,6 +46,7 @@ from edgewise.prompts import (
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.routers.named import checked_router
+from edgewise.sampling import Sampling
 from edgewise.settings import Settings, settings_of, spelled
 
 
@@ -69,15 +70,20 @@ class Wishes(TypedDict, total=False):
     parallel_tool_calls: bool
 
 
+class _Told(TypedDict, total=False):
+    pending: bool
+    candidates: bool
+    around: Callable[[CloudModel], CloudModel] | None
+
+
 class Pair:
     """A small model here, a large one where it counts, and how they answer.
 
         with Pair("small.gguf", cloud="https://host:8080", cloud_share=0.05) as pair:
             print(pair.ask("Why is the sky blue?").text)
 
-    All answers have one budget, so that the cloud share holds over all of them; `policy` may be set
-    between two answers. Several threads may ask at a time where there are as
-    many `slots`.
+    All answers of a cloud share have one budget, so that it holds over all of them. `policy` may be
+    set between two answers. Several threads may ask at a time where there are as many `slots`.
     """
 
     def __init__(
@@ -135,7 +141,7 @@ class Pair:
                 billing=self.billing,
             )
             self._opened = opened.pop_all()
-        self._account = Account()
+        self._accounts: dict[float, Account] = {}
 
     @property
     def policy(self) -> Policy:
@@ -147,8 +153,8 @@ class Pair:
         self.decoder.policy = policy
 
     def forget(self) -> None:
-        """Begin a new budget, as for a new conversation, of which the cloud knows nothing."""
-        self._account = Account()
+        """Begin new budgets, as for a new conversation, of which the cloud knows nothing."""
+        self._accounts.clear()
         self.record.forget()
 
     def both(self) -> tuple[EdgeModel, CloudModel]:
@@ -181,12 +187,14 @@ class Pair:
 
     def ask(self, prompt: Prompted, **wishes: Unpack[Wishes]) -> Answer:
         """The whole answer, calls of tools apart from its text; raises as `stream`."""
-        with self.stream(prompt, **wishes) as events:
+        form = _form(wishes)
+        with self._stream(prompt, form, wishes) as events:
             answer = collect(events)
-        if events.calls is None:
+        calls = call_reader(self.edge.tokenizer, form)
+        if calls is None:
             return answer
-        text, calls = collected(events.calls, answer.text)
-        return replace(answer, text=text, tool_calls=calls)
+        text, called = collected(calls, answer.text)
+        return replace(answer, text=text, tool_calls=called)
 
     def stream(
         self,
@@ -194,37 +202,75 @@ class Pair:
         *,
         pending: bool = False,
         candidates: bool = False,
+        policy: Policy | None = None,
+        around: Callable[[CloudModel], CloudModel] | None = None,
+        sampling: Sampling | None = None,
+        grammar: Grammar | None = None,
         **wishes: Unpack[Wishes],
-    ) -> "AnswerStream":
-        """The answer event by event; see `Decoder.stream` for `pending` and `candidates`.
+    ) -> Generation:
+        """The answer event by event; see `Decoder.stream` for `pending`, `candidates`, `around`.
 
-        Calls of tools are text in its events. Raises `UsageError`; and a `CloudError` on the way
-        where `on_cloud_error` says so.
+        A `policy` is for this answer; `sampling` and `grammar` take the place of wishes that say
+        the same. Calls of tools are text in its events. Raises `UsageError`; and a `CloudError` on
+        the way where `on_cloud_error` says so.
         """
-        stop = wishes.pop("stop", ())
         form = _form(wishes)
+        return self._stream(
+            prompt,
+            form,
+            wishes,
+            pending=pending,
+            candidates=candidates,
+            policy=policy,
+            around=around,
+            sampling=sampling,
+            grammar=grammar,
+        )
+
+    def _stream(
+        self,
+        prompt: Prompted,
+        form: AnswerForm | None,
+        wishes: Wishes,
+        *,
+        policy: Policy | None = None,
+        sampling: Sampling | None = None,
+        grammar: Grammar | None = None,
+        **told: Unpack[_Told],
+    ) -> Generation:
+        stop = wishes.pop("stop", ())
         for name in wishes:
             if name not in Wishes.__annotations__:
                 raise UsageError(f"One answer cannot have another {spelled(name)} than its pair.")
-        own = settings_of({**asdict(self.settings), **wishes})
-        account = self._account
+        own = settings_of({**asdict(self.settings), **wishes}) if wishes else self.settings
+        if form is not None:
+            grammar = grammar_of(self.edge.tokenizer, form)
+        policy = policy or self.policy
+        account = self._account(policy)
         taken = account.take()
         try:
-            generation = self.decoder.stream(
+            return self.decoder.stream(
                 self.prompt(prompt, tools=form.tools if form else ()),
                 max_tokens=own.max_tokens,
-                sampling=sampling_of(own),
+                sampling=sampling or sampling_of(own),
                 stop=(stop,) if isinstance(stop, str) else stop,
                 budget=taken,
-                pending=pending,
-                candidates=candidates,
-                grammar=grammar_of(self.edge.tokenizer, form) if form else None,
+                grammar=grammar,
+                policy=policy,
+                at_end=lambda left: account.settle(taken, left),
+                **told,
             )
         except BaseException:
             account.settle(taken, taken)
             raise
-        calls = call_reader(self.edge.tokenizer, form)
-        return AnswerStream(generation, lambda left: account.settle(taken, left), calls)
+
+    def _account(self, policy: Policy) -> Account:
+        """The budget of a cloud share over the pair's life; without a share nothing is kept.
+
+        Shares of a thousandth apart or less have one together, so that there are never too many.
+        """
+        share = policy.cloud_share
+        return Account() if share is None else self._accounts.setdefault(round(share, 3), Account())
 
     def close(self) -> None:
         """Close what this pair opened, and nothing else."""
@@ -234,44 +280,6 @@ class Pair:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class AnswerStream(Iterator[Event]):
-    """An answer in the making. Closed when exhausted; use `with` where it may be abandoned."""
-
-    def __init__(
-        self,
-        generation: Generation,
-        settle: Callable[[Budget], None],
-        calls: CallReader | None = None,
-    ) -> None:
-        """`settle` is told the budget that the answer leaves, once; `calls` reads those in it."""
-        self._generation, self._settle, self.calls = generation, settle, calls
-        self._over = False
-
-    def __next__(self) -> Event:
-        try:
-            return next(self._generation)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Give the sessions back and the credit that is left; no further events come."""
-        if not self._over:
-            self._over = True
-            self._generation.close()
-            self._settle(self._generation.budget)
-
-    def __enter__(self) -> "AnswerStream":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        # Who breaks off a loop over it must not keep the slot.
         self.close()
 
 
@@ -299,7 +307,6 @@ def open_models(settings: Settings) -> Pair:
 _NEVER = "constant:0"
 _DEFAULTS = Settings()
 _OF_LOADING = ("edge_engine", "ctx", "threads", "gpu_layers", "slots")
-_OF_THE_EDGE = ("swa_full",)
 _OF_CONNECTING = (
     *("cloud_key", "cloud_key_env", "cloud_model", "cloud_engine", "cloud_hosts"),
     "cloud_tokenizer",
@@ -315,8 +322,6 @@ def _chosen(parts: Mapping[str, object], settings: Mapping[str, object]) -> Sett
         fixed += _OF_CONNECTING
     if _is_open(parts["edge"]) and (_is_open(parts["cloud"]) or cloud_address(chosen) == "none"):
         fixed += _OF_LOADING
-    if _is_open(parts["edge"]):
-        fixed += _OF_THE_EDGE
     for name in fixed:
         if getattr(chosen, name) != getattr(_DEFAULTS, name):
             raise UsageError(f"This pair cannot honour {spelled(name)}", hint="leave it out")

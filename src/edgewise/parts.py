@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, meant, resolve
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import bridged
@@ -71,13 +69,13 @@ def cloud_address(settings: Settings) -> str:
     """Where the cloud model is: as set, else the bundled one beside a bundled edge model."""
     if settings.cloud is not None:
         return meant(settings.cloud)
-    return "bundled" if settings.edge in ("bundled", "bundled:mid") else "none"
+    return "bundled" if settings.edge == "bundled" else "none"
 
 
 def notice(settings: Settings, messages: Sequence[Message]) -> str | None:
     """What must be said beside an answer of the bundled pair to what it was never taught."""
-    pocket = settings.edge in ("bundled", "bundled:mid")
-    if not pocket or cloud_address(settings) not in ("bundled", "bundled:other", "none"):
+    pocket = settings.edge == "bundled"
+    if not pocket or cloud_address(settings) not in ("bundled", "none"):
         return None
     asked = [message.content for message in messages if message.role == "user"]
     return OUT_OF_DEPTH if asked and not familiar().knows(asked[-1]) else None
@@ -153,9 +151,8 @@ def _here(settings: Settings, address: str, keep_prefixes: bool) -> CloudModel:
     """The cloud model in this process."""
     from edgewise.cloud.local import LocalCloud
 
-    own = replace(settings, swa_full=True)  # it is the edge's
     with _named_by("cloud"):
-        return LocalCloud(_load(own, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
+        return LocalCloud(_load(settings, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
 
 
 def _own_tokenizer(settings: Settings) -> Tokenizer | None:
@@ -344,7 +341,6 @@ def _load(settings: Settings, engine: str, address: str, keep_prefixes: bool) ->
         gpu_layers=settings.gpu_layers,
         slots=settings.slots or 1,
         keep_prefixes=keep_prefixes,
-        swa_full=settings.swa_full,
     )
     return EDGES.load(engine)(address, options)
 

@@ -183,13 +183,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gpu_layers: Annotated[
         int | Literal["auto"], Meta(description="Layers on the GPU: auto or a number.")
     ] = "auto"
-    swa_full: Annotated[
-        bool,
-        Meta(
-            description="Keep all ids in the edge's layers with sliding windows; without, little "
-            "more than the window."
-        ),
-    ] = True
     sent_counts: Annotated[
         bool, Meta(description="Keep counts, never text, of what leaves, for edgewise sent.")
     ] = True

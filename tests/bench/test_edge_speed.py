@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.bench.speed import measure, score_seconds
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.uncertainty import Entropy, MaxProb
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
+from edgewise_lab.bench.speed import measure, score_seconds
 
 
 @pytest.fixture

@@ -7,16 +7,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise.bench.frontier.base import CloudRequest, MeasuredAnswer
-from edgewise.bench.frontier.billing import LISTS, metered_seconds, positions_computed, priced
-from edgewise.bench.frontier.plot import plots
-from edgewise.bench.frontier.report import MeasuredAnswers, frontier
-from edgewise.bench.frontier.store import MeasuredStore, measure
-from edgewise.bench.frontier.table import notes, tables
-from edgewise.bench.frontier.whole import Whole, cost_of, mixed, seconds, share, uncertain, worth
 from edgewise.errors import UsageError
-from edgewise.evaluation.systems import Outcome
-from edgewise.evaluation.tasks.base import Question
+from edgewise_lab.bench.frontier.billing import (
+    LISTS,
+    CloudRequest,
+    MeasuredAnswer,
+    metered_seconds,
+    positions_computed,
+    priced,
+)
+from edgewise_lab.bench.frontier.report import MeasuredAnswers, frontier
+from edgewise_lab.bench.frontier.shown import notes, plots, tables
+from edgewise_lab.bench.frontier.store import MeasuredStore, measure
+from edgewise_lab.bench.frontier.whole import (
+    Whole,
+    cost_of,
+    mixed,
+    seconds,
+    share,
+    uncertain,
+    worth,
+)
+from edgewise_lab.evaluation.systems import Outcome
+from edgewise_lab.evaluation.tasks.base import Question
 from tests.drawn import require_legend_apart, saved_figures
 
 EDGE_SECONDS, CLOUD_SECONDS, TOKENS = 1.0, 0.5, 10

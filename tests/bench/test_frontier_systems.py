@@ -6,27 +6,31 @@ from contextlib import closing
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.bench.frontier.recorded import RecordedCloud
-from edgewise.bench.frontier.spans import CloudInSpans
-from edgewise.bench.frontier.streamed import Streamed
-from edgewise.bench.frontier.timed import Timed, TimedCommitPoint, pair_policy, timed_edge
-from edgewise.bench.link import http_target
-from edgewise.bench.pace import UNPACED, Pace, PacedEdge
 from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.late import LateCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudError, CloudRejected, CloudUnavailable
-from edgewise.evaluation.systems import CloudAlone
-from edgewise.evaluation.tasks.base import Question
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.prompts import Prompt
 from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
 from edgewise.testing.link import Link, Quality
-from edgewise.testing.paced_engine import EnginePace, PacedEngine
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from edgewise.testing.scripted_engine import Edited, ScriptedEngine, Wire
+from edgewise_lab.bench.frontier.billing import RecordedCloud
+from edgewise_lab.bench.frontier.pair_systems import CloudInSpans
+from edgewise_lab.bench.frontier.systems import (
+    Streamed,
+    Timed,
+    TimedCommitPoint,
+    pair_policy,
+    timed_edge,
+)
+from edgewise_lab.bench.link import http_target
+from edgewise_lab.bench.pace import UNPACED, EnginePace, Pace, PacedEdge, PacedEngine
+from edgewise_lab.evaluation.systems import CloudAlone
+from edgewise_lab.evaluation.tasks.base import Question
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from tests.doubles.scripted_engine import Edited, ScriptedEngine, Wire
 from tests.llama_server_process import free_port, llama_server
 
 PROMPT, TEXT, OTHER = "q0: ", "the sky is blue.", "the sea is blue."

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.bench.frontier.streamed import Streamed
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.systems import CloudAlone
-from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.bench.frontier.systems import Streamed
+from edgewise_lab.evaluation.systems import CloudAlone
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.vllm_process import vllm
 
 

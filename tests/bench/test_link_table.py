@@ -4,15 +4,15 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from edgewise.bench.link import WAYS, Conditions, LinkBench, LinkRow, http_target
-from edgewise.bench.pace import Pace
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import LlamaServer
 from edgewise.errors import CloudError, CloudUnavailable, UsageError
-from edgewise.evaluation.tasks.base import Question, Task
 from edgewise.routers.uncertainty import MaxProb
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, replying
-from edgewise.testing.scripted_engine import ScriptedEngine
+from edgewise_lab.bench.link import WAYS, Conditions, LinkBench, LinkRow, http_target
+from edgewise_lab.bench.pace import Pace
+from edgewise_lab.evaluation.tasks.base import Question, Task
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.llama_server_process import free_port
 
 PROMPT, TEXT, OTHER = "q0: ", "the sky is blue.", "the sea is blue."

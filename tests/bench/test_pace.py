@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise.bench.pace import HALF_BILLION, UNPACED, Pace, PacedEdge, measured
 from edgewise.edge.base import Needs
 from edgewise.errors import ContextOverflow
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
+from edgewise_lab.bench.pace import HALF_BILLION, UNPACED, Pace, PacedEdge, measured
 
 IDS = list(b"sky: ")
 

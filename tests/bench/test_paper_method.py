@@ -1,16 +1,38 @@
 """The comparison with the paper's method: the bundled pair, a real engine, one link."""
 
+import asyncio
+import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgewise.addresses import bundled
-from edgewise.bench.paper_method import Comparison, compare
+from edgewise.completion import Completion
+from edgewise.edge.base import EdgeModel
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import UsageError
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
+from edgewise.prompts import Prompt
+from edgewise.routers.uncertainty import Entropy
+from edgewise.sampling import Sampling
 from edgewise.testing.link import Link
-from edgewise.testing.scripted_edge import ScriptedEdge, replying
-from edgewise.testing.scripted_engine import ScriptedEngine
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, noise, replying
+from edgewise_lab.bench.pace import PacedEdge
+from edgewise_lab.bench.paper_method import (
+    Comparison,
+    PlainCloud,
+    TextCompletions,
+    UncachedEdge,
+    compare,
+)
+from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_text import Retold, ScriptedText
 from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 
@@ -98,3 +120,119 @@ def test_the_link_is_closed_where_the_engine_shares_no_vocabulary(
             rounds=1,
         )
     assert len(closed) == 1
+
+
+PROMPT = list(b"sky: ")
+
+
+class Passes:
+    """A pace of no time that notes how many ids each pass reads."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+
+    def of(self, ids: int) -> float:
+        """Seconds."""
+        self.ids.append(ids)
+        return 0.0
+
+
+def answered(edge: Any, cloud: ScriptedCloud | None = None, run_ahead: int = 0) -> list[int]:
+    policy = Policy(threshold=0.5, run_ahead=run_ahead)
+    decoder = Decoder(edge, router=Entropy(), policy=policy, cloud=cloud)
+    return [token.id for token in decoder.generate(PROMPT, max_tokens=12).tokens]
+
+
+def test_each_pass_reads_all_there_is() -> None:
+    passes = Passes()
+    text = "is blue and so"
+    edge: Any = UncachedEdge(PacedEdge(ScriptedEdge(replying(text, prompt="sky: ")), passes))  # type: ignore[arg-type]
+    assert bytes(answered(edge)) == text.encode()[:12]
+    assert passes.ids == [len(PROMPT) + n for n in range(12)]
+
+
+@given(st.integers(0, 255), st.sampled_from([0, 4]))
+def test_an_answer_is_the_same_without_a_cache(seed: int, run_ahead: int) -> None:
+    def cloud() -> ScriptedCloud:
+        return ScriptedCloud(noise(seed + 1))
+
+    model: EdgeModel = ScriptedEdge(noise(seed))
+    assert answered(UncachedEdge(model), cloud(), run_ahead) == answered(model, cloud(), run_ahead)
+
+
+def test_its_sessions_are_the_models_own() -> None:
+    model = ScriptedEdge(noise())
+    answered(UncachedEdge(model))
+    assert model.sessions == 0
+
+
+TEXT = "<|user|>hi<|end|><|assistant|>naïve"
+"""In the form that the scripted API reads."""
+
+IDS = list(TEXT.encode())
+BYTES = ByteTokenizer()
+
+
+def retold(text: str, reason: str) -> Retold:
+    return Retold(lambda reply: {**reply, "choices": [{"text": text, "finish_reason": reason}]})
+
+
+def written(server: ScriptedText, ids: list[int] = IDS, n: int = 1) -> Completion:
+    async def asked() -> Completion:
+        engine = TextCompletions(server.url, BYTES)
+        try:
+            return await engine.complete(ids, n, Sampling())
+        finally:
+            await engine.close()
+
+    return asyncio.run(asked())
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"), [(IDS, TEXT), (IDS[:-3], TEXT[:-3] + "\N{REPLACEMENT CHARACTER}")]
+)
+def test_the_whole_text_is_sent(ids: list[int], text: str) -> None:
+    with closing(ScriptedText("completions")) as server:
+        written(server, ids)
+        path, body = server.requests[-1]
+    assert path == "/v1/completions"
+    sent = json.loads(body)
+    assert (sent["prompt"], sent["max_tokens"], sent["temperature"]) == (text, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "ids", "stopped"),
+    [
+        # The engine's one token is several of the device's, of which one is kept.
+        ("blue", "length", b"b", False),
+        ("", "stop", b"", True),
+        # No whole character.
+        ("", "length", b"\xef", False),
+    ],
+)
+def test_one_token_of_what_comes_back_is_kept(
+    text: str, reason: str, ids: bytes, stopped: bool
+) -> None:
+    with closing(ScriptedText("completions", fault=lambda _: retold(text, reason))) as server:
+        completion = written(server)
+    assert (bytes(completion.ids), completion.stopped) == (ids, stopped)
+    completion.check(asked=1, prompt=len(IDS), may_be_empty=not ids)
+
+
+def test_an_answer_that_ended_ends_with_the_devices_own_token() -> None:
+    with closing(ScriptedText("completions", fault=lambda _: retold("", "stop"))) as server:
+        cloud = PlainCloud(TextCompletions(server.url, BYTES), BYTES)
+        with closing(cloud):
+            asked = cloud.open(Prompt(tuple(IDS))).ask(IDS, 1, Sampling(), 30)
+            assert asked.result().ids == (EOS,)
+
+
+def test_each_consult_makes_a_connection() -> None:
+    with closing(ScriptedText("completions")) as server:
+        link = Link("127.0.0.1", int(server.url.rpartition(":")[2]))
+        text = TextCompletions(link.url, BYTES)
+        with closing(link), closing(PlainCloud(text, BYTES)) as cloud:
+            session = cloud.open(Prompt(tuple(IDS)))
+            for _ in range(3):
+                session.ask(IDS, 1, Sampling(), 30).result()
+            assert link.connections >= 3

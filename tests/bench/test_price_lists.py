@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise.bench.price_lists import (
+from edgewise_lab.bench.frontier.billing import (
     FIFTIETH,
     NO_DISCOUNT,
     OWN_GPU,

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from edgewise.bench.speed import measure, score_seconds
 from edgewise.edge.base import Needs, Step
 from edgewise.edge.kv import Outputs
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.llamacpp_sequence import LlamaSlot
+from edgewise.edge.slots import Slot
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
+from edgewise_lab.bench.speed import measure, score_seconds
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +55,13 @@ def test_where_prefixes_are_kept_a_prompt_is_read_once(
     bpe_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    run = LlamaSlot.run
+    run = Slot.run
 
-    def counted(slot: LlamaSlot, ids: Sequence[int], start: int, outputs: Outputs, **kept: bool):
+    def counted(slot: Slot, ids: Sequence[int], start: int, outputs: Outputs, **kept: bool):
         read.append(len(ids) if outputs == "none" else 0)
         return run(slot, ids, start, outputs, **kept)
 
-    monkeypatch.setattr(LlamaSlot, "run", counted)
+    monkeypatch.setattr(Slot, "run", counted)
     with LlamaModel(bpe_path, threads=1, keep_prefixes=True) as model:
         decoder = Decoder(model, router=Constant(0.0), policy=Policy(threshold=1.0))
         assert measure(decoder, context=40, tokens=4, blocks=5).same_ids

@@ -29,7 +29,7 @@ from benchmarks.capacity.memory import (
 from benchmarks.capacity.search import STEP, ladder, largest
 from benchmarks.capacity.sessions import LIMIT, Load, Run, Texts
 from edgewise.engines.llama_server import LlamaServerEngine
-from edgewise.testing.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_engine import ScriptedEngine
 
 SHORT = Load(2, 0.25, 40.0, 24, 20, 1.0)
 """Two sessions whose answers take half a second."""

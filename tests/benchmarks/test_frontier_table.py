@@ -11,7 +11,7 @@ from benchmarks.frontier.query_router import query_router, scores_of
 from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 SMALL = ("--questions", "2", "--timed", "1", "--calibration", "4", "--trip", "5")
 SPECULATIVE = "speculative, pipelined, drafts of 4"

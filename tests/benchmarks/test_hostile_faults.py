@@ -11,7 +11,7 @@ from benchmarks.faults.hostile_replies import Site, site, tried
 from benchmarks.faults.processes import watched
 from benchmarks.faults.replies import SLOW, kinds
 from benchmarks.faults.table import Row, failures, table
-from edgewise.testing.scripted_engine import ScriptedEngine, Twisted
+from tests.doubles.scripted_engine import ScriptedEngine, Twisted
 
 TOKENS = 3
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.link import plot
-from edgewise.bench.link import Figure, Gaps, LinkRow
+from edgewise_lab.bench.link import Figure, Gaps, LinkRow
 from tests.drawn import require_legend_apart, saved_figures
 
 

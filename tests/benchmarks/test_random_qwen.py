@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.random_qwen import Shape, build
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.spelling import bytes_of
+from edgewise.edge.vocabulary import bytes_of
 
 SHAPE = Shape(hidden=64, layers=2, heads=2, kv_heads=1, ffn=128, vocabulary=12_000, eos=11_990)
 

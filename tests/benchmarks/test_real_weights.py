@@ -24,8 +24,8 @@ from benchmarks.real_weights.weights import without_blocks
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.vocabulary import fingerprint
-from edgewise.evaluation.tasks.grading import is_right
-from edgewise.evaluation.tasks.named import open_task
+from edgewise_lab.evaluation.tasks.grading import is_right
+from edgewise_lab.evaluation.tasks.named import open_task
 
 CLOUD = bundled("cloud")
 

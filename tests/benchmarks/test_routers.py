@@ -21,14 +21,14 @@ from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import Needs, Step
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import UsageError
-from edgewise.evaluation.systems import Decoded, paired
-from edgewise.evaluation.tasks.base import Question
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.routers.base import Router
 from edgewise.routers.constant import Constant
 from edgewise.routers.uncertainty import Entropy, MaxProb
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
-from edgewise.training.kinds import Recipe
+from edgewise_lab.evaluation.systems import Decoded, paired
+from edgewise_lab.evaluation.tasks.base import Question
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.training.fit import Recipe
 
 ROOT = Path(__file__).parents[2]
 QUESTION = Question("q", "zoo", "Which?", "b", "choice", choices=("a", "b"))

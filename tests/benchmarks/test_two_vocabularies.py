@@ -11,14 +11,15 @@ from edgewise.cloud.connect import connect
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.tokenizer import open_tokenizer
 from edgewise.engines.registry import AUTO
-from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.llama_server_process import llama_server
+from tests.pocket_models import OTHER
 
 
 @pytest.mark.parametrize("way", ["text", "ids"])
 def test_twenty_answers_join_byte_by_byte(way: str) -> None:
     questions = [one.prompt for one in pocketqa().questions[:20]]
-    other = bundled("other")
+    other = OTHER
     own = open_tokenizer(str(other)) if way == "ids" else None
     with llama_server(other) as url, LlamaModel(bundled("edge"), threads=1) as edge:
         engine = AUTO if way == "ids" else "llama-server-text"

@@ -17,9 +17,9 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.routers.card import read_card
-from edgewise.testing.scripted_engine import ScriptedEngine
 from tests import models
 from tests.cli.conftest import Edgewise, Result, Run
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.hub import Hub, Repository, serving
 from tests.hybrid_models import HybridPaths
 

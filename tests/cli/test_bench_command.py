@@ -9,6 +9,8 @@ from edgewise.addresses import bundled
 from tests.cli.conftest import Edgewise
 from tests.llama_server_process import llama_server
 
+pytestmark = pytest.mark.deep
+
 LINK = ("bench", "link", "--questions", "2")
 
 
@@ -65,7 +67,6 @@ def test_a_link_that_cannot_be_measured_is_refused(
     assert result.err.count("\n") == 1
 
 
-@pytest.mark.deep
 def test_the_papers_method_is_slower(edgewise: Edgewise) -> None:
     with llama_server(bundled("cloud")) as url:
         result = edgewise(

@@ -16,8 +16,8 @@ import pytest
 
 from edgewise import Pair
 from edgewise.addresses import bundled
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.testing.link import Link, Quality
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Edgewise
 from tests.llama_server_process import llama_server
 

@@ -12,9 +12,9 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.cli.render import printable
-from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.testing.link import Link, Quality
+from edgewise_lab.evaluation.tasks.grading import is_right, is_strictly_right
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Run
 from tests.llama_server_process import llama_server
 

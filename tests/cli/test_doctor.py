@@ -15,16 +15,16 @@ from msgspec.structs import replace
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.completion import Completion, Sent
-from edgewise.edge import binding
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.llamacpp import library as binding
 from edgewise.edge.onnx import import_genai
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.testing.paced_engine import EnginePace, PacedEngine
-from edgewise.testing.scripted_engine import ScriptedEngine, Twisted
-from edgewise.testing.scripted_text import ScriptedText
+from edgewise_lab.bench.pace import EnginePace, PacedEngine
 from tests.cli.conftest import Edgewise
+from tests.doubles.scripted_engine import ScriptedEngine, Twisted
+from tests.doubles.scripted_text import ScriptedText
 from tests.hybrid_models import HybridPaths
 from tests.llama_server_process import llama_server
 from tests.onnx_models import require_onnx

@@ -37,9 +37,7 @@ PYTHON = {
 """Pages whose Python a test of their own runs."""
 
 QUICK = {"run", "chat", "doctor", "sent", "trace show", "router show", "router check"}
-QUICK |= {
-    f"{where} {what}" for where in ("keys", "gateway keys") for what in ("add", "rotate", "list")
-}
+QUICK |= {"keys add", "keys list", "keys revoke"}
 ANSWERS = {"run", "chat"}
 ELSEWHERE = re.compile(r"\.\.\.$|^hf:|^\w[\w-]*/[\w.-]+(?::[\w.-]+)?$|api\.|:8400|mine\.routers")
 """Words of a command that needs a hub, an API, a gateway's key or a package of one's own."""
@@ -130,7 +128,7 @@ def is_extra(wanted: str) -> bool:
 def test_scripts_have_the_flags_that_are_shown(block: Block) -> None:
     for words, _ in commands(block.text):
         # The harness's command line is its own.
-        if words[:2] == ["python", "-m"] and words[2] != "edgewise.lm_eval":
+        if words[:2] == ["python", "-m"] and words[2] != "edgewise_lab.lm_eval":
             assert has_flags(words[2], words[3:]), f"{block}: {' '.join(words)}"
 
 

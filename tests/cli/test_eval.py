@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Edgewise
 from tests.llama_server_process import llama_server
+
+pytestmark = pytest.mark.deep
 
 QUICK = ("--limit", "6", "--calibration", "6", "--no-baselines")
 
@@ -134,7 +136,6 @@ def test_the_longest_answer(edgewise: Edgewise, tmp_path: Path) -> None:
     assert "max-tokens must be 1 or more, not 0" in refused.err
 
 
-@pytest.mark.deep
 def test_a_llama_server_gives_what_the_same_model_gives_here(edgewise: Edgewise) -> None:
     arguments = ("eval", "pocketqa", *QUICK, "--router", "entropy", "--json")
     local = json.loads(edgewise(*arguments).out)

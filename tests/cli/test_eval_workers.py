@@ -16,6 +16,8 @@ from edgewise.addresses import bundled
 from tests.cli.conftest import Edgewise
 from tests.llama_server_process import llama_server
 
+pytestmark = pytest.mark.deep
+
 PATIENCE = 60.0
 
 
@@ -28,7 +30,6 @@ def cloud(request: pytest.FixtureRequest) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.deep
 def test_figures_and_journal_do_not_depend_on_workers(
     edgewise: Edgewise, tmp_path: Path, cloud: str
 ) -> None:

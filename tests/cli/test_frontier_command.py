@@ -8,6 +8,9 @@ import pytest
 from edgewise.addresses import bundled
 from tests.cli.conftest import Edgewise
 from tests.llama_server_process import llama_server
+from tests.pocket_models import MID, OTHER
+
+pytestmark = pytest.mark.deep
 
 FRONTIER = ("bench", "frontier", "--questions", "2")
 QUICK = ("--pace", "none", "--round-trip", "5")
@@ -36,14 +39,13 @@ def test_the_bundled_pair_is_told_on_every_axis(edgewise: Edgewise, tmp_path: Pa
     assert "other models, questions or settings" in other.err
 
 
-@pytest.mark.deep
 def test_a_users_own_pair_and_questions_at_an_engine(edgewise: Edgewise, tmp_path: Path) -> None:
     lines = [{"prompt": f"The word number {n} names", "answer": "a"} for n in range(8)]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with llama_server(bundled("cloud")) as url:
         result = edgewise(
             *("bench", "frontier", "own.jsonl", "--check", "regex", "--questions", "2"),
-            *("--edge", str(bundled("edge")), "--cloud", url, "--larger-edge", "bundled:mid"),
+            *("--edge", str(bundled("edge")), "--cloud", url, "--larger-edge", str(MID)),
             *("--router", "entropy", "--router", "random", "--cloud-share", "0.2"),
             *("--calibration", "2", "--max-tokens", "16", "--plot", "f.svg"),
         )
@@ -69,7 +71,7 @@ def test_a_users_own_pair_and_questions_at_an_engine(edgewise: Edgewise, tmp_pat
         (("--pace", "missing.gguf"), "missing.gguf"),
         (("--larger-edge", "missing.gguf"), "missing.gguf"),
         (("--plot", "no/where.png"), "no such folder"),
-        (("--cloud", "bundled:other"), "one vocabulary"),
+        (("--cloud", str(OTHER)), "one vocabulary"),
         (("nothing",), "no task"),
     ],
 )

@@ -9,9 +9,10 @@ from rich.table import Table
 
 from edgewise.addresses import bundled
 from edgewise.cli import render
-from edgewise.evaluation.report import rows
-from edgewise.evaluation.sweep import Cell
-from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.commands import shared
+from edgewise_lab.evaluation.report import rows
+from edgewise_lab.evaluation.store import Cell
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Edgewise
 from tests.cli.test_tables import LONG, found, outcomes
 from tests.llama_server_process import llama_server
@@ -60,7 +61,7 @@ def require_whole(shown: Shown, count: int = 1) -> None:
 
 def test_figures_of_a_task(shown: Shown) -> None:
     named = {**found(), Cell(LONG, 0.05): outcomes("xX..", cloud=1)}
-    render.figures_tables("animals, 24 questions", rows(named))
+    shared.figures_tables("animals, 24 questions", rows(named))
     require_whole(shown, 3)
 
 
@@ -71,7 +72,7 @@ def test_figures_of_a_task(shown: Shown) -> None:
         ("models", "list"),
         ("router", "show", "bundled"),
         ("trace", "show", "t.jsonl"),
-        ("gateway", "keys", "list", "--keys", "keys.json"),
+        ("keys", "list", "--keys", "keys.json"),
     ],
     ids=lambda arguments: "-".join(arguments[:2]),
 )
@@ -86,8 +87,8 @@ def test_what_is_listed(
     if arguments[0] == "trace":
         monkeypatch.delenv("EDGEWISE_EDGE")
         assert edgewise("run", "Tell me about iron.", "--trace", "t.jsonl").code == 0
-    if arguments[0] == "gateway":
-        add = ("gateway", "keys", "add", "a-laptop", "--keys", "keys.json", "--expires", "90d")
+    if arguments[0] == "keys":
+        add = ("keys", "add", "a-laptop", "--keys", "keys.json", "--expires", "90d")
         assert edgewise(*add).code == 0
     result = edgewise(*arguments)
     assert result.code == 0, result.err

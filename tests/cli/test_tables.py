@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from rich.table import Table
 
 from edgewise.cli import render
-from edgewise.evaluation.report import CLOUD, EDGE, rows
-from edgewise.evaluation.sweep import Cell
-from edgewise.evaluation.systems import Outcome
+from edgewise_lab.commands import shared
+from edgewise_lab.evaluation.report import CLOUD, EDGE, rows
+from edgewise_lab.evaluation.store import Cell
+from edgewise_lab.evaluation.systems import Outcome
 
 FAMILIES = ("facts", "two-hop", "steps", "sorting", "choices", "free-text")
 LONG = "a-router-of-a-very-long-name-indeed.py:Mine"
@@ -51,7 +52,7 @@ def found(families: tuple[str, ...] = FAMILIES) -> dict[Cell, list[Outcome]]:
 
 def shown(capsys: pytest.CaptureFixture[str], outcomes: dict[Cell, list[Outcome]]) -> list[str]:
     capsys.readouterr()
-    render.figures_tables("animals, 24 questions", rows(outcomes))
+    shared.figures_tables("animals, 24 questions", rows(outcomes))
     return capsys.readouterr().out.splitlines()
 
 
@@ -102,7 +103,7 @@ def test_a_terminal_folds_what_is_too_long() -> None:
     program = (
         "from tests.cli.test_tables import *\n"
         "table = {**found(), Cell(LONG, 0.05): outcomes('xX..', cloud=1)}\n"
-        "render.figures_tables('animals', rows(table))\n"
+        "shared.figures_tables('animals', rows(table))\n"
     )
     leader, follower = pty.openpty()
     environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1", "TERM": "xterm"}

@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.routers.card import digest
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Edgewise, Run
 from tests.hub import Hub, Repository, serving
 from tests.llama_server_process import llama_server
 
+pytestmark = pytest.mark.deep
+
 IDLE = """
 import numpy as np
 from edgewise.edge.base import Needs
-from edgewise.training.data import held_out
-from edgewise.training.kinds import Fitted
+from edgewise_lab.training.data import held_out
+from edgewise_lab.training.fit import Fitted
 
 class Idle:
     needs, top = Needs.NOTHING, 0
@@ -123,7 +125,6 @@ def test_every_label_makes_a_router(edgewise: Edgewise, tmp_path: Path, label: s
     assert "40 training questions on record" in checked.out
 
 
-@pytest.mark.deep
 def test_training_through_an_engine(edgewise: Edgewise, tmp_path: Path) -> None:
     """The cloud's answers and rollouts come over HTTP, many at a time."""
     pytest.importorskip("torch")

@@ -28,10 +28,10 @@ from edgewise.errors import (
 )
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.testing.engine_dialects import Dialect
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_engine import Edited, Misdeed, ScriptedEngine
 from tests import models
+from tests.doubles.engine_dialects import Dialect
+from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine
 from tests.gateway.doubles import PlainEngine
 from tests.hub_files import vocabulary_of, write_tokenizer
 from tests.llama_server_process import llama_server

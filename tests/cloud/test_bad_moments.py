@@ -20,9 +20,9 @@ from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
-from edgewise.testing.engine_dialects import DIALECTS, Writing
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from edgewise.testing.scripted_engine import Edited, Misdeed, ScriptedEngine, Twisted
+from tests.doubles.engine_dialects import DIALECTS, Writing
+from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine, Twisted
 
 PROMPT, TEXT = "sky: ", "blue"
 IDS = list(PROMPT.encode())

@@ -15,8 +15,8 @@ from edgewise.cloud.connect import open_engine
 from edgewise.cloud.local import LocalCloud
 from edgewise.completion import Completion, Sent
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.spelling import bytes_of
 from edgewise.edge.tokenizer import open_tokenizer
+from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,

@@ -18,8 +18,8 @@ from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings, load
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
-from edgewise.testing.scripted_engine import ScriptedEngine
 from tests.cloud.dialects import Reply, Route, said, serving, sglang_routes, vllm_routes
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
 
 NAMES = [f"owner/model-{number}" for number in range(300)]

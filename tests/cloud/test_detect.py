@@ -13,7 +13,7 @@ from edgewise.cloud.engine import EngineCloud
 from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.engines.registry import UnknownEngine
 from edgewise.errors import CloudUnavailable, UsageError
-from edgewise.testing.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
 
 

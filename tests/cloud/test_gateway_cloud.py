@@ -30,7 +30,6 @@ from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.link import Link
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.wire.protocol import (
     PATH,
     VERSION,
@@ -48,6 +47,7 @@ from edgewise.wire.protocol import (
     from_device,
 )
 from tests.background import Background
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
 
 PROMPT = Prompt((1, 2, 3))

@@ -12,9 +12,9 @@ from edgewise.pair import Pair
 from edgewise.routers.constant import Constant
 from edgewise.testing import ScriptedCloud, ScriptedEdge, noise
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.wire.protocol import Push, from_device
 from tests.cloud.recording import recording
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
 from tests.visited import visited
 

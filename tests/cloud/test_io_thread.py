@@ -4,7 +4,6 @@ import asyncio
 import gc
 import threading
 import time
-from concurrent.futures import CancelledError
 
 import pytest
 from hypothesis import given
@@ -85,14 +84,17 @@ def test_closing_runs_both_ends_around_what_is_given_up() -> None:
         finally:
             order.append("given up")
 
+    others = set(threading.enumerate())
     thread = IoThread("far")
-    flying = thread.submit(long(), 30)
-    thread.submit(nothing(), 30).result(60)
+    flying = thread.submit(long(), 300)
+    thread.submit(nothing(), 60).result(60)
     thread.close(note("first"), note("last"))
     assert order == ["first", "given up", "last"]
-    with pytest.raises(CancelledError):
-        flying.result(60)
-    assert not [one for one in threading.enumerate() if one.name == "cloud"]
+    # An answer that waits for it in another thread goes on without.
+    with pytest.raises(CloudUnavailable):
+        flying.result(0)
+    # What else runs in this process is not its concern.
+    assert not [one for one in set(threading.enumerate()) - others if one.name == "cloud"]
 
 
 def test_closing_again_does_nothing() -> None:
@@ -123,7 +125,7 @@ def test_whoever_submits_while_it_closes_gets_an_end(pauses: list[float], wait: 
         time.sleep(pause)
         try:
             ends.append(thread.submit(after(0.001), 30).result(60))
-        except (CloudUnavailable, CancelledError) as error:
+        except CloudUnavailable as error:
             ends.append(error)
 
     askers = [threading.Thread(target=ask, args=(pause,)) for pause in pauses]

@@ -1,15 +1,20 @@
 """A cloud model in this process: its one thread, and what sessions leave behind."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
+from typing import Any
 
 import pytest
 
+from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.cloud.local import LocalCloud
+from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
 from edgewise.completion import Completion
 from edgewise.edge.base import Floats
 from edgewise.errors import (
@@ -20,7 +25,11 @@ from edgewise.errors import (
     ModelError,
     VocabularyMismatch,
 )
+from edgewise.events import Pending
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt
+from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 
@@ -128,10 +137,10 @@ def test_a_session_closed_before_its_consult_ran_takes_no_place(
     waiting = session.ask(IDS, 1, Sampling(), 30)
     session.close()
     script.let.set()
-    with pytest.raises(CloudTimeout):
+    with pytest.raises(CloudUnavailable):
         waiting.result()
     late = session.ask(IDS, 1, Sampling(), 30)
-    with pytest.raises(CloudTimeout):
+    with pytest.raises(CloudUnavailable):
         late.result()
     assert flying.result().ids
     assert model.sessions == 1
@@ -144,6 +153,73 @@ def test_a_consult_that_waited_too_long_does_not_run(cloud: LocalCloud, script: 
     script.let.set()
     with pytest.raises(CloudTimeout, match="deadline"):
         late.result()
+
+
+def test_an_answer_that_is_left_is_no_timeout(script: Held, cloud: LocalCloud) -> None:
+    """Deadlines of other answers would be doubled for it."""
+    decoder = Decoder(
+        ScriptedEdge(replying("yes", prompt="sky: ")),
+        router=Constant(1.0),
+        policy=Policy(run_ahead=2, span=2),
+        cloud=cloud,
+    )
+    for _ in range(4):
+        with decoder.stream(IDS, pending=True) as events:
+            assert isinstance(next(events), Pending)
+            assert script.asked.wait(20)
+        script.asked.clear()
+        script.let.set()
+        cloud.submit(script.let.clear).result()
+    assert decoder.latency.timeouts == 0
+    assert not decoder.breaker.is_open
+
+
+@pytest.mark.parametrize("bridged", [False, True])
+def test_a_slow_model_here_has_no_deadline_but_the_users(bridged: bool) -> None:
+    asked: list[float] = []
+
+    class Asked(WrappedCloud):
+        def open(self, prompt: Prompt) -> CloudSession:
+            return AskedSession(self.cloud.open(prompt))
+
+    class AskedSession(WrappedSession):
+        def ask(self, *given: Any) -> "Future[Completion]":
+            asked.append(given[3])
+            return super().ask(*given)
+
+    script = replying("yes", prompt="sky: ")
+    local: CloudModel = Asked(LocalCloud(ScriptedEdge(script)))
+    if bridged:
+        local = Bridge(local, own=ByteTokenizer(), edge=ByteTokenizer())
+    with closing(local) as cloud:
+        for deadline in (None, 20.0):
+            decoder = Decoder(
+                ScriptedEdge(script),
+                router=Constant(1.0),
+                policy=Policy(threshold=0.5, deadline=deadline),
+                cloud=cloud,
+            )
+            assert decoder.generate(IDS).text == "yes"
+    assert asked[0] == math.inf
+    assert asked[-1] <= 20.0
+
+
+def test_closing_in_mid_answer_is_a_cloud_error_like_any_other() -> None:
+    begun = threading.Event()
+
+    def slow(ids: Sequence[int]) -> Floats:
+        begun.set()
+        time.sleep(0.01)
+        return replying("x" * 9000, prompt="sky: ")(ids)
+
+    cloud = LocalCloud(ScriptedEdge(slow, context=10_000))
+    flying = cloud.open(PROMPT).ask(IDS, 9000, Sampling(), math.inf)
+    waiting = cloud.open(PROMPT).ask(IDS, 1, Sampling(), math.inf)
+    assert begun.wait(20)
+    cloud.close()
+    for future in (flying, waiting):
+        with pytest.raises(CloudUnavailable):
+            future.result(0)
 
 
 def test_a_deadline_ends_a_long_answer() -> None:

@@ -28,7 +28,7 @@ from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
-from edgewise.testing.scripted_text import ScriptedText
+from tests.doubles.scripted_text import ScriptedText
 
 Add = Callable[..., None]
 

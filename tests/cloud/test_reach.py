@@ -31,8 +31,8 @@ from edgewise.prompts import Message, Prompt
 from edgewise.routers.constant import Random
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, completing
-from edgewise.testing.scripted_engine import ScriptedEngine, Wire
-from edgewise.testing.scripted_text import (
+from tests.doubles.scripted_engine import ScriptedEngine, Wire
+from tests.doubles.scripted_text import (
     BUSY,
     FILTERED,
     HTML,
@@ -45,6 +45,7 @@ from edgewise.testing.scripted_text import (
 )
 from tests.llama_cpp_server_process import HERE, llama_cpp_server
 from tests.llama_server_process import llama_server
+from tests.pocket_models import OTHER
 
 EDGE = ByteTokenizer()
 ASKED = "Count. "
@@ -185,7 +186,7 @@ def test_a_real_engine_of_another_vocabulary_is_asked_by_ids_or_by_text(
 ) -> None:
     caplog.set_level(logging.INFO, "edgewise")
     with ExitStack() as stack:
-        url = stack.enter_context(llama_server(bundled("other")))
+        url = stack.enter_context(llama_server(OTHER))
         edge = stack.enter_context(LlamaModel(bundled("edge"), threads=1)).tokenizer
         # It is on this device and says which file it serves.
         by_ids, proof = connect(url, edge)
@@ -206,7 +207,7 @@ def test_a_real_engine_of_another_vocabulary_is_asked_by_ids_or_by_text(
         found = cloud.reuse()
         assert found is not None
         assert found.computed < found.prompt / 2
-        own = stack.enter_context(LlamaModel(bundled("other"), threads=1)).tokenizer
+        own = stack.enter_context(LlamaModel(OTHER, threads=1)).tokenizer
         by_ids, _ = connect(url, edge, own=own)
         stack.enter_context(closing(by_ids))
         assert isinstance(by_ids, Bridge)
@@ -217,10 +218,10 @@ def test_a_real_engine_of_another_vocabulary_is_asked_by_ids_or_by_text(
 @pytest.mark.deep
 def test_what_real_servers_do_shows_with_a_model_that_cannot_count() -> None:
     """llama-server's chat repeats what it is sent; that of llama-cpp-python begins anew."""
-    own = open_tokenizer(str(bundled("other")))
+    own = open_tokenizer(str(OTHER))
     with ExitStack() as stack:
         edge = stack.enter_context(LlamaModel(bundled("edge"), threads=1)).tokenizer
-        url = stack.enter_context(llama_server(bundled("other")))
+        url = stack.enter_context(llama_server(OTHER))
         for name, habits in (("chat", Habits(echoes=True, meter=True)), ("completions", Habits())):
             cloud, _ = connect(url, edge, engine=name, own=own if name == "completions" else None)
             stack.enter_context(closing(cloud))
@@ -228,7 +229,7 @@ def test_what_real_servers_do_shows_with_a_model_that_cannot_count() -> None:
             assert replace(cloud.habits, meter=habits.meter) == habits
         if not HERE:
             pytest.skip("needs llama-cpp-python[server]")
-        url = stack.enter_context(llama_cpp_server(bundled("other")))
+        url = stack.enter_context(llama_cpp_server(OTHER))
         with pytest.raises(CloudRejected, match="begins an answer anew"):
             connect(url, edge, engine="chat")
         stack.enter_context(closing(connect(url, edge, engine="completions", own=own)[0]))

@@ -19,7 +19,7 @@ from edgewise.cloud.bridge.word_boundary import (
     written_text,
 )
 from edgewise.edge.base import PROBES, Tokenizer
-from edgewise.edge.spelling import bytes_of
+from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import CloudProtocolError, NothingUsable
 from tests.vocabularies import vocabularies
 

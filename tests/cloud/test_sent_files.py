@@ -24,8 +24,8 @@ from edgewise.pair import Pair
 from edgewise.prompts import Message, prompt_of
 from edgewise.routers.constant import Constant, Random
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
-from edgewise.testing.scripted_engine import ScriptedEngine
 from tests.cloud.recording import Recorder, recording
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
 
 SECRET = "the café at noon"

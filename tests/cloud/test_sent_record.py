@@ -21,7 +21,7 @@ from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.cloud.record.files import Payload
 from edgewise.cloud.record.record import SentRecord, summed
 from edgewise.edge.base import PROBES
-from edgewise.edge.spelling import bytes_of
+from edgewise.edge.vocabulary import bytes_of
 from edgewise.events import Consult, Event, Finished, SentCounts
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
@@ -29,13 +29,14 @@ from edgewise.pair import Pair, open_pair
 from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.routers.constant import Random
 from edgewise.settings import Settings
-from edgewise.testing.engine_dialects import Dialect
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
-from edgewise.testing.scripted_engine import Misdeed, ScriptedEngine
 from edgewise.wire.protocol import Ask, Push, from_device
 from tests.cloud.recording import Recorder, ids_of, recording
+from tests.doubles.engine_dialects import Dialect
+from tests.doubles.scripted_engine import Misdeed, ScriptedEngine
 from tests.gateway.running import gateway
 from tests.llama_server_process import free_port, llama_server
+from tests.pocket_models import OTHER
 
 CLOUDS: dict[str, Callable[[str], CloudModel]] = {
     "llama-server": LlamaServer,
@@ -303,7 +304,7 @@ def test_across_a_bridge_the_record_is_in_the_clouds_ids(tmp_path: Path) -> None
     """What travels, and what it says, by the vocabulary that it travels in."""
     file = tmp_path / "sent.jsonl"
     chosen = Settings(
-        edge="bundled:other",
+        edge=str(OTHER),
         cloud_tokenizer="bundled",
         router="random",
         threshold=0.5,

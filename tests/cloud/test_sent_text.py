@@ -20,8 +20,8 @@ from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, prompt_of
 from edgewise.routers.constant import Random
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, completing
-from edgewise.testing.scripted_text import ScriptedText, TextMisdeed, numbers
 from tests.cloud.recording import Recorder, recording
+from tests.doubles.scripted_text import ScriptedText, TextMisdeed, numbers
 
 DIALECTS = (
     *("chat", "mistral", "deepseek", "qwen", "moonshot", "lm-studio", "ollama"),

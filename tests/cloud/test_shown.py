@@ -41,9 +41,9 @@ from edgewise.testing.scripted_edge import (
     completing,
     replying,
 )
-from edgewise.testing.scripted_engine import ScriptedEngine
-from edgewise.testing.scripted_text import ScriptedText
 from tests.cloud.recording import Recorder, ids_of, recording
+from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_text import ScriptedText
 from tests.gateway.running import gateway
 
 EDGE, OWN_IDS = ByteTokenizer(), ByteTokenizer("<other>")

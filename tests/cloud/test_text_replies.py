@@ -25,8 +25,8 @@ from edgewise.errors import (
 from edgewise.prompts import Message
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_engine import Edited, Wire
-from edgewise.testing.scripted_text import (
+from tests.doubles.scripted_engine import Edited, Wire
+from tests.doubles.scripted_text import (
     BUSY,
     FILTERED,
     HTML,
@@ -38,7 +38,7 @@ from edgewise.testing.scripted_text import (
     ScriptedText,
     TextMisdeed,
 )
-from edgewise.testing.text_wishes import TEMPLATE
+from tests.doubles.text_wishes import TEMPLATE
 from tests.outside_bytes import json_like
 
 MESSAGES = [Message("user", "Count in words from one to ten.")]

@@ -19,13 +19,13 @@ from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudRejected, VocabularyMismatch
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.prompts import Message, Prompt, prompt_ids
 from edgewise.sampling import Sampling
-from edgewise.testing.engine_dialects import Dialect
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, replying
-from edgewise.testing.scripted_engine import ScriptedEngine
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from tests.doubles.engine_dialects import Dialect
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 from tests.vllm_process import vllm

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeSession, Floats, Needs, Step
-from edgewise.edge.binding import llama_cpp
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.onnx import OnnxModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ContextOverflow, StaleStepError, UsageError
@@ -23,7 +23,6 @@ from edgewise.testing.scripted_edge import MARK, ScriptedEdge, noise
 from tests.hybrid_models import HYBRIDS, HybridPaths
 
 CONTEXT = 64
-SMALL = "gemma3 in a small cache"
 PROMPT = [72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100, 33]
 MORE = [40, 41, 42, 43, 44]
 ATOL = 0.02
@@ -53,7 +52,7 @@ class Backend:
 
 
 @pytest.fixture(
-    params=["bpe", "spm", "onnx", "scripted", "gemma3", SMALL, "mamba", *HYBRIDS],
+    params=["bpe", "spm", "onnx", "scripted", "gemma3", "mamba", *HYBRIDS],
 )
 def backend(
     request: pytest.FixtureRequest,
@@ -72,9 +71,8 @@ def backend(
         )
     else:
         plain = {"bpe": bpe_path, "spm": spm_path}.get(request.param)
-        small = request.param == SMALL
-        path = plain or hybrid_paths["gemma3" if small else request.param]
-        options: dict[str, Any] = {"threads": 1, "gpu_layers": 0, "swa_full": not small}
+        path = plain or hybrid_paths[request.param]
+        options: dict[str, Any] = {"threads": 1, "gpu_layers": 0}
         made = Backend(
             lambda context, slots: LlamaModel(path, context=context, slots=slots, **options)
         )
@@ -404,7 +402,7 @@ class TestEdge:
 
 ABLE = EdgeAbilities(slots=8)
 LACKING = {
-    "rewinds to marks": replace(ABLE, rewinds="marks"),
+    "rewinds to checkpoints": replace(ABLE, rewinds="checkpoints"),
     "no rewinds": replace(ABLE, rewinds="no"),
     "no batches": replace(ABLE, batch_logits=False),
     "nothing": EdgeAbilities(hidden=False, rewinds="no", batch_logits=False),
@@ -459,7 +457,7 @@ class TestLacking:
 
 def test_what_is_computed_again_where_an_engine_cannot_go_back() -> None:
     computed: dict[str, int] = {}
-    for name in ("rewinds to marks", "no rewinds"):
+    for name in ("rewinds to checkpoints", "no rewinds"):
         edge = ScriptedEdge(noise(), context=CONTEXT, abilities=LACKING[name])
         session = edge.session()
         session.open(PROMPT)
@@ -467,7 +465,7 @@ def test_what_is_computed_again_where_an_engine_cannot_go_back() -> None:
         session.rewind(MARK + 2)
         session.step()
         computed[name] = session.computed_ids - len(PROMPT)
-    assert computed == {"rewinds to marks": 2, "no rewinds": MARK + 2}
+    assert computed == {"rewinds to checkpoints": 2, "no rewinds": MARK + 2}
 
 
 def test_a_router_that_reads_hidden_states_is_refused_by_the_loop_too() -> None:

@@ -13,13 +13,19 @@ from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import Chunk, EdgeAbilities, EdgeModel, Floats, Needs, Sequences, Step
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudUnavailable, ContextOverflow
-from edgewise.rollouts.base import Continuation, OneByOne, Prefix, Rollouts
-from edgewise.rollouts.cloud import CloudRollouts
-from edgewise.rollouts.open import cloud_rollouts, edge_rollouts
-from edgewise.rollouts.together import Together
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, EOT, Script, ScriptedEdge, noise
+from edgewise_lab.rollouts import (
+    BatchedRollouts,
+    CloudRollouts,
+    Continuation,
+    Prefix,
+    Rollouts,
+    SequentialRollouts,
+    cloud_rollouts,
+    edge_rollouts,
+)
 
 N = 12
 
@@ -87,7 +93,8 @@ def made(request: pytest.FixtureRequest, bpe_path: Path) -> Iterator[Made]:
         return
     if request.param in ("scripted", "side"):
         with closing(edge_rollouts(scripted, 4)) as rollouts:
-            assert isinstance(rollouts, OneByOne if request.param == "scripted" else Together)
+            sequential = request.param == "scripted"
+            assert isinstance(rollouts, SequentialRollouts if sequential else BatchedRollouts)
             yield Made(rollouts, scripted)
         return
     with LlamaModel(bpe_path, context=64, threads=1, gpu_layers=0, slots=4) as model:
@@ -142,7 +149,7 @@ def test_draws_follow_the_seed(bpe_path: Path, seed: int) -> None:
     with LlamaModel(bpe_path, context=64, threads=1, gpu_layers=0, slots=2) as model:
         with closing(edge_rollouts(model)) as rollouts:
             found = rollouts.run(asked)
-        assert [c.ids for c in found] == [c.ids for c in OneByOne(model).run(asked)]
+        assert [c.ids for c in found] == [c.ids for c in SequentialRollouts(model).run(asked)]
         assert [c.ids for c in found] != [by_steps(model, p).ids for p in asked]
 
 
@@ -164,7 +171,7 @@ def test_a_continuation_ends_with_the_context(bpe_path: Path) -> None:
         closing(LocalCloud(LlamaModel(bpe_path, context=16, threads=1))) as cloud,
     ):
         ends = model.tokenizer.eos_ids
-        several = [rollouts.run(asked) for rollouts in (OneByOne(model), together)]
+        several = [rollouts.run(asked) for rollouts in (SequentialRollouts(model), together)]
         several.append(CloudRollouts(cloud, width=1).run(asked))
     for found in several:
         assert [c.ids for c in found] == [c.ids for c in several[0]]
@@ -216,7 +223,7 @@ class TestTogether:
         told: dict[int, Continuation] = {}
         for _ in range(2):
             found = rollouts.run(asked, told.__setitem__)
-            assert found == OneByOne(ScriptedEdge(noise())).run(asked)
+            assert found == SequentialRollouts(ScriptedEdge(noise())).run(asked)
             assert told == dict(enumerate(found))
         rollouts.close()
         assert edge.made[0].closed
@@ -253,5 +260,5 @@ class TestTogether:
     def test_what_a_local_cloud_can_do_is_used(self) -> None:
         edge = Side(noise())
         with closing(LocalCloud(edge)) as cloud, closing(cloud_rollouts(cloud)) as rollouts:
-            assert isinstance(rollouts, Together)
+            assert isinstance(rollouts, BatchedRollouts)
         assert edge.made[0].closed

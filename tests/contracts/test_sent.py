@@ -14,12 +14,12 @@ from edgewise.completion import Sent
 from edgewise.errors import CloudError, CloudTimeout, CloudUnavailable
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.testing.engine_dialects import Dialect
 from edgewise.testing.scripted_cloud import ID_BYTES, ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from edgewise.testing.scripted_engine import ScriptedEngine
 from tests.cloud.dialects import DialectServer, Reply, Route, sglang_routes, vllm_routes
 from tests.cloud.recording import Recorder, recording
+from tests.doubles.engine_dialects import Dialect
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
 from tests.llama_server_process import free_port
 

@@ -20,14 +20,14 @@ from edgewise.engines.text import GoneOn, TextEngine
 from edgewise.engines.text_dialects import CompletionsText
 from edgewise.engines.vllm import VllmEngine
 from edgewise.errors import CloudRejected
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.prompts import Message, prompt_ids
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_text import ScriptedText, numbers
-from edgewise.testing.text_wishes import TEMPLATE
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests import llama_cpp_server_process
 from tests.background import Background
+from tests.doubles.scripted_text import ScriptedText, numbers
+from tests.doubles.text_wishes import TEMPLATE
 from tests.llama_server_process import llama_server
 from tests.vllm_process import vllm
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from typing_extensions import get_protocol_members
 
-from edgewise.bench.frontier.recorded import RecordedCloud
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.late import LateCloud
 from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
@@ -21,6 +20,7 @@ from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from edgewise.traces.recorder import Recorder
+from edgewise_lab.bench.frontier.billing import RecordedCloud
 
 
 class Call:

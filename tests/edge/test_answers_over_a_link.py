@@ -17,7 +17,7 @@ from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Random
 from edgewise.testing.scripted_cloud import ScriptedCloud
-from tests.hybrid_models import HybridPaths, Shape, write
+from tests.hybrid_models import HybridPaths, Shape
 from tests.onnx_models import require_onnx
 from tests.transformers_models import CONFIGS, write_hub_model
 
@@ -49,7 +49,7 @@ def a_hub_model(folder: Path, kind: str) -> EdgeModel:
     return TransformersModel(folder / kind, context=CONTEXT, threads=1, gpu_layers=0, slots=2)
 
 
-@pytest.fixture(scope="module", params=["onnx", "gemma3", "small windows", *RECURRENT, *HUB])
+@pytest.fixture(scope="module", params=["onnx", "gemma3", *RECURRENT, *HUB])
 def edge(
     request: pytest.FixtureRequest,
     hybrid_paths: HybridPaths,
@@ -62,9 +62,6 @@ def edge(
         made: EdgeModel = OnnxModel(folder, context=CONTEXT, threads=1, gpu_layers=0, slots=2)
     elif kind in HUB:
         made = a_hub_model(tmp_path_factory.mktemp("hub"), kind.partition("-")[2])
-    elif kind == "small windows":
-        path = write(tmp_path_factory.mktemp("windows") / "small.gguf", "gemma3", shape=FLAT)
-        made = a_gguf(path, context=1024, swa_full=False)
     else:
         made = a_gguf(hybrid_paths[kind])
     with closing(made):

@@ -13,16 +13,15 @@ from edgewise.errors import AddressError, UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.parts import open_edge, open_router
-from edgewise.rollouts.base import Prefix
-from edgewise.rollouts.open import edge_rollouts
 from edgewise.settings import Settings, load
+from edgewise_lab.rollouts import Prefix, edge_rollouts
 
 ENGINE = '''
 """An edge engine as a package would bring it: what it has, and no more."""
 
 from edgewise.edge.base import EdgeAbilities, EdgeModel
 from edgewise.edge.kv import KvCache, KvSession, KvRow
-from edgewise.edge.fair_lock import FairLock
+from edgewise.edge.slots import FairLock
 from edgewise.testing.scripted_edge import ByteTokenizer, replying
 
 

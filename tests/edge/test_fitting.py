@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.addresses import bundled
-from edgewise.edge.fitting import CHUNK, longest_piece, require_fitting, require_short
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.vocabulary import CHUNK, longest_piece, require_fitting, require_short
 from edgewise.errors import ContextOverflow
 from edgewise.pair import Pair
 from edgewise.prompts import Message

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from edgewise.edge.hub_tokenizer import HubTokenizer
+from edgewise.edge.hub.tokenizer import HubTokenizer
 from edgewise.errors import ModelError
 from tests import models
 from tests.hub_files import write_tokenizer

@@ -13,7 +13,7 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.edge.base import PROBES, Tokenizer
-from edgewise.edge.hub_tokenizer import HubTokenizer
+from edgewise.edge.hub.tokenizer import HubTokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ModelError, UsageError

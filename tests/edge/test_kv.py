@@ -18,7 +18,7 @@ CONTEXT = 16
 SCRIPT = noise()
 ANYWHERE = EdgeAbilities()
 
-Rewinds = Literal["anywhere", "marks", "no"]
+Rewinds = Literal["anywhere", "checkpoints", "no"]
 
 
 class Held:
@@ -53,7 +53,7 @@ class Cells(KvCache):
         self.runs: list[tuple[int, Outputs]] = []
         self.adopted: list[tuple[int, ...]] = []
         self.released: list[tuple[int, ...]] = []
-        self.marks: list[tuple[int, bool]] = []
+        self.checkpoints: list[tuple[int, bool]] = []
         self.fault: Callable[[int], BaseException | None] = lambda run: None
         self.hidden_rows = self.others = 0
         self._memory = np.zeros((CONTEXT, 258), np.float32)
@@ -94,15 +94,15 @@ class Cells(KvCache):
     def forget(self, position: int) -> int:
         assert self.held.now
         assert 0 <= position <= len(self.ids)
-        mark = {"anywhere": 1, "marks": MARK, "no": CONTEXT + 1}[self.rewinds]
+        mark = {"anywhere": 1, "checkpoints": MARK, "no": CONTEXT + 1}[self.rewinds]
         left = position - position % mark
         del self.ids[left:]
         return left
 
-    def mark(self, position: int, *, lasting: bool) -> None:
+    def checkpoint(self, position: int, *, lasting: bool) -> None:
         assert self.held.now
         assert position == len(self.ids)
-        self.marks.append((position, lasting))
+        self.checkpoints.append((position, lasting))
 
     def release(self, held: Sequence[int]) -> None:
         self.released.append(tuple(held))
@@ -182,7 +182,7 @@ def perform(session: KvSession, ledger: Ledger, name: str, what: Any) -> None:
 class TestAnyHistory:
     @given(
         operations=operations,
-        rewinds=st.sampled_from(["anywhere", "marks", "no"]),
+        rewinds=st.sampled_from(["anywhere", "checkpoints", "no"]),
         batched=st.booleans(),
         turn=st.integers(1, 9),
     )
@@ -223,49 +223,49 @@ class TestAnyHistory:
         assert cells.ids == text
 
 
-MARKED = EdgeAbilities(rewinds="marks")
+CHECKPOINTED = EdgeAbilities(rewinds="checkpoints")
 
 
-class TestMarks:
-    """Where the engine goes back to marks: it is told of places to come back to, on the way."""
+class TestCheckpoints:
+    """The engine is told of places to come back to, on the way."""
 
     def test_a_prompt_is_read_up_to_each(self) -> None:
-        cells = Cells(rewinds="marks")
-        session = over(cells, abilities=MARKED)
+        cells = Cells(rewinds="checkpoints")
+        session = over(cells, abilities=CHECKPOINTED)
         session.open([1] * 14)
-        session.mark(5)
+        session.checkpoint(5)
         session.step()
         assert cells.runs == [(5, "none"), (8, "none"), (1, "last")]
-        assert cells.marks == [(5, True), (13, True)]
+        assert cells.checkpoints == [(5, True), (13, True)]
 
     def test_one_is_made_before_what_is_computed_behind_it(self) -> None:
-        cells = Cells(rewinds="marks")
-        session = over(cells, abilities=MARKED)
+        cells = Cells(rewinds="checkpoints")
+        session = over(cells, abilities=CHECKPOINTED)
         session.open([1, 0, 1])
         session.step()
-        session.mark(3)
-        assert cells.marks == [(2, True)]
+        session.checkpoint(3)
+        assert cells.checkpoints == [(2, True)]
         session.extend([1])
         session.step()
-        session.mark(3)
+        session.checkpoint(3)
         session.extend([0])
         session.step()
-        assert cells.marks == [(2, True), (3, False)]
+        assert cells.checkpoints == [(2, True), (3, False)]
 
     def test_not_where_the_session_went_back_before(self) -> None:
-        cells = Cells(rewinds="marks")
-        session = over(cells, abilities=MARKED)
+        cells = Cells(rewinds="checkpoints")
+        session = over(cells, abilities=CHECKPOINTED)
         session.open([1, 0, 1, 1])
         session.step()
-        session.mark(4)
+        session.checkpoint(4)
         session.rewind(1)
         session.extend([0, 0, 0, 1, 1])
         session.step()
-        assert (4, False) not in cells.marks
+        assert (4, False) not in cells.checkpoints
 
     def test_the_few_ids_behind_a_mark_are_read_in_one_run(self) -> None:
-        cells = Cells(rewinds="marks")
-        session = over(cells, abilities=MARKED)
+        cells = Cells(rewinds="checkpoints")
+        session = over(cells, abilities=CHECKPOINTED)
         session.open([1] * 14)
         session.step()
         session.rewind(12)
@@ -273,8 +273,8 @@ class TestMarks:
         assert cells.runs[2:] == [(12 % MARK, "last")]
 
     def test_what_is_kept_of_a_prompt_that_is_known_is_not_read(self) -> None:
-        cells = Cells(rewinds="marks", kept=[1] * 14)
-        session = over(cells, abilities=MARKED)
+        cells = Cells(rewinds="checkpoints", kept=[1] * 14)
+        session = over(cells, abilities=CHECKPOINTED)
         kept = session.open([1] * 14)
         session.step()
         assert kept + cells.computed == 14
@@ -283,10 +283,10 @@ class TestMarks:
         cells = Cells()
         session = over(cells)
         session.open([1] * 14)
-        session.mark(5)
+        session.checkpoint(5)
         session.step()
         assert cells.runs == [(13, "none"), (1, "last")]
-        assert cells.marks == []
+        assert cells.checkpoints == []
 
 
 class TestRuns:

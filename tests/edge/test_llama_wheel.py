@@ -11,7 +11,7 @@ from packaging.tags import sys_tags
 from packaging.utils import parse_wheel_filename
 
 from deploy import llama_wheel
-from edgewise.edge import binding
+from edgewise.edge.llamacpp import library as binding
 
 AVX2 = {"sse4_2", "avx", "avx2", "fma", "f16c", "bmi2"}
 AVX512 = AVX2 | {"avx512f", "avx512cd", "avx512vl", "avx512dq", "avx512bw"}

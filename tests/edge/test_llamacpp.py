@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 
 from edgewise.edge.base import PROBES, Floats, Needs
-from edgewise.edge.binding import llama_cpp
+from edgewise.edge.engine import default_threads
 from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.llamacpp_load import BATCH, default_threads
-from edgewise.edge.llamacpp_vocab import LlamaTokenizer
-from edgewise.edge.slots import TURN
+from edgewise.edge.llamacpp.library import llama_cpp
+from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
+from edgewise.edge.slots import BATCH, TURN
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ModelError, UsageError
 from tests import models
@@ -466,6 +466,11 @@ def test_an_interrupt_in_a_callback_is_not_lost(
         return real(*arguments)
 
     monkeypatch.setattr(llama_cpp, call, pressed)
-    with pytest.raises(KeyboardInterrupt):
-        load(bpe_path)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    # Where this runs in a script's background SIGINT is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            load(bpe_path)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -366,9 +366,6 @@ def test_options_that_cannot_be_honoured(onnx_path: Path) -> None:
     assert caught.value.setting == "ctx"
     with pytest.raises(UsageError, match="at least 1 slot"):
         opened(onnx_path, slots=0)
-    with pytest.raises(UsageError, match="its own config says what its caches hold") as caught:
-        open_onnx(str(onnx_path), EdgeOptions(swa_full=False))
-    assert caught.value.setting == "swa_full"
     with pytest.raises(AddressError) as caught:
         open_onnx("./nowhere", EdgeOptions())
     assert caught.value.setting == "edge"

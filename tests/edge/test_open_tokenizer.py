@@ -92,4 +92,4 @@ def test_of_a_repository_the_tokenizer_alone_is_fetched(tmp_path: Path, bpe_path
     assert done.returncode == 0, done.stderr
     *same, none = done.stdout.splitlines()
     assert set(same) == {fingerprint(open_tokenizer(str(bpe_path)))}
-    assert "holds no GGUF file" in none
+    assert "'own/none'" in none

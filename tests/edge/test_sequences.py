@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from edgewise.edge.base import Chunk, Floats, Needs, Sequences
-from edgewise.edge.binding import llama_cpp
 from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.errors import ModelError, StaleStepError
 
 CONTEXT, ATOL = 64, 0.02

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgewise.edge.base import EdgeModel, EdgeOptions, Marks, Needs
+from edgewise.edge.base import Checkpoints, EdgeModel, EdgeOptions, Needs
 from edgewise.edge.named import EDGES
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import ModelError, UsageError
@@ -29,7 +29,7 @@ from tests.transformers_models import CONFIGS, write_hub_model
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from edgewise.edge.sequence_cache import MOST  # noqa: E402
+from edgewise.edge.sequence import MOST  # noqa: E402
 from edgewise.edge.transformers import TransformersModel  # noqa: E402
 
 EXACT = ("llama", "gemma3")
@@ -155,9 +155,9 @@ def test_a_prefix_is_kept_between_sessions(folders: Folders, kind: str) -> None:
 
 def test_a_mark_saves_what_stands_before_it(folders: Folders) -> None:
     with load(folders("qwen3_5")) as model:
-        assert model.abilities.rewinds == "marks"
+        assert model.abilities.rewinds == "checkpoints"
         # Two heads of 16 x 16, and 4 ids of their 96 channels, in float32.
-        assert model.marks == Marks(MOST, 4 * (2 * 16 * 16 + 4 * 96))
+        assert model.checkpoints == Checkpoints(MOST, 4 * (2 * 16 * 16 + 4 * 96))
         session = model.session()
         session.open(PROMPT)
         session.step()
@@ -206,12 +206,6 @@ class TestByAddress:
         monkeypatch.setitem(sys.modules, "transformers", None)
         with pytest.raises(UsageError, match=r"needs transformers; pip install 'edgewise\[transf"):
             EDGES.load("transformers")(str(folders("llama")), EdgeOptions())
-
-    def test_a_smaller_cache_of_windows(self, folders: Folders) -> None:
-        told = "no smaller cache of sliding windows for 'gemma3': transformers keeps all of them"
-        with pytest.raises(UsageError, match=told) as caught:
-            EDGES.load("transformers")(str(folders("gemma3")), EdgeOptions(swa_full=False))
-        assert caught.value.setting == "swa_full"
 
     def test_layers_on_a_gpu(self, folders: Folders) -> None:
         with pytest.raises(UsageError, match="a whole model on one device, not 3 layers") as caught:

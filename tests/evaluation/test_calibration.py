@@ -15,8 +15,13 @@ from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import EdgeModel, Floats, Needs, Step
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudUnavailable
-from edgewise.evaluation.calibration import SETTLED, Answers, thresholds_for
-from edgewise.evaluation.systems import (
+from edgewise.routers.base import Router
+from edgewise.routers.constant import Constant
+from edgewise.routers.named import router_named
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import EOS, Script, ScriptedEdge, noise
+from edgewise_lab.evaluation.calibration import SETTLED, Answers, thresholds_for
+from edgewise_lab.evaluation.systems import (
     Decoded,
     Outcome,
     changed_share,
@@ -24,13 +29,8 @@ from edgewise.evaluation.systems import (
     outcome_of,
     paired,
 )
-from edgewise.evaluation.tasks.base import Question, Task
-from edgewise.evaluation.tasks.pocketqa import pocketqa
-from edgewise.routers.base import Router
-from edgewise.routers.constant import Constant
-from edgewise.routers.named import router_named
-from edgewise.testing.scripted_cloud import ScriptedCloud
-from edgewise.testing.scripted_edge import EOS, Script, ScriptedEdge, noise
+from edgewise_lab.evaluation.tasks.base import Question, Task
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 EDGE, CLOUD = ScriptedEdge(noise(1)), ScriptedCloud(noise(2))
 TASK = Task(

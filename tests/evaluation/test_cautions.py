@@ -2,14 +2,14 @@
 
 import pytest
 
-from edgewise.evaluation.cautions import cautions
-from edgewise.evaluation.plan import Contender
-from edgewise.evaluation.report import CLOUD, EDGE, Row, rows
-from edgewise.evaluation.sweep import Cell
-from edgewise.evaluation.systems import Outcome
-from edgewise.evaluation.tasks.base import Question, Task
 from edgewise.routers.card import RouterCard
 from edgewise.routers.constant import Constant
+from edgewise_lab.evaluation.cautions import cautions
+from edgewise_lab.evaluation.plan import Contender
+from edgewise_lab.evaluation.report import CLOUD, EDGE, Row, rows
+from edgewise_lab.evaluation.store import Cell
+from edgewise_lab.evaluation.systems import Outcome
+from edgewise_lab.evaluation.tasks.base import Question, Task
 
 ANIMALS = Task("animals", (Question("q", "f", "Which?", "dog", "exact"),), 8)
 

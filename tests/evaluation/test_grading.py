@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.errors import UsageError
-from edgewise.evaluation.tasks.base import Grading, Question
-from edgewise.evaluation.tasks.grading import (
+from edgewise_lab.evaluation.tasks.base import Grading, Question
+from edgewise_lab.evaluation.tasks.grading import (
     extract_choice,
     extract_number,
     first_mention,
@@ -84,7 +84,7 @@ def test_two_readings(question: Question, text: str, right: bool, strict: bool) 
 
 
 def test_a_pattern_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgewise.evaluation.tasks.searching.SECONDS", 1.0)
+    monkeypatch.setattr("edgewise_lab.evaluation.tasks.grading.SECONDS", 1.0)
     with pytest.raises(UsageError, match="'slow'"):
         is_right(Question("slow", "f", "", r"(a+)+$", "regex"), "a" * 60 + "!")
     assert is_right(Question("quick", "f", "", "é\n+b", "regex"), "é\n\nb")

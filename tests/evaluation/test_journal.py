@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.errors import UsageError
-from edgewise.evaluation.journal import MANIFEST, append, claim, read
+from edgewise_lab.evaluation.store import MANIFEST, append, claim, read
 
 
 class Note(msgspec.Struct, frozen=True):

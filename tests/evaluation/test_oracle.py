@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.oracle import Oracle
-from edgewise.evaluation.systems import Outcome, edge_alone
-from edgewise.evaluation.tasks.base import Question
-from edgewise.evaluation.tasks.grading import is_right
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
+from edgewise_lab.evaluation.oracle import Oracle
+from edgewise_lab.evaluation.systems import Outcome, edge_alone
+from edgewise_lab.evaluation.tasks.base import Question
+from edgewise_lab.evaluation.tasks.grading import is_right
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 PROMPT = "How many?"
 QUESTION = Question("q", "steps", PROMPT, "7", "number")

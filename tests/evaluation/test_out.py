@@ -15,12 +15,12 @@ from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import UsageError
-from edgewise.evaluation.plan import manifest
-from edgewise.evaluation.sweep import Store
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.routers.card import CONFIG, read_card
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
+from edgewise_lab.evaluation.plan import manifest
+from edgewise_lab.evaluation.store import Store
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 FEW = ("--limit", "3", "--calibration", "3", "--no-baselines", "--cloud-share", "0.1", "--json")
 

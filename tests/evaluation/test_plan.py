@@ -9,7 +9,11 @@ import pytest
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import Needs, Step
 from edgewise.errors import CloudTimeout, CloudUnavailable, ContextOverflow, UsageError
-from edgewise.evaluation.plan import (
+from edgewise.routers.card import RouterCard
+from edgewise.routers.constant import Constant
+from edgewise.testing.scripted_cloud import Failing, ScriptedCloud
+from edgewise.testing.scripted_edge import HIDDEN, ScriptedEdge, noise, replying
+from edgewise_lab.evaluation.plan import (
     BASELINES,
     COMMIT_POINT,
     ORACLE,
@@ -18,14 +22,10 @@ from edgewise.evaluation.plan import (
     Evaluation,
     contender_named,
 )
-from edgewise.evaluation.report import CLOUD, EDGE
-from edgewise.evaluation.sweep import OUTCOMES, THRESHOLDS, Cell, Store
-from edgewise.evaluation.systems import cloud_share
-from edgewise.evaluation.tasks.base import Question, Task
-from edgewise.routers.card import RouterCard
-from edgewise.routers.constant import Constant
-from edgewise.testing.scripted_cloud import Failing, ScriptedCloud
-from edgewise.testing.scripted_edge import HIDDEN, ScriptedEdge, noise, replying
+from edgewise_lab.evaluation.report import CLOUD, EDGE
+from edgewise_lab.evaluation.store import OUTCOMES, THRESHOLDS, Cell, Store
+from edgewise_lab.evaluation.systems import cloud_share
+from edgewise_lab.evaluation.tasks.base import Question, Task
 
 PROMPT = "Which animal is it?"
 WRONG = "Well, a cat. Therefore, the answer is cat (a)."

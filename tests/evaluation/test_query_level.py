@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise.evaluation.query_level import query_level
-from edgewise.evaluation.systems import Outcome, cloud_share
+from edgewise_lab.evaluation.systems import Outcome, cloud_share, query_level
 
 sizes = st.lists(
     st.tuples(st.integers(1, 30), st.integers(1, 30), st.floats(0, 1)), min_size=1, max_size=12

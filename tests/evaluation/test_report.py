@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.errors import UsageError
-from edgewise.evaluation.plot import plot
-from edgewise.evaluation.report import CLOUD, EDGE, Figures, Row, as_csv, rows, summary
-from edgewise.evaluation.sweep import Cell
-from edgewise.evaluation.systems import Outcome
+from edgewise_lab.evaluation.report import CLOUD, EDGE, Figures, Row, as_csv, plot, rows, summary
+from edgewise_lab.evaluation.store import Cell
+from edgewise_lab.evaluation.systems import Outcome
 from tests.drawn import require_legend_apart, saved_figures
 
 PAIR = Cell("pair", 0.1)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise.evaluation.statistics import (
+from edgewise_lab.evaluation.statistics import (
     Seeds,
     difference_interval,
     gap_recovered,

@@ -5,15 +5,13 @@ from pathlib import Path
 import pytest
 
 from edgewise.errors import CloudUnavailable, UsageError
-from edgewise.evaluation.baselines import CommitPoint
-from edgewise.evaluation.plan import Evaluation, contender_named
-from edgewise.evaluation.query_level import query_level
-from edgewise.evaluation.report import CLOUD, EDGE, as_csv, rows, summary
-from edgewise.evaluation.sweep import OUTCOMES, Cell, Store
-from edgewise.evaluation.systems import Outcome
-from edgewise.evaluation.tasks.base import Question, Task
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
+from edgewise_lab.evaluation.plan import Evaluation, contender_named
+from edgewise_lab.evaluation.report import CLOUD, EDGE, as_csv, rows, summary
+from edgewise_lab.evaluation.store import OUTCOMES, Cell, Store
+from edgewise_lab.evaluation.systems import CommitPoint, Outcome, query_level
+from edgewise_lab.evaluation.tasks.base import Question, Task
 
 PROMPT = "Which animal is it?"
 WRONG = "Well, a cat. Therefore, the answer is cat (a)."

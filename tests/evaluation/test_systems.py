@@ -11,23 +11,24 @@ from edgewise.addresses import bundled
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudTimeout
-from edgewise.evaluation.baselines import CommitPoint, commit_point
-from edgewise.evaluation.systems import (
+from edgewise.routers.constant import Constant
+from edgewise.routers.uncertainty import Margin
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import EOS, EOT, ByteTokenizer, ScriptedEdge, replying
+from edgewise_lab.evaluation.systems import (
     CloudAlone,
+    CommitPoint,
     Decoded,
     Outcome,
     changed_share,
     cloud_share,
+    commit_point,
     edge_alone,
     paired,
     question_ids,
     text_of,
 )
-from edgewise.evaluation.tasks.base import Question
-from edgewise.routers.constant import Constant
-from edgewise.routers.uncertainty import Margin
-from edgewise.testing.scripted_cloud import ScriptedCloud
-from edgewise.testing.scripted_edge import EOS, EOT, ByteTokenizer, ScriptedEdge, replying
+from edgewise_lab.evaluation.tasks.base import Question
 
 PROMPT = "Which?"
 QUESTION = Question("q", "zoo", PROMPT, "dog", "choice", choices=("cat", "dog"))

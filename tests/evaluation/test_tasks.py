@@ -14,9 +14,9 @@ import pyarrow.parquet as parquet
 import pytest
 
 from edgewise.errors import EdgewiseError
-from edgewise.evaluation.tasks.base import Question, Split, Task, TaskSource
-from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
-from edgewise.evaluation.tasks.named import TASKS, open_task, with_calibration
+from edgewise_lab.evaluation.tasks.base import Question, Split, Task, TaskSource
+from edgewise_lab.evaluation.tasks.grading import is_right, is_strictly_right
+from edgewise_lab.evaluation.tasks.named import TASKS, open_task, with_calibration
 from tests.hub import Hub, Repository, serving
 
 CHOICES = ["bank", "library", "department store", "mall", "new york"]
@@ -48,7 +48,7 @@ def table(rows: list[dict[str, object]]) -> bytes:
 SCRIPT = """
 import sys
 from edgewise.errors import EdgewiseError
-from edgewise.evaluation.tasks.named import open_task
+from edgewise_lab.evaluation.tasks.named import open_task
 try:
     print(*(question.answer for question in open_task(sys.argv[1]).questions))
 except EdgewiseError as error:
@@ -364,7 +364,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path.write_bytes(b'{"prompt": "\xff", "answer": ""}\n')
     with pytest.raises(EdgewiseError, match=r"Line 1 of .* is not valid"):
         open_task(str(path))
-    monkeypatch.setattr("edgewise.evaluation.tasks.records.MAX_FILE", 1)
+    monkeypatch.setattr("edgewise_lab.evaluation.tasks.records.MAX_FILE", 1)
     with pytest.raises(EdgewiseError, match="larger than 0 MB; split it"):
         open_task(str(path))
     with pytest.raises(EdgewiseError, match="larger than 0 MB; split it"):

@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from edgewise.errors import EdgewiseError
-from edgewise.evaluation.systems import Decoded, Outcome, edge_alone, paired
-from edgewise.evaluation.tasks.pocketqa import pocketqa
-from edgewise.evaluation.workers import Job, Work, Workers
 from edgewise.pair import open_models
 from edgewise.routers.named import router_named
 from edgewise.settings import Settings
+from edgewise_lab.evaluation.plan import Job, Work, Workers
+from edgewise_lab.evaluation.systems import Decoded, Outcome, edge_alone, paired
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 QUESTIONS = pocketqa().questions[:6]
 SETTINGS = Settings(edge="bundled", cloud="bundled", threads=1)

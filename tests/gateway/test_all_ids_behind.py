@@ -22,8 +22,8 @@ from edgewise.keys.keys import add_key
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_engine import ScriptedEngine
 from tests import models
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine
 from tests.gateway.running import Running, gateway
 from tests.llama_server_process import free_port, llama_server

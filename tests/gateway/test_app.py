@@ -30,7 +30,6 @@ from edgewise.prompts import Prompt
 from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from edgewise.testing.scripted_engine import ScriptedEngine, reply_to
 from edgewise.wire import protocol
 from edgewise.wire.protocol import (
     PATH,
@@ -48,6 +47,7 @@ from edgewise.wire.protocol import (
     encode,
     from_gateway,
 )
+from tests.doubles.scripted_engine import ScriptedEngine, reply_to
 from tests.gateway.running import Running, gateway
 
 TOKENIZER = ByteTokenizer()

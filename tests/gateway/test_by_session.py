@@ -9,7 +9,7 @@ import pytest
 from edgewise.engines.base import Client
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.sampling import Sampling
-from edgewise.testing.scripted_engine import ScriptedEngine, reply_to
+from tests.doubles.scripted_engine import ScriptedEngine, reply_to
 from tests.gateway.processes import ROOT, haproxy, lasting_port, metric, needs_haproxy, until
 
 pytestmark = [needs_haproxy, pytest.mark.deep]

@@ -28,9 +28,9 @@ from edgewise.keys import keys
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.wire import protocol
 from edgewise.wire.protocol import PATH, VERSION, Ask, Ledger, Open, encode, from_gateway
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine, letters
 from tests.gateway.running import Running, gateway
 

@@ -9,8 +9,7 @@ from edgewise.gateway.app import Gateway
 from edgewise.gateway.connection import Connection
 from edgewise.gateway.fleet import Fleet
 from edgewise.gateway.sessions import Sessions
-from edgewise.keys.key_file import ANYBODY
-from edgewise.keys.keys import Keys
+from edgewise.keys.keys import ANYBODY, Keys
 from tests.gateway.doubles import PlainEngine
 
 

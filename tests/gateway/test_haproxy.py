@@ -19,13 +19,11 @@ from edgewise.addresses import bundled
 from edgewise.cloud.gateway.cloud import HEARTBEAT_SECONDS, GatewayCloud
 from edgewise.edge.base import EdgeModel, Floats
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
 from edgewise.testing.scripted_edge import SIZE, ByteTokenizer, ScriptedEdge
-from edgewise.testing.scripted_engine import ScriptedEngine, reply_to
 from edgewise.wire.protocol import (
     PATH,
     VERSION,
@@ -38,6 +36,8 @@ from edgewise.wire.protocol import (
     from_gateway,
     tokenizer_fingerprint,
 )
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from tests.doubles.scripted_engine import ScriptedEngine, reply_to
 from tests.gateway.one_address import CONFIGURATION, Address, address
 from tests.gateway.processes import HAPROXY, needs_haproxy, until
 from tests.llama_server_process import llama_server

@@ -24,11 +24,11 @@ from edgewise.events import Candidate
 from edgewise.gateway import connection
 from edgewise.gateway.large_frames import LARGE
 from edgewise.keys import keys
+from edgewise.keys.limit_stores import SqliteLimits
 from edgewise.keys.limits import Cost, Granted, LimitsDown
-from edgewise.keys.limits_sqlite import SqliteLimits
 from edgewise.listening.requests import MAX_LINE
 from edgewise.sampling import Sampling
-from edgewise.testing.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine
 from tests.gateway.plain_client import PlainClient, check
 from tests.gateway.running import Running, gateway

@@ -21,9 +21,9 @@ from edgewise.gateway.app import OWNER
 from edgewise.keys import keys, limits
 from edgewise.listening import files, requests, seats
 from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.wire import protocol
 from edgewise.wire.protocol import FromDevice, FromGateway
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.plain_client import PlainClient, check, fingerprint, page_probes
 from tests.gateway.running import Running, gateway
 

@@ -23,7 +23,6 @@ from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.wire.protocol import (
     PATH,
     VERSION,
@@ -38,6 +37,7 @@ from edgewise.wire.protocol import (
     tokenizer_fingerprint,
 )
 from tests.background import Background
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine, letters
 from tests.gateway.running import Running, gateway
 from tests.llama_server_process import free_port

@@ -12,6 +12,7 @@ from edgewise.events import Consult, Token
 from edgewise.grammar import compiled
 from edgewise.prompts import Message, ToolCall
 from edgewise.testing.scripted_edge import ScriptedEdge
+from tests.pocket_models import OTHER
 from tests.tool_models import WEATHER, ToolTokenizer, saying
 
 pytest.importorskip("llguidance")
@@ -31,7 +32,7 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</
 TOOL = {"name": "get_weather", "parameters": dict(WEATHER.parameters)}
 
 
-@pytest.mark.parametrize("cloud", [None, "bundled:other"])
+@pytest.mark.parametrize("cloud", [None, str(OTHER)])
 @pytest.mark.parametrize("run_ahead", [0, 16])
 def test_the_bundled_pair_answers_in_json(cloud: str | None, run_ahead: int) -> None:
     """It never saw any, so nothing but the form makes it so; the other cloud is behind a bridge."""

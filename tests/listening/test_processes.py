@@ -16,8 +16,8 @@ import pytest
 import trustme
 
 from edgewise.keys.keys import add_key
-from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.wire.protocol import PATH
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.listening.processes import Process, server, status
 from tests.llama_server_process import free_port
 

@@ -1,5 +1,7 @@
 """Requests beyond the limits, and what is none at all: answered with what fits, and hung up on."""
 
+import contextlib
+
 import pytest
 
 from tests.listening.running import GET, UPGRADE, heard, listener
@@ -38,6 +40,25 @@ REFUSED = {
     "two lengths": (START + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
     "a length below nothing": (START + b"Content-Length: -1\r\n\r\n", 400),
     "a space before the colon": (START + b"X : y\r\n\r\n", 400),
+    "two ways to say how long": (
+        START + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        400,
+    ),
+    "pieces in the old version": (
+        b"POST /length HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        400,
+    ),
+    "another encoding": (START + b"Transfer-Encoding: identity\r\n\r\n", 501),
+    "headers behind a body": (
+        b"POST /length HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"0\r\nX: y\r\n\r\n",
+        400,
+    ),
+    "a folded header": (START + b"X: a\r\n b\r\n\r\n", 400),
+    "a header folded by a tab": (START + b"X: a\r\n\tContent-Length: 5\r\n\r\n", 400),
+    "lines without CR": (START.replace(b"\r", b"") + b"\n", 400),
+    "one line without CR": (START + b"X: a\nContent-Length: 5\r\n\r\n", 400),
+    "an end without CR": (START + b"\n", 400),
     "a null byte": (START + b"X: a\0b\r\n\r\n", 400),
 }
 
@@ -51,6 +72,34 @@ def test_it_is_answered_and_left(name: str, caplog: pytest.LogCaptureFixture) ->
     assert told.startswith(b"HTTP/1.1 %d " % status) or (name == "a flood" and not told), told[:200]
     assert told.count(b"HTTP/1.1") <= 1
     assert not [record for record in caplog.records if record.exc_info]
+
+
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: here\r\n\r\n"
+POST = b"POST /length HTTP/1.1\r\nHost: here\r\n"
+HIDDEN = {
+    "behind a length": POST + b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "behind pieces": POST + b"Transfer-Encoding: chunked\r\nContent-Length: %d\r\n\r\n0\r\n\r\n",
+    "behind an end without CR": POST + b"X: y\n\n",
+    "behind a folded length": POST + b"X: y\r\n Content-Length: %d\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 1000])
+@pytest.mark.parametrize("name", HIDDEN)
+@pytest.mark.parametrize("before", [b"", GET.replace(b"Connection: close\r\n", b"")])
+def test_no_request_hides_in_another(name: str, before: bytes, pieces: int) -> None:
+    """One that a proxy in front takes for a body, or for part of a header: alone, behind another
+    request, in one piece or a few bytes at a time."""
+    head = HIDDEN[name].replace(b"%d", b"%d" % len(SMUGGLED))
+    data = before + head + SMUGGLED
+    with listener() as here, here.connect() as peer:
+        for at in range(0, len(data), pieces):
+            with contextlib.suppress(OSError):
+                peer.sendall(data[at : at + pieces])
+        told = heard(peer)
+    assert told.count(b"HTTP/1.1 400") == 1
+    assert told.count(b"HTTP/1.1 200") == bool(before)
+    assert b"404" not in told
 
 
 def test_what_is_within_the_limits_passes() -> None:

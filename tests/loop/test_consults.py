@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from edgewise.cloud.record.record import SentRecord
 from edgewise.completion import Completion, Sent
 from edgewise.errors import CloudTimeout, CloudUnavailable, UsageError
 from edgewise.events import Candidate, Consult, Finished, Pending, Token
@@ -360,6 +361,70 @@ def test_a_budget_depends_on_no_link() -> None:
             texts.append([token.id for token in answer.tokens])
         budgets.append((texts, round(budget.credit, 9), round(budget.shift, 9)))
     assert budgets[0] == budgets[1]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyboardInterrupt()])
+def test_a_probe_that_cannot_be_sent_makes_way_for_the_next(error: BaseException) -> None:
+    class Raising(Watched):
+        raised: BaseException | None = None
+
+        def open(self, prompt: Prompt) -> WatchedSession:
+            return RaisingSession(self)
+
+    class RaisingSession(WatchedSession):
+        def ask(self, *args: Any, **more: Any) -> "Future[Completion]":
+            if cloud.raised is not None:
+                raise cloud.raised
+            return super().ask(*args, **more)
+
+    now = [0.0]
+    breaker, cloud = Breaker(clock=lambda: now[0]), Raising(replying("blue", prompt=PROMPT))
+    decoder = Decoder(
+        edge_saying("blue"), router=Constant(1.0), policy=Policy(), cloud=cloud, breaker=breaker
+    )
+    for _ in range(3):
+        breaker.failed()
+    now[0], cloud.raised = 10.0, error
+    with pytest.raises(type(error)):
+        decoder.generate(IDS)
+    now[0], cloud.raised = 100.0, None
+    decoder.generate(IDS)
+    assert not breaker.is_open
+
+
+def test_corrections_are_counted_against_what_would_have_been_written() -> None:
+    """Two tokens are as likely; at temperature 1 the draw decides which is the edge's."""
+    logits = np.full(SIZE, -1e9, np.float32)
+    logits[[65, 66]] = 0.0, 0.1
+    edge, sampling = ScriptedEdge(lambda ids: logits), Sampling(temperature=1.0, seed=5)
+    drawn = Decoder(edge, router=Constant(0.0), policy=Policy()).generate(
+        IDS, max_tokens=40, sampling=sampling
+    )
+    truth = sum(token.id != 65 for token in drawn.tokens)
+    assert 5 < truth < 35
+    always = np.where(np.arange(SIZE) == 65, 9.0, 0.0).astype(np.float32)
+    decoder = Decoder(
+        edge, router=Constant(1.0), policy=Policy(), cloud=ScriptedCloud(lambda ids: always)
+    )
+    usage = decoder.generate(IDS, max_tokens=40, sampling=sampling).usage
+    assert (usage.cloud_tokens, usage.changing_tokens) == (40, truth)
+
+
+def test_a_record_that_cannot_begin_leaves_no_session_open() -> None:
+    class NoRecord(SentRecord):
+        def answer(self, *given: Any) -> Any:
+            raise RuntimeError("no room")
+
+    class Counted(Watched):
+        def open(self, prompt: Prompt) -> WatchedSession:
+            self.closed -= 1
+            return super().open(prompt)
+
+    edge, cloud = edge_saying("blue"), Counted(noise())
+    decoder = Decoder(edge, router=Constant(1.0), policy=Policy(), cloud=cloud, record=NoRecord())
+    with pytest.raises(RuntimeError):
+        decoder.stream(IDS)
+    assert (edge.sessions, cloud.closed) == (0, 0)
 
 
 def test_one_probe_goes_however_many_answers_ask() -> None:

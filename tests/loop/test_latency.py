@@ -1,9 +1,22 @@
 """Latency, and the deadlines that follow it."""
 
-import pytest
+from contextlib import closing
 
+import pytest
+from msgspec.structs import replace
+
+from edgewise.cloud.engine import LlamaServer
+from edgewise.loop.decoder import Decoder
 from edgewise.loop.latency import ENOUGH, RECENT, Latency
-from edgewise.loop.policy import LONGEST_DEADLINE, SHORTEST_DEADLINE, Policy
+from edgewise.loop.policy import (
+    LONGEST_DEADLINE,
+    LONGEST_READING,
+    SHORTEST_DEADLINE,
+    Policy,
+)
+from edgewise.routers.constant import Constant
+from edgewise.testing import ByteTokenizer, ScriptedEdge, noise
+from tests.doubles.scripted_engine import ScriptedEngine, Twisted
 
 
 def told(seconds: float, times: int, *, first: bool = False) -> Latency:
@@ -67,7 +80,42 @@ def test_round_trip_and_engine_are_told_apart() -> None:
     assert latency.quantile(0.95) == pytest.approx(0.4)
 
 
-def test_a_completion_that_is_about_to_come_is_waited_for() -> None:
+def test_an_answers_first_consult_may_take_as_long_as_its_prompt_takes_to_read() -> None:
+    latency, policy = told(0.3, RECENT), Policy()
+
+    def deadline(prompt: int) -> float:
+        return policy.deadline_now(latency, first=True, prompt=prompt)
+
+    assert deadline(1000) == pytest.approx(20.0), "a guess, before anything was measured"
+    latency.read(0.4, 4)
+    assert deadline(1000) == pytest.approx(20.0), "what was cached says nothing"
+    latency.read(10.0, 200)
+    assert deadline(1000) == LONGEST_READING
+    for _ in range(100):
+        latency.read(0.5, 500)
+    assert deadline(1000) == LONGEST_DEADLINE
+    assert deadline(10_000) == pytest.approx(20.0, rel=0.01)
+    latency.timed_out(20.0, first=True)
+    assert deadline(10_000) == pytest.approx(40.0, rel=0.01)
+    assert policy.deadline_now(latency, first=False, prompt=10_000) <= LONGEST_DEADLINE
+    assert Policy(deadline=2.5).deadline_now(latency, first=True, prompt=10_000) == 2.5
+
+
+def test_the_first_consult_teaches_how_fast_a_prompt_is_read() -> None:
+    with (
+        closing(ScriptedEngine(dialect="llama-server", seconds=0.05)) as engine,
+        closing(LlamaServer(engine.url)) as cloud,
+    ):
+        cloud.check(ByteTokenizer())
+        measured = Twisted(lambda writing: replace(writing, cached=0, computed=100))
+        engine.fault = lambda number: measured
+        decoder = Decoder(ScriptedEdge(noise()), router=Constant(1.0), policy=Policy(), cloud=cloud)
+        decoder.generate(list(b"sky? " * 20), max_tokens=3)
+    assert decoder.latency.reading is not None
+    assert decoder.latency.reading >= 0.05 / 100
+
+
+def test_a_verdict_that_is_about_to_come_is_waited_for() -> None:
     """A step of 40 ms, half of the completions change the token: 20 ms are worth waiting."""
     latency = told(0.1, RECENT)
     policy = Policy()

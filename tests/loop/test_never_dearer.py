@@ -18,8 +18,8 @@ from edgewise.loop.policy import Policy
 from edgewise.loop.price import Price, price_of
 from edgewise.prompts import Message, Prompt
 from edgewise.routers.constant import Constant
-from edgewise.testing.billed_cloud import Billed, BilledCloud, PrefixCache
 from edgewise.testing.scripted_edge import EOS, SIZE, ScriptedEdge
+from tests.doubles.billed_cloud import Billed, BilledCloud, PrefixCache
 
 MILLIONTH = Decimal("0.000001")
 

@@ -12,8 +12,6 @@ from edgewise.cloud.late import LateCloud
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudUnavailable
-from edgewise.evaluation.systems import question_prompt
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.events import Finished, Token
 from edgewise.loop.breaker import FAILURES, FIRST_PAUSE, Breaker
 from edgewise.loop.decoder import Decoder
@@ -23,6 +21,8 @@ from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.routers.uncertainty import Entropy
 from edgewise.testing import ScriptedCloud, ScriptedEdge, noise
+from edgewise_lab.evaluation.systems import question_prompt
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.held_cloud import HeldCloud
 
 IDS = tuple(b"Q: sky? A:")

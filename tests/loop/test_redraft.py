@@ -103,7 +103,8 @@ def test_passes_that_round_otherwise_are_not_used() -> None:
 
 
 @pytest.mark.parametrize(
-    "able", [EdgeAbilities(rewinds="marks", slots=2), EdgeAbilities(batch_logits=False, slots=2)]
+    "able",
+    [EdgeAbilities(rewinds="checkpoints", slots=2), EdgeAbilities(batch_logits=False, slots=2)],
 )
 def test_an_engine_without_what_it_takes_reads_one_at_a_time(able: EdgeAbilities) -> None:
     edge = Watched(abilities=able)

@@ -324,7 +324,7 @@ def test_the_run_ahead_is_a_number_of_tokens(value: int) -> None:
         Policy(run_ahead=value)
 
 
-@pytest.mark.parametrize("rewinds", ["anywhere", "marks", "no"])
+@pytest.mark.parametrize("rewinds", ["anywhere", "checkpoints", "no"])
 def test_an_edge_that_cannot_go_back_does_not_run_ahead(rewinds: Rewinds) -> None:
     large = Slow(replying("gray sky", prompt=PROMPT), [4])
     script = replying("grey sky", prompt=PROMPT, unsure=(2, 4))

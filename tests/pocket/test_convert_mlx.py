@@ -10,8 +10,8 @@ from edgewise.addresses import bundled, engine_at
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.mlx import MlxModel
 from edgewise.edge.vocabulary import fingerprint
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.prompts import Message, prompt_ids
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from pocket.convert.__main__ import convert
 from pocket.convert.weights import read
 from tests.pocket.float_gguf import write_floats

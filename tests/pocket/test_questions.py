@@ -8,10 +8,10 @@ from typing import get_args
 
 import pytest
 
-from edgewise.evaluation.tasks.base import Question as Asked
-from edgewise.evaluation.tasks.base import Split
-from edgewise.evaluation.tasks.grading import is_right, is_strictly_right
-from edgewise.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.evaluation.tasks.base import Question as Asked
+from edgewise_lab.evaluation.tasks.base import Split
+from edgewise_lab.evaluation.tasks.grading import is_right, is_strictly_right
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from pocket import families, frames
 from pocket.corpus import Corpus
 from pocket.facts import Chain, Fact

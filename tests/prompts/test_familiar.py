@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from edgewise import Pair
-from edgewise.evaluation.tasks.base import Split
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.parts import notice
 from edgewise.prompts import Message, Prompt
 from edgewise.settings import Settings
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
+from edgewise_lab.evaluation.tasks.base import Split
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 OUTSIDE = """\
 What colour is copper?
@@ -79,9 +79,7 @@ def test_a_long_text_is_none_of_its_questions() -> None:
     ("settings", "noticed"),
     [
         ({}, True),
-        ({"edge": "bundled:mid"}, True),
         ({"cloud": "none"}, True),
-        ({"cloud": "bundled:other"}, True),
         ({"cloud": "http://127.0.0.1:9"}, False),
         ({"edge": "small.gguf"}, False),
         ({"edge": "small.gguf", "cloud": "bundled"}, False),

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from edgewise.addresses import bundled
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.llamacpp_vocab import LlamaTokenizer
+from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
 from edgewise.errors import UsageError
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.prompts import Message, prompt_from, prompt_ids, render
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests import models
 
 CHATML = models.TEMPLATE

@@ -7,7 +7,7 @@ longer than running it.
 import sys
 from importlib import import_module
 
-MAIN = {"lm_eval.__main__": "cli_evaluate", "edgewise.lm_eval": "main"}
+MAIN = {"lm_eval.__main__": "cli_evaluate", "edgewise_lab.lm_eval": "main"}
 
 
 def run(module: str, *arguments: str) -> int:

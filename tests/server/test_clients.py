@@ -13,6 +13,9 @@ DOCS = (ROOT / "docs/clients.md").read_text()
 LITELLM = os.environ.get("LITELLM_PYTHON")
 SHOWN = "http://127.0.0.1:8300"
 
+# Programs of others, each in a process of its own.
+pytestmark = pytest.mark.deep
+
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", DOCS, re.DOTALL)

@@ -7,8 +7,8 @@ import httpx2
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.testing import Link
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 from tests.server.serving import serving

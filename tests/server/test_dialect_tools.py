@@ -288,14 +288,14 @@ def test_tools_that_are_not_ours_are_left_out_and_said(client: TestClient) -> No
     assert len(response.json()["output"]) == 3
     searches = [*ANTHROPIC_TOOLS, {"type": "web_search_20250305", "name": "web_search"}]
     response = client.post("/v1/messages", json=MESSAGE | {"tools": searches})
-    said = "messages.cache_control, tools.web_search_20250305"
+    said = "tools.cache_control, tools.web_search_20250305"
     assert response.headers["x-edgewise-ignored"] == said
 
 
 @pytest.mark.parametrize(
     ("path", "body", "told"),
     [
-        ("responses", RESPONSE | {"top_logprobs": 1}, "text alone"),
+        ("responses", RESPONSE | {"top_logprobs": 1}, "Logprobs"),
         ("responses", RESPONSE | {"tools": [], "tool_choice": "required"}, "tool_choice"),
         ("responses", RESPONSE | {"tools": [{"type": "function", "name": "a b"}]}, "name"),
         ("messages", MESSAGE | {"tool_choice": {"type": "tool"}}, "needs a name"),

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from edgewise.cloud.engine import LlamaServer
-from edgewise.testing.scripted_engine import Misbehaviour, ScriptedEngine
+from tests.doubles.scripted_engine import Misbehaviour, ScriptedEngine
 from tests.server.in_process import CHAT, TEXT, app
 
 QUESTION = "Tell me about copper."
@@ -229,14 +229,14 @@ def test_harmless_fields_are_taken_and_said(url: str) -> None:
     )
     assert response.status_code == 200, response.text
     assert set(response.headers["x-edgewise-ignored"].split(", ")) == {
-        "thinking", "output_config.effort", "context_management", "metadata",
-        "messages.cache_control", "messages.thinking", "anthropic-beta",
+        "thinking", "output_config.effort", "context_management.edits.clear_thinking_20251015",
+        "metadata", "system.cache_control", "messages.content.thinking", "anthropic-beta",
     }  # fmt: skip
     assert "event: message_stop" in response.text
     messages = [{"role": "user", "content": QUESTION}]
     more = {"store": True, "metadata": {"a": "b"}, "service_tier": "flex", "user": "me"}
     chat = post(url, "chat/completions", model=MODEL, messages=messages, max_tokens=2, **more)
-    assert chat.headers["x-edgewise-ignored"] == "user, store, metadata, service_tier"
+    assert chat.headers["x-edgewise-ignored"] == "metadata, service_tier, store, user"
     plain = post(url, "responses", model=MODEL, input=QUESTION, store=False, max_output_tokens=2)
     assert "x-edgewise-ignored" not in plain.headers
 

@@ -25,7 +25,7 @@ from edgewise.server.errors import REQUEST_FIELDS, ApiError, api_error, unexpect
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from edgewise.testing.scripted_engine import Misbehaviour, ScriptedEngine
+from tests.doubles.scripted_engine import Misbehaviour, ScriptedEngine
 from tests.gateway.running import gateway
 from tests.server.in_process import ASK, CHAT, TEXT, app
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import httpx2
 
-from edgewise.evaluation.tasks.pocketqa import pocketqa
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import replying
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.server.in_process import ASK, CHAT, app
 
 OTHER = "The sea is blue."

@@ -14,16 +14,15 @@ from openai import AuthenticationError, OpenAI, RateLimitError
 from starlette.testclient import TestClient
 
 from edgewise.cloud.engine import LlamaServer
-from edgewise.keys.key_file import Key
-from edgewise.keys.keys import Keys, add_key, revoke_key
+from edgewise.keys.keys import Key, Keys, add_key, revoke_key
+from edgewise.keys.limit_stores import SqliteLimits
 from edgewise.keys.limits import Cost, Granted, KeyLimits, LimitsDown
-from edgewise.keys.limits_sqlite import SqliteLimits
 from edgewise.server.app import make_app
 from edgewise.server.callers import Callers
 from edgewise.server.models import Models
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
-from edgewise.testing.scripted_engine import ScriptedEngine
 from tests.cli.conftest import Edgewise, edgewise
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.processes import until
 from tests.server.at_port import at_port
 from tests.server.in_process import ASK, CHAT, TEXT, answering_of
@@ -301,7 +300,7 @@ def test_serve_takes_a_file_of_keys(keys: Path, edgewise: Edgewise) -> None:
     [
         (("--keys", "none.json"), "make one with edgewise keys add"),
         (("--keys", "none.json", "--api-key", "k"), "--api-key or --keys"),
-        (("--limits", "memory"), "Limits are those of keys"),
+        (("--limits", "memory"), "--keys"),
         # Encryption says who the server is, and not who asks.
         (
             ("--host", "0.0.0.0", "--certificate", "c.pem", "--private-key", "k.pem"),

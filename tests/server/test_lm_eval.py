@@ -78,10 +78,10 @@ def runs(url: str) -> dict[str, list[str]]:
             *("lm_eval.__main__", "local-chat-completions", "written"),
             f"model=edgewise:t0.3,base_url={url}/v1/chat/completions",
         ),
-        "class": ("edgewise.lm_eval", "edgewise", whole, "edge=bundled,cloud=none"),
-        "pair": ("edgewise.lm_eval", "edgewise", "chosen,written", f"{pair},logprobs=cloud"),
-        "edge": ("edgewise.lm_eval", "edgewise", "chosen", f"{pair},logprobs=edge"),
-        "refused": ("edgewise.lm_eval", "edgewise", "chosen", pair),
+        "class": ("edgewise_lab.lm_eval", "edgewise", whole, "edge=bundled,cloud=none"),
+        "pair": ("edgewise_lab.lm_eval", "edgewise", "chosen,written", f"{pair},logprobs=cloud"),
+        "edge": ("edgewise_lab.lm_eval", "edgewise", "chosen", f"{pair},logprobs=edge"),
+        "refused": ("edgewise_lab.lm_eval", "edgewise", "chosen", pair),
     }
     return {
         name: [module, "--model", model, "--tasks", tasks, "--model_args", arguments]
@@ -169,7 +169,10 @@ def test_a_pair_answers_and_scores_as_told(ran: Ran) -> None:
 def test_the_documentation_shows_these_commands(name: str) -> None:
     lines = (Path(__file__).parents[2] / "docs/clients.md").read_text().replace("\\\n", " ")
     module, *arguments = runs("http://127.0.0.1:8300")[name]
-    command = {"lm_eval.__main__": "lm_eval", "edgewise.lm_eval": "python -m edgewise.lm_eval"}
+    command = {
+        "lm_eval.__main__": "lm_eval",
+        "edgewise_lab.lm_eval": "python -m edgewise_lab.lm_eval",
+    }
     shown = [line.split() for line in lines.splitlines() if line.startswith(command[module])]
     without = [[word for word in line if "--tasks" not in word] for line in shown]
     wanted = [word for word in arguments if word != "--tasks"]

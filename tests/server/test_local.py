@@ -13,11 +13,11 @@ from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
 from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.prompts import Message
 from edgewise.server.local_messages import LocalMessages
-from edgewise.testing.engine_dialects import Dialect
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
-from edgewise.testing.scripted_engine import ScriptedEngine
 from edgewise.wire.protocol import Ask, Push, from_device
 from tests.cloud.recording import Recorder, ids_of, recording
+from tests.doubles.engine_dialects import Dialect
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
 from tests.server.in_process import ASK, CHAT, app
 from tests.server.serving import serving

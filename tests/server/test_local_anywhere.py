@@ -17,8 +17,8 @@ from edgewise.prompts import Message
 from edgewise.server.callers import Callers
 from edgewise.server.local_messages import LocalMessages
 from edgewise.testing.scripted_edge import SIZE, ByteTokenizer, ScriptedEdge
-from edgewise.testing.scripted_engine import ScriptedEngine
 from tests.cloud.recording import Recorder, recording
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.server.at_port import at_port
 from tests.server.in_process import answering_of
 from tests.server.test_local import crossed

@@ -8,7 +8,7 @@ from edgewise.cloud.engine import LlamaServer
 from edgewise.loop.billing import Billing
 from edgewise.loop.cost import Limits
 from edgewise.loop.price import price_of
-from edgewise.testing.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.server.in_process import ASK, CHAT, app
 
 SUMMED = ("paid", "alone", "saved", "input_tokens", "cached_tokens", "output_tokens")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from edgewise.cloud.engine import LlamaServer
-from edgewise.testing.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.server.in_process import ASK, CHAT, app
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edgewise.cloud.engine import LlamaServer
 from edgewise.edge.base import PROBES
-from edgewise.edge.hub_tokenizer import HubTokenizer
+from edgewise.edge.hub.tokenizer import HubTokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.prompts import Message, prompt_ids

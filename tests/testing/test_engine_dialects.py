@@ -9,9 +9,9 @@ from edgewise.cloud.engine import EngineCloud, LlamaServer, Sglang, Vllm
 from edgewise.completion import Completion
 from edgewise.engines.registry import ENGINES
 from edgewise.sampling import Sampling
-from edgewise.testing.engine_dialects import DIALECTS, Dialect, Writing
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer
-from edgewise.testing.scripted_engine import ScriptedEngine, reply_to
+from tests.doubles.engine_dialects import DIALECTS, Dialect, Writing
+from tests.doubles.scripted_engine import ScriptedEngine, reply_to
 
 NAMES = {
     "llama-server": "llama-server",

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from edgewise.testing.engine_dialects import Writing
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer
-from edgewise.testing.scripted_engine import (
+from tests.doubles.engine_dialects import Writing
+from tests.doubles.scripted_engine import (
     Edited,
     Misbehaviour,
     ScriptedEngine,

@@ -9,8 +9,8 @@ from safetensors.numpy import load_file
 from edgewise.edge.base import Step
 from edgewise.routers.card import WEIGHTS, RouterCard
 from edgewise.routers.features import features, needs_of, top_of
-from edgewise.training.data import Data, held_out
-from edgewise.training.kinds import Fitted, Recipe
+from edgewise_lab.training.data import Data, held_out
+from edgewise_lab.training.fit import Fitted, Recipe
 
 KIND = f"{__name__}:Linear"
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from edgewise.edge.base import Floats
 from edgewise.testing.scripted_edge import EOS, SIZE, Script
-from edgewise.training.labels.judge import TRIAL
+from edgewise_lab.training.labels.published import TRIAL
 
 _DRAFTS = re.compile(r"The first goes on:\n(.*)\n\nThe second goes on:\n(.*)\n\nDo both", re.DOTALL)
 _END = "one word, yes or no."

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from edgewise.cloud.base import CloudModel
-from edgewise.evaluation.tasks.base import Question, Task
 from edgewise.routers.card import (
     CONFIG,
     TRAINED_ON,
@@ -14,11 +13,11 @@ from edgewise.routers.card import (
 )
 from edgewise.testing.scripted_cloud import Failing, ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
-from edgewise.training.kinds import Recipe
-from edgewise.training.labels.base import Label
-from edgewise.training.labels.named import labels_named
-from edgewise.training.publish import README
-from edgewise.training.router import Progress, Stage, Training
+from edgewise_lab.evaluation.tasks.base import Question, Task
+from edgewise_lab.training.fit import Recipe
+from edgewise_lab.training.labels.base import Label, labels_named
+from edgewise_lab.training.publish import README
+from edgewise_lab.training.router import Progress, Stage, Training
 from tests.training.linear import KIND
 
 PROMPT = "How many {:02d}?"

@@ -11,12 +11,11 @@ from edgewise.addresses import bundled
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import UsageError
-from edgewise.evaluation.tasks.base import Task
-from edgewise.evaluation.tasks.pocketqa import pocketqa
-from edgewise.training.kinds import Recipe
-from edgewise.training.labels.labelling import kept_values
-from edgewise.training.labels.named import labels_named
-from edgewise.training.router import Training
+from edgewise_lab.evaluation.tasks.base import Task
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.training.fit import Recipe
+from edgewise_lab.training.labels.base import kept_values, labels_named
+from edgewise_lab.training.router import Training
 from tests.training.linear import KIND, Linear
 
 TASK = pocketqa("train").first(15)

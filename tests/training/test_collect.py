@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from edgewise.errors import UsageError
-from edgewise.evaluation.tasks.base import Question, Task
-from edgewise.rollouts.base import Continuation, Done, OneByOne, Prefix, ignore
 from edgewise.routers.features import features, needs_of, top_of
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
-from edgewise.training.collect import (
+from edgewise_lab.evaluation.tasks.base import Question, Task
+from edgewise_lab.rollouts import Continuation, Done, Prefix, SequentialRollouts, ignore
+from edgewise_lab.training.collect import (
     COLUMNS,
     KEPT,
     Sample,
@@ -35,7 +35,7 @@ def model(text: str) -> ScriptedEdge:
     return ScriptedEdge(replying(text, prompt=PROMPT))
 
 
-class Counted(OneByOne):
+class Counted(SequentialRollouts):
     """Stops after some rollouts, like a person who is tired of waiting."""
 
     def __init__(self, edge: ScriptedEdge, stop_after: int | None = None) -> None:
@@ -53,7 +53,7 @@ class Counted(OneByOne):
 
 
 def answers(folder: Path, count: int = 120) -> list[Sample]:
-    cloud = OneByOne(model(ANSWERED))
+    cloud = SequentialRollouts(model(ANSWERED))
     return collect_answers(task(count), model("").tokenizer, cloud, folder)
 
 
@@ -167,7 +167,7 @@ def test_progress_counts_what_is_there_already(tmp_path: Path) -> None:
     counted: list[None] = []
     for _ in range(2):
         counted.clear()
-        cloud = OneByOne(model(ANSWERED))
+        cloud = SequentialRollouts(model(ANSWERED))
         found = collect_answers(
             task(7), edge.tokenizer, cloud, tmp_path, lambda: counted.append(None)
         )

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from edgewise.errors import UsageError
-from edgewise.training.data import Data
-from edgewise.training.kinds import Fitted, Recipe, fit_of, fitted
+from edgewise_lab.training.data import Data
+from edgewise_lab.training.fit import Fitted, Recipe, fit_of, fitted
 from tests.training.linear import KIND, Linear
 
 HERE = __name__
@@ -91,7 +91,7 @@ def test_a_kind_that_does_not_learn(kind: str, problem: str) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is here")
 def test_the_perceptron_needs_torch_and_says_so() -> None:
-    with pytest.raises(UsageError, match=r"needs torch; pip install 'edgewise\[train\]'"):
+    with pytest.raises(UsageError, match=r"edgewise\[lab\]"):
         fit_of("mlp")
 
 

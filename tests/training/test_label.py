@@ -9,22 +9,26 @@ import pytest
 
 from edgewise.edge.base import Floats
 from edgewise.errors import UsageError
-from edgewise.evaluation.systems import paired
-from edgewise.evaluation.tasks.base import Question
-from edgewise.rollouts.base import Continuation, Done, OneByOne, Prefix, ignore
 from edgewise.routers.constant import Constant
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, SIZE, ScriptedEdge, replying
-from edgewise.training.collect import Sample, Text
-from edgewise.training.data import Objective
-from edgewise.training.labels.base import Case, Label, Labelling, Rollout, Writer
-from edgewise.training.labels.citer import Citer
-from edgewise.training.labels.co_llm import CoLlm
-from edgewise.training.labels.labelling import kept_values, label_all
-from edgewise.training.labels.mismatch import Mismatch
-from edgewise.training.labels.named import LABELS, labels_named
-from edgewise.training.labels.value import Value
-from edgewise.training.mixed import PairRollouts
+from edgewise_lab.evaluation.systems import paired
+from edgewise_lab.evaluation.tasks.base import Question
+from edgewise_lab.rollouts import Continuation, Done, Prefix, SequentialRollouts, ignore
+from edgewise_lab.training.collect import PairRollouts, Sample, Text
+from edgewise_lab.training.data import Objective
+from edgewise_lab.training.labels.base import (
+    LABELS,
+    Case,
+    Label,
+    Labelling,
+    Rollout,
+    Writer,
+    kept_values,
+    label_all,
+    labels_named,
+)
+from edgewise_lab.training.labels.published import Citer, CoLlm, Mismatch, Value
 
 PROMPT = "How many?"
 QUESTION = Question("q", "sums", PROMPT, "7", "number")
@@ -47,10 +51,10 @@ def case(edge: str, text: str, *, right: bool = True, name: str = "q") -> Case:
 def values(
     label: Label, found: Case, folder: Path, *, edge: str = "", cloud: str = ""
 ) -> tuple[float, ...]:
-    rollouts: dict[Writer, OneByOne] = {
-        "edge": OneByOne(model(edge)),
-        "cloud": OneByOne(model(cloud)),
-        "pair": OneByOne(model(cloud)),
+    rollouts: dict[Writer, SequentialRollouts] = {
+        "edge": SequentialRollouts(model(edge)),
+        "cloud": SequentialRollouts(model(cloud)),
+        "pair": SequentialRollouts(model(cloud)),
     }
     return label_all(label, [found], rollouts, folder)["q"]
 
@@ -96,7 +100,7 @@ def test_more_rollouts_give_probabilities(tmp_path: Path) -> None:
         return logits
 
     found = case("Oh it xs 3.", "Oh it is 7.")
-    rollouts: dict[Writer, OneByOne] = {"cloud": OneByOne(ScriptedEdge(coin))}
+    rollouts: dict[Writer, SequentialRollouts] = {"cloud": SequentialRollouts(ScriptedEdge(coin))}
     values = label_all(Value(16), [found], rollouts, tmp_path)["q"]
     assert set(positive(values)) <= {6, 9}
     assert values[9] == 1.0  # 7 against 3, with nothing left to chance after it
@@ -115,7 +119,7 @@ def test_citer_prefers_the_reference(tmp_path: Path) -> None:
 def test_citer_rolls_out_where_both_differ_from_the_reference(tmp_path: Path) -> None:
     """At the number the edge wants 3, the cloud 8: only who ends right afterwards is preferred."""
 
-    class Scribe(OneByOne):
+    class Scribe(SequentialRollouts):
         """Records what it continues, and writes a number at once."""
 
         def __init__(self, number: str) -> None:
@@ -132,8 +136,8 @@ def test_citer_rolls_out_where_both_differ_from_the_reference(tmp_path: Path) ->
             ]
 
     edge = Scribe("")
-    cloud = OneByOne(model("I see 8."))
-    rollouts: dict[Writer, OneByOne] = {"edge": edge, "cloud": cloud}
+    cloud = SequentialRollouts(model("I see 8."))
+    rollouts: dict[Writer, SequentialRollouts] = {"edge": edge, "cloud": cloud}
     found = label_all(Citer(), [case("I see 3.", REFERENCE)], rollouts, tmp_path)["q"]
     assert positive(found) == {6: 1.0}
     assert [bytes(p.ids[len(PROMPT) :]) for p in edge.asked] == [b"I see 3", b"I see 8"]
@@ -151,7 +155,7 @@ def test_the_second_round_asks_the_pair() -> None:
 def test_rollouts_of_many_answers_go_together_and_are_kept(tmp_path: Path) -> None:
     sizes: list[int] = []
 
-    class Calls(OneByOne):
+    class Calls(SequentialRollouts):
         def run(self, prefixes: Sequence[Prefix], done: Done = ignore) -> list[Continuation]:
             sizes.append(len(prefixes))
             return super().run(prefixes, done)
@@ -252,7 +256,7 @@ def test_labels_that_take_turns_get_their_own_continuations(tmp_path: Path) -> N
             return values
 
     cases = [case("So it is 3.", "Oh it is 7.", name=f"{count}") for count in (2, 0, 3, 1)]
-    cloud = OneByOne(model("Oh it is 7."))
+    cloud = SequentialRollouts(model("Oh it is 7."))
     found = label_all(Turns(), cases, {"cloud": cloud}, tmp_path)
     assert [positive(found[name]) for name in ("0", "1", "2", "3")] == [
         {at: (12 - at) / 12 for at in range(count)} for count in range(4)

@@ -7,19 +7,20 @@ from typing import NamedTuple
 import pytest
 
 from edgewise.errors import UsageError
-from edgewise.evaluation.tasks.base import Grading, Question
-from edgewise.rollouts.base import Continuation, Done, OneByOne, Prefix, Rollouts, ignore
 from edgewise.testing.scripted_edge import EOS, ScriptedEdge, completing
-from edgewise.training.collect import Sample
-from edgewise.training.labels.base import Case, Label, Writer
-from edgewise.training.labels.citer import Citer
-from edgewise.training.labels.co_llm import CoLlm
-from edgewise.training.labels.judge import sentences
-from edgewise.training.labels.labelling import label_all
-from edgewise.training.labels.mismatch import Mismatch
-from edgewise.training.labels.named import labels_named
-from edgewise.training.labels.r2r import R2R, same_end
-from edgewise.training.labels.value import Value
+from edgewise_lab.evaluation.tasks.base import Grading, Question
+from edgewise_lab.rollouts import Continuation, Done, Prefix, Rollouts, SequentialRollouts, ignore
+from edgewise_lab.training.collect import Sample
+from edgewise_lab.training.labels.base import Case, Label, Writer, label_all, labels_named
+from edgewise_lab.training.labels.published import (
+    R2R,
+    Citer,
+    CoLlm,
+    Mismatch,
+    Value,
+    same_end,
+    sentences,
+)
 from tests.training.scripted_judge import drafts, judging
 
 PROMPT = "How many?"
@@ -138,7 +139,7 @@ def marked(values: Sequence[float], text: str) -> str:
     return "".join(".^"[value > 0] for value in values[: len(text)])
 
 
-class Asked(OneByOne):
+class Asked(SequentialRollouts):
     """Keeps what it is asked for."""
 
     def __init__(self, texts: Sequence[str], script: ScriptedEdge | None = None) -> None:

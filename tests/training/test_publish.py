@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from edgewise.errors import UsageError
 from edgewise.routers.card import CONFIG, TRAINED_ON, WEIGHTS, RouterCard, read_card
-from edgewise.training.publish import (
+from edgewise_lab.training.publish import (
     README,
     Measured,
     isotonic,

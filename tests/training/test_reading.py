@@ -10,8 +10,7 @@ from edgewise.errors import UsageError
 from edgewise.routers.card import read_card
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import SIZE, ScriptedEdge, noise, replying
-from edgewise.training.collect import Sample
-from edgewise.training.reading import read_by_cloud
+from edgewise_lab.training.collect import Sample, read_by_cloud
 from tests.training.linear import Linear
 from tests.training.scripted_training import CLOUD, PROMPT, only, scripted, training
 

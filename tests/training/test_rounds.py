@@ -12,8 +12,8 @@ from edgewise.routers.card import (
 )
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import replying
-from edgewise.training.kinds import Recipe
-from edgewise.training.labels.named import labels_named
+from edgewise_lab.training.fit import Recipe
+from edgewise_lab.training.labels.base import labels_named
 from tests.training.linear import Linear
 from tests.training.scripted_training import CLOUD, EDGE, PROMPT, scripted, training
 

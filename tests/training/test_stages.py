@@ -31,11 +31,10 @@ from edgewise.routers.card import (
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from edgewise.training.kinds import Recipe
-from edgewise.training.labels.labelling import Labelled
-from edgewise.training.labels.named import labels_named
-from edgewise.training.publish import README
-from edgewise.training.router import SHARES, Stage
+from edgewise_lab.training.fit import Recipe
+from edgewise_lab.training.labels.base import Labelled, labels_named
+from edgewise_lab.training.publish import README
+from edgewise_lab.training.router import SHARES, Stage
 from tests.training.linear import KIND, Linear
 from tests.training.scripted_training import (
     CLOUD,
@@ -191,7 +190,7 @@ def test_a_fit_that_is_cut_leaves_no_card_of_other_weights(
 
     with monkeypatch.context() as patched:
         if failing == "save_file":
-            patched.setattr("edgewise.training.publish.save_file", cut)
+            patched.setattr("edgewise_lab.training.publish.save_file", cut)
         else:
             patched.setattr(Path, "replace", cut)
         with pytest.raises(KeyboardInterrupt):

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, MutableMapping, Sequence
 from importlib.metadata import entry_points, version
+from importlib.util import find_spec
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -28,9 +29,6 @@ class _Command(NamedTuple):
 
 
 _BUILT_IN = {
-    "demo": _Command(
-        "edgewise.cli.demo:demo", "Compare edge, pair and cloud on held-out questions."
-    ),
     "run": _Command("edgewise.cli.run:run", "Answer one prompt."),
     "chat": _Command("edgewise.cli.chat:chat", "Talk to the pair in the terminal."),
     "serve": _Command("edgewise.cli.serve:serve", "Serve OpenAI's API and a chat page."),
@@ -38,20 +36,30 @@ _BUILT_IN = {
         "edgewise.cli.doctor:doctor", "Check the models, the cloud and their speed."
     ),
     "sent": _Command("edgewise.cli.sent:sent", "Show what has left this device."),
-    "eval": _Command("edgewise.cli.eval:evaluate", "Measure what a router buys on a task."),
-    "train": _Command("edgewise.cli.train:train", "Train a router for a pair of models."),
     "config": _Command("edgewise.cli.config:app", "Show the settings; edit edgewise.toml."),
-    "models": _Command("edgewise.cli.models:app", "List, download and remove models."),
-    "router": _Command("edgewise.cli.router:app", "Show, check and publish routers."),
+    "models": _Command("edgewise.cli.models:app", "List and download models."),
     "gateway": _Command("edgewise.cli.gateway:app", "Serve many devices in front of your engines."),
-    "bench": _Command("edgewise.cli.frontier:app", "Measure speed and energy."),
     "trace": _Command("edgewise.cli.trace:app", "Show the timeline of an answer."),
     "keys": _Command("edgewise.cli.keys:keys_app", "Add, list and revoke keys of clients."),
 }
-LABORATORY: dict[str, str] = {}
+LABORATORY = {
+    "demo": "Compare edge, pair and cloud on held-out questions.",
+    "eval": "Measure what a router buys on a task.",
+    "train": "Train a router for a pair of models.",
+    "router": "Show, check and publish routers.",
+    "bench": "Measure speed and compare systems.",
+}
 """The line of the help of commands that the laboratory adds, which need not be installed."""
 
 _LAB_LINE = "pip install 'edgewise[lab]'"
+_LAB_TARGETS = {
+    "demo": "edgewise_lab.commands.demo:demo",
+    "eval": "edgewise_lab.commands.eval:evaluate",
+    "train": "edgewise_lab.commands.train:train",
+    "router": "edgewise_lab.commands.router:app",
+    "bench": "edgewise_lab.commands.bench:app",
+}
+"""For an editable installation from before the laboratory had entry points."""
 _ADDED: Registry[Any] = Registry("command", "edgewise.commands", {})
 
 
@@ -71,6 +79,8 @@ class _Commands(MutableMapping[str, Any]):
             return attribute(_BUILT_IN[name].target)
         if name in _ADDED:
             return _ADDED.load(name)
+        if name in LABORATORY and _lab_is_here():
+            return attribute(_LAB_TARGETS[name])
         if name in LABORATORY:
             raise UsageError(
                 f"{name!r} is a command of Edgewise's laboratory, which is not installed",
@@ -85,10 +95,15 @@ class _Commands(MutableMapping[str, Any]):
         raise TypeError("a command is never removed")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys((*_BUILT_IN, *_ADDED.names())))
+        laboratory = LABORATORY if _lab_is_here() else ()
+        return iter(dict.fromkeys((*_BUILT_IN, *_ADDED.names(), *laboratory)))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
+
+
+def _lab_is_here() -> bool:
+    return find_spec("edgewise_lab") is not None
 
 
 class _Group(TyperGroup):
@@ -109,7 +124,7 @@ class _Group(TyperGroup):
             for name, package in packages.items()
         ]
         rows += [
-            (name, f"{said} ({_LAB_LINE})")
+            (name, said if _lab_is_here() else f"{said} ({_LAB_LINE})")
             for name, said in LABORATORY.items()
             if name not in packages
         ]
@@ -213,11 +228,14 @@ def _open_streams() -> None:
 
 
 def _parameters(arguments: Sequence[str]) -> Sequence[Any]:
-    """Those of the command that these arguments name."""
+    """Those of the command that these arguments name; none if it cannot be loaded."""
     command = get_command(app)
     for name in arguments:
-        if isinstance(command, TyperGroup) and name in command.commands:
-            command = command.commands[name]
+        if isinstance(command, TyperGroup):
+            try:
+                command = command.commands.get(name, command)
+            except EdgewiseError:
+                return ()
     return command.params
 
 

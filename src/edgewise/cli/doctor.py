@@ -11,9 +11,17 @@ import typer
 
 from edgewise import parts
 from edgewise.addresses import is_url
-from edgewise.bench.frontier.advice import TYPICAL_CHANGED, Advice, advise, outlook
-from edgewise.bench.frontier.formulas import MeasuredConditions, money
-from edgewise.bench.frontier.paces import CloudPace, cloud_pace, edge_step
+from edgewise.advice import (
+    TYPICAL_CHANGED,
+    Advice,
+    CloudPace,
+    MeasuredConditions,
+    advise,
+    cloud_pace,
+    edge_step,
+    money,
+    outlook,
+)
 from edgewise.cli import options, render
 from edgewise.cli.options import COSTS, MODELS, RECORD, SAMPLING, VIEW, takes
 from edgewise.cloud.base import CloudModel
@@ -21,9 +29,9 @@ from edgewise.cloud.bridge.capabilities import Reuse, reuse_by_ids
 from edgewise.cloud.bridge.context_filter import amount_of
 from edgewise.cloud.bridge.text import PROBE_SECONDS, TextCloud
 from edgewise.cloud.redaction.rules import redaction_of
-from edgewise.edge import binding
 from edgewise.edge.base import EdgeModel
-from edgewise.edge.llamacpp import default_threads
+from edgewise.edge.engine import default_threads
+from edgewise.edge.llamacpp import library as binding
 from edgewise.engines.base import Abilities
 from edgewise.errors import CloudError, EdgewiseError
 from edgewise.loop.policy import LONGEST_DEADLINE
@@ -48,7 +56,7 @@ class Check(msgspec.Struct, frozen=True):
 
 # It writes no answer but a few consults'. What limits costs limits those of answers.
 @takes(
-    *(*MODELS, *VIEW, "router", "cloud_share", "price", "threads", "gpu_layers", "swa_full"),
+    *(*MODELS, *VIEW, "router", "cloud_share", "price", "threads", "gpu_layers"),
     reads=["cloud_key", "deadline", "run_ahead", "ctx", "slots"],
     unaffected=[
         *("threshold", "max_cloud_tokens", "span", "redraft", "on_cloud_error"),
@@ -228,9 +236,9 @@ def _rewinds(model: EdgeModel) -> Check:
     if how == "anywhere":
         return Check("rewinds", "ok", "anywhere: the KV cache is cut, and nothing read again")
     held = "that the engine keeps"
-    if marks := model.marks:
-        held = f"at most {marks.most} a session of {_bytes(marks.size)} each"
-    return Check("rewinds", "ok", f"to marks, {held}; the ids behind one are read again")
+    if kept := model.checkpoints:
+        held = f"at most {kept.most} a session of {_bytes(kept.size)} each"
+    return Check("rewinds", "ok", f"to checkpoints, {held}; the ids behind one are read again")
 
 
 def _bytes(size: int) -> str:

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from edgewise.addresses import is_url, meant
-from edgewise.cli.keys import Limits, keys_app, require_keys
+from edgewise.cli.keys import Limits, require_keys
 from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PerPeer, PrivateKeyFile
 from edgewise.cli.options import everything_but, takes
 from edgewise.cloud.key import cloud_key
@@ -28,8 +28,18 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Serve many devices in front of your engines: gateway --engine URL --keys FILE.",
 )
-# Where it was first; a container runs this command.
-app.add_typer(keys_app, name="keys", hidden=True)
+
+
+@app.command(
+    "keys",
+    hidden=True,
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def keys_moved() -> None:
+    """The old spelling of `edgewise keys`."""
+    raise UsageError("`edgewise gateway keys` is `edgewise keys` now; its options are the same.")
+
 
 METRICS_CONNECTIONS = 32
 

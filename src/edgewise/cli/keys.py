@@ -1,4 +1,4 @@
-"""`edgewise keys`: add, list, rotate and revoke the keys of a gateway or a server."""
+"""`edgewise keys`: add, list and revoke the keys of a gateway or a server."""
 
 import re
 from datetime import UTC, date, datetime, time, timedelta
@@ -11,10 +11,12 @@ from rich.table import Table
 
 from edgewise.cli import render
 from edgewise.errors import UsageError
-from edgewise.keys.key_file import Key, read_keys
-from edgewise.keys.keys import add_key, revoke_key, rotate_key
+from edgewise.keys.keys import Key, add_key, read_keys, revoke_key
 
-keys_app = typer.Typer(no_args_is_help=True, help="Add, list, rotate and revoke keys.")
+keys_app = typer.Typer(
+    no_args_is_help=True,
+    help="Add, list and revoke keys. To replace one, add a second and revoke the first.",
+)
 
 File = Annotated[Path, typer.Option("--keys", help="File of keys.")]
 Name = Annotated[str, typer.Argument(help="Whose key.")]
@@ -93,18 +95,6 @@ def list_keys(file: File) -> None:
 
 
 @keys_app.command()
-def rotate(
-    name: Name,
-    file: File,
-    grace: Annotated[
-        str, typer.Option(help="How long the old secret works still (7d, 12h, 30m, 0d).")
-    ] = "1d",
-) -> None:
-    """Give a key another secret, print it once; the old one works for a while still."""
-    _show(rotate_key(file, name, grace=_duration(grace, "--grace")))
-
-
-@keys_app.command()
 def revoke(name: Name, file: File) -> None:
     """Stop a key from working, within a second, in open sessions and answers too."""
     revoke_key(file, name)
@@ -124,23 +114,20 @@ def _expiry(key: Key, now: datetime) -> str:
     else:
         end = f"{key.expires.astimezone(UTC):%Y-%m-%d %H:%M}"
         end += " (over)" if key.expired(now) else ""
-    old = [retired.until for retired in key.retired if now < retired.until]
-    return end + (f", old secret {max(old).astimezone(UTC):%Y-%m-%d %H:%M}" if old else "")
+    return end
 
 
-def _end(told: str) -> datetime:
-    """From a last day, or a duration from now."""
+def _end(given: str) -> datetime:
+    """The end of a last day, or of a time from now. Raises `UsageError`."""
     try:
-        last = date.fromisoformat(told)
+        last = date.fromisoformat(given)
         return datetime.combine(last + timedelta(days=1), time(), UTC)
     except (ValueError, OverflowError):
         pass
-    return datetime.now(UTC) + _duration(told, "--expires")
-
-
-def _duration(told: str, flag: str) -> timedelta:
-    found = re.fullmatch(r"([0-9]{1,6})([dhm])", told)
-    if found is None:
-        day = "a day such as 2027-01-31, or " if flag == "--expires" else ""
-        raise UsageError(f"{flag} {told!r} is not understood; give {day}a time such as 90d or 12h.")
-    return timedelta(**{_UNITS[found[2]]: int(found[1])})
+    parts = re.fullmatch(r"([0-9]{1,6})([dhm])", given)
+    if parts is None:
+        raise UsageError(
+            f"--expires {given!r} is not understood; give a day such as 2027-01-31, or a time such "
+            "as 90d or 12h."
+        )
+    return datetime.now(UTC) + timedelta(**{_UNITS[parts[2]]: int(parts[1])})

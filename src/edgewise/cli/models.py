@@ -1,6 +1,5 @@
-"""`edgewise models`: what is on this disk, what the hub has, what is not needed any more."""
+"""`edgewise models`: which models are on this disk, and downloads."""
 
-import sys
 from datetime import datetime
 from typing import Annotated
 
@@ -11,31 +10,38 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from edgewise.addresses import (
-    BESIDE,
-    Part,
     bundled,
     engine_at,
     from_home,
+    hub_address,
     is_url,
     resolve,
     resolve_folder,
 )
 from edgewise.cli import options, render
+from edgewise.edge.named import files_read
 from edgewise.errors import UsageError
-from edgewise.hub_client import hub_address
-from edgewise.model_cache import CachedModel, cached_models, removal
 
-app = typer.Typer(no_args_is_help=True, help="List, download and remove models.")
+app = typer.Typer(no_args_is_help=True, help="List and download models.")
 
-Address = Annotated[str, typer.Argument(help="owner/repo, owner/repo:Q4_K_M or hf://....")]
 
-_SHIPPED: dict[str, Part] = {"bundled": "edge", "bundled (cloud)": "cloud", **BESIDE}
+class _Model(msgspec.Struct, frozen=True):
+    """A model on this disk: `size` in bytes, `used` in seconds since 1970, 0 if unknown."""
+
+    address: str
+    size: int
+    used: float
+    path: str
 
 
 @app.command("list")
 def list_models(json: options.Json = False) -> None:
-    """Models that ship with Edgewise, and those that were downloaded: address, size, place."""
-    found = [*_shipped(), *cached_models()]
+    """List the bundled models and the downloaded repositories: address, size, place."""
+    from edgewise.hub.client import cached_repositories
+
+    shipped = {"bundled": bundled("edge"), "bundled (cloud)": bundled("cloud")}
+    found = [_Model(name, path.stat().st_size, 0.0, str(path)) for name, path in shipped.items()]
+    found += [_Model(r.repo, r.size, r.used, str(r.path)) for r in cached_repositories()]
     if json:
         print(msgspec.json.encode(found).decode())
         return
@@ -49,43 +55,19 @@ def list_models(json: options.Json = False) -> None:
         address, place = render.printable(one.address), render.printable(one.path)
         table.add_row(address, decimal(one.size), used, place)
     render.show(table)
+    render.note("hf cache rm REPOSITORY removes one")
 
 
 @app.command()
-def pull(model: Address) -> None:
-    """Download MODEL as a command would that names it, with a progress bar."""
+def pull(
+    model: Annotated[str, typer.Argument(help="owner/repo, owner/repo:Q4_K_M or hf://....")],
+) -> None:
+    """Download MODEL, as a command does that names it."""
     if hub_address(model) is None or from_home(model).exists():
-        where = "an engine's address" if is_url(model) else "no hub repository"
+        where = "an engine's address" if is_url(model) else "not a hub repository"
         raise UsageError(f"{model!r} is {where}, so there is nothing to download.")
     engine = engine_at(model)
-    path = resolve(model, "edge") if engine == "llamacpp" else resolve_folder(model, engine)[0]
+    reads = files_read(engine)
+    path = resolve_folder(model, engine, reads)[0] if reads else resolve(model, "edge")
     render.out.print(str(path))
     render.note(f"use it with --edge {model}")
-
-
-@app.command()
-def remove(
-    model: Address,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Without being asked.")] = False,
-) -> None:
-    """Remove what was downloaded of MODEL: a file, a quantisation or a whole repository."""
-    if model.partition(":")[0] == "bundled":
-        raise UsageError(f"{model!r} is part of Edgewise and cannot be removed.")
-    found = removal(model)
-    what = f"{render.printable(model)}: {len(found.names)} files, {decimal(found.freed)}"
-    if not yes:
-        if not sys.stdin.isatty():
-            raise UsageError(f"To remove {what} without being asked, say --yes.")
-        if not typer.confirm(f"Remove {what}?"):
-            render.note("nothing was removed")
-            raise typer.Exit(1)
-    found.execute()
-    render.note(f"removed {what}")
-
-
-def _shipped() -> list[CachedModel]:
-    places = {name: bundled(part) for name, part in _SHIPPED.items()}
-    return [
-        CachedModel(address=name, size=path.stat().st_size, used=0.0, path=str(path))
-        for name, path in places.items()
-    ]

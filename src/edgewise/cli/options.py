@@ -15,7 +15,6 @@ from edgewise.addresses import is_url, meant
 from edgewise.cli import render
 from edgewise.engines.http import require_keyless
 from edgewise.errors import EdgewiseError, UsageError, VocabularyMismatch
-from edgewise.evaluation.tasks.base import Grading
 from edgewise.routers.named import runs_code
 from edgewise.settings import NAMES, Settings
 
@@ -27,17 +26,6 @@ SentFile = Annotated[
         metavar="FILE", help="Write to FILE every message to the cloud, before it leaves."
     ),
 ]
-TaskName = Annotated[
-    str, typer.Argument(help="pocketqa, commonsenseqa, gsm8k or a JSON Lines file.")
-]
-Data = Annotated[Path | None, typer.Option(help="Local copy of the task's published file.")]
-Check = Annotated[
-    Grading | None, typer.Option(help="How a JSON Lines file is graded; default exact.")
-]
-MaxTokens = Annotated[
-    int | None, typer.Option(help="Longest answer, tokens; default: the task's own, 256 a file's.")
-]
-Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N questions.")]
 
 
 def share(text: str) -> float:
@@ -71,7 +59,7 @@ ROUTING: Names = ("router", *POLICY, "on_cloud_error", "push")
 DRAWS: Names = ("top_k", "top_p", "min_p", "seed")
 """Without a temperature there are none."""
 SAMPLING: Names = ("max_tokens", "temperature", *DRAWS)
-MACHINE: Names = ("ctx", "threads", "gpu_layers", "swa_full")
+MACHINE: Names = ("ctx", "threads", "gpu_layers")
 SERVING: Names = ("slots", "api_key")
 COSTS: Names = ("price", "max_cost", "max_cost_day", "allow_dearer")
 RECORD: Names = ("sent_counts",)

@@ -1,11 +1,9 @@
 """What a terminal shows. Data go to stdout, everything else to stderr."""
 
-import math
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.measure import Measurement
 from rich.progress import MofNCompleteColumn, Progress, TaskID
@@ -14,9 +12,6 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from edgewise.evaluation import report
-from edgewise.evaluation.report import Figures, Row
-from edgewise.evaluation.statistics import Interval
 from edgewise.events import (
     AnswerCost,
     Consult,
@@ -40,7 +35,6 @@ _ASIDE = Style(italic=True)
 _FOLDED = 16
 """Columns that a long name is folded to, rather than that a table is shown line by line."""
 
-ALONE = (report.EDGE.system, report.CLOUD.system)
 CLOUD = Style(color="red", bold=True, underline=True)
 """Told from the edge's without colour too."""
 
@@ -66,7 +60,8 @@ def paint(events: Iterable[Event]) -> Answer:
 def painted(events: Iterable[Event]) -> Iterator[Event]:
     """The same events, shown on their way.
 
-    The first consult that failed is told on stderr, once the answer is complete.
+    The first consult that failed is told on stderr, once the answer is complete; where all did,
+    as a warning.
     """
     problem: str | None = None
     for event in events:
@@ -74,7 +69,9 @@ def painted(events: Iterable[Event]) -> Iterator[Event]:
             _write(event.text, CLOUD if event.source == "cloud" else Style())
         elif isinstance(event, Finished):
             _write(event.text + "\n", Style())
-            if problem:
+            if problem and event.usage.alone:
+                warn(f"the cloud helped nowhere, the edge model wrote all of it: {problem}")
+            elif problem:
                 note(f"the edge model stood in: {problem}")
         elif isinstance(event, Consult):
             problem = problem or event.message
@@ -192,15 +189,6 @@ class _ProgressLines(Progress):
         note(line)
 
 
-def figures_tables(title: str, table: Sequence[Row]) -> None:
-    """Print what every system gets right by both readings, by family, and what it asks for."""
-    figures = [row.overall for row in table]
-    show(_accuracies(f"{title} (95% intervals)", figures))
-    if len(table[0].families) > 1:
-        show(_by_family(table))
-    show(_costs(figures))
-
-
 def show(table: Table) -> None:
     """Print a table: in a pipe as wide as it is, on a terminal that is narrower line by line.
 
@@ -237,97 +225,3 @@ def _by_lines(table: Table) -> Group:
                 told.add_row(Text(f"  {name}: {cell}"), style=row.style)
     title, caption = (Text(str(said or ""), _ASIDE) for said in (table.title, table.caption))
     return Group(*(part for part in (title, told, caption) if part))
-
-
-def _columns(title: str, *names: str) -> Table:
-    padding = (0, 0, 0, 1)
-    title = printable(title)
-    table = Table(title=title, box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False)
-    table.add_column("system", overflow="fold")
-    for name in names:
-        table.add_column(printable(name), justify="right", overflow="fold")
-    return table
-
-
-def _accuracies(title: str, table: Sequence[Figures]) -> Table:
-    gap_name = "gap\nrecovered"
-    shown = _columns(title, "cloud\nshare", "right", gap_name, "strictly\nright", gap_name)
-    for one in table:
-        bare = one.system in ALONE
-        shown.add_row(
-            _named(one),
-            f"{one.cloud_share:.1%}",
-            f"{one.accuracy:.1%}",
-            "" if bare else gap(one.gap_recovered, one.gap_interval),
-            f"{one.strict_accuracy:.1%}",
-            "" if bare else gap(one.strict_gap_recovered, one.strict_gap_interval),
-        )
-    shown.caption = _without_gap(table[0])
-    return shown
-
-
-def _by_family(table: Sequence[Row]) -> Table:
-    shown = _columns("Right / strictly right by family, %", *table[0].families)
-    for row in table:
-        both = (
-            f"{100 * one.accuracy:.0f} / {100 * one.strict_accuracy:.0f}"
-            for one in row.families.values()
-        )
-        shown.add_row(_named(row.overall), *both)
-    return shown
-
-
-def _costs(table: Sequence[Figures]) -> Table:
-    """Means an answer; an engine may bill all of it."""
-    names = ("calls", "prompt\ncomputed", "prompt\ncached", "written", "wasted", "cloud\nwork")
-    shown = _columns("Asked of the cloud, tokens an answer", *names)
-    for one in table:
-        n = one.questions
-        if one.cloud_calls:
-            shown.add_row(
-                _named(one),
-                f"{one.cloud_calls / n:.1f}",
-                metered(one.prompt_computed and one.prompt_computed / n, ".1f"),
-                metered(one.prompt_cached and one.prompt_cached / n, ".1f"),
-                f"{(one.cloud_tokens + one.wasted_tokens) / n:.1f}",
-                f"{one.wasted_tokens / n:.1f}",
-                metered(one.cloud_work, ".0%"),
-            )
-    shown.caption = (
-        "wasted: written or asked for in vain; part of the cloud share\n"
-        "cloud work: prompt tokens computed + tokens written, of the cloud alone's"
-    )
-    return shown
-
-
-def _without_gap(figures: Figures) -> str | None:
-    """Which families the gap recovered leaves out, if it is that of others."""
-    parts = [
-        f"{', '.join(families)} by the {reading} reading"
-        for reading, families, recovered in (
-            ("lenient", figures.without_gap, figures.gap_recovered),
-            ("strict", figures.strict_without_gap, figures.strict_gap_recovered),
-        )
-        if families and recovered is not None
-    ]
-    if not parts:
-        return None
-    return printable(f"The gap recovered leaves out {' and '.join(parts)}: no gap there.")
-
-
-def _named(figures: Figures) -> str:
-    asked = "" if figures.share_asked is None else f" at {figures.share_asked:.0%}"
-    return printable(figures.system) + asked
-
-
-def gap(recovered: float | None, interval: Interval | None) -> str:
-    """The gap recovered and its interval."""
-    if recovered is None or interval is None:
-        return "no gap"
-    return f"{recovered:.0%} {percent(interval)}"
-
-
-def percent(interval: Interval) -> str:
-    """An interval in percent; a question mark where too few questions leave an end open."""
-    low, high = (f"{100 * end:.0f}" if math.isfinite(end) else "?" for end in interval)
-    return f"({low} to {high})"

@@ -26,7 +26,7 @@ from edgewise.cli.options import (
     VIEW,
     takes,
 )
-from edgewise.edge.fitting import require_fitting
+from edgewise.edge.vocabulary import require_fitting
 from edgewise.errors import UsageError
 from edgewise.events import Event, Finished, Token
 from edgewise.grammar.schema import MAX_SCHEMA

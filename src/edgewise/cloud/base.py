@@ -88,6 +88,11 @@ class CloudModel(Protocol):
         return None
 
     @property
+    def here(self) -> bool:
+        """Whether it runs in this process: then one that is slow is not one that is gone."""
+        return self.local is not None
+
+    @property
     def abilities(self) -> Abilities | None:
         """What `check` found the engine able to do; None where no engine is asked directly."""
         return None

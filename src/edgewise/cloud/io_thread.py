@@ -64,9 +64,11 @@ class IoThread:
         except TimeoutError as error:
             raise CloudTimeout(f"{self._name!r} did not answer within {deadline:g} s.") from error
         except asyncio.CancelledError as error:
+            if self._closed:
+                raise CloudUnavailable(f"The connection to {self._name!r} was closed.") from error
             if task.cancelling():
                 raise
-            # Nobody gave it up: something on the way did.
+            # Its owner did not give it up: something on the way did.
             raise CloudUnavailable(f"The call to {self._name!r} was broken off.") from error
 
     async def _end(self, first: Coroutine[Any, Any, None], last: Coroutine[Any, Any, None]) -> None:

@@ -44,6 +44,11 @@ class LocalCloud(CloudModel):
         self._submitting = threading.Lock()
 
     @property
+    def closed(self) -> bool:
+        """Whether consults fail from now on, those under way at their next token."""
+        return self._closed
+
+    @property
     def local(self) -> EdgeModel:
         return self.model
 
@@ -196,5 +201,8 @@ class LocalSession:
         )
 
     def _require_time(self, end: float) -> None:
-        if self._closing.is_set() or time.monotonic() > end:
+        if self._closing.is_set() or self._cloud.closed:
+            # Not a timeout: that would lengthen the deadlines of every other answer.
+            raise CloudUnavailable("It was closed before the cloud model had replied.")
+        if time.monotonic() > end:
             raise CloudTimeout("The cloud model did not answer before the deadline.")

@@ -38,6 +38,10 @@ class WrappedCloud:
         return self.cloud.local
 
     @property
+    def here(self) -> bool:
+        return self.cloud.here
+
+    @property
     def abilities(self) -> Abilities | None:
         return self.cloud.abilities
 

@@ -164,11 +164,10 @@ class EdgeSession(Protocol):
         """Drop every id from `position` (absolute) on."""
         ...
 
-    def mark(self, position: int) -> None:
+    def checkpoint(self, position: int) -> None:
         """Say that `rewind(position)` may come, before anything behind it is computed.
 
-        Where the engine rewinds to marks it makes one there; a later one is too late. Elsewhere
-        this does nothing.
+        An engine that rewinds to checkpoints makes one there. Elsewhere this does nothing.
         """
 
     def close(self) -> None:
@@ -176,16 +175,16 @@ class EdgeSession(Protocol):
         ...
 
 
-Rewinds = Literal["anywhere", "marks", "no"]
+Rewinds = Literal["anywhere", "checkpoints", "no"]
 
 
 class EdgeAbilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a model's engine can do.
 
-    `hidden`: it hands out hidden states. `rewinds`: a session that goes back keeps what stands
-    before ("anywhere"), what stands before the last mark that the engine set ("marks"), or nothing
-    ("no"): it computes the rest again. `batch_logits`: one pass yields the logits of every id in
-    it. `slots`: how many sessions may be open at once.
+    `hidden`: it returns hidden states. `rewinds`: a session that goes back keeps all that stands
+    before ("anywhere"), all before the last checkpoint ("checkpoints"), or nothing ("no"), and
+    computes the rest again. `batch_logits`: one pass yields the logits of every id in it. `slots`:
+    how many sessions may be open at once.
     """
 
     hidden: bool = True
@@ -200,8 +199,7 @@ class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
     `context` is in ids a session (None: what suits the model), `slots` the number of sessions that
     may be open at once. With `keep_prefixes` a closed session's KV cache stays until its slot is
     needed, for a next session that begins alike: a conversation's next turn. Without, no answer
-    depends on an earlier one, not even by a rounding error. Without `swa_full` layers with a
-    sliding window hold little more than the window.
+    depends on an earlier one, not even by a rounding error.
     """
 
     context: int | None = None
@@ -209,48 +207,13 @@ class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
     gpu_layers: int | Literal["auto"] = "auto"
     slots: int = 1
     keep_prefixes: bool = False
-    swa_full: bool = True
 
 
-class Marks(NamedTuple):
-    """Where an engine rewinds to marks: how many a session has at most, and bytes of one."""
+class Checkpoints(NamedTuple):
+    """Copies of a sequence's state to go back to: how many a session has, and bytes of one."""
 
     most: int
     size: int
-
-
-def require_full_windows(model: str, why: str, *, swa_full: bool) -> None:
-    """For an engine, or a model, whose layers with sliding windows have no smaller cache.
-
-    Raises `UsageError` where one is asked for.
-    """
-    if not swa_full:
-        raise UsageError(
-            f"There is no smaller cache of sliding windows for {model!r}: {why}",
-            hint="keep the full one",
-            setting="swa_full",
-        )
-
-
-DEFAULT_CONTEXT = 4096
-"""Ids, for a model that holds more, or does not say how many."""
-
-
-def context_for(model: str, wanted: int | None, trained: int | None) -> int:
-    """The context of a session, ids. `trained` is the most that the model was made for, if known.
-
-    Raises `UsageError` for more than that: memory would be taken for positions where the model
-    writes noise.
-    """
-    if wanted is None:
-        return min(trained or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-    if trained is not None and wanted > trained:
-        raise UsageError(
-            f"{model!r} was made for contexts of at most {trained} tokens, not {wanted}",
-            hint="lower the context",
-            setting="ctx",
-        )
-    return wanted
 
 
 class Chunk(NamedTuple):
@@ -327,8 +290,8 @@ class EdgeModel(Protocol):
         return None
 
     @property
-    def marks(self) -> Marks | None:
-        """What a session goes back to, where that is marks and the engine says so."""
+    def checkpoints(self) -> Checkpoints | None:
+        """What a session goes back to, where that is checkpoints and the engine says so."""
         return None
 
     @property

@@ -15,7 +15,7 @@ from edgewise.edge.step import LogitsStep
 from edgewise.errors import ContextOverflow, UsageError
 
 FEW = 8
-"""Ids that one run reads with outputs, where an engine rewinds to marks: back to one, and on."""
+"""Most ids of a prompt that one run computes with outputs, where an engine uses checkpoints."""
 
 Outputs = Literal["none", "last", "all"]
 """Of which ids of a run the logits are wanted."""
@@ -77,11 +77,11 @@ class KvCache(Protocol):
         """Whether the model is closed, and the cache with it."""
         return False
 
-    def mark(self, position: int, *, lasting: bool) -> None:
+    def checkpoint(self, position: int, *, lasting: bool) -> None:
         """Keep the state at `position`, where the cache ends: `forget` may be asked to go there.
 
         `lasting` for a position in the prompt. Called with `lock` held, before a run, and only
-        where the model rewinds to marks.
+        where the model rewinds to checkpoints.
         """
 
     def adopt(self, ids: Sequence[int]) -> Sequence[int]:
@@ -110,13 +110,13 @@ class KvSession:
         self._cache = cache
         self._name, self._size, self._context = model.name, model.tokenizer.size, model.context
         self._batched = model.abilities.batch_logits
-        self._marked = model.abilities.rewinds == "marks"
-        self._few = min(FEW, cache.batch) if self._marked else 1
+        self._checkpointed = model.abilities.rewinds == "checkpoints"
+        self._few = min(FEW, cache.batch) if self._checkpointed else 1
         self._needs, self._top = needs, top
         self._hidden = Needs.HIDDEN in needs
         self._ids: list[int] = []
         self._prompt = self._computed = 0
-        self._marks: set[int] = set()
+        self._wanted: set[int] = set()
         self._last: LogitsStep | None = None
         self._buffer: Floats = np.empty(self._size, np.float32)
         self._opened = self._closed = False
@@ -134,11 +134,11 @@ class KvSession:
         self.rewind(common_prefix(self._ids[: self._computed], ids))
         self._ids = list(ids)
         self._prompt = len(ids)
-        if self._marked and ids:
+        if self._checkpointed and ids:
             if self._computed == len(ids) and not self._at_hand():
                 # As `step` will: what is reported as kept is not read again.
                 self._forget(len(ids) - 1)
-            self.mark(len(ids) - 1)
+            self.checkpoint(len(ids) - 1)
         return self._computed
 
     def extend(self, ids: Sequence[int]) -> None:
@@ -149,13 +149,14 @@ class KvSession:
         self._ids.extend(ids)
 
     def step(self) -> LogitsStep:
-        self._check_open()
         wanted = len(self._ids)
         if not wanted:
+            self._check_open()
             raise UsageError(
                 "A session has no next token before it has ids", hint="open it with a prompt"
             )
         if self._computed == wanted:
+            self._check_open()
             if self._last and self._at_hand():
                 return self._last
             self._forget(wanted - 1)
@@ -188,13 +189,13 @@ class KvSession:
         if not 0 <= position <= len(self._ids):
             raise ValueError(f"cannot rewind to {position}: the session holds {len(self._ids)} ids")
         del self._ids[position:]
-        self._marks = {mark for mark in self._marks if mark <= position}
+        self._wanted = {at for at in self._wanted if at <= position}
         if position < self._computed:
             self._forget(position)
 
-    def mark(self, position: int) -> None:
-        if self._marked and position >= max(1, self._computed):
-            self._marks.add(position)
+    def checkpoint(self, position: int) -> None:
+        if self._checkpointed and position >= max(1, self._computed):
+            self._wanted.add(position)
 
     def close(self) -> None:
         if not self._closed:
@@ -203,10 +204,10 @@ class KvSession:
 
     def _next_end(self, wanted: int) -> int:
         """Where the next run ends: a prompt but for its last id is read without outputs."""
-        marks = self._marks and [mark for mark in self._marks if self._computed < mark < wanted]
-        if wanted - self._computed <= self._few and not marks:
+        stops = self._wanted and [at for at in self._wanted if self._computed < at < wanted]
+        if wanted - self._computed <= self._few and not stops:
             return wanted
-        return min(wanted - 1, self._computed + self._cache.turn, *marks)
+        return min(wanted - 1, self._computed + self._cache.turn, *stops)
 
     def _at_hand(self) -> bool:
         """Whether the step after all ids was the last that the engine made."""
@@ -241,16 +242,16 @@ class KvSession:
         with cache.lock:
             self._check_open()
             try:
-                if start in self._marks:
-                    cache.mark(start, lasting=start < self._prompt)
+                if start in self._wanted:
+                    cache.checkpoint(start, lasting=start < self._prompt)
                 rows = cache.run(self._ids[start:end], start, outputs, hidden=hidden)
             except BaseException:
                 # An interrupted run may have computed some of them.
                 self._computed = cache.forget(start)
                 raise
             self._computed = end
-            if self._marks:
-                self._marks = {mark for mark in self._marks if mark >= end}
+            if self._wanted:
+                self._wanted = {at for at in self._wanted if at >= end}
             decode = cache.decodes
             return [
                 LogitsStep(

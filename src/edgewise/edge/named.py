@@ -1,5 +1,6 @@
 """Edge engines by name: how an address becomes a model."""
 
+import sys
 from collections.abc import Callable
 
 from edgewise.edge.base import EdgeModel, EdgeOptions
@@ -16,3 +17,8 @@ EDGES: Registry[Callable[[str, EdgeOptions], EdgeModel]] = Registry(
     },
 )
 """An engine is called with the model's address as the user wrote it."""
+
+
+def files_read(engine: str) -> tuple[str, ...]:
+    """Ends of the names of a folder's files that an engine reads; its module says so as `READS`."""
+    return getattr(sys.modules[EDGES.load(engine).__module__], "READS", ())

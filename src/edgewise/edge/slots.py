@@ -1,11 +1,14 @@
 """The slots of a model: which session has which sequence of the engine, and what free ones hold."""
 
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from edgewise.edge.fair_lock import FairLock
-from edgewise.edge.kv import KvCache, common_prefix
-from edgewise.errors import UsageError
+from edgewise.edge.hub.folder import told
+from edgewise.edge.kv import KvCache, KvRow, Outputs, common_prefix
+from edgewise.edge.sequence import FAILURES, SequenceCache
+from edgewise.errors import ModelError, UsageError
 
 BATCH = 512
 """Most ids of one run."""
@@ -17,15 +20,48 @@ _SLACK = 16
 """A prompt that goes on with another one loses at most one id of it for so many that it keeps."""
 
 
-class SequenceMemory(Protocol):
-    """One sequence's cache in an engine."""
+class FairLock:
+    """`with lock:`; not reentrant.
 
-    def keeps(self, position: int) -> int:
-        """How many ids would be left if those from `position` on were dropped."""
-        ...
+    A `threading.Lock` goes to whoever asks first after its release, which is mostly the thread that
+    just released it: one session would decode on and on while the others wait.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[threading.Lock] = deque()
+        self._inner = threading.Lock()
+        self._taken = False
+
+    def __enter__(self) -> None:
+        with self._inner:
+            if not self._taken:
+                self._taken = True
+                return
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append(turn)
+        try:
+            turn.acquire()
+        except BaseException:
+            with self._inner:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+                else:  # it was handed over already
+                    self._hand_on()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        with self._inner:
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        if self._waiting:
+            self._waiting.popleft().release()
+        else:
+            self._taken = False
 
 
-P = TypeVar("P", bound=SequenceMemory)
+P = TypeVar("P", bound=SequenceCache)
 
 
 class _Free(NamedTuple, Generic[P]):
@@ -48,12 +84,16 @@ class Slots(Generic[P]):
         keep_prefixes: bool,
         batch: int = BATCH,
         turn: int = BATCH,
+        drop: Callable[[P], None] | None = None,
     ) -> None:
-        """`new` makes an empty cache. `batch` is the longest run, `turn` that of a prompt, ids."""
+        """`new` makes an empty cache, `drop` frees one where Python's collector does not.
+
+        `batch` is the longest run, `turn` the longest of a prompt, ids.
+        """
         self.lock = FairLock()
         self.closed = False
         self.batch, self.turn = batch, min(batch, turn, TURN if count > 1 else BATCH)
-        self._new, self._name = new, name
+        self._new, self._drop, self.name = new, drop, name
         self._count, self._keep = count, keep_prefixes
         self._sessions = self._made = 0
         # Longest unused first.
@@ -65,7 +105,7 @@ class Slots(Generic[P]):
             self._check_open()
             if self._sessions == self._count:
                 raise UsageError(
-                    f"All slots of {self._name!r} are in use",
+                    f"All slots of {self.name!r} are in use",
                     hint="load it with more slots or close a session",
                     setting="slots",
                 )
@@ -102,7 +142,8 @@ class Slots(Generic[P]):
                 self._free.append(_Free(place, list(held), min(prompt, len(held))))
             else:
                 self._made -= 1
-                self._drop(place)
+                if self._drop is not None:
+                    self._drop(place)
 
     def close(self) -> bool:
         """Let nothing run any more; False where that was done before."""
@@ -111,12 +152,9 @@ class Slots(Generic[P]):
             self._free.clear()
             return not before
 
-    def _drop(self, place: P) -> None:
-        """A cache is no longer needed. One that is only Python's is collected."""
-
     def _check_open(self) -> None:
         if self.closed:
-            raise UsageError(f"{self._name!r} is closed", hint="load it again")
+            raise UsageError(f"{self.name!r} is closed", hint="load it again")
 
 
 def _goes_on(prompt: int, kept: int) -> bool:
@@ -124,18 +162,22 @@ def _goes_on(prompt: int, kept: int) -> bool:
     return _SLACK * (prompt - kept) <= kept
 
 
-class Slot(KvCache, Generic[P]):
-    """A session's part of `Slots`. An engine adds `decodes`, `run` and `forget`."""
+class Slot(KvCache):
+    """A session's part of `Slots`. Implements `KvCache`."""
 
-    def __init__(self, slots: Slots[P]) -> None:
-        """Raises `UsageError` where all slots are in use."""
+    def __init__(self, slots: Slots[Any], *, engine: str) -> None:
+        """`engine` is what to call the library. Raises `UsageError` where all are in use."""
         slots.reserve()
         self.lock = slots.lock
         self.batch, self.turn = slots.batch, slots.turn
-        self._slots = slots
+        self._slots, self._engine = slots, engine
         self._prompt = 0
-        self._place: P | None = None
+        self.sequence: SequenceCache | None = None
         """Once the session's ids are known."""
+
+    @property
+    def decodes(self) -> int:
+        return (self.sequence.decodes if self.sequence else 0) + self._slots.closed
 
     @property
     def closed(self) -> bool:
@@ -143,9 +185,32 @@ class Slot(KvCache, Generic[P]):
 
     def adopt(self, ids: Sequence[int]) -> Sequence[int]:
         self._prompt = len(ids)
-        self._place, held = self._slots.take(ids)
+        self.sequence, held = self._slots.take(ids)
         return held
 
+    def run(
+        self, ids: Sequence[int], start: int, outputs: Outputs, *, hidden: bool
+    ) -> Sequence[KvRow]:
+        sequence = self.sequence
+        assert sequence is not None
+        assert sequence.length == start
+        try:
+            return sequence.run(ids, outputs, hidden=hidden)
+        except FAILURES as error:
+            raise ModelError(
+                f"{self._engine} could not run {len(ids)} tokens of {self._slots.name!r} "
+                f"({told(error)})",
+                hint="lower the context or the number of slots if memory is short",
+                setting="ctx",
+            ) from error
+
+    def checkpoint(self, position: int, *, lasting: bool) -> None:
+        if self.sequence is not None and self.sequence.length == position:
+            self.sequence.checkpoint(lasting=lasting)
+
+    def forget(self, position: int) -> int:
+        return 0 if self.sequence is None else self.sequence.back(position)
+
     def release(self, held: Sequence[int]) -> None:
-        place, self._place = self._place, None
-        self._slots.give_back(place, held, self._prompt)
+        sequence, self.sequence = self.sequence, None
+        self._slots.give_back(sequence, held, self._prompt)

@@ -1,27 +1,45 @@
-"""What a vocabulary is known by, whoever holds it."""
+"""Facts about a vocabulary: its fingerprint, what ids stand for, and how long a prompt can be."""
 
+import functools
 import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from edgewise.edge.base import PROBES, Tokenizer
+from edgewise.errors import ContextOverflow
 
-_known: WeakKeyDictionary[Tokenizer, str] = WeakKeyDictionary()
+CHUNK = 1 << 16
+"""Characters that are tokenised at a time to count what they come to."""
+
+_SLACK = 2
+_CONTEXT = 32
+"""Ids before a text that are read to spell it."""
+
+_T = TypeVar("_T")
 
 
+def once(compute: Callable[[Tokenizer], _T]) -> Callable[[Tokenizer], _T]:
+    """Compute a fact about a tokenizer once, and remember it as long as the tokenizer lives."""
+    known: WeakKeyDictionary[Tokenizer, _T] = WeakKeyDictionary()
+
+    @functools.wraps(compute)
+    def remembered(tokenizer: Tokenizer) -> _T:
+        if tokenizer not in known:
+            known[tokenizer] = compute(tokenizer)
+        return known[tokenizer]
+
+    return remembered
+
+
+@once
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """SHA-256 over what every used id stands for, and over the ids of the probe strings.
+    """SHA-256 over the bytes of every used id, and over the ids of the probe strings.
 
-    Equal fingerprints mean that ids mean the same bytes, whatever library reads them. Ids that
-    stand for nothing are padding and left out, since models of one family pad to different sizes.
-    The probes stand for merges and pre-tokenizer, which no library hands out.
+    Equal fingerprints mean that ids mean the same bytes, whatever library reads them. Ids without
+    bytes are padding and left out, since models of one family pad to different sizes. The probes
+    show merges and pre-tokenizer, which no library hands out.
     """
-    found = _known.get(tokenizer)
-    if found is None:
-        found = _known[tokenizer] = _computed(tokenizer)
-    return found
-
-
-def _computed(tokenizer: Tokenizer) -> str:
     digest = hashlib.sha256()
     special = tokenizer.special
     for token in range(tokenizer.size):
@@ -31,3 +49,83 @@ def _computed(tokenizer: Tokenizer) -> str:
             digest.update(b"%d\0%d\0%d\0%b" % (token, text is not None, len(data), data))
     digest.update(repr([tokenizer.encode(text) for text in PROBES]).encode())
     return digest.hexdigest()
+
+
+def bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
+    """What ids stand for; nothing for those that are no text."""
+    return b"".join(map(tokenizer.piece, ids))
+
+
+def ids_spelling(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[int] | None:
+    """Ids of `text` behind the ids `before`, which stand for its bytes and nothing else.
+
+    Those that the whole has where it begins with `before`; else those of the text alone, behind
+    a line's end (SentencePiece puts a blank before a text), or byte by byte. None for a vocabulary
+    in which none of these are the text.
+    """
+    data = text.encode()
+    tail = list(before[-_CONTEXT:])
+    context = bytes_of(tokenizer, tail).decode("utf-8", "replace")
+    for first, ids in ((context, tail), ("", []), ("\n", tokenizer.encode("\n"))):
+        found = tokenizer.encode(first + text)
+        if found[: len(ids)] == ids and bytes_of(tokenizer, found[len(ids) :]) == data:
+            return found[len(ids) :]
+    letters = _letters(tokenizer)
+    return [letters[byte] for byte in data] if all(byte in letters for byte in data) else None
+
+
+@once
+def _letters(tokenizer: Tokenizer) -> Mapping[int, int]:
+    """The id of each byte that has one of its own."""
+    pieces = ((tokenizer.piece(token), token) for token in reversed(range(tokenizer.size)))
+    return {piece[0]: token for piece, token in pieces if len(piece) == 1}
+
+
+@once
+def longest_piece(tokenizer: Tokenizer) -> int:
+    """Bytes of the longest text that one id stands for; at least 1."""
+    special = (len(text.encode("utf-8", "surrogatepass")) for text in tokenizer.special.values())
+    return max(1, *special, *(len(tokenizer.piece(token)) for token in range(tokenizer.size)))
+
+
+def require_short(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> None:
+    """Raise `ContextOverflow` for texts that no tokenisation fits into `context` ids.
+
+    By their length alone: no id stands for more than the vocabulary's longest piece, and a
+    character is at least a byte.
+    """
+    if (characters := sum(map(len, texts))) <= CHUNK:
+        return
+    least = -(-characters // longest_piece(tokenizer))
+    if least >= context:
+        raise overflow(f"at least {least}", context)
+
+
+def require_fitting(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> None:
+    """Raise `ContextOverflow` for texts that are clearly too long for `context` ids.
+
+    Long texts are tokenised in chunks, and no further than `context` needs. Where a chunk ends a
+    few ids differ from the whole text's, so a text is only refused at twice the context; one in
+    between, tokenised as a whole, is small by then. Raises as `require_short`.
+    """
+    require_short(tokenizer, texts, context)
+    if sum(map(len, texts)) <= CHUNK:
+        return
+    count = 0
+    for chunk in _chunks(texts):
+        count += len(tokenizer.encode(chunk))
+        if count >= _SLACK * context:
+            raise overflow(f"more than {context}", context)
+
+
+def overflow(tokens: str, context: int) -> ContextOverflow:
+    """That a prompt of so many tokens, in words, does not fit."""
+    return ContextOverflow(
+        f"The prompt has {tokens} tokens and the context holds {context}", hint="shorten it"
+    )
+
+
+def _chunks(texts: Sequence[str]) -> Iterator[str]:
+    for text in texts:
+        for start in range(0, len(text), CHUNK):
+            yield text[start : start + CHUNK]

@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.trial import cache_folder
+from edgewise.edge.llamacpp.sandbox import cache_folder
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.engines.base import Client, Described, Watched, side_by_side
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, VocabularyMismatch

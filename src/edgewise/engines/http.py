@@ -127,7 +127,8 @@ class Endpoint:
         later = seconds_told(response.headers.get("Retry-After"))
         problem = not_now(self.url, response.status, request_id, later)
         problem = problem or self.declined(response.status, body, bounded(request_id))
-        problem.declined = True
+        # Of an engine that is busy or broken nobody knows what it computed, and bills.
+        problem.declined = response.status < 500 and response.status not in (408, 429)
         raise problem
 
     def declined(self, status: int, body: bytes, request_id: str | None) -> CloudRejected:
@@ -243,14 +244,15 @@ class _Way:
     """
 
     def __init__(self, sent: Sent | None = None, ids: int = 0) -> None:
-        self._sent, self._ids = sent, ids
+        self._sent, self._ids, self._told = sent, ids, False
         self.kept = False
         self.refused: CloudError | None = None
 
     def add(self, body: bytes) -> None:
         try:
             if self._sent is not None:
-                self._sent.add(self._ids, body)
+                self._sent.add(self._ids, body, again=self._told)
+                self._told = True
         except CloudError as error:
             self.refused = error
             raise

@@ -22,8 +22,8 @@ from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Sessions
 from edgewise.gateway.telemetry import telemetry
 from edgewise.keys.keys import Keys
+from edgewise.keys.limit_stores import SqliteLimits
 from edgewise.keys.limits import KeyLimits
-from edgewise.keys.limits_sqlite import SqliteLimits
 from edgewise.listening.visitors import ANY, Visitors
 from edgewise.wire.protocol import PATH, VERSION
 

@@ -14,9 +14,8 @@ from edgewise.gateway.fleet import Fleet
 from edgewise.gateway.large_frames import LARGE, LARGE_IDS, LargeFrames, Received
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Session, Sessions
-from edgewise.keys.key_file import Key
-from edgewise.keys.keys import Keys
-from edgewise.keys.limits import KeyLimits, Tab
+from edgewise.keys.keys import Key, Keys
+from edgewise.keys.limits import KeyLimits, Unbilled
 from edgewise.wire.protocol import (
     MAX_IDS,
     VERSION,
@@ -79,7 +78,7 @@ class Connection:
         self._warming: asyncio.Task[None] | None = None
         self._sending = asyncio.Lock()
         self._frames, self._counted = 0.0, time.monotonic()
-        self._tab = Tab()
+        self._unbilled = Unbilled()
         self._in_force: asyncio.Timeout | None = None
 
     async def serve(self) -> None:
@@ -190,19 +189,19 @@ class Connection:
         self._count_frame()
         # Where more frames wait nothing above does, and it is others' turn.
         await asyncio.sleep(0)
-        key, tab = self._standing(), self._tab
+        key, unbilled = self._standing(), self._unbilled
         try:
             async with asyncio.timeout(PAUSE_SECONDS):
                 if len(data) > LARGE:
-                    return await self._shared.large_frames.received(data, key, tab)
-                if tab.ids > LARGE_IDS:
-                    await self._shared.limits.pay(key, tab)
+                    return await self._shared.large_frames.received(data, key, unbilled)
+                if unbilled.ids > LARGE_IDS:
+                    await self._shared.limits.pay(key, unbilled)
         except TimeoutError as error:
             told = "Too many token ids in too short a time."
             raise _Ended(TRY_LATER, "unavailable", told, PAUSE_SECONDS) from error
         frame = from_device(data)
         ids = frame.ids if isinstance(frame, Ask | Push) else ()
-        tab.ids += len(ids)
+        unbilled.ids += len(ids)
         return Received(frame, ids)
 
     def _standing(self) -> Key:
@@ -264,7 +263,7 @@ class Connection:
         begun, outcome = time.monotonic(), "cancelled"
         consults = self._shared.consults
         try:
-            answer = await consults.answer(frame, ids, session, key, self._tab, others=others)
+            answer = await consults.answer(frame, ids, session, key, self._unbilled, others=others)
             outcome = "answered"
             if isinstance(answer, Failed):
                 outcome = answer.reason
@@ -280,7 +279,7 @@ class Connection:
         """Let the engine compute what was pushed while nobody waits; the latest push counts."""
         if self._warming is not None:
             self._warming.cancel()
-        work = self._shared.consults.warm(ids, session, self._standing(), self._tab)
+        work = self._shared.consults.warm(ids, session, self._standing(), self._unbilled)
         self._warming = asyncio.create_task(work)
 
     async def _send(self, frame: FromGateway) -> None:

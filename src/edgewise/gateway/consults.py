@@ -14,8 +14,8 @@ from edgewise.gateway.large_frames import listed
 from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Session
 from edgewise.gateway.telemetry import Telemetry, outcome
-from edgewise.keys.key_file import ANYBODY, Key
-from edgewise.keys.limits import KeyLimits, OverLimit, Spent, Tab
+from edgewise.keys.keys import ANYBODY, Key
+from edgewise.keys.limits import KeyLimits, OverLimit, Spent, Unbilled
 from edgewise.wire.protocol import Ask, Failed, Ledger, NeedFull, Reply, request_id, unpacked
 
 WAITING_ASKS = 8
@@ -55,14 +55,14 @@ class KeyedConsults:
         ids: Ledger | None,
         session: Session,
         key: Key,
-        tab: Tab,
+        unbilled: Unbilled,
         *,
         others: int,
     ) -> AskReply:
-        """What to say to `frame`, which means `ids` (None: the session does not hold them).
+        """The reply to `frame`, which means `ids` (None: the session does not hold them).
 
-        `others` of the session's consults wait beside it; `tab` is charged to `key`. Whatever goes
-        wrong, the device hears it.
+        `others` of the session's consults wait beside it. `unbilled` is charged to `key`. Whatever
+        goes wrong is a reply as well.
         """
         if ids is None:
             return NeedFull(frame.ask)
@@ -72,7 +72,7 @@ class KeyedConsults:
         about = {"edgewise.key": key.name, "edgewise.ids": len(ids), "edgewise.tokens": frame.n}
         with self._telemetry.consult(name, about) as trace:
             client = replace(_client(session, key), request_id=name, trace=trace)
-            answer = await self._within_limits(frame, ids, session, key, tab, client)
+            answer = await self._within_limits(frame, ids, session, key, unbilled, client)
             ended = answer.reason if isinstance(answer, Failed) else "answered"
             outcome(ended)
         log.debug("consult", request_id=name, key=key.name, outcome=ended)
@@ -81,10 +81,16 @@ class KeyedConsults:
         return answer
 
     async def _within_limits(
-        self, frame: Ask, ids: Ledger, session: Session, key: Key, tab: Tab, client: Client
+        self,
+        frame: Ask,
+        ids: Ledger,
+        session: Session,
+        key: Key,
+        unbilled: Unbilled,
+        client: Client,
     ) -> Reply | Failed:
         try:
-            async with self._limits.spending(key, tab, frame.n) as spent:
+            async with self._limits.spending(key, unbilled, frame.n) as spent:
                 return await self._completion(frame, ids, session, key, client, spent)
         except OverLimit as over:
             later = None if over.retry_after is None else _milliseconds(over.retry_after)
@@ -106,11 +112,11 @@ class KeyedConsults:
         self._metrics.asks.labels(outcome).inc()
         self._metrics.seconds.observe(time.monotonic() - begun)
 
-    async def warm(self, ids: Ledger, session: Session, key: Key, tab: Tab) -> None:
+    async def warm(self, ids: Ledger, session: Session, key: Key, unbilled: Unbilled) -> None:
         """Let the engine compute what was pushed, if `key` may ask. Nobody waits for it."""
         outcome = "superseded"
         try:
-            if not await self._limits.may_warm(key, tab):
+            if not await self._limits.may_warm(key, unbilled):
                 outcome = "limited"
                 return
             client = _client(session, key, urgent=False)

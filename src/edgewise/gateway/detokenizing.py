@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse, Response
 
 from edgewise.errors import CloudError, OtherVocabulary
 from edgewise.gateway.fleet import Fleet
-from edgewise.keys.key_file import Key
-from edgewise.keys.limits import KeyLimits, Tab
+from edgewise.keys.keys import Key
+from edgewise.keys.limits import KeyLimits, Unbilled
 from edgewise.wire.protocol import Count
 
 MOST = 1 << 15
@@ -51,12 +51,10 @@ class Detokenizing:
             return _refused(503, "The engine does not detokenise in time.")
 
     async def _in_turn(self, ids: list[int], key: Key) -> Response:
-        if wait := await self._limits.charge(key, Tab()):
+        if wait := await self._limits.charge(key, Unbilled()):
             later = {"Retry-After": str(math.ceil(wait))}
             return _refused(429, "Too many token ids in too short a time.", later)
-        tab = Tab()
-        tab.ids = len(ids)
-        await self._limits.charge(key, tab)
+        await self._limits.charge(key, Unbilled(len(ids)))
         return await self._spelled(ids)
 
     async def _spelled(self, ids: list[int]) -> Response:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from edgewise.keys.key_file import Key
-from edgewise.keys.limits import KeyLimits, Tab
+from edgewise.keys.keys import Key
+from edgewise.keys.limits import KeyLimits, Unbilled
 from edgewise.wire.protocol import Ask, FromDevice, Ledger, Push, from_device
 
 LARGE = 1 << 14
@@ -34,7 +34,7 @@ class LargeFrames:
         self._limits = limits
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def received(self, data: bytes, key: Key, tab: Tab) -> Received:
+    async def received(self, data: bytes, key: Key, unbilled: Unbilled) -> Received:
         """Once the key has its turn and owes nothing; its ids are charged before the next turn.
 
         Raises `CloudProtocolError` for bytes that are no frame.
@@ -43,14 +43,14 @@ class LargeFrames:
         await turn.acquire()
         pause = 0.0
         try:
-            await self._limits.pay(key, tab)
+            await self._limits.pay(key, unbilled)
             begun = time.monotonic()
             try:
                 received = await asyncio.to_thread(_taken_apart, data)
             finally:
                 pause = PAUSES * (time.monotonic() - begun)
-            tab.ids += len(received.ids)
-            await self._limits.charge(key, tab)
+            unbilled.ids += len(received.ids)
+            await self._limits.charge(key, unbilled)
         finally:
             asyncio.get_running_loop().call_later(pause, turn.release)
         return received

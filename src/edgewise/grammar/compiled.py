@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.spelling import ids_spelling
+from edgewise.edge.vocabulary import ids_spelling
 from edgewise.errors import UsageError
 
 INSTALL = "pip install 'edgewise[grammar]'"

@@ -1,20 +1,23 @@
-"""What a key may use, and has used: consults and ids a second, cloud tokens a day.
+"""Limits of a key: consults and token ids a second (token buckets), cloud tokens a day.
 
-Tokens are reserved before an engine is asked, and those that were not written are given back, so
-that no crash and no crowd gets past the day's tokens. What is counted lies in a `LimitStore`.
+The day's tokens are reserved before a cloud is asked for them, and those that were not written are
+given back, so that no crash and no crowd gets past the day's tokens. The arithmetic is here; a
+`LimitStore` keeps the numbers.
 """
 
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
+import msgspec
 import structlog
+from msgspec.structs import replace
 
 from edgewise.errors import Fault
-from edgewise.keys.key_file import Key
+from edgewise.keys.keys import Key
 from edgewise.wire.protocol import MAX_IDS
 
 ASKS_BURST_SECONDS = 2.0
@@ -22,12 +25,15 @@ IDS_BURST_SECONDS = 10.0
 """How much of a rate a key may save up."""
 
 MOST_DEBT = 2 * MAX_IDS
-"""Ids are known only once they came, so that a key may owe some; more are forgiven."""
+"""Ids are counted only after they came, so a key may owe some. A larger debt is forgiven."""
 
 ROUNDING = 1e-3
-"""Of one, that may be missing: times since 1970 are exact to less than a microsecond only."""
+"""Part of one id or consult that may be missing: times since 1970 are exact to a microsecond."""
 
 DAY_SECONDS = 86_400
+
+KEPT_DAYS = 8
+"""Days that are kept for a key: a clock that goes back finds what was counted."""
 
 DOWN_SECONDS = 1.0
 """How long a store that failed is not asked again."""
@@ -37,11 +43,11 @@ log = structlog.get_logger("edgewise.keys")
 _T = TypeVar("_T")
 
 Short = Literal["", "asks", "ids", "tokens"]
-"""What a key has too little of."""
+"""The limit that a key has reached."""
 
 
 class Cost(NamedTuple):
-    """What a frame costs. `ids` came already, so they are charged whatever is answered."""
+    """What a request costs. `ids` have come already: they are charged even if it is refused."""
 
     asks: int
     ids: int
@@ -49,9 +55,9 @@ class Cost(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """Whether a key may go on: `wait` is 0, or the seconds until it may try again.
+    """Whether a request may go on: `wait` is 0, or the seconds until it may be tried again.
 
-    `day`, of UTC, is the one whose tokens were reserved.
+    `day` (of UTC, since 1970) is the one whose tokens were reserved.
     """
 
     wait: float
@@ -59,15 +65,23 @@ class Granted(NamedTuple):
     day: int
 
 
+class Used(msgspec.Struct, frozen=True):
+    """What a key has used: when each bucket is full again (since 1970), and tokens by day.
+
+    One number holds a token bucket: the generic cell rate algorithm.
+    """
+
+    asks: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    ids: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    days: dict[int, Annotated[int, msgspec.Meta(ge=0)]] = {}
+
+
 class LimitsDown(Exception):
-    """A store cannot be read or written now; the text says why, without secrets."""
+    """The store cannot be read or written now. The text says why, without secrets."""
 
 
 class LimitStore(ABC):
-    """What keys have used, by their names. Every call is all or nothing, beside any other's.
-
-    `where` says who shares it, without secrets.
-    """
+    """Keeps what keys have used, by their names. `where` says in what, without secrets."""
 
     where: str
 
@@ -76,48 +90,129 @@ class LimitStore(ABC):
         """Raises `UsageError` for a store that cannot work, `LimitsDown` for one that is down."""
 
     @abstractmethod
-    async def take(self, key: Key, cost: Cost) -> Granted:
-        """Charge `cost` where the key has enough of everything. Raises `LimitsDown`.
+    async def change(self, name: str, step: Callable[[Used, float], tuple[Used, _T]]) -> _T:
+        """Replace what `name` has used by what `step` makes of it, atomically.
 
-        A cost without asks or tokens is granted where one of each would be.
-        """
-
-    @abstractmethod
-    async def settle(self, key: Key, day: int, *, unused: int, ids: int) -> float:
-        """Give back `unused` tokens of `day`, charge `ids`; seconds until it has ids to spend.
-
-        Raises `LimitsDown`.
+        `step(used, now)` may be called several times. Raises `LimitsDown`.
         """
 
     @abstractmethod
     async def close(self) -> None:
         """Let go of files and connections."""
 
+    async def take(self, key: Key, cost: Cost) -> Granted:
+        """Charge `cost` if every limit allows it. Raises `LimitsDown`.
+
+        A cost of no consults or no tokens is granted where one of each would be.
+        """
+        return await self.change(key.name, lambda used, now: _taken(used, now, key, cost))
+
+    async def settle(self, key: Key, day: int, *, unused: int, ids: int) -> float:
+        """Give back `unused` tokens of `day` and charge `ids`.
+
+        Returns the seconds until the key owes no ids. Raises `LimitsDown`.
+        """
+        return await self.change(
+            key.name, lambda used, now: _settled(used, now, key, day, unused, ids)
+        )
+
+
+class _Bucket(NamedTuple):
+    """A token bucket of `most`, filled at `rate` a second (0: no limit); it may owe `debt`."""
+
+    rate: float
+    most: float
+    debt: float = 0.0
+
+    def wait(self, full_at: float, now: float) -> float:
+        """Seconds until one is in it."""
+        if not self.rate:
+            return 0.0
+        missing = 1 - self.most + self._until_full(full_at, now) * self.rate
+        return missing / self.rate if missing > ROUNDING else 0.0
+
+    def after(self, full_at: float, now: float, spent: float) -> float:
+        """When it is full, after `spent` was taken out."""
+        if not self.rate:
+            return 0.0
+        return now + min(self._until_full(full_at, now) + spent / self.rate, self._longest)
+
+    def _until_full(self, full_at: float, now: float) -> float:
+        # Bounded, so that a clock that goes back locks nobody out.
+        return min(max(0.0, full_at - now), self._longest)
+
+    @property
+    def _longest(self) -> float:
+        return (self.most + self.debt) / self.rate
+
+
+def _asks(key: Key) -> _Bucket:
+    rate = key.asks_per_second
+    return _Bucket(rate, max(1.0, rate * ASKS_BURST_SECONDS))
+
+
+def _ids(key: Key) -> _Bucket:
+    rate = key.ids_per_second
+    return _Bucket(rate, max(1.0, rate * IDS_BURST_SECONDS), MOST_DEBT)
+
+
+def _taken(used: Used, now: float, key: Key, cost: Cost) -> tuple[Used, Granted]:
+    asks, ids, day = _asks(key), _ids(key), int(now // DAY_SECONDS)
+    spent = used.days.get(day, 0)
+    granted = Granted(0.0, "", day)
+    if wait := ids.wait(used.ids, now):
+        granted = Granted(wait, "ids", day)
+    elif wait := asks.wait(used.asks, now):
+        granted = Granted(wait, "asks", day)
+    elif 0 < key.tokens_per_day < spent + max(1, cost.tokens):
+        granted = Granted((day + 1) * DAY_SECONDS - now, "tokens", day)
+    else:
+        used = replace(used, asks=asks.after(used.asks, now, cost.asks))
+        if key.tokens_per_day:
+            used = replace(used, days=_booked(used.days, day, spent + cost.tokens))
+    return replace(used, ids=ids.after(used.ids, now, cost.ids)), granted
+
+
+def _booked(days: dict[int, int], day: int, tokens: int) -> dict[int, int]:
+    """With the days that were booked last."""
+    kept = {**{known: count for known, count in days.items() if known != day}, day: tokens}
+    return dict(list(kept.items())[-KEPT_DAYS:])
+
+
+def _settled(
+    used: Used, now: float, key: Key, day: int, unused: int, charged: int
+) -> tuple[Used, float]:
+    ids, days = _ids(key), used.days
+    ids_at = ids.after(used.ids, now, charged)
+    if unused and day in days:
+        days = {**days, day: max(0, days[day] - unused)}
+    return Used(used.asks, ids_at, days), ids.wait(ids_at, now)
+
 
 class OverLimit(Exception):
-    """A consult that a key may not make now; `reason` and `retry_after` (seconds) are its reply."""
+    """A request that a key may not make now. `reason` and `retry_after` (seconds) are its reply."""
 
     def __init__(self, reason: Fault, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.reason, self.retry_after = reason, retry_after
 
 
-class Tab:
+class Unbilled:
     """Ids that came over a connection and were not charged to its key yet."""
 
-    def __init__(self) -> None:
-        self.ids = 0
+    def __init__(self, ids: int = 0) -> None:
+        self.ids = ids
 
     def taken(self) -> int:
-        """What is on it, to be charged now."""
+        """The ids, to be charged now."""
         ids, self.ids = self.ids, 0
         return ids
 
 
 class Spent:
-    """What a consult came to: its tokens, and prompt ids that the engine computed.
+    """The outcome of a consult: tokens written, and prompt ids that the engine computed.
 
-    `asked` says whether an engine was, so that it may have worked for nothing.
+    `asked` says whether an engine was asked, so that it may have worked for nothing.
     """
 
     def __init__(self) -> None:
@@ -125,7 +220,7 @@ class Spent:
         self.asked = False
 
 
-_TOLD: dict[Short, str] = {
+_MESSAGES: dict[Short, str] = {
     "": "",
     "asks": "Too many requests in too short a time; try again later.",
     "ids": "Too many token ids in too short a time; try again later.",
@@ -134,7 +229,7 @@ _TOLD: dict[Short, str] = {
 
 
 class KeyLimits:
-    """Every key's limits. Where the store is down nothing is granted: a quota protects money."""
+    """The limits of all keys. A store that is down grants nothing, since quotas protect money."""
 
     def __init__(self, store: LimitStore) -> None:
         self._store = store
@@ -143,7 +238,7 @@ class KeyLimits:
         self._down = 0.0
 
     async def open(self) -> None:
-        """Raises `UsageError`; a store that is down may come up later. Twice does nothing."""
+        """Raises `UsageError`. A store that is down may come up later. Twice does nothing."""
         if self._opened:
             return
         try:
@@ -154,23 +249,23 @@ class KeyLimits:
         self._opened = True
 
     async def close(self) -> None:
-        """What is being settled ends first."""
+        """Finish what is being settled, then close the store."""
         await asyncio.gather(*self._running, return_exceptions=True)
         await self._store.close()
 
     @asynccontextmanager
-    async def spending(self, key: Key, tab: Tab, tokens: int) -> AsyncGenerator[Spent]:
+    async def spending(self, key: Key, unbilled: Unbilled, tokens: int) -> AsyncGenerator[Spent]:
         """Around a consult for `tokens`. Raises `OverLimit`."""
         if 0 < key.tokens_per_day < tokens:
-            told = f"The key may write {key.tokens_per_day} tokens a day, not {tokens} at once."
-            raise OverLimit("rejected", told)
-        ids = tab.taken()
+            message = f"The key may write {key.tokens_per_day} tokens a day, not {tokens} at once."
+            raise OverLimit("rejected", message)
+        ids = unbilled.taken()
         day = await self._reserve(key, Cost(1, ids, tokens))
         spent = Spent()
         try:
             yield spent
         except (asyncio.CancelledError, TimeoutError):
-            # What the engine wrote until then nobody knows; it counts as work, not as tokens.
+            # Nobody knows what the engine wrote until then: it counts as ids, not as tokens.
             spent.computed += ids + tokens if spent.asked else 0
             raise
         finally:
@@ -180,34 +275,34 @@ class KeyLimits:
                 await asyncio.shield(self._begin(work))
 
     async def reserve(self, key: Key, tokens: int) -> int:
-        """Take `tokens` of the day before a cloud is asked for them. Raises `OverLimit`.
+        """Reserve `tokens` of the day before a cloud is asked for them. Raises `OverLimit`.
 
         Returns the day, for `give_back`. What is never given back stays charged.
         """
         return await self._reserve(key, Cost(0, 0, tokens)) if key.tokens_per_day else 0
 
     async def give_back(self, key: Key, day: int, unused: int) -> None:
-        """Give back what was reserved and not written; less than 0 where more was written."""
+        """Give back what was reserved and not written; below 0 where more was written."""
         if key.tokens_per_day and unused:
             await asyncio.shield(self._begin(self._settle(key, day, unused, 0)))
 
-    async def may_warm(self, key: Key, tab: Tab) -> bool:
+    async def may_warm(self, key: Key, unbilled: Unbilled) -> bool:
         """Whether pushed ids may be computed: the key could make a consult now."""
         try:
-            return not (await self._take(key, Cost(0, tab.taken(), 0))).wait
+            return not (await self._take(key, Cost(0, unbilled.taken(), 0))).wait
         except LimitsDown:
             return False
 
-    async def charge(self, key: Key, tab: Tab) -> float:
-        """Charge what is on the tab; seconds until the key owes nothing."""
-        ids = tab.taken()
+    async def charge(self, key: Key, unbilled: Unbilled) -> float:
+        """Charge ids; returns the seconds until the key owes none."""
+        ids = unbilled.taken()
         if not key.ids_per_second:
             return 0.0
         return await asyncio.shield(self._begin(self._settle(key, 0, 0, ids)))
 
-    async def pay(self, key: Key, tab: Tab) -> None:
-        """Charge what is on the tab, and wait until the key owes nothing."""
-        while wait := await self.charge(key, tab):
+    async def pay(self, key: Key, unbilled: Unbilled) -> None:
+        """Charge ids, and wait until the key owes none."""
+        while wait := await self.charge(key, unbilled):
             await asyncio.sleep(wait)
 
     async def _reserve(self, key: Key, cost: Cost) -> int:
@@ -218,10 +313,10 @@ class KeyLimits:
             self._begin(self._undo(key, cost, taking))
             raise
         except LimitsDown as error:
-            told = "The server cannot count what the key uses now; try again later."
-            raise OverLimit("unavailable", told, DOWN_SECONDS) from error
+            message = "The server cannot count what the key uses now; try again later."
+            raise OverLimit("unavailable", message, DOWN_SECONDS) from error
         if granted.wait:
-            raise OverLimit("unavailable", _TOLD[granted.short], granted.wait)
+            raise OverLimit("unavailable", _MESSAGES[granted.short], granted.wait)
         return granted.day
 
     async def _undo(self, key: Key, cost: Cost, taking: "asyncio.Task[Granted]") -> None:
@@ -264,7 +359,7 @@ class KeyLimits:
         self._down = time.monotonic() + DOWN_SECONDS
 
     def _begin(self, work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
-        """Work that goes on when who asked for it is gone."""
+        """Work that goes on after the request is gone."""
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)

@@ -1,5 +1,6 @@
 """What a request may look like before anybody reads it."""
 
+import re
 from http import HTTPStatus
 
 import h11
@@ -12,6 +13,10 @@ MAX_LINE = 8192
 
 MAX_HEADERS = 100
 MAX_METHOD = 32
+
+# A line that ends without CR, or goes on in the next one. A proxy in front that reads such a head
+# otherwise sees other requests than this server does.
+_AMBIGUOUS = re.compile(rb"(?<!\r)\n|\r\n[ \t]")
 
 _REASONS = {
     414: "The address is too long.",
@@ -40,9 +45,15 @@ class Requests(h11.Connection):
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """As h11's; raises `RemoteProtocolError` where a request is beyond the limits, too."""
         try:
+            if self.their_state is h11.IDLE:
+                head = self.trailing_data[0].partition(b"\r\n\r\n")[0]
+                if _AMBIGUOUS.search(head):
+                    raise h11.RemoteProtocolError("bare LF or folded header")
             event = super().next_event()
             if isinstance(event, h11.Request):
                 _check(event)
+            elif isinstance(event, h11.EndOfMessage) and event.headers:
+                raise h11.RemoteProtocolError("trailers")
         except h11.RemoteProtocolError as error:
             self.status = error.error_status_hint
             begun = self.trailing_data[0]
@@ -72,6 +83,11 @@ def _check(request: h11.Request) -> None:
     # "METHOD target HTTP/1.1\r\n" and "name: value\r\n".
     first = len(request.method) + len(request.target) + 12
     lines = [len(name) + len(value) + 4 for name, value in request.headers]
+    names = {name for name, _ in request.headers}
+    if b"transfer-encoding" in names and (
+        b"content-length" in names or request.http_version == b"1.0"
+    ):
+        raise h11.RemoteProtocolError("ambiguous length")
     if request.http_version not in (b"1.0", b"1.1"):
         raise h11.RemoteProtocolError("unknown version", error_status_hint=505)
     if len(request.method) > MAX_METHOD:

@@ -38,7 +38,6 @@ class Read(NamedTuple):
     """
 
     score: float
-    proposed: int
     token: int
     logprob: float
     step: Step
@@ -100,20 +99,18 @@ class Reader:
             )
         if self._constraint is None:
             token = self._sampling.choose(step)
-            read = Read(score, step.proposed, token, step.logprob(token), step)
+            read = Read(score, token, step.logprob(token), step)
         else:
             read = self._constrained(step, score, self._constraint.allowed(ids, guesses))
         return read.detailed() if self._candidates else read
 
     def _constrained(self, step: Step, score: float, allowed: Allowed) -> Read:
         """With the token that is drawn, or the likeliest, of those that are allowed."""
-        proposed = step.proposed
-        if not (proposed < len(allowed.mask) and allowed.mask[proposed]):
-            proposed = Sampling().choose(step, allowed.mask)
-        token = proposed
-        if not self._sampling.greedy:
+        token = step.proposed
+        likeliest = token < len(allowed.mask) and bool(allowed.mask[token])
+        if not (self._sampling.greedy and likeliest):
             token = self._sampling.choose(step, allowed.mask)
-        return Read(score, proposed, token, step.logprob(token), step, forced=allowed.forced)
+        return Read(score, token, step.logprob(token), step, forced=allowed.forced)
 
 
 class RunAhead:
@@ -149,7 +146,7 @@ class RunAhead:
     def begin(self, flight: Flight, read: Read, state: State) -> None:
         """A flight is waited for from now on: the next guesses follow `read`'s own token."""
         if not self.guesses:
-            self._edge.mark(len(self._ids))
+            self._edge.checkpoint(len(self._ids))
             self._guess(state.expecting(flight.ask, self._rules), read)
 
     def forward(self) -> int | None:
@@ -259,7 +256,7 @@ class RunAhead:
         decision = tip.decide(read.score, read.token, ids, self._rules, forced=read.forced)
         if not decision.ask or self._consults is None:
             return tip, decision.reason
-        self._edge.mark(len(self._ids) + len(self.guesses))
+        self._edge.checkpoint(len(self._ids) + len(self.guesses))
         held = self._consults.ask_ahead([*self._ids, *self.guesses], decision.ask, tip)
         if held is not None:
             return tip, held

@@ -1,5 +1,6 @@
 """An answer's consults: the session with the cloud, what flies, what was dropped."""
 
+import math
 import time
 from collections.abc import Sequence
 from concurrent import futures
@@ -63,12 +64,14 @@ class Consults:
         breaker: Breaker,
         latency: Latency,
         meter: CostMeter | None = None,
+        here: bool = False,
     ) -> None:
-        """`session` and `sent`, the record of what it sends, are closed with the consults.
+        """`session` and `sent`, the record of what it sends, are closed by whoever opened them.
 
         It answers in a vocabulary of `size` ids. With `seams` it is asked there, for words, and it
         alone knows what it was sent for them; the answer has its first id at `start`. What consults
-        cost is told to `meter`, where that is known.
+        cost is told to `meter`, where that is known. With `here` the cloud is in this process, and
+        has no deadline but the policy's.
         """
         self._size, self._seams, self._start = size, seams, start
         self._session, self.sent = session, sent
@@ -77,6 +80,7 @@ class Consults:
         # Where only the cloud will do, a pause would hide that it is gone.
         self._insists = policy.on_cloud_error == "raise"
         self._first = True
+        self._here = here
         self._flights: dict[int, Flight] = {}
         self.dropped = self.wasted = 0
         self.waited = 0.0
@@ -99,15 +103,21 @@ class Consults:
             flight = None
         sent_ahead = flight is not None
         if flight is None:
-            if self._meter is not None and not self._meter.admits(ids, n):
-                return "cost"
+            # Asked before the meter: that books what the consult may cost.
             if not self._insists and not breaker.allow():
                 return "circuit_open"
             try:
+                if self._meter is not None and not self._meter.admits(ids, n):
+                    breaker.forgone()
+                    return "cost"
                 flight = self._send(ids, n)
             except Withheld as error:
                 breaker.forgone()
                 return _held(error)
+            except BaseException:
+                # Else it would wait for ever for a probe that was not sent.
+                breaker.forgone()
+                raise
             if breaker.is_open and not self._insists:
                 probe = flight
                 flight.future.add_done_callback(lambda _: self._probed(probe))
@@ -180,15 +190,12 @@ class Consults:
         self._drop(stale)
         return len(stale)
 
-    def close(self) -> None:
-        """Cancel what flies and close the session."""
-        self.drop()
-        self._session.close()
-        self.sent.close()
-
     def _drop(self, stale: Sequence[Flight]) -> None:
         for flight in stale:
             self._forget(flight)
+            if self._meter is not None:
+                # What was given up may not leave after its bill was made.
+                flight.sent.most = 0
             flight.future.cancel()
 
     def _forget(self, flight: Flight) -> None:
@@ -198,7 +205,9 @@ class Consults:
 
     def _send(self, ids: Sequence[int], n: int) -> Flight:
         begun, sent = time.monotonic(), self.sent.consult(ids)
-        deadline = self._policy.deadline_now(self._latency, first=self._first)
+        if self._meter is not None:
+            self._meter.allow(sent)
+        deadline = self._deadline(len(ids))
         try:
             future = self._session.ask(ids, n, self._sampling, deadline, sent)
         except Withheld:
@@ -214,6 +223,12 @@ class Consults:
         future.add_done_callback(lambda _: self._landed(flight))
         return flight
 
+    def _deadline(self, position: int) -> float:
+        """A model in this process may be slow; it is not gone, so waiting is up to the user."""
+        if self._here and self._policy.deadline is None:
+            return math.inf
+        return self._policy.deadline_now(self._latency, first=self._first, prompt=position)
+
     def _landed(self, flight: Flight) -> None:
         """In whichever thread answers: how long it took."""
         if flight.future.cancelled():
@@ -224,6 +239,10 @@ class Consults:
             completion = flight.future.result()
             if self._is_one(completion, flight):
                 self._latency.answered(seconds, completion.engine_seconds, first=flight.first)
+                if flight.first:
+                    computed = completion.computed
+                    tokens = flight.position if computed is None else computed
+                    self._latency.read(completion.engine_seconds or seconds, tokens)
                 self._first = False
         elif isinstance(error, CloudTimeout):
             self._latency.timed_out(flight.deadline, first=flight.first)
@@ -253,7 +272,8 @@ class Consults:
     def _result(self, flight: Flight) -> Completion:
         left = max(0.0, flight.begun + flight.deadline - time.monotonic())
         try:
-            completion = flight.future.result(timeout=left + _GRACE)
+            timeout = left + _GRACE if left < math.inf else None
+            completion = flight.future.result(timeout)
         except TimeoutError as error:
             flight.future.cancel()
             self._latency.timed_out(flight.deadline, first=flight.first)

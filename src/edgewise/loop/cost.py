@@ -14,7 +14,7 @@ import msgspec
 from edgewise.cloud.base import CloudModel
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.spelling import bytes_of
+from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import CloudError
 from edgewise.events import AnswerCost
 from edgewise.loop.price import NOTHING, Bill, Price
@@ -111,7 +111,8 @@ class CloudTokens:
 class _Sent(NamedTuple):
     """A consult that was sent: `tokens` of its prompt, `written` of the answer among them.
 
-    So many were `expected` to be cached; `dearest` is the most it can be billed.
+    So many were `expected` to be cached; `dearest` is the most it can be billed, unless requests of
+    it are repeated, which cost `again` each at most.
     """
 
     position: int
@@ -119,9 +120,17 @@ class _Sent(NamedTuple):
     written: int
     expected: int
     dearest: Bill
+    again: Bill
     sent: Sent
     future: "Future[Completion]"
     valid: Callable[[Completion], bool]
+
+    def repeated(self, *, shared: bool) -> Bill:
+        """What attempts come to at the dearest that no completion's meter counts."""
+        sent = self.sent
+        # Of a shared vocabulary a consult is one request; what else was sent is a repeat.
+        repeats = max(0, sent.requests - 1) if shared else sent.repeats
+        return sum([self.again] * repeats, NOTHING)
 
 
 class CostMeter:
@@ -143,6 +152,7 @@ class CostMeter:
         self._purse, self._whole = purse, whole and tokens.shared
         self._over = NOTHING
         self._open: list[_Sent] = []
+        self._attempts: int | None = None
         self._first: _Sent | None = None
         self._prefix = 0  # tokens of the prompt that the first consult found cached
         self._last = self._cached = 0  # prompt tokens of the last consult, and those cached then
@@ -153,13 +163,26 @@ class CostMeter:
         self._settle()
         spent = self._price.of(self._billed())
         likely, dearest = self._expected(ids, n)
-        most = spent + self._price.of(dearest)
-        limits = self.limits
-        if limits.answer is not None and most > limits.answer:
-            return False
         # A token will stand here, whoever writes it; what is kept of a longer completion, too.
         alone = self._alone(self._tokens.written(ids) + (n if self._whole else 1))
-        if limits.alone and spent + self._price.of(likely) > alone:
+        if self.limits.alone and spent + self._price.of(likely) > alone:
+            return False
+        self._attempts = None
+        if self.limits.answer is None and self.limits.day is None:
+            return True
+        # A broken connection repeats a request, and both may be billed: where the limit has room.
+        cost, requests = self._price.of(dearest), self._requests(n)[0]
+        fitting = (count for count in (2, 1) if self._fits(spent + count * cost))
+        self._attempts = requests * next(fitting, 0)
+        return self._attempts > 0
+
+    def allow(self, sent: Sent) -> None:
+        """Hold a consult, just admitted, to as many requests as its limits have room for."""
+        sent.most = self._attempts
+
+    def _fits(self, most: Decimal) -> bool:
+        limits = self.limits
+        if limits.answer is not None and most > limits.answer:
             return False
         return limits.day is None or self._purse.book(most)
 
@@ -171,11 +194,13 @@ class CostMeter:
         future: "Future[Completion]",
         valid: Callable[[Completion], bool],
     ) -> None:
-        """A consult went; `valid` says whether its completion answers it."""
+        """A consult went; `valid` says whether a completion answers it."""
         likely, dearest = self._expected(ids, n)
         written = self._tokens.written(ids)
         tokens = self._tokens.prompt + written
-        one = _Sent(len(ids), tokens, written, likely.cached, dearest, sent, future, valid)
+        requests, asked = self._requests(n)
+        again = Bill(input=tokens + asked * (requests - 1), output=asked, estimated=True)
+        one = _Sent(len(ids), tokens, written, likely.cached, dearest, again, sent, future, valid)
         self._open.append(one)
         self._first = self._first or one
 
@@ -216,7 +241,7 @@ class CostMeter:
         for one in self._open:
             # One that was given up before it left cost nothing.
             if not one.future.cancelled() or one.sent.requests:
-                bill += one.dearest
+                bill += one.dearest + one.repeated(shared=self._tokens.shared)
         return bill
 
     def _settle(self) -> None:
@@ -231,17 +256,18 @@ class CostMeter:
 
     def _outcome(self, one: _Sent) -> Bill:
         error = one.future.exception()
+        repeated = one.repeated(shared=self._tokens.shared)
         if error is None:
             completion = one.future.result()
             if not one.valid(completion):
-                return one.dearest
+                return one.dearest + repeated
             bill = self._metered(completion, one)
             self._learn(bill, one)
-            return bill
+            return bill + repeated
         requests = one.sent.requests
         declined = isinstance(error, CloudError) and error.declined and requests == 1
         if requests and not declined:
-            return one.dearest
+            return one.dearest + repeated
         if one is self._first:
             # The cloud knows no more than before.
             self._first = None
@@ -253,13 +279,17 @@ class CostMeter:
         if prompt is None and cached is not None and completion.computed is not None:
             prompt = cached + completion.computed
         matters = self._price.cached != self._price.input
-        known = prompt is not None and not (matters and cached is None)
-        if prompt is None:
+        # A meter of nothing is none: something was sent.
+        known = bool(prompt) and not (matters and cached is None)
+        if not prompt:
             prompt = one.tokens * self._requests_of(one, one.tokens)
-        cached = min(cached or 0, prompt)
-        return Bill(
-            input=prompt - cached, cached=cached, output=completion.billed, estimated=not known
-        )
+        # What is counted exactly here is billed at least, whatever the meter says.
+        floor = one.tokens if self._tokens.shared else one.sent.ids
+        known, prompt = known and prompt >= floor, max(prompt, floor)
+        cached, output = min(cached or 0, prompt), completion.billed
+        if not output and completion.ids:
+            known, output = False, len(completion.ids)
+        return Bill(input=prompt - cached, cached=cached, output=output, estimated=not known)
 
     def _learn(self, bill: Bill, one: _Sent) -> None:
         """What the next consult will find, from what this one found."""

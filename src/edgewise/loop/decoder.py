@@ -1,6 +1,6 @@
 """An edge model, a router, a policy and perhaps a cloud model, ready to answer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -13,7 +13,7 @@ from edgewise.events import Event, Finished, FinishReason, Timing, Token, Usage
 from edgewise.grammar.compiled import Grammar
 from edgewise.loop.billing import Billing
 from edgewise.loop.breaker import Breaker
-from edgewise.loop.generation import Generation, Parts
+from edgewise.loop.generation import Generation
 from edgewise.loop.latency import Latency
 from edgewise.loop.policy import Budget, Policy
 from edgewise.loop.state import Rules
@@ -69,17 +69,19 @@ class Decoder:
         pending: bool = False,
         candidates: bool = False,
         grammar: Grammar | None = None,
+        policy: Policy | None = None,
+        around: Callable[[CloudModel], CloudModel] | None = None,
+        at_end: Callable[[Budget], None] = lambda left: None,
     ) -> Generation:
         """Answer `prompt` event by event; the `Generation` is an iterator.
 
-        Without `max_tokens` the answer may go on until the context is full.
+        `prompt` are ids, or a `Prompt` with the messages they were made from; one that must stay
+        here is answered by the edge alone. Without `max_tokens` the answer goes on until the
+        context is full. `budget` is what an earlier answer of the conversation left. `pending` adds
+        `Pending` and `Rewound` events, `candidates` the edge's candidates to every `Token`. A
+        `grammar` of the edge's vocabulary constrains the answer. `policy` and what `around` makes
+        of the cloud model are for this answer; `at_end` is called once, with the budget it leaves.
 
-        `prompt` are ids, or a `Prompt` that also has the messages they were made from; the edge
-        answers alone where it must stay here. `budget` is what an earlier answer of the
-        conversation left. With `pending` the run-ahead is told too,
-        as `Pending` and `Rewound`; with `candidates` every `Token` of the edge's has its
-        candidates, not only those that a consult was made for. A `grammar` of the edge's vocabulary
-        holds the answer to it, which then ends only where the grammar is complete, or is cut.
         Raises `UsageError` for bad input and `ContextOverflow` for a prompt that does not fit.
         """
         given = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
@@ -91,44 +93,34 @@ class Decoder:
             raise UsageError(f"max-tokens must be 1 or more, not {max_tokens}.")
         if any(not text for text in stop):
             raise UsageError("A stop string is empty; leave it out.")
+        cloud = around(self.cloud) if around is not None and self.cloud else self.cloud
         rules = Rules(
-            policy=self._policy_for(given),
+            policy=self._policy_for(given, policy or self.policy, cloud),
             tokenizer=self.edge.tokenizer,
             stop=tuple(stop),
             max_tokens=max_tokens,
             prompt=len(given.ids),
             context=self.edge.context,
-            seams=None if self.cloud is None else self.cloud.seams,
+            seams=None if cloud is None else cloud.seams,
             shown=grammar.shown if grammar else None,
         )
         return Generation(
-            self._parts(),
+            self,
             given,
             rules,
+            cloud=cloud,
             sampling=sampling or Sampling(),
             budget=budget or Budget(),
             pending=pending,
             candidates=candidates,
             grammar=grammar,
+            at_end=at_end,
         )
 
-    def _parts(self) -> Parts:
-        return Parts(
-            self.edge,
-            self.cloud,
-            self.router,
-            self.breaker,
-            self.latency,
-            self.record,
-            self.billing,
-        )
-
-    def _policy_for(self, prompt: Prompt) -> Policy:
+    def _policy_for(self, prompt: Prompt, policy: Policy, cloud: CloudModel | None) -> Policy:
         # The one place that decides it: no session is opened, so nothing can be sent.
-        stays = prompt.stays or (
-            self.policy.asks and self.cloud is not None and self.cloud.stays(prompt)
-        )
-        policy = self.policy.edge_alone() if stays else self.policy
+        if prompt.stays or (policy.asks and cloud is not None and cloud.stays(prompt)):
+            policy = policy.edge_alone()
         able = self.edge.abilities
         if able.rewinds == "no":
             # A guess that does not stand would cost reading everything again.

@@ -5,17 +5,15 @@ position (random draws). So rewinding means going back to a state.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from types import TracebackType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.record.record import SentRecord
 from edgewise.completion import Completion
-from edgewise.edge.base import EdgeModel, Needs
+from edgewise.edge.base import Needs
 from edgewise.errors import BreaksGrammar, CloudError, Fault, NothingUsable
 from edgewise.events import (
     Event,
@@ -31,29 +29,16 @@ from edgewise.events import (
 )
 from edgewise.grammar.compiled import Grammar
 from edgewise.loop.ahead import Read, Reader, RunAhead
-from edgewise.loop.billing import AnswerBill, Billing
-from edgewise.loop.breaker import Breaker
+from edgewise.loop.billing import AnswerBill
 from edgewise.loop.consults import Consults, Flight
-from edgewise.loop.latency import Latency
 from edgewise.loop.policy import Budget
 from edgewise.loop.state import Rules, State
 from edgewise.loop.telling import Clock, consult_over
 from edgewise.prompts import Prompt, last_turn
-from edgewise.routers.base import Router
 from edgewise.sampling import Sampling
 
-
-class Parts(NamedTuple):
-    """What answers share: the models, the router, what is known of the cloud's link, was sent over
-    it and billed."""
-
-    edge: EdgeModel
-    cloud: CloudModel | None
-    router: Router
-    breaker: Breaker
-    latency: Latency
-    record: SentRecord
-    billing: Billing | None = None
+if TYPE_CHECKING:
+    from edgewise.loop.decoder import Decoder
 
 
 class _Awaited(NamedTuple):
@@ -63,71 +48,49 @@ class _Awaited(NamedTuple):
     read: Read
 
 
-def _billed(parts: Parts, prompt: Prompt, rules: Rules) -> AnswerBill | None:
-    """The answer's bill, where the cloud's tokens have a price."""
-    if parts.billing is None:
-        return None
-    return parts.billing.answer(
-        prompt.ids,
-        rules.tokenizer,
-        parts.cloud,
-        cloud_alone=rules.policy.cloud_share == 1,
-        whole=not rules.stop and rules.prompt + rules.max_tokens <= rules.context + 1,
-    )
-
-
 class Generation(Iterator[Event]):
     """One answer in the making. Closed when exhausted; use `with` where it may be abandoned."""
 
+    _closed = True
+
     def __init__(
         self,
-        parts: Parts,
+        parts: "Decoder",
         prompt: Prompt,
         rules: Rules,
         *,
+        cloud: CloudModel | None,
         sampling: Sampling,
         budget: Budget,
         pending: bool,
         candidates: bool,
         grammar: Grammar | None = None,
+        at_end: Callable[[Budget], None] = lambda left: None,
     ) -> None:
+        """`cloud` is how this answer reaches the model of its `parts`.
+
+        `at_end` is told once, as the answer is closed, the budget that it leaves.
+        """
+        self._parts, self._prompt, self._cloud = parts, prompt, cloud
         self._rules, self._tokenizer = rules, rules.tokenizer
         self._ids = list(prompt.ids)
         self._states = [State(budget=budget)]
         self._events: deque[Event] = deque()
         self._awaited: _Awaited | None = None
         self._finished = False
-        self._pending, self._candidates = pending, candidates
+        self._pending, self._candidates, self._at_end = pending, candidates, at_end
         self._clock = Clock()
-        self._bill = _billed(parts, prompt, rules)
+        self._bill = self._billed()
         self._constraint = grammar.constraint(rules.prompt) if grammar else None
         with ExitStack() as stack:
             needs = parts.router.needs | (Needs.NOTHING if sampling.greedy else Needs.LOGITS)
             edge = parts.edge.session(needs, top=parts.router.top)
             stack.callback(edge.close)
             self._cached = edge.open(prompt.ids)
-            if parts.edge.abilities.rewinds == "marks":
+            if parts.edge.abilities.rewinds == "checkpoints":
                 # An edited message, or a template that rewrites the last turn, comes back to there.
-                edge.mark(last_turn(rules.tokenizer, prompt))
-            self._consults: Consults | None = None
-            if parts.cloud is not None and rules.policy.asks:
-                self._consults = Consults(
-                    parts.cloud.open(prompt),
-                    sent=parts.record.answer(
-                        prompt, parts.cloud.name, parts.cloud.own_tokenizer or rules.tokenizer
-                    ),
-                    policy=rules.policy,
-                    sampling=sampling,
-                    size=rules.tokenizer.size,
-                    seams=rules.seams,
-                    start=rules.prompt,
-                    breaker=parts.breaker,
-                    latency=parts.latency,
-                    meter=self._bill.meter if self._bill else None,
-                )
-                stack.callback(self._consults.close)
-                # While the edge reads the prompt the cloud can, too.
-                self._consults.push(self._ids, self._states[0])
+                edge.checkpoint(last_turn(rules.tokenizer, prompt))
+            self._consults = self._opened(sampling, stack)
             reader = Reader(
                 edge, parts.router, sampling, candidates=candidates, constraint=self._constraint
             )
@@ -135,8 +98,49 @@ class Generation(Iterator[Event]):
                 self._ids, edge, reader, self._consults, rules=rules, latency=parts.latency
             )
             self._closing = stack.pop_all()
-        self._record, self._prompt, self._latency = parts.record, prompt, parts.latency
         self._closed = False
+
+    def _billed(self) -> AnswerBill | None:
+        """The answer's bill, where the cloud's tokens have a price."""
+        parts, rules = self._parts, self._rules
+        if parts.billing is None:
+            return None
+        return parts.billing.answer(
+            self._prompt.ids,
+            rules.tokenizer,
+            self._cloud,
+            cloud_alone=rules.policy.cloud_share == 1,
+            whole=not rules.stop and rules.prompt + rules.max_tokens <= rules.context + 1,
+        )
+
+    def _opened(self, sampling: Sampling, stack: ExitStack) -> Consults | None:
+        """A session with the cloud, where the answer may come to ask; `stack` closes it."""
+        rules, parts, cloud = self._rules, self._parts, self._cloud
+        if cloud is None or not rules.policy.asks:
+            return None
+        # Closed last: what leaves while the session closes is recorded, too.
+        tokenizer = cloud.own_tokenizer or rules.tokenizer
+        sent = parts.record.answer(self._prompt, cloud.name, tokenizer)
+        stack.callback(sent.close)
+        session = cloud.open(self._prompt)
+        stack.callback(session.close)
+        consults = Consults(
+            session,
+            sent=sent,
+            policy=rules.policy,
+            sampling=sampling,
+            size=rules.tokenizer.size,
+            seams=rules.seams,
+            start=rules.prompt,
+            breaker=parts.breaker,
+            latency=parts.latency,
+            meter=self._bill.meter if self._bill else None,
+            here=cloud.here,
+        )
+        stack.callback(consults.drop)
+        # While the edge reads the prompt the cloud can, too.
+        consults.push(self._ids, self._states[0])
+        return consults
 
     @property
     def index(self) -> int:
@@ -169,6 +173,7 @@ class Generation(Iterator[Event]):
             finally:
                 # Once the consults are cancelled.
                 self._close_bill()
+                self._at_end(self.budget)
 
     def __next__(self) -> Event:
         while not self._events:
@@ -187,12 +192,11 @@ class Generation(Iterator[Event]):
     def __enter__(self) -> "Generation":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # A loop over it that was broken off must not keep the slot.
         self.close()
 
     def _advance(self) -> None:
@@ -246,8 +250,8 @@ class Generation(Iterator[Event]):
         fit = len(completion.ids)
         if self._constraint is not None:
             fit = self._constraint.fitting(self._ids, completion.ids, ends=completion.stopped)
-        self._latency.judged(changed=fit > 0 and completion.ids[0] != read.proposed)
-        answered = state.answered(completion, read.proposed, fit, self._rules)
+        self._parts.latency.judged(changed=fit > 0 and completion.ids[0] != read.token)
+        answered = state.answered(completion, read.token, fit, self._rules)
         if fit:
             self._tell_over(flight, completion)
             self._write_cloud(answered, "critical", read)
@@ -274,7 +278,7 @@ class Generation(Iterator[Event]):
             "edge",
             self._rules,
             waits=state.waits_after(reason),
-            held=reason == "cost",
+            held=reason in ("cost", "withheld"),
         )
         token = self._token(after, read.token, text, "edge", reason, read.logprob, read.score)
         self._append(after, replace(token, threshold=self._held(state, read), edge=known))
@@ -369,5 +373,5 @@ class Generation(Iterator[Event]):
     def _close_bill(self) -> None:
         if self._bill is not None:
             sent = self._consults.sent if self._consults else None
-            name = sent.conversation if sent else self._record.conversation(self._prompt)
+            name = sent.conversation if sent else self._parts.record.conversation(self._prompt)
             self._bill.close(self._ids, name)

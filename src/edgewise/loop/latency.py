@@ -14,6 +14,7 @@ ENOUGH = 3
 """Consults before a median says anything."""
 
 _WEIGHT = 1 / 8
+_MANY = 16
 
 
 class Latency:
@@ -22,8 +23,9 @@ class Latency:
     An answer's first consults are counted apart (`first`): the engine may have to read the prompt.
     `round_trip` and `engine` are exponentially weighted means in seconds (weight 1/8, as TCP's
     smoothed round-trip time, RFC 6298), None before the first answer or where no engine says its
-    own time; `step` of the edge's own steps, and `changed` of whether a completion differed from
-    the edge's token (a half before the first). `timeouts` is how many consults in a row were not
+    own time; `step` of the edge's own steps, and `changed` of whether a completion differed
+    from the edge's token (a half before the first); `reading` is seconds for each prompt token that
+    a first consult had computed. `timeouts` is how many consults in a row were not
     answered in time; `redrafts` what was gained by drafts.
     """
 
@@ -32,6 +34,7 @@ class Latency:
         self.engine: float | None = None
         self.step: float | None = None
         self.changed = 0.5
+        self.reading: float | None = None
         self.timeouts = 0
         self.redrafts = Redrafts()
         self._recent = {first: deque[float](maxlen=RECENT) for first in (False, True)}
@@ -47,6 +50,15 @@ class Latency:
             if not first:
                 trip = max(0.0, seconds - (engine_seconds or 0.0))
                 self.round_trip = _smoothed(self.round_trip, trip)
+
+    def read(self, seconds: float, tokens: int) -> None:
+        """An answer's first consult took `seconds`, and the cloud computed so many prompt tokens.
+
+        Where few are computed most of the time is not theirs, so it says nothing.
+        """
+        if tokens >= _MANY:
+            with self._lock:
+                self.reading = _smoothed(self.reading, seconds / tokens)
 
     def stepped(self, seconds: float) -> None:
         """The edge took `seconds` for one token."""

@@ -16,6 +16,12 @@ INITIAL_CREDIT = 2.0
 SHORTEST_DEADLINE, LONGEST_DEADLINE = 0.5, 5.0
 """Bounds of a deadline that follows the latency, seconds. A lost packet costs 0.2 s or more."""
 
+LONGEST_READING = 60.0
+"""The same for an answer's first consult, for which the cloud reads the prompt."""
+
+# Seconds a prompt token, before any was measured: a small model on a few processor cores.
+_UNKNOWN_READING = 0.02
+
 CLOUD_SPAN = 16
 """Tokens per consult where the cloud writes all of them."""
 
@@ -152,19 +158,24 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             return 0.0 if self.cloud_share else 2.0
         return _shifted(self.threshold, budget.shift)
 
-    def deadline_now(self, latency: Latency, *, first: bool) -> float:
+    def deadline_now(self, latency: Latency, *, first: bool, prompt: int = 0) -> float:
         """Seconds that a consult sent now may take; `first` where an answer had none before.
 
         Four times the recent median between the two bounds, doubled for every timeout in a row,
-        as TCP backs off. The longest one while there is no median.
+        as TCP backs off. The longest one while there is no median. For an answer's first consult
+        the cloud reads all of the prompt, so that one may take longer: twice what so many tokens
+        took before, doubled for timeouts as well, at most `LONGEST_READING`.
         """
         if self.deadline is not None:
             return self.deadline
-        median = latency.quantile(0.5, first=first)
-        if median is None:
-            return LONGEST_DEADLINE
-        patience = max(SHORTEST_DEADLINE, _PATIENCE * median) * 2 ** min(latency.timeouts, 4)
-        return min(patience, LONGEST_DEADLINE)
+        median, back_off = latency.quantile(0.5, first=first), 2 ** min(latency.timeouts, 4)
+        patience = LONGEST_DEADLINE
+        if median is not None:
+            patience = min(max(SHORTEST_DEADLINE, _PATIENCE * median) * back_off, patience)
+        if not first:
+            return patience
+        token = _UNKNOWN_READING if latency.reading is None else 2 * latency.reading
+        return max(patience, min(prompt * token * back_off, LONGEST_READING))
 
     def patience(self, latency: Latency, elapsed: float, *, first: bool) -> float:
         """Seconds to wait for a consult, `elapsed` seconds old, before another step ahead is made.

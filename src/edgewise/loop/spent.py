@@ -77,7 +77,7 @@ class SpentFile:
             found = _sum(file, day, currency)
             if most is not None and cost > 0 and found + cost > most:
                 return False
-            file.execute(_SET, (day, currency, str(found + cost)))
+            file.execute(_SET, (day, currency, str(max(found + cost, Decimal(0)))))
             file.execute("COMMIT")
             return True
 
@@ -98,5 +98,6 @@ def _sum(file: sqlite3.Connection, day: str, currency: str) -> Decimal:
     row = file.execute(_GET, (day, currency)).fetchone()
     found = Decimal(str(row[0])) if row else Decimal(0)
     if not found.is_finite():
-        raise InvalidOperation(f"{found} is no sum")
-    return found
+        raise InvalidOperation(f"{found} is not a sum")
+    # Less than nothing would be credit.
+    return max(found, Decimal(0))

@@ -121,8 +121,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         opens = rules.seams is not None and rules.seams.opens(ids, rules.prompt, token)
         return replace(self, owed=self.owed - 1) if self.owed and opens else self
 
-    def answered(self, completion: Completion, proposed: int, fit: int, rules: Rules) -> "State":
-        """After a consult, where the edge proposed `proposed`.
+    def answered(self, completion: Completion, token: int, fit: int, rules: Rules) -> "State":
+        """After a consult, where the edge would have written `token`.
 
         Of the completion's ids the first `fit` are what the answer's form allows; the others, and a
         consult with none, are wasted.
@@ -146,7 +146,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
                 calls=counts.calls + 1,
                 failed=counts.failed + (not fit),
                 wasted=counts.wasted + kept - len(queue),
-                changing=counts.changing + (fit > 0 and completion.ids[0] != proposed),
+                changing=counts.changing + (fit > 0 and completion.ids[0] != token),
                 cached=metered(counts.cached, completion.cached),
                 computed=metered(counts.computed, completion.computed),
                 billed=counts.billed + completion.billed,

@@ -1,6 +1,7 @@
 """Answers for many clients by one loaded pair: a thread for each slot, events back to asyncio."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +14,8 @@ from msgspec.structs import replace
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.record.record import SentRecord
 from edgewise.edge.base import EdgeModel
-from edgewise.edge.fitting import longest_piece, overflow, require_fitting, require_short
 from edgewise.edge.scoring import Scored
+from edgewise.edge.vocabulary import longest_piece, overflow, require_fitting, require_short
 from edgewise.events import Event, Finished, Pending, Rewound, Timing, Usage
 from edgewise.grammar.compiled import COMPILING, Grammar
 from edgewise.grammar.form import AnswerForm, grammar_of
@@ -45,6 +46,7 @@ READERS = 2
 FORM_SECONDS = 10
 """When to come back where too many forms are compiled: by then one was, or was given up."""
 
+_log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -145,6 +147,7 @@ class Answering:
         self.metrics = Metrics(billing)
         self.admission = Admission(slots, queue)
         self._accounts: dict[float, Account] = {}
+        self._alone = False
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="answer")
         # Of their own, so that neither a long prompt nor a long answer keeps the other waiting.
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="prompt")
@@ -246,10 +249,22 @@ class Answering:
                 if isinstance(event, BaseException):
                     raise event
                 self.metrics.count(event)
+                if isinstance(event, Finished):
+                    self._warn_if_alone(event.usage)
                 if asked.pending or not isinstance(event, Pending | Rewound):
                     yield event
         finally:
             stop.set()
+
+    def _warn_if_alone(self, usage: Usage) -> None:
+        """Say in the log that no consult of an answer succeeded: once, until one does."""
+        if usage.alone and not self._alone:
+            _log.warning(
+                "%s: every consult of an answer failed, so the edge model wrote all of it",
+                self.name,
+            )
+        if usage.cloud_calls:
+            self._alone = usage.alone
 
     async def scored(self, scorer: Scorer, prompt: Prompt, ticket: Ticket) -> list[Scored]:
         """What `scorer` says of the prompt's ids, once its turn has come.

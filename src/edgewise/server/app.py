@@ -1,4 +1,4 @@
-"""The application: OpenAI's endpoints, health, metrics, documentation, the page."""
+"""The application: the APIs, health, metrics, documentation, the page."""
 
 import time
 from collections.abc import Sequence
@@ -17,42 +17,22 @@ from msgspec.structs import asdict
 from edgewise.cloud.record.record import by_answer
 from edgewise.listening.visitors import ANY, Visitors
 from edgewise.parts import make_policy
-from edgewise.server import (
-    chat_completions,
-    completions,
-    messages,
-    responses,
-    tokenizing,
-    unplug,
-)
+from edgewise.server import chat, completions, messages, responses, tokenizing, unplug
 from edgewise.server.answering import Answering
 from edgewise.server.callers import Callers
-from edgewise.server.elsewhere import Elsewhere
 from edgewise.server.errors import install
-from edgewise.server.guards import BodyLimit, Counted, Headers
+from edgewise.server.guards import BodyLimit, Counted, Elsewhere, Headers
 from edgewise.server.metrics import ServerMetrics
 from edgewise.server.models import Models, policy_for
-from edgewise.server.schemas import ErrorReply, ModelEntry, ModelList
-from edgewise.server.usage_schemas import (
-    CostUsage,
-    ModelSavings,
-    SavingsEntry,
-    SavingsReply,
-    SentEntry,
-    SentList,
-)
 
 _DOCS = "/docs-assets"
 _REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorReply, "description": description}
-    for status, description in (
-        (400, "Bad input, said in one sentence."),
-        (401, "The key is wrong or missing."),
-        (404, "There is no such model."),
-        (413, "The body is too large."),
-        (429, "The queue is full; `Retry-After` says when to come back."),
-        (502, "The cloud failed, where that was asked to end the answer."),
-    )
+    400: {"description": "Bad input, in one sentence."},
+    401: {"description": "The key is wrong or missing."},
+    404: {"description": "There is no such model."},
+    413: {"description": "The body is too large."},
+    429: {"description": "The queue is full; `Retry-After` tells when to come back."},
+    502: {"description": "The cloud failed, and `--on-cloud-error raise` ends the answer then."},
 }
 
 
@@ -65,8 +45,8 @@ def make_app(
 ) -> FastAPI:
     """The application over loaded pairs.
 
-    `callers` are let in at `/v1` and `/metrics` (None: anybody); `origins` of other pages that may
-    ask; `hosts` that requests may be addressed to.
+    `callers` may use `/v1` and `/metrics` (None: everybody). `origins` are those of other pages
+    that may ask, `hosts` the names that requests may be addressed to.
     """
     app = FastAPI(
         title="Edgewise",
@@ -81,11 +61,10 @@ def make_app(
     callers = callers or Callers()
     guarded, own = [Depends(callers.check)], [Depends(callers.check_operator)]
     v1 = APIRouter(prefix="/v1", dependencies=guarded, responses=_REFUSALS)
-    for endpoints in (chat_completions, completions, responses, messages):
+    for endpoints in (chat, completions, responses, messages):
         v1.include_router(endpoints.routes(models))
     v1.include_router(_models(models))
-    v1.include_router(_sent(models), dependencies=own)
-    v1.include_router(_savings(models), dependencies=own)
+    v1.include_router(_accounts(models), dependencies=own)
     v1.include_router(unplug.routes([one.running for one in models.all]))
     metrics = ServerMetrics()
     app.include_router(v1)
@@ -109,91 +88,90 @@ def _models(models: Models) -> APIRouter:
     router = APIRouter()
     started = int(time.time())
 
+    def entry(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": started, "owned_by": "edgewise"}
+
     @router.get("/models")
-    async def listed() -> ModelList:  # pyright: ignore[reportUnusedFunction]
+    async def listed() -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
         """The model ids; any `NAME@SHARE` or `NAME:tTHRESHOLD` may be asked for as well."""
-        return ModelList(data=[ModelEntry(id=name, created=started) for name in models.ids()])
+        return {"object": "list", "data": [entry(name) for name in models.ids()]}
 
     @router.get("/models/{model}")
-    async def model(model: str) -> ModelEntry:  # pyright: ignore[reportUnusedFunction]
+    async def model(model: str) -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
         """One of them."""
         policy_for(models.asked(model), model)
-        return ModelEntry(id=model, created=started)
+        return entry(model)
 
     return router
 
 
-def _sent(models: Models) -> APIRouter:
+def _accounts(models: Models) -> APIRouter:
     router = APIRouter()
 
     @router.get("/sent")
-    def sent() -> SentList:  # pyright: ignore[reportUnusedFunction]
-        """What the last answers sent to the cloud: counts, never text."""
+    def sent() -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
+        """What the last answers sent to the cloud: counts, never text; the newest first.
+
+        `at` is when an answer began to send, in seconds since 1970.
+        """
         found = [
-            SentEntry(
-                model=one.name,
-                at=first.at,
-                conversation=first.conversation,
-                answer=first.answer,
+            {
+                "model": one.name,
+                "at": first.at,
+                "conversation": first.conversation,
+                "answer": first.answer,
                 **asdict(counts),
-            )
+            }
             for one in models.all
             for first, counts in reversed(by_answer(one.record.messages()))
         ]
-        return SentList(data=sorted(found, key=lambda entry: -entry.at))
-
-    return router
-
-
-def _savings(models: Models) -> APIRouter:
-    router = APIRouter()
+        return {"object": "list", "data": sorted(found, key=lambda entry: -entry["at"])}
 
     @router.get("/savings")
-    def savings() -> SavingsReply:  # pyright: ignore[reportUnusedFunction]
-        """What answers cost since the server began, against the cloud alone."""
+    def savings() -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
+        """What answers cost since the server began, against the cloud alone.
+
+        `total` is null without a price, or where models have different currencies.
+        """
         found = [_savings_of(one) for one in models.all]
         conversations = [
-            SavingsEntry(
-                model=one.name,
-                conversation=str(told.conversation),
-                answers=told.answers,
-                **asdict(told.cost),
-            )
+            {
+                "model": one.name,
+                "conversation": str(found.conversation),
+                "answers": found.answers,
+                **asdict(found.cost),
+            }
             for one in models.all
-            for told in (one.billing.conversations() if one.billing else [])
+            for found in (one.billing.conversations() if one.billing else [])
         ]
-        return SavingsReply(
-            answers=sum(one.answers for one in found),
-            total=_summed([one.total for one in found if one.total]),
-            models=found,
-            conversations=conversations,
-        )
+        return {
+            "object": "savings",
+            "answers": sum(one["answers"] for one in found),
+            "total": _summed([one["total"] for one in found if one["total"]]),
+            "models": found,
+            "conversations": conversations,
+        }
 
     return router
 
 
-def _savings_of(answering: Answering) -> ModelSavings:
+def _savings_of(answering: Answering) -> dict[str, Any]:
     if answering.billing is None:
-        return ModelSavings(model=answering.name, answers=0, total=None)
+        return {"model": answering.name, "answers": 0, "total": None}
     found = answering.billing.savings()
-    total = CostUsage(**asdict(found.cost))
-    return ModelSavings(model=answering.name, answers=found.answers, total=total)
+    return {"model": answering.name, "answers": found.answers, "total": asdict(found.cost)}
 
 
-def _summed(costs: Sequence[CostUsage]) -> CostUsage | None:
-    """None for none, and where they have no currency in common."""
-    if len({cost.currency for cost in costs}) != 1:
+def _summed(costs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """None for no costs, and for several currencies."""
+    if len({cost["currency"] for cost in costs}) != 1:
         return None
-    return CostUsage(
-        paid=sum(cost.paid for cost in costs),
-        alone=sum(cost.alone for cost in costs),
-        saved=sum(cost.saved for cost in costs),
-        currency=costs[0].currency,
-        input_tokens=sum(cost.input_tokens for cost in costs),
-        cached_tokens=sum(cost.cached_tokens for cost in costs),
-        output_tokens=sum(cost.output_tokens for cost in costs),
-        estimated=any(cost.estimated for cost in costs),
-    )
+    counts = ("paid", "alone", "saved", "input_tokens", "cached_tokens", "output_tokens")
+    return {
+        **{name: sum(cost[name] for cost in costs) for name in counts},
+        "currency": costs[0]["currency"],
+        "estimated": any(cost["estimated"] for cost in costs),
+    }
 
 
 def _about(models: Models, counted: ServerMetrics, guarded: Sequence[Any]) -> APIRouter:
@@ -201,9 +179,9 @@ def _about(models: Models, counted: ServerMetrics, guarded: Sequence[Any]) -> AP
 
     @router.get("/health")
     async def health() -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
-        """That it runs, with what, and whether the cloud answers: the first model, then each."""
-        told = [{"model": one.name, **_health_of(one)} for one in models.all]
-        return {"status": "ok", **_health_of(models.first), "models": told}
+        """That it runs, with which models, and whether the cloud answers."""
+        each = [{"model": one.name, **_health_of(one)} for one in models.all]
+        return {"status": "ok", **_health_of(models.first), "models": each}
 
     @router.get("/metrics", dependencies=list(guarded), response_class=Response)
     async def metrics() -> Response:  # pyright: ignore[reportUnusedFunction]

@@ -17,10 +17,9 @@ from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
 from edgewise.completion import Completion, Sent
 from edgewise.errors import CloudError, CloudTimeout, Withheld
 from edgewise.events import Event, Finished, Token
-from edgewise.keys.key_file import ANYBODY, Key
-from edgewise.keys.keys import Keys
-from edgewise.keys.limits import KeyLimits, LimitsDown, OverLimit, Spent, Tab
-from edgewise.keys.limits_sqlite import SqliteLimits
+from edgewise.keys.keys import ANYBODY, Key, Keys
+from edgewise.keys.limit_stores import SqliteLimits
+from edgewise.keys.limits import KeyLimits, LimitsDown, OverLimit, Spent, Unbilled
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.server.errors import ApiError
@@ -129,7 +128,7 @@ class Caller:
         if key.tokens_per_day:
             self._tokens = _DayTokens(self._callers.limits, key)
         try:
-            spending = self._callers.limits.spending(key, Tab(), 0)
+            spending = self._callers.limits.spending(key, Unbilled(), 0)
             self._spent = await self._spending.enter_async_context(spending)
         except OverLimit as over:
             seconds = math.ceil(over.retry_after or PLACE_SECONDS)
@@ -150,9 +149,7 @@ class Caller:
             raise _over(f"The key's prompts may have {most} tokens at a time.", PLACE_SECONDS)
         self._callers.ids[self.name] += ids
         self._held = ids
-        tab = Tab()
-        tab.ids = ids
-        await self._callers.limits.charge(self.key, tab)
+        await self._callers.limits.charge(self.key, Unbilled(ids))
         return replace(prompt, owner=self.name)
 
     def seen(self, event: Event) -> Event:

@@ -1,7 +1,7 @@
 """`POST /v1/completions`: a prompt as text or as token ids, sent to the models as it is."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -12,24 +12,24 @@ from edgewise.events import Candidate, Token
 from edgewise.prompts import Message, Prompt
 from edgewise.server.admission import Ticket
 from edgewise.server.answering import Answering, DecodeRequest, Scorer, Unread
-from edgewise.server.bodies import JsonRoute
 from edgewise.server.decoding import decode_request, marked
 from edgewise.server.errors import ApiError
+from edgewise.server.guards import JsonRoute
 from edgewise.server.models import Models, cloud_alone, edge_alone
 from edgewise.server.replies import ReplyWriter
-from edgewise.server.schemas import CompletionRequest, TextCompletion
-from edgewise.server.streaming import STREAMED, reply_with
+from edgewise.server.requests import CompletionRequest
+from edgewise.server.streaming import described, reply_with
 
 
 def routes(models: Models) -> APIRouter:
     """The endpoint over the loaded pairs."""
     router = APIRouter(route_class=JsonRoute)
 
-    @router.post("/completions", response_model=TextCompletion, responses=STREAMED)
+    @router.post("/completions", responses=described("`[DONE]` ends the stream"))
     async def completions(body: CompletionRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """The continuation of a prompt, whole or as server-sent events."""
         text = _prompt_text(models.first.edge.tokenizer, body)
-        told = await marked(models.local, body, request, [Message("user", text)])
+        told = await marked(models.local, body.edgewise, request, [Message("user", text)])
         answering = models.asked(body.model)
         if body.max_tokens == 0 and not body.echo:
             raise ApiError(400, "max_tokens 0 needs echo true.", param="max_tokens")
@@ -54,15 +54,9 @@ def _decode_request(
     )
 
 
-def _prompt(body: CompletionRequest) -> str | list[int]:
-    prompt = body.prompt
-    only = prompt[0] if isinstance(prompt, list) and not isinstance(prompt[0], int) else prompt
-    return only if isinstance(only, str) else cast(list[int], only)
-
-
 def _prompt_text(tokenizer: Tokenizer, body: CompletionRequest) -> str:
     """What a prompt says, by ids too; those that stand for nothing are refused later."""
-    prompt = _prompt(body)
+    prompt = body.given
     if isinstance(prompt, str):
         return prompt
     pieces = (tokenizer.piece(one) for one in prompt if one < tokenizer.size)
@@ -70,7 +64,7 @@ def _prompt_text(tokenizer: Tokenizer, body: CompletionRequest) -> str:
 
 
 def _unread(tokenizer: Tokenizer, body: CompletionRequest, *, local: bool) -> Unread:
-    only = _prompt(body)
+    only = body.given
     if not isinstance(only, str):
         ids = only
         return Unread(read=lambda: _known(tokenizer, ids, local=local), ids=len(ids))

@@ -8,7 +8,7 @@ from functools import partial
 from fastapi import Request
 from msgspec.structs import replace
 
-from edgewise.edge.fitting import CHUNK
+from edgewise.edge.vocabulary import CHUNK
 from edgewise.prompts import Message, Prompt
 from edgewise.sampling import Sampling
 from edgewise.server.answering import Answering, DecodeRequest, Unread
@@ -16,23 +16,23 @@ from edgewise.server.callers import caller_of
 from edgewise.server.errors import ApiError
 from edgewise.server.local_messages import LocalMessages
 from edgewise.server.models import cloud_alone, policy_for
-from edgewise.server.schemas import ChatRequest, CompletionRequest
+from edgewise.server.requests import ChatRequest, CompletionRequest, EdgewiseOptions
 
 LOCAL_HEADER = "X-Edgewise-Cloud"
 """Says "none" for clients that cannot send the field `edgewise`."""
 
 
-def asks_local(body: ChatRequest | CompletionRequest, request: Request) -> bool:
+def asks_local(options: EdgewiseOptions, request: Request) -> bool:
     """Whether the request itself says that nothing may leave. Raises `ApiError`."""
     said = request.headers.getlist(LOCAL_HEADER)
     if any(one.strip().lower() != "none" for one in said):
         raise ApiError(400, f"{LOCAL_HEADER} may say none, and nothing else.", param=LOCAL_HEADER)
-    return bool(said) or body.edgewise.cloud == "none"
+    return bool(said) or options.cloud == "none"
 
 
 async def marked(
     local: LocalMessages,
-    body: ChatRequest | CompletionRequest,
+    options: EdgewiseOptions,
     request: Request,
     messages: Sequence[Message],
     parts: Sequence[Sequence[str]] = (),
@@ -41,7 +41,7 @@ async def marked(
     mark = partial(
         local.marked,
         messages,
-        local=asks_local(body, request),
+        local=asks_local(options, request),
         owner=caller_of(request).name,
         parts=parts,
     )

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from edgewise.errors import CloudError, ContextOverflow, EdgewiseError, UsageError
-from edgewise.server.schemas import ChatRequest, CompletionRequest
+from edgewise.server.requests import ChatRequest, CompletionRequest
 
 REQUEST_FIELDS = frozenset(ChatRequest.model_fields) | frozenset(CompletionRequest.model_fields)
 """What a client can set itself."""

@@ -1,8 +1,18 @@
-"""What stands before every endpoint: size limits, headers."""
+"""Around every endpoint: size limits, headers, strict JSON, unknown paths."""
 
+import json
+from collections.abc import Callable, Coroutine
+from functools import cached_property
+from re import Pattern
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from prometheus_client import Counter
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_BODY = 8 << 20
@@ -74,3 +84,68 @@ class Headers:
             await send(message)
 
         await self._app(scope, receive, with_headers)
+
+
+_MARK = b"\xef\xbb\xbf"
+"""What some editors put before UTF-8."""
+
+
+class _Strict(Request):
+    """Python's own reader takes NaN, numbers beyond all range and halves of characters."""
+
+    async def json(self) -> Any:
+        body = (await self.body()).removeprefix(_MARK)
+        try:
+            return msgspec.json.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise json.JSONDecodeError(str(error), "", 0) from error
+
+
+class JsonRoute(APIRoute):
+    """An endpoint that reads such a body."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def read(request: Request) -> Response:
+            return await handle(_Strict(request.scope, request.receive))
+
+        return read
+
+
+_READING = ("GET", "HEAD")
+
+
+class Elsewhere:
+    """Mounted behind all of `app`'s endpoints, in front of `page`.
+
+    An endpoint's path with another method is a 405, a path that is none a 404, whatever the method.
+    """
+
+    def __init__(self, app: FastAPI, page: ASGIApp) -> None:
+        self._app, self._page = app, page
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            self._require(scope["method"], scope["path"])
+        await self._page(scope, receive, send)
+
+    def _require(self, method: str, path: str) -> None:
+        """Raise `HTTPException` where it cannot be one of the page's files."""
+        shown = f"{method} {path[:80]!r}"
+        for pattern, methods in self._endpoints:
+            if pattern.match(path):
+                allowed = ", ".join(methods)
+                message = f"{shown} is not answered; use {allowed} there."
+                raise HTTPException(405, message, headers={"Allow": allowed})
+        if method not in _READING or path == "/v1" or path.startswith("/v1/"):
+            message = f"{shown} is not answered; GET /openapi.json lists what is."
+            raise HTTPException(404, message)
+
+    @cached_property
+    def _endpoints(self) -> list[tuple[Pattern[str], list[str]]]:
+        """Patterns of the described paths, with their methods."""
+        return [
+            (compile_path(path)[0], [method.upper() for method in methods])
+            for path, methods in self._app.openapi()["paths"].items()
+        ]

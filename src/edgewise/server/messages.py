@@ -3,80 +3,328 @@
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from msgspec.structs import replace
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from edgewise.events import Event
+from edgewise.grammar.form import MAX_TOOLS
 from edgewise.prompts import Prompt
 from edgewise.server.admission import Ticket
-from edgewise.server.bodies import JsonRoute
-from edgewise.server.chat_completions import ChatReply, prepared, unread
-from edgewise.server.errors import ApiError, anthropic_body
-from edgewise.server.harmless import ignored, said
-from edgewise.server.messages_schemas import (
-    AnthropicErrorReply,
-    CountReply,
-    CountRequest,
-    MessagesReply,
-    MessagesRequest,
+from edgewise.server.chat import (
+    ChatReply,
+    call_of,
+    function_tool,
+    json_format,
+    named_tool,
+    prepared,
+    unread,
 )
+from edgewise.server.errors import NO_THREADS, ApiError, anthropic_body
+from edgewise.server.guards import JsonRoute
 from edgewise.server.models import Models, policy_for
-from edgewise.server.streaming import queued, reply_with, streamed
-from edgewise.server.writing import Writer
+from edgewise.server.replies import Writer
+from edgewise.server.requests import (
+    MAX_MESSAGES,
+    MAX_STOPS,
+    BoundedText,
+    CallId,
+    ChatMessage,
+    ChatRequest,
+    Description,
+    EdgewiseOptions,
+    ModelName,
+    Name,
+    NamedTool,
+    Nothing,
+    OtherTool,
+    Paragraphs,
+    StopText,
+    StreamOptions,
+    Strict,
+    Temperature,
+    TokenLimit,
+    TopK,
+    TopP,
+    few_parts,
+    ignored,
+    ignored_header,
+    text_parts,
+)
+from edgewise.server.streaming import described, queued, reply_with
 
 VERSION_HEADER, VERSIONS = "anthropic-version", ("2023-06-01", "2026-10-21")
-"""Those whose clients the replies were tried with."""
+"""The versions whose clients the replies were tried with."""
 
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": AnthropicErrorReply} for status in (400, 401, 404, 413, 429, 502)
-}
+
+class TextBlock(Strict):
+    """A part of a message; only text can be read."""
+
+    ignores = frozenset({"cache_control"})
+    type: Literal["text"]
+    text: BoundedText
+    citations: Nothing | None = None
+
+
+class ThinkingBlock(Strict):
+    """A model's reasoning, which is ignored."""
+
+    ignores = frozenset({"thinking", "signature", "data"})
+    type: Literal["thinking", "redacted_thinking"]
+
+    def ignored_names(self) -> list[str]:
+        return ["thinking"]
+
+
+class ToolUse(Strict):
+    """A call that an earlier answer made."""
+
+    ignores = frozenset({"cache_control", "caller"})
+    type: Literal["tool_use"]
+    id: CallId
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    input: dict[str, Any]
+
+
+class ToolResult(Strict):
+    """The result of a call."""
+
+    ignores = frozenset({"cache_control", "is_error"})
+    type: Literal["tool_result"]
+    tool_use_id: CallId
+    content: BoundedText | Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES)] | None = None
+
+
+def _kind(block: object) -> str:
+    given = cast(dict[str, Any], block) if isinstance(block, dict) else {}
+    found = given.get("type", getattr(block, "type", None))
+    return "(thinking)" if found == "redacted_thinking" else f"({found})"
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("(text)")]
+    | Annotated[ToolUse, Tag("(tool_use)")]
+    | Annotated[ToolResult, Tag("(tool_result)")]
+    | Annotated[ThinkingBlock, Tag("(thinking)")],
+    Discriminator(_kind),
+]
+
+
+class AnthropicTurn(Strict):
+    """A turn. Newer clients put later instructions between the turns."""
+
+    role: Literal["user", "assistant", "system"]
+    content: BoundedText | Annotated[list[Block], Field(max_length=MAX_MESSAGES)]
+
+    def chat(self) -> Iterator[ChatMessage]:
+        """The same as a chat's turns: results of calls, the text, the calls."""
+        made = Paragraphs.model_construct
+        if isinstance(self.content, str):
+            yield made(role=self.role, content=self.content)
+            return
+        for block in self.content:
+            if isinstance(block, ToolResult):
+                content = text_parts(block.content or "")
+                yield made(role="tool", content=content, tool_call_id=block.tool_use_id)
+        calls = [
+            call_of(block.id, block.name, msgspec.json.encode(block.input).decode())
+            for block in self.content
+            if isinstance(block, ToolUse)
+        ]
+        text = any(isinstance(block, TextBlock) for block in self.content)
+        if calls or text or not self.content:
+            yield made(role=self.role, content=text_parts(self.content), tool_calls=calls or None)
+
+
+class AnthropicTool(Strict):
+    """A tool that the answer may call."""
+
+    ignores = frozenset(
+        {
+            *("cache_control", "input_examples", "eager_input_streaming", "defer_loading"),
+            "allowed_callers",
+        }
+    )
+    type: Literal["custom"] | None = None
+    name: Name
+    description: Description | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+def _kind_of_tool(tool: object) -> str:
+    given = cast(dict[str, Any], tool) if isinstance(tool, dict) else {}
+    found = given.get("type", getattr(tool, "type", None))
+    return "(own)" if found in (None, "custom") else "(other)"
+
+
+AnyTool = Annotated[
+    Annotated[AnthropicTool, Tag("(own)")] | Annotated[OtherTool, Tag("(other)")],
+    Discriminator(_kind_of_tool),
+]
+
+
+class AnthropicToolChoice(Strict):
+    """Which tools are to be called."""
+
+    type: Literal["none", "auto", "any", "tool"]
+    name: Name | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    def chat(self) -> Literal["none", "auto", "required"] | NamedTool:
+        """The same as a chat's. Raises `ApiError`."""
+        if self.type == "tool":
+            if self.name is None:
+                raise ApiError(400, "tool_choice needs a name.", param="tool_choice")
+            return named_tool(self.name)
+        return "required" if self.type == "any" else self.type
+
+
+class AnthropicJsonSchema(Strict):
+    """Answers are JSON that a schema allows."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Strict):
+    """How the answer is written."""
+
+    ignores = frozenset({"effort"})
+    format: AnthropicJsonSchema | None = None
+
+
+class ContextEdit(Strict):
+    """Clearing of reasoning, which is ignored anyway. Other edits would change the prompt."""
+
+    ignores = frozenset({"keep"})
+    type: Annotated[str, Field(pattern=r"^clear_thinking_\d+$", max_length=100)]
+
+    def ignored_names(self) -> list[str]:
+        return [self.type]
+
+
+class ContextManagement(Strict):
+    """Edits of long conversations."""
+
+    edits: Annotated[list[ContextEdit], Field(max_length=10)] | None = None
+
+
+class CountRequest(Strict):
+    """`POST /v1/messages/count_tokens`."""
+
+    # The KV cache keeps what it can by itself, and no reasoning is kept apart.
+    ignores = frozenset({"cache_control", "thinking", "speed", "user_profile_id", "workspace_id"})
+    model: ModelName
+    messages: Annotated[
+        list[AnthropicTurn],
+        Field(min_length=1, max_length=MAX_MESSAGES),
+        BeforeValidator(few_parts),
+    ]
+    system: BoundedText | Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: AnthropicToolChoice | None = None
+    output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
+    edgewise: EdgewiseOptions = EdgewiseOptions()
+
+    def turns(self) -> list[ChatMessage]:
+        """The same as a chat's."""
+        system = text_parts(self.system) if self.system else ""
+        made = Paragraphs.model_construct
+        turns: list[ChatMessage] = [made(role="system", content=system)] if system else []
+        for turn in self.messages:
+            turns += turn.chat()
+        return turns
+
+    def chat(self) -> ChatRequest:
+        """The same as a chat. Raises `ApiError`."""
+        if self.messages[-1].role == "assistant":
+            message = "An answer cannot be begun for the model; let the last message be the user's."
+            raise ApiError(400, message, param="messages")
+        tools = [
+            function_tool(one.name, one.description, one.input_schema, one.strict)
+            for one in self.tools or ()
+            if isinstance(one, AnthropicTool)
+        ]
+        chosen, written = self.tool_choice, self.output_config and self.output_config.format
+        choice = chosen.chat() if chosen else None
+        return ChatRequest.model_construct(
+            model=self.model,
+            messages=self.turns(),
+            response_format=json_format("answer", written.schema_) if written else None,
+            tools=tools or None,
+            # Without tools there is nothing to choose.
+            tool_choice=choice if tools or choice not in ("none", "auto") else None,
+            parallel_tool_calls=not (chosen and chosen.disable_parallel_tool_use),
+            edgewise=self.edgewise,
+        )
+
+
+class MessagesRequest(CountRequest):
+    """`POST /v1/messages`."""
+
+    ignores = CountRequest.ignores | {"metadata", "service_tier", "inference_geo", "diagnostics"}
+    max_tokens: TokenLimit
+    stream: bool | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    stop_sequences: Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
+    thread: dict[str, Any] | None = None
+
+    def chat(self) -> ChatRequest:
+        if self.thread is not None:
+            message = "Threads are not kept here; send the whole conversation, and no thread."
+            raise ApiError(400, message, code=NO_THREADS, param="thread")
+        more: dict[str, Any] = {
+            "stream": bool(self.stream),
+            "stream_options": StreamOptions(include_usage=True) if self.stream else None,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "stop": self.stop_sequences,
+        }
+        return super().chat().model_copy(update=more)
 
 
 def routes(models: Models) -> APIRouter:
     """The endpoints over the loaded pairs."""
-    router = APIRouter(route_class=JsonRoute, responses=REFUSALS)
-    told = streamed("with `stream` as server-sent events, each named by its type")
+    router = APIRouter(route_class=JsonRoute)
 
-    @router.post("/messages", response_model=MessagesReply, responses=told)
+    @router.post("/messages", responses=described("each event is named by its type"))
     async def messages(body: MessagesRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """An answer to a conversation, whole or as server-sent events."""
-        _check(body)
-        answering, decoding, chat = await prepared(models, body.chat(), request, joins=True)
-        writer = MessagesWriter(body, chat, headers=_said(request))
+        answering, decoding, chat = await prepared(models, body, request, joins=True)
+        writer = MessagesWriter(body, chat, ignored_headers=_ignored_headers(request))
         return await reply_with(writer, decoding, answering, request, stream=bool(body.stream))
 
     @router.post("/messages/count_tokens")
-    async def count_tokens(body: CountRequest, request: Request, reply: Response) -> CountReply:  # pyright: ignore[reportUnusedFunction]
-        """How many tokens a conversation's prompt has."""
-        _check(body)
-        names = [*ignored(body), *body.ignored, *_said(request)]
-        reply.headers.update(said(names) or {})
+    async def count_tokens(  # pyright: ignore[reportUnusedFunction]
+        body: CountRequest, request: Request, reply: Response
+    ) -> dict[str, int]:
+        """How many tokens a conversation's prompt has, by the edge model's tokenizer."""
+        names = [*ignored(body), *_ignored_headers(request)]
+        reply.headers.update(ignored_header(names) or {})
         answering = models.asked(body.model)
         policy_for(answering, body.model)
-        # What is counted needs no grammar.
+        # A count needs no grammar.
         asked = replace(unread(answering, body.chat()), form=None)
         ready = await queued(answering, request, lambda: answering.read(asked))
-        return CountReply(input_tokens=len(ready.prompt.ids))
+        return {"input_tokens": len(ready.prompt.ids)}
 
     return router
 
 
-def _check(body: CountRequest | MessagesRequest) -> None:
-    """Raises `ApiError` for a conversation that ends with an answer."""
-    if body.messages[-1].role == "assistant":
-        message = "An answer cannot be begun for the model; let the last message be the user's."
-        raise ApiError(400, message, param="messages")
-
-
-def _said(request: Request) -> list[str]:
-    """Headers that change nothing."""
-    told = ["anthropic-beta"] if request.headers.get("anthropic-beta") else []
+def _ignored_headers(request: Request) -> list[str]:
+    found = ["anthropic-beta"] if request.headers.get("anthropic-beta") else []
     version = request.headers.get(VERSION_HEADER)
-    return told if version is None or version in VERSIONS else [*told, VERSION_HEADER]
+    return found if version is None or version in VERSIONS else [*found, VERSION_HEADER]
 
 
 class MessagesWriter(Writer):
@@ -85,10 +333,9 @@ class MessagesWriter(Writer):
     end, named = None, True
 
     def __init__(
-        self, request: MessagesRequest, chat: ChatReply, *, headers: Sequence[str] = ()
+        self, request: MessagesRequest, chat: ChatReply, *, ignored_headers: Sequence[str] = ()
     ) -> None:
-        """`headers` of the request that change nothing are said as well."""
-        self.ignored = [*ignored(request), *request.ignored, *headers]
+        self.ignored = [*ignored(request), *ignored_headers]
         self._chat = chat
         self._most = request.max_tokens
         self.id = f"msg_{secrets.token_hex(12)}"
@@ -113,16 +360,16 @@ class MessagesWriter(Writer):
         message, usage = choice["message"], reply["usage"]
         text = message["content"]
         calls = map(_tool_use, message.get("tool_calls") or ())
-        told = {
+        found = {
             **self._head,
             "content": [*([{"type": "text", "text": text}] if text else []), *filter(None, calls)],
             **self._stopped(choice, usage),
             "usage": _usage(usage),
         }
-        return {**told, "edgewise": reply["edgewise"]} if "edgewise" in reply else told
+        return {**found, "edgewise": reply["edgewise"]} if "edgewise" in reply else found
 
     async def chunks(self, events: AsyncGenerator[Event]) -> AsyncGenerator[dict[str, Any]]:
-        # What the cache had of the prompt is known at the end.
+        # How much of the prompt was cached is known at the end.
         usage = {"input_tokens": self._prompt, "output_tokens": 0}
         empty = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         yield {"type": "message_start", "message": {**self._head, **empty}}
@@ -141,7 +388,7 @@ class MessagesWriter(Writer):
         return anthropic_body(error)
 
     def _pieces(self, choice: dict[str, Any], own: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Events for a chunk of the chat's; `own` stands beside what there is."""
+        """The events of a chunk of the chat's. `own` goes with the first one that has a place."""
         for call in choice["delta"].get("tool_calls") or ():
             if "id" in call:
                 used = {"id": call["id"], "name": call["function"]["name"], "input": {}}
@@ -156,18 +403,18 @@ class MessagesWriter(Writer):
             own = {}
         self._waiting += [own] if own else []
         if self._block is not None:
-            yield from self._told_of_nothing()
+            yield from self._without_text()
 
     def _opened(self, kind: Literal["text", "tool_use"], **more: Any) -> Iterator[dict[str, Any]]:
-        """Another block, behind the end of the one before."""
+        """Another block, after the end of the one before."""
         yield from self._closed()
         self._index, self._block = self._index + 1, kind
         block = {"type": kind, **more}
         yield {"type": "content_block_start", "index": self._index, "content_block": block}
 
     def _grown(self, more: str, own: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """More of the last block."""
-        yield from self._told_of_nothing()
+        """The event of more text in the last block."""
+        yield from self._without_text()
         delta = (
             {"type": "text_delta", "text": more}
             if self._block == "text"
@@ -175,8 +422,8 @@ class MessagesWriter(Writer):
         )
         yield {"type": "content_block_delta", "index": self._index, "delta": delta, **own}
 
-    def _told_of_nothing(self) -> Iterator[dict[str, Any]]:
-        """What has to be said of tokens that added nothing, such as a call's opening."""
+    def _without_text(self) -> Iterator[dict[str, Any]]:
+        """Provenance of tokens that added no text, such as a call's opening."""
         waiting, self._waiting = self._waiting, []
         for own in waiting:
             yield from self._grown("", own)
@@ -188,7 +435,7 @@ class MessagesWriter(Writer):
     def _closing(self, last: dict[str, Any], usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if self._waiting:
             yield from self._opened("text", text="")
-            yield from self._told_of_nothing()
+            yield from self._without_text()
         yield from self._closed()
         stopped = self._stopped(last, usage)
         yield {"type": "message_delta", "delta": stopped, "usage": _usage(usage)}
@@ -208,7 +455,7 @@ class MessagesWriter(Writer):
 
 
 def _tool_use(call: dict[str, Any]) -> dict[str, Any] | None:
-    """A call of the chat's; None for one that was cut in the middle of its arguments."""
+    """A call of the chat's; None if it was cut in the middle of its arguments."""
     try:
         given: Any = msgspec.json.decode(call["function"]["arguments"])
     except msgspec.DecodeError:

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
@@ -13,9 +13,48 @@ from edgewise.edge.base import Tokenizer
 from edgewise.events import Candidate, Event, Finished, FinishReason, Pending, Rewound, Token, Usage
 from edgewise.prompts import Prompt
 from edgewise.server.admission import Ticket
-from edgewise.server.harmless import ignored
-from edgewise.server.schemas import ChatRequest, CompletionRequest
-from edgewise.server.writing import Writer
+from edgewise.server.errors import ApiError
+from edgewise.server.requests import ChatRequest, CompletionRequest, ignored
+
+
+class Framing:
+    """How the chunks of a stream become server-sent events: data alone, `[DONE]` at the end."""
+
+    end: ClassVar[str | None] = "[DONE]"
+    """The last event's data, where there is one."""
+
+    named: ClassVar[bool] = False
+    """Whether an event is called what its `type` says."""
+
+    def frame(self, chunk: dict[str, Any]) -> dict[str, str]:
+        """An event's fields."""
+        data = msgspec.json.encode(chunk).decode()
+        return {"event": chunk["type"], "data": data} if self.named else {"data": data}
+
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        """What is said of an error where the answer has begun."""
+        return error.body()
+
+
+class Writer(Framing, ABC):
+    """The reply to one request."""
+
+    id: str
+    """Of the answer, as the reply tells it."""
+
+    ignored: Sequence[str] = ()
+    """Fields of the request that changed nothing."""
+
+    async def read(self, prompt: Prompt, ticket: Ticket) -> None:
+        """Told of the prompt before any event, to look into it where the reply says more of it."""
+
+    @abstractmethod
+    def whole(self, events: Sequence[Event]) -> dict[str, Any]:
+        """The reply in one piece."""
+
+    @abstractmethod
+    def chunks(self, events: AsyncGenerator[Event]) -> AsyncGenerator[dict[str, Any]]:
+        """The reply as it comes; closes `events`."""
 
 
 def usage(found: Usage) -> dict[str, Any]:
@@ -108,7 +147,7 @@ class ReplyWriter(Writer):
         self._request = request
         self.prompt_ids: Sequence[int] = ()
         """Of the prompt, once it was read."""
-        self.ignored = ignored(request)
+        self.ignored = list(ignored(request))
         options = request.stream_options
         self._with_usage = options is not None and options.include_usage
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"

@@ -18,9 +18,9 @@ from edgewise.server.admission import Ticket
 from edgewise.server.answering import Answering, DecodeRequest
 from edgewise.server.callers import Caller, caller_of
 from edgewise.server.errors import ApiError, api_error, unexpected
-from edgewise.server.harmless import said, shown
 from edgewise.server.local_messages import LocalAnswer
-from edgewise.server.writing import Framing, Writer
+from edgewise.server.replies import Framing, Writer
+from edgewise.server.requests import ignored_header, shown
 
 PING_SECONDS = 10
 
@@ -28,13 +28,11 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-def streamed(how: str) -> dict[int | str, dict[str, Any]]:
-    """What an endpoint's description says of both forms, `how` of the stream."""
-    content = {"text/event-stream": {"schema": {"type": "string"}}}
-    return {200: {"description": f"The answer; {how}.", "content": content}}
-
-
-STREAMED = streamed("with `stream` as server-sent events that end with `[DONE]`")
+def described(stream: str) -> dict[int | str, dict[str, Any]]:
+    """An endpoint's replies in the API's description: those of the API it speaks."""
+    text, whole = {"schema": {"type": "string"}}, {"schema": {"type": "object"}}
+    content = {"application/json": whole, "text/event-stream": text}
+    return {200: {"description": f"The answer; with `stream`, {stream}.", "content": content}}
 
 
 class EventStream(EventSourceResponse):
@@ -109,7 +107,7 @@ async def reply_with(
         await caller.leave()
         raise
     unheld = ready.grammar.unheld if ready.grammar else ()
-    headers = said([*writer.ignored, *(f"tools.{shown(keyword)}" for keyword in unheld)])
+    headers = ignored_header([*writer.ignored, *(f"tools.{shown(keyword)}" for keyword in unheld)])
     decoding = replace(decoding, limited=caller.limited)
     events = _seen(caller, answering.events(decoding, ready, ticket))
     if decoding.messages[-1].local:

@@ -8,12 +8,11 @@ from pydantic import BaseModel, Field
 
 from edgewise.edge.base import Tokenizer
 from edgewise.server.answering import Answering
-from edgewise.server.bodies import JsonRoute
 from edgewise.server.errors import ApiError
+from edgewise.server.guards import JsonRoute
 from edgewise.server.models import Models
-from edgewise.server.schemas import MAX_IDS, BoundedText
+from edgewise.server.requests import MAX_IDS, BoundedText, Strict
 from edgewise.server.streaming import queued
-from edgewise.server.strict import Strict
 
 LEAST_CHARACTERS = 1 << 18
 CHARACTERS_A_TOKEN = 8

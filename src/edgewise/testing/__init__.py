@@ -3,7 +3,6 @@
 from edgewise.testing.link import Link, Quality
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
-from edgewise.testing.scripted_engine import ScriptedEngine
 
 __all__ = [
     "ByteTokenizer",
@@ -11,7 +10,6 @@ __all__ = [
     "Quality",
     "ScriptedCloud",
     "ScriptedEdge",
-    "ScriptedEngine",
     "noise",
     "replying",
 ]

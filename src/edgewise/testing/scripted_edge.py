@@ -21,7 +21,7 @@ ABLE = EdgeAbilities(slots=1024)
 """A scripted edge model can do everything, unless it is told otherwise."""
 
 MARK = 8
-"""Where it rewinds to marks only, there is one every so many ids."""
+"""Where it rewinds to checkpoints only, there is one every so many ids."""
 
 Script = Callable[[Sequence[int]], Floats]
 """From the ids so far to logits float32[258]."""
@@ -184,7 +184,7 @@ class _ScriptedCache(KvCache):
         return [self._row(self._ids[:position]) for position in range(first, end + 1)]
 
     def forget(self, position: int) -> int:
-        step = {"anywhere": 1, "marks": MARK, "no": self._model.context + 1}
+        step = {"anywhere": 1, "checkpoints": MARK, "no": self._model.context + 1}
         left = position - position % step[self._model.abilities.rewinds]
         del self._ids[left:]
         return left

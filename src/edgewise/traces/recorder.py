@@ -4,6 +4,7 @@ A `Recorder` stands between a decoder and its models and writes one JSON object 
 nothing to a decoder that is not traced.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -40,12 +41,12 @@ class EdgeRewind(msgspec.Struct, frozen=True, tag="edge-rewind"):
 
 
 class Asked(msgspec.Struct, frozen=True, tag="ask"):
-    """Consult `number` was sent for `tokens` tokens at `position`."""
+    """Consult `number` was sent for `tokens` tokens at `position`; `deadline` is None for none."""
 
     number: int
     position: int
     tokens: int
-    deadline: float
+    deadline: float | None
 
 
 class Pushed(msgspec.Struct, frozen=True, tag="push"):
@@ -251,7 +252,9 @@ class _CloudSession(WrappedSession):
         sent: Sent | None = None,
     ) -> "Future[Completion]":
         sent = sent or Sent()
-        ask = Asked(self._recorder.next_consult(), len(ids), n, deadline)
+        ask = Asked(
+            self._recorder.next_consult(), len(ids), n, deadline if deadline < math.inf else None
+        )
         future = super().ask(ids, n, sampling, deadline, sent)
         self._recorder.asked(future, ask, sent)
         return future

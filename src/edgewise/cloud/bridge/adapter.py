@@ -9,8 +9,7 @@ from edgewise.cloud.bridge.session import BridgeSession, Part, portion, precedin
 from edgewise.cloud.bridge.word_boundary import Seams
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.spelling import bytes_of
-from edgewise.edge.vocabulary import fingerprint
+from edgewise.edge.vocabulary import bytes_of, fingerprint
 from edgewise.engines.base import Abilities
 from edgewise.errors import CloudRejected, UsageError, VocabularyMismatch
 from edgewise.prompts import Prompt, prompt_ids
@@ -59,6 +58,10 @@ class Bridge(CloudModel):
     def identity(self) -> str:
         seen = f", {self._view.name}" if self._view.name else ""
         return f"{self.cloud.identity()} at {'words' if self._words else 'seams'}{seen}"
+
+    @property
+    def here(self) -> bool:
+        return self.cloud.here
 
     def stays(self, prompt: Prompt) -> bool:
         return self._view.stays(preceding(self.edge, prompt))
@@ -195,7 +198,7 @@ class GoingByIds:
         return then(asked, self._part)
 
     def _part(self, completion: Completion) -> Part:
-        """Raises `CloudProtocolError` for a completion that is none."""
+        """Raises `CloudProtocolError` for an invalid completion."""
         own = self._own
         prompt = len(self._known) + len(self._written)
         completion.check(asked=self._step, prompt=prompt, size=own.size)

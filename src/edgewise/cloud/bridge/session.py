@@ -18,7 +18,7 @@ from edgewise.cloud.bridge.reasoning import Reasoning
 from edgewise.cloud.bridge.word_boundary import characters, held_back, kept, spelled, written_text
 from edgewise.completion import Completion, Sent, metered
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.spelling import bytes_of
+from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import CloudError, CloudRejected, EdgewiseError, NothingUsable, Withheld
 from edgewise.prompts import Prompt
 from edgewise.prompts.tool_formats import markers

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from edgewise.cloud.bridge.reasoning import Reasoning
 from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
-from edgewise.edge.spelling import bytes_of, ids_spelling
+from edgewise.edge.vocabulary import bytes_of, ids_spelling
 from edgewise.errors import CloudProtocolError, CloudRejected, NothingUsable
 
 BLANKS = " \t"

@@ -228,9 +228,10 @@ class RecordedSent(Sent):
         self._answer, self.message = answer, message
         self.prefix: Sequence[_Told] = prefix
 
-    def add(self, ids: int, message: bytes, *, tells: bool = True) -> None:
+    def add(self, ids: int, message: bytes, *, tells: bool = True, again: bool = False) -> None:
+        self.require_allowed(tells=tells)
         self._answer.note(self, ids, message, tells=tells)
-        super().add(ids, message, tells=tells)
+        super().add(ids, message, tells=tells, again=again)
 
     def concerns(self, ids: Sequence[int]) -> None:
         self.prefix = list(ids)

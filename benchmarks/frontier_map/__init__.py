@@ -1,1 +1,0 @@
-"""Which way is fastest, over the edge's speed and the round trip."""

@@ -1,0 +1,214 @@
+"""A hub model's folder: its descriptions and its weights, checked before a library reads them."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+import msgspec
+
+from edgewise.errors import EdgewiseError, ModelError, UsageError
+
+MAX_CONFIG = 4 << 20
+"""Largest description that is read, bytes."""
+
+
+DESCRIPTIONS = (".json", ".jinja", ".txt")
+"""Files beside the weights that an engine may read."""
+
+MAX_PARTS = 4096
+"""Most layers, or experts of a layer, that a description may have built."""
+
+MAX_BUFFERS = 1 << 28
+"""Most numbers in tables that a model computes, where its weights are no more."""
+
+_COUNTED = re.compile(r"layers?$|num_blocks|(num|n)_(\w+_)?experts$")
+_BLOCKS, _BLOCK_BYTES = 64, 65536
+_CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+
+
+_T = TypeVar("_T")
+
+
+class HubConfig(msgspec.Struct):
+    architectures: list[str] | None = None
+    model_type: str | None = None
+    model_file: Any = None
+    is_encoder_decoder: bool = False
+    quantization_config: dict[str, Any] | None = None
+    quantization: dict[str, Any] | None = None
+
+
+def read_config(folder: Path, form: str) -> HubConfig:
+    """Raises `ModelError` for what is no whole language model; `form` is what is looked for."""
+    path = folder / "config.json"
+    config = read_json(path, HubConfig)
+    if config is None:
+        raise ModelError(
+            f"There is no config.json in {str(folder)!r}",
+            hint=f"name the folder of a model in {form} form, or a GGUF file",
+        )
+    for key, count in _counts(read_json(path, dict[str, Any])):
+        if count > MAX_PARTS:
+            raise ModelError(f"{str(path)!r} has a {key} of {count}, more than {MAX_PARTS}.")
+    named = config.architectures or []
+    if config.is_encoder_decoder or (named and not any(name.endswith(_CAUSAL) for name in named)):
+        raise ModelError(
+            f"{str(folder)!r} holds {', '.join(named) or 'an encoder-decoder'}, which does not "
+            "write text from left to right",
+            hint="name a causal language model",
+        )
+    if (folder / "adapter_config.json").exists():
+        raise ModelError(
+            f"{str(folder)!r} holds an adapter, no whole model",
+            hint="merge it into its model first",
+        )
+    return config
+
+
+def lacking(folder: Path, what: str) -> ModelError:
+    """That weights are missing."""
+    return ModelError(
+        f"The safetensors in {str(folder)!r} are not all that its config.json describes ({what})",
+        hint="download the model again",
+    )
+
+
+def told(error: BaseException) -> str:
+    """What a library says of its failure, in short."""
+    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+
+
+def require_one_device(engine: str, gpu_layers: int | Literal["auto"]) -> None:
+    """Raise `UsageError` where some layers of a model are to go elsewhere than the others."""
+    if gpu_layers != "auto" and gpu_layers > 0:
+        raise UsageError(
+            f"The edge engine {engine} puts a whole model on one device, not {gpu_layers} layers "
+            "of it",
+            hint="leave the layers out for a GPU where there is one, or offload 0 for the CPU",
+            setting="gpu_layers",
+        )
+
+
+@contextmanager
+def explained(folder: Path, engine: str, package: str) -> Generator[None]:
+    """What `engine`, of a `package`, raises for a folder of no use, as a `ModelError`."""
+    try:
+        yield
+    except (EdgewiseError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        without = " without code of the model's own" if "trust_remote_code" in str(error) else ""
+        raise ModelError(
+            f"{engine} cannot load {str(folder)!r}{without} ({told(error)})",
+            hint=f"update {package}, or name a GGUF of the model",
+        ) from error
+
+
+def _counts(described: object) -> Generator[tuple[str, int]]:
+    """How many layers and experts a description has, wherever it says so."""
+    if isinstance(described, dict):
+        for key, value in cast(dict[str, Any], described).items():
+            if isinstance(value, int) and _COUNTED.search(key):
+                yield key, value
+            yield from _counts(value)
+    elif isinstance(described, list):
+        for value in cast(list[Any], described):
+            yield from _counts(value)
+
+
+def read_bytes(path: Path, most: int = MAX_CONFIG) -> bytes | None:
+    """What a file holds; None where there is none. Raises `ModelError`."""
+    try:
+        if not path.is_file():
+            return None
+        if path.stat().st_size > most:
+            raise ModelError(
+                f"{str(path)!r} is larger than {most >> 20} MB", hint="download the model again"
+            )
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelError(
+            f"{str(path)!r} cannot be read ({error.strerror})", hint="check the model's folder"
+        ) from error
+
+
+def read_json(path: Path, kind: type[_T], most: int = MAX_CONFIG) -> _T | None:
+    """A file's JSON as a `kind`; None where there is no such file. Raises `ModelError`."""
+    data = read_bytes(path, most)
+    if data is None:
+        return None
+    try:
+        return _decoded(data, kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ModelError(
+            f"{str(path)!r} is not what a model's folder holds under this name ({error})",
+            hint="download the model again",
+        ) from error
+
+
+def _decoded(data: bytes, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        # Python writes numbers that JSON has not, as in the configs of recurrent models.
+        if b"Infinity" not in data and b"NaN" not in data:
+            raise
+        return msgspec.convert(json.loads(data), kind)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors of a folder, by name. Raises `ModelError` for none."""
+    found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    if not found:
+        raise ModelError(
+            f"There are no safetensors in {str(folder)!r}",
+            hint="name a folder that holds some: weights in pickles are never read",
+        )
+    return found
+
+
+def count_weights(files: Sequence[Path]) -> int:
+    """How many numbers there are in all tensors. Raises `ModelError`."""
+    from safetensors import SafetensorError, safe_open
+
+    count = 0
+    for path in files:
+        try:
+            with safe_open(path, framework="numpy") as tensors:
+                shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ModelError(
+                f"{str(path)!r} is truncated or damaged ({str(error)[:200]})",
+                hint="download it again",
+            ) from error
+        count += sum(map(math.prod, shapes))
+    return count
+
+
+def digest_of(files: Sequence[Path]) -> str:
+    """SHA-256 over names, lengths and a sample of the blocks of each file.
+
+    Two trainings differ in every block of weights, so a sample tells them apart.
+    """
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        for block in sampled_blocks(path):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def sampled_blocks(path: Path) -> Iterator[bytes]:
+    """64 evenly spaced blocks of 64 KiB: 4 MiB take milliseconds, a whole file seconds."""
+    last = max(path.stat().st_size - _BLOCK_BYTES, 0)
+    with path.open("rb") as file:
+        for index in range(_BLOCKS if last else 1):
+            file.seek(last * index // (_BLOCKS - 1))
+            yield file.read(_BLOCK_BYTES)

@@ -1,0 +1,380 @@
+"""The tokenizer in a hub model's folder, `tokenizer.json`, through the library tokenizers.
+
+The same ids, bytes and special tokens that llama.cpp reads in a GGUF of the same model, so that
+both have one fingerprint. The files are checked before the library is given them. Neither torch nor
+transformers is needed, and no code of a model runs.
+"""
+
+import re
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from edgewise.edge.hub.folder import read_bytes, read_json
+from edgewise.errors import ModelError, UsageError
+
+TOKENIZER = "tokenizer.json"
+MAX_TOKENIZER = 128 << 20
+"""Largest tokenizer that is read, bytes: Gemma's has 33 MB."""
+
+MAX_TEMPLATE_FILE = 1 << 20
+GROWTH = 16
+"""How many times longer a tokenizer may make a text before it cuts it, in characters."""
+
+_ENDS = """
+<|im_end|> <|eot_id|> <|eom_id|> <|end|> <|endoftext|> <|end_of_text|> <|return|> <|call|> <|eot|>
+<end_of_turn> <turn|> <eos> </s> <EOT> _<EOT> [EOT] [EOS] <end_of_utterance> <|end_of_role|>
+<|END_OF_TURN_TOKEN|> <｜end▁of▁sentence｜> <|fim_pad|> <|repo_name|> <|file_sep|> <reponame>
+<fim-pad> <fim_pad> <fim-repo>
+"""
+ENDS = frozenset(_ENDS.split())
+"""Special tokens that end an answer whatever a folder says, as llama.cpp has it."""
+
+_SPACE = "▁"
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_NULL = msgspec.Raw(b"null")
+
+# What llama.cpp's converter makes control tokens of, though their model calls them ordinary.
+_LOOKS_SPECIAL = re.compile(
+    r"<\|.*\|>|<｜.*｜>|<unused.*>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL
+)
+
+
+class _Added(msgspec.Struct):
+    id: int
+    content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+    special: bool = False
+
+
+class _File(msgspec.Struct):
+    """`tokenizer.json`."""
+
+    model: msgspec.Raw
+    version: str = "1.0"
+    truncation: Any = None
+    padding: Any = None
+    added_tokens: list[_Added] = []
+    normalizer: msgspec.Raw = _NULL
+    pre_tokenizer: msgspec.Raw = _NULL
+    post_processor: msgspec.Raw = _NULL
+    decoder: msgspec.Raw = _NULL
+
+
+class _Model(msgspec.Struct):
+    type: str | None = None
+    byte_fallback: bool = False
+    unk_token: str | None = None
+    unk_id: int | None = None
+
+
+class _Named(msgspec.Struct):
+    content: str
+
+
+class _Template(msgspec.Struct):
+    name: str
+    template: str
+
+
+class _TokenizerConfig(msgspec.Struct):
+    chat_template: str | list[_Template] | None = None
+    bos_token: str | _Named | None = None
+    eos_token: str | _Named | None = None
+    add_bos_token: bool | None = None
+
+
+class _Ends(msgspec.Struct):
+    eos_token_id: int | list[int] | None = None
+
+
+class Asides(msgspec.Struct, frozen=True):
+    """What stands beside the vocabulary. `add_bos` is None where nothing says it."""
+
+    chat_template: str | None
+    bos: str
+    eos: str
+    add_bos: bool | None
+    eos_ids: tuple[int, ...]
+
+
+class Vocabulary(msgspec.Struct, frozen=True):
+    """How tokens are spelled. `data` is `tokenizer.json` as the library is given it."""
+
+    data: bytes
+    byte_level: bool
+    control: frozenset[int]
+    added: frozenset[int]
+    unk_token: str | None
+    unk_id: int | None
+
+    def unknown(self, texts: Mapping[int, str]) -> dict[int, str]:
+        """The id that stands for what has none, and its text."""
+        found = {i: text for i, text in texts.items() if text == self.unk_token}
+        if self.unk_id is not None and self.unk_id in texts:
+            found[self.unk_id] = texts[self.unk_id]
+        return found
+
+    def bytes_of(self, token: int, text: str) -> bytes:
+        """What a token that is not special writes."""
+        if token in self.added:
+            return text.replace(_SPACE, " " if not self.byte_level else _SPACE).encode()
+        if self.byte_level:
+            letters = byte_of_letter()
+            if all(letter in letters for letter in text):
+                return bytes(letters[letter] for letter in text)
+            return text.encode("utf-8", "surrogatepass")
+        if match := _BYTE.fullmatch(text):
+            return bytes([int(match[1], 16)])
+        return text.replace(_SPACE, " ").encode("utf-8", "surrogatepass")
+
+    def letters(self, text: str) -> list[str]:
+        """The tokens of a text's single bytes."""
+        data = text.encode()
+        if not self.byte_level:
+            return [f"<0x{byte:02X}>" for byte in data]
+        letter_of = {byte: letter for letter, byte in byte_of_letter().items()}
+        return [letter_of[byte] for byte in data]
+
+
+@cache
+def byte_of_letter() -> Mapping[str, int]:
+    """The byte that byte-level BPE writes as a letter (GPT-2's table)."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
+def read_vocabulary(folder: Path) -> Vocabulary:
+    """A folder's `tokenizer.json`. Raises `ModelError` for none, and for one of another kind."""
+    path = folder / TOKENIZER
+    file = read_json(path, _File, MAX_TOKENIZER)
+    if file is None:
+        raise ModelError(
+            f"There is no {TOKENIZER} in {str(folder)!r}",
+            hint="save the model's fast tokenizer there, or name a GGUF of the model",
+        )
+    try:
+        model = msgspec.json.decode(file.model, type=_Model)
+        steps = [msgspec.json.decode(raw) for raw in (file.pre_tokenizer, file.decoder)]
+        grows = _growth(msgspec.json.decode(file.normalizer))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelError(
+            f"{str(path)!r} is no tokenizer ({error})", hint="download the model again"
+        ) from error
+    byte_level = "ByteLevel" in {kind for step in steps for kind in _kinds(step)}
+    if not byte_level and not model.byte_fallback:
+        raise ModelError(
+            f"{str(path)!r} ({model.type or 'of no type'}) does not spell every text in bytes",
+            hint="choose a model with a byte-level or byte-fallback vocabulary",
+        )
+    if grows > GROWTH:
+        raise ModelError(
+            f"{str(path)!r} makes texts more than {GROWTH} times longer before it reads them",
+            hint="choose another model",
+        )
+    # What is asked is encoded as it is, and no longer.
+    file.truncation = file.padding = None
+    for one in file.added_tokens:
+        one.special = one.special or _LOOKS_SPECIAL.fullmatch(one.content) is not None
+    return Vocabulary(
+        msgspec.json.encode(file),
+        byte_level,
+        frozenset(one.id for one in file.added_tokens if one.special),
+        frozenset(one.id for one in file.added_tokens),
+        model.unk_token,
+        model.unk_id,
+    )
+
+
+def read_asides(folder: Path) -> Asides:
+    """Chat template and ends, from the files that have them. Raises `ModelError`."""
+    config = read_json(folder / "tokenizer_config.json", _TokenizerConfig) or _TokenizerConfig()
+    ids: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        ends = read_json(folder / name, _Ends)
+        found = ends.eos_token_id if ends else None
+        ids += found if isinstance(found, list) else [] if found is None else [found]
+    return Asides(
+        _template(folder, config),
+        _text(config.bos_token),
+        _text(config.eos_token),
+        config.add_bos_token,
+        tuple(ids),
+    )
+
+
+def _template(folder: Path, config: _TokenizerConfig) -> str | None:
+    """The file of its own beats `tokenizer_config.json`, as in transformers."""
+    own = read_bytes(folder / "chat_template.jinja", MAX_TEMPLATE_FILE)
+    if own is not None:
+        return own.decode("utf-8", "replace")
+    found = config.chat_template
+    if not isinstance(found, list):
+        return found
+    named = {one.name: one.template for one in found}
+    return named.get("default", next(iter(named.values()), None))
+
+
+def _text(token: str | _Named | None) -> str:
+    return token.content if isinstance(token, _Named) else token or ""
+
+
+def _kinds(step: object) -> Generator[str]:
+    """The types of a step and of the steps in it."""
+    if isinstance(step, dict):
+        fields = cast(dict[str, Any], step)
+        if isinstance(kind := fields.get("type"), str):
+            yield kind
+        for inner in fields.values():
+            yield from _kinds(inner)
+    elif isinstance(step, list):
+        for inner in cast(list[Any], step):
+            yield from _kinds(inner)
+
+
+def _growth(step: object) -> float:
+    """How many times longer a normalizer can make a long text."""
+    if not isinstance(step, dict):
+        return 1.0
+    fields = cast(dict[str, Any], step)
+    if fields.get("type") == "Sequence":
+        grown = 1.0
+        for inner in fields.get("normalizers") or []:
+            grown *= _growth(inner)
+        return grown
+    if fields.get("type") == "Precompiled":
+        return 4.0
+    if fields.get("type") != "Replace":
+        return 1.0
+    pattern: Any = fields.get("pattern") or {}
+    length = len(str(fields.get("content") or ""))
+    string = pattern.get("String") if isinstance(pattern, dict) else None
+    return max(1.0, length / len(string)) if isinstance(string, str) and string else 1.0 + length
+
+
+class HubTokenizer:
+    """Implements `Tokenizer`, for any number of threads."""
+
+    def __init__(self, folder: Path, *, size: int | None = None) -> None:
+        """Read `tokenizer.json` and what stands beside it in `folder`.
+
+        `size` is the number of the model's logits where it pads its vocabulary. Raises `ModelError`
+        for a folder without a tokenizer, and for one of another kind; `UsageError` without the
+        library.
+        """
+        self._where = folder / TOKENIZER
+        vocabulary = read_vocabulary(folder)
+        self._library = _library(self._where, vocabulary)
+        with _explained(self._where):
+            self._texts = {i: t for t, i in self._library.get_vocab(True).items()}
+        known = max(self._texts, default=-1) + 1
+        self.size = known if size is None else size
+        if known > self.size:
+            raise ModelError(
+                f"{str(self._where)!r} has {known} ids and its model {self.size}",
+                hint="download the model again",
+            )
+        self._vocabulary, self._lock = vocabulary, threading.Lock()
+        control = {i: self._texts[i] for i in vocabulary.control if i in self._texts}
+        unknown = vocabulary.unknown(self._texts)
+        self._control = frozenset(control)
+        self.special: Mapping[int, str] = {**control, **unknown}
+        asides = read_asides(folder)
+        self.chat_template = asides.chat_template
+        self._named = {"bos": asides.bos, "eos": asides.eos}
+        self.eos_ids = self._ends(asides)
+        self.bos_id = self._first(asides)
+
+    def _ends(self, asides: Asides) -> frozenset[int]:
+        named = {asides.eos, *ENDS}
+        marked = {token for token, text in self.special.items() if text in named}
+        return frozenset(marked | {token for token in asides.eos_ids if token in self._texts})
+
+    def _first(self, asides: Asides) -> int | None:
+        """The id that begins a text, None where the model wants none."""
+        if asides.add_bos is not None:
+            ids = [i for i, text in self._texts.items() if text == asides.bos]
+            return ids[0] if asides.add_bos and ids else None
+        with _explained(self._where):
+            first = self._library.encode("x").ids[:1]
+            plain = self._library.encode("x", add_special_tokens=False).ids[:1]
+        return first[0] if first and first != plain and first[0] in self.special else None
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Ids of `text`; with `special`, special tokens written in it become their ids.
+
+        Added tokens that are not special, such as `<think>`, do so in any text, as in llama.cpp.
+        """
+        text = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+        with self._lock, _explained(self._where):
+            self._library.encode_special_tokens = not special
+            ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        if special or self._control.isdisjoint(ids):
+            return ids
+        return [part for token in ids for part in self._spelled(token)]
+
+    def _spelled(self, token: int) -> list[int]:
+        """The ids of a special token's letters, where a model writes it with text's own merges."""
+        if token not in self._control:
+            return [token]
+        letters = self._vocabulary.letters(self._texts[token])
+        with _explained(self._where):
+            ids = [self._library.token_to_id(letter) for letter in letters]
+        return [part for part in ids if part is not None]
+
+    def encode_prompt(self, text: str, *, special: bool = True) -> list[int]:
+        """Ids of a whole prompt, behind exactly one BOS where the model wants one."""
+        ids = self.encode(text, special=special)
+        bos = self.bos_id
+        return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that an id stands for; empty for special tokens and for padding."""
+        if not 0 <= token < self.size:
+            raise UsageError(f"The vocabulary has ids from 0 to {self.size - 1}, not {token}.")
+        text = self._texts.get(token)
+        if text is None or token in self.special:
+            return b""
+        return self._vocabulary.bytes_of(token, text)
+
+    def special_text(self, name: str) -> str:
+        """How the special token `bos` or `eos` is written; empty where there is none."""
+        return self._named[name]
+
+
+def _library(where: Path, vocabulary: Vocabulary) -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UsageError(
+            f"Reading {str(where)!r} needs the package tokenizers", hint="pip install tokenizers"
+        ) from error
+    with _explained(where):
+        return tokenizers.Tokenizer.from_buffer(vocabulary.data)
+
+
+@contextmanager
+def _explained(where: Path) -> Generator[None]:
+    """What the library raises for a file of no use, as a `ModelError`.
+
+    Its panics are no `Exception`s.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:
+        told = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+        raise ModelError(
+            f"{str(where)!r} is damaged or too new for the installed tokenizers ({told})",
+            hint="pip install -U tokenizers, or download the model again",
+        ) from error

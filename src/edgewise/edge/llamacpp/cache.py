@@ -1,0 +1,214 @@
+"""Sequences of a llama.cpp context: the caches of sessions, and the engine driven bare."""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from edgewise.edge.base import Floats
+from edgewise.edge.kv import KvRow, Outputs, common_prefix
+from edgewise.edge.llamacpp.context import Bytes, LlamaBatch, LlamaContext
+from edgewise.edge.llamacpp.library import llama_cpp
+from edgewise.edge.sequence import MEMORY, MOST, SequenceCache, StateCopy
+from edgewise.edge.slots import Slot
+
+_CLOSE = 1e-2
+"""How far logits with and without hidden states may lie apart, of the largest."""
+
+
+class LlamaSequence(SequenceCache):
+    """One sequence of a context. Rows are views, valid until the context's next decode."""
+
+    spacing = 4
+
+    def __init__(
+        self,
+        context: LlamaContext,
+        number: int,
+        *,
+        idle: list[Bytes],
+        room: int = MEMORY,
+        most: int = MOST,
+    ) -> None:
+        """`idle` are buffers to use again: a copy into fresh memory takes many times as long."""
+        self._context, self._number, self._idle = context, number, idle
+        self.rewinds = "checkpoints" if context.recurrent else "anywhere"
+        super().__init__(room=room, most=most)
+
+    @cached_property
+    def _batch(self) -> LlamaBatch:
+        return LlamaBatch(self._number)
+
+    @property
+    def number(self) -> int:
+        """The context's."""
+        return self._number
+
+    @property
+    def decodes(self) -> int:
+        return self._context.decodes
+
+    def _begin(self) -> None:
+        self._context.forget(self._number, 0)
+
+    def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
+        context, every = self._context, outputs == "all"
+        batch = self._batch.clear()
+        last = batch.put(ids, self.length, every=every, last=outputs == "last")
+        context.decode(batch, hidden=hidden)
+        if outputs == "none":
+            return ()
+        first = 0 if every else last
+        return [context.row(index, hidden=hidden) for index in range(first, last + 1)]
+
+    def _failed(self) -> None:
+        # What was computed before stays: a Ctrl-C costs no prompt.
+        start = self.length
+        self.count()
+        self.back(start)
+
+    def count(self) -> None:
+        """Know of ids that were computed by others than `run`."""
+        self.length = max(self.length, self._context.length(self._number))
+
+    def _size(self) -> int:
+        return self._context.state_size(self._number)
+
+    def _copy(self) -> StateCopy:
+        size = self._size()
+        buffer = self._buffer(size)
+        if not self._context.save_state(self._number, buffer, size):
+            self._idle.append(buffer)
+            raise RuntimeError("llama.cpp did not copy its state")
+        return StateCopy(buffer, size)
+
+    def _buffer(self, size: int) -> Bytes:
+        for index, buffer in enumerate(self._idle):
+            if len(buffer) >= size:
+                return self._idle.pop(index)
+        if self._idle:
+            self._idle.pop()
+        return np.empty(size, np.uint8)
+
+    def _reuse(self, state: Bytes) -> None:
+        self._idle.append(state)
+
+    def _back(self, count: int, state: Any | None) -> bool:
+        position = self.length - count
+        if state is None:
+            return self._context.cut(self._number, position)
+        size = self._copies[position].size
+        return self._context.load_state(self._number, state, size, position)
+
+    def close(self) -> None:
+        """Before the context is freed."""
+        if "_batch" in vars(self):
+            self._batch.close()
+
+
+class SequencePool:
+    """The sequences of a context, handed out and taken back."""
+
+    def __init__(self, context: LlamaContext, count: int, *, most: int = MOST) -> None:
+        idle: list[Bytes] = []
+        self.context = context
+        self.all = [
+            LlamaSequence(context, number, idle=idle, room=MEMORY // count, most=most)
+            for number in range(count)
+        ]
+        self._unused = self.all[::-1]
+
+    def new(self) -> LlamaSequence:
+        """One that holds nothing."""
+        return self._unused.pop()
+
+    def drop(self, sequence: LlamaSequence) -> None:
+        """Take one back."""
+        sequence.clear()
+        self._unused.append(sequence)
+
+    def close(self) -> None:
+        """Free the context."""
+        for sequence in self.all:
+            sequence.close()
+        # Views into it are stale from here on.
+        self.context.decodes += 1
+        self.context.close()
+
+
+class Recurrence(NamedTuple):
+    """`state`: bytes of a checkpoint. `hidden`: the model returns hidden states."""
+
+    state: int = 0
+    hidden: bool = True
+
+
+def examine(context: LlamaContext) -> Recurrence:
+    """Run a few ids through a recurrent model. The context is empty before and after.
+
+    llama.cpp leaves the head out of some hybrids (LFM2) when it returns hidden states: in the place
+    of the logits stands what an earlier decode left there. Raises `ModelError`.
+    """
+    batch = LlamaBatch()
+    try:
+        rows: list[Floats] = []
+        for token, hidden in ((0, False), (1, False), (0, True)):
+            context.forget(0, 0)
+            batch.clear().put([token], 0, every=False, last=True)
+            context.decode(batch, hidden=hidden)
+            rows.append(context.row(0, hidden=False).logits.copy())
+        state = context.state_size(0)
+        context.forget(0, 0)
+    finally:
+        batch.close()
+    plain, _, beside = rows
+    right = np.allclose(beside, plain, rtol=0, atol=_CLOSE * float(np.abs(plain).max()))
+    return Recurrence(state=state, hidden=bool(right))
+
+
+def bare_loop(
+    slot: Slot, context: LlamaContext, prompt: Sequence[int], tokens: int
+) -> Iterator[int]:
+    """`tokens` + 1 ids after `prompt`, a decode and an argmax each; releases the slot.
+
+    The prompt is computed as a session does it, so that the engine is in the same state: all but
+    its last id without outputs.
+    """
+    last, kept = len(prompt) - 1, 0
+    try:
+        held = slot.adopt(prompt)
+        with slot.lock:
+            start = slot.forget(min(common_prefix(held, prompt), last))
+            for at in range(start, last, slot.batch):
+                slot.run(prompt[at : min(at + slot.batch, last)], at, "none", hidden=False)
+            kept = last
+        # Rows of a session that is closed are stale from here on.
+        context.decodes += 1
+        sequence = slot.sequence
+        assert isinstance(sequence, LlamaSequence)
+        yield from _decoded(context, sequence.number, prompt[last], last, tokens)
+    finally:
+        with slot.lock:
+            if isinstance(slot.sequence, LlamaSequence) and not slot.closed:
+                slot.sequence.count()
+                kept = slot.forget(kept)
+        slot.release(prompt[:kept])
+
+
+def _decoded(
+    context: LlamaContext, sequence: int, token: int, start: int, tokens: int
+) -> Iterator[int]:
+    batch = llama_cpp.llama_batch_init(1, 0, 1)
+    try:
+        batch.n_tokens = batch.n_seq_id[0] = batch.logits[0] = 1
+        batch.seq_id[0][0] = sequence
+        llama_cpp.llama_set_embeddings(context.handle, False)
+        for position in range(start, start + tokens + 1):
+            batch.token[0], batch.pos[0] = token, position
+            if llama_cpp.llama_decode(context.handle, batch):
+                raise RuntimeError("the bare loop could not decode")
+            token = int(context.row(0, hidden=False).logits.argmax())
+            yield token
+    finally:
+        llama_cpp.llama_batch_free(batch)

@@ -1,0 +1,153 @@
+"""Edge models on llama.cpp, through the calls of its C API.
+
+One context serves every session of a model: a session is a llama.cpp sequence. A decode yields
+logits and the post-final-norm hidden state together; a prompt is prefilled without hidden states
+(and so without the head), its last id with them. Recurrent and hybrid models use checkpoints.
+"""
+
+import ctypes
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from edgewise.addresses import resolve
+from edgewise.edge.base import EdgeAbilities, EdgeOptions, Floats, Needs
+from edgewise.edge.engine import EngineModel, default_threads
+from edgewise.edge.hub.folder import sampled_blocks
+from edgewise.edge.kv import KvSession
+from edgewise.edge.llamacpp.batched import LlamaSequences, width_for
+from edgewise.edge.llamacpp.cache import Recurrence, SequencePool, bare_loop, examine
+from edgewise.edge.llamacpp.context import LlamaContext
+from edgewise.edge.llamacpp.library import llama_cpp
+from edgewise.edge.llamacpp.load import load_weights, new_context
+from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
+from edgewise.edge.sequence import MEMORY, how_many
+from edgewise.edge.slots import Slot
+from edgewise.errors import ModelError, UsageError
+
+_EMBEDDINGS = "token_embd.weight"
+
+
+def open_gguf(address: str, options: EdgeOptions) -> "LlamaModel":
+    """The edge engine `llamacpp`: a GGUF by its address, downloaded if need be."""
+    return LlamaModel(resolve(address, "edge"), options)
+
+
+class LlamaModel(EngineModel):
+    """A GGUF model. Implements `EdgeModel`."""
+
+    engine = "llama.cpp"
+
+    def __init__(self, path: Path, options: EdgeOptions | None = None, **changes: Any) -> None:
+        """Load `path`; `changes` are fields of `EdgeOptions`. Raises `ModelError`, `UsageError`."""
+        options = replace(options or EdgeOptions(), **changes)
+        super().__init__(path, path.stem, options)
+        self.threads = options.threads or default_threads()
+        self._model = load_weights(path, options.gpu_layers)
+        try:
+            self._load(options)
+        except BaseException:
+            llama_cpp.llama_model_free(self._model)
+            raise
+
+    def _load(self, options: EdgeOptions) -> None:
+        trained = llama_cpp.llama_model_n_ctx_train(self._model)
+        if trained < 1:
+            raise ModelError(f"{str(self.path)!r} says of itself that it holds {trained} tokens.")
+        self.context = self._context_for(trained)
+        self.hidden_size = int(llama_cpp.llama_model_n_embd(self._model))
+        self._tokenizer = LlamaTokenizer(self._model)
+        context = self._new_context(options.slots)
+        try:
+            self._recurrence = examine(context) if context.recurrent else Recurrence()
+            self._sequences = SequencePool(context, options.slots)
+        except BaseException:
+            context.close()
+            raise
+        self._open_slots(self._sequences.new, drop=self._sequences.drop)
+        if context.recurrent:
+            self._checkpoints = how_many(self._recurrence.state, MEMORY // options.slots)
+        self._abilities = EdgeAbilities(
+            hidden=self._recurrence.hidden,
+            rewinds="checkpoints" if context.recurrent else "anywhere",
+            slots=options.slots,
+        )
+
+    @property
+    def parameters(self) -> int:
+        return int(llama_cpp.llama_model_n_params(self._model))
+
+    @property
+    def build(self) -> str:
+        if self.closed:
+            return "llama.cpp"
+        room = ctypes.create_string_buffer(256)
+        llama_cpp.llama_model_desc(self._model, room, len(room))
+        # Architecture, size, and the type of the weights: "qwen2 0.5B Q4_K - Medium".
+        return f"llama.cpp, {room.value.decode('utf-8', 'replace').split(' ', 2)[-1]}"
+
+    def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> KvSession:
+        if self.abilities.slots > 1:
+            # Another thread's session may decode before this one's step is read.
+            needs |= Needs.LOGITS
+        return super().session(needs, top=top)
+
+    def sequences(self, width: int) -> LlamaSequences:
+        width = width_for(width, self.context, self._recurrence.state)
+        return LlamaSequences(
+            self._new_context(width),
+            width=width,
+            longest=self.context,
+            vocabulary=self.tokenizer.size,
+        )
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(str(self.path.stat().st_size).encode())
+        for block in sampled_blocks(self.path):
+            digest.update(block)
+        return digest.hexdigest()
+
+    def embeddings(self) -> Floats:
+        try:
+            import gguf
+        except ImportError as error:
+            raise UsageError(
+                "Reading embeddings needs gguf", hint="pip install 'edgewise[lab]'"
+            ) from error
+        for tensor in gguf.GGUFReader(self.path).tensors:
+            if tensor.name == _EMBEDDINGS:
+                return np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32)
+        raise UsageError(
+            f"{self.name!r} has no tensor {_EMBEDDINGS}",
+            hint="leave the input token_embedding out",
+            setting="inputs",
+        )
+
+    def bare_loop(self, prompt: Sequence[int], tokens: int) -> Iterator[int]:
+        slot = Slot(self._slots, engine=self.engine)
+        return bare_loop(slot, self._sequences.context, prompt, tokens)
+
+    def _free(self) -> None:
+        self._sequences.close()
+        self._tokenizer.close()
+        llama_cpp.llama_model_free(self._model)
+
+    def _new_context(self, sequences: int) -> LlamaContext:
+        handle = new_context(
+            self._model,
+            self.path,
+            context=self.context,
+            sequences=sequences,
+            threads=self.threads,
+        )
+        kinds = (llama_cpp.llama_model_is_recurrent, llama_cpp.llama_model_is_hybrid)
+        return LlamaContext(
+            handle,
+            vocabulary=self.tokenizer.size,
+            hidden_size=self.hidden_size,
+            recurrent=any(is_kind(self._model) for is_kind in kinds),
+        )

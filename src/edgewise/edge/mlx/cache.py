@@ -1,0 +1,240 @@
+"""One sequence's cache in mlx-lm.
+
+Attention's keys and values are trimmed. Recurrent layers, and windows that have moved on, cannot
+be: their state is copied. What a trim returns is looked at, since one that is refused is no error.
+
+mlx-lm's cache of a layer with a sliding window overwrites what leaves the window, and cannot be
+trimmed from then on. One that keeps all ids is trimmed anywhere, where the model hides what lies
+outside by the mask that its cache makes.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from copy import deepcopy
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from edgewise.edge.base import Floats
+from edgewise.edge.kv import KvRow, Outputs
+from edgewise.edge.sequence import SequenceCache, StateCopy, rows_of
+
+_SMALL = 3
+_IDS = 8
+
+
+class MlxRows(NamedTuple):
+    """float32 of MLX: logits [n, vocabulary]; hidden [n, d], None where the model shows none."""
+
+    logits: Any
+    hidden: Any | None
+
+
+class MlxWeights:
+    """A loaded model, run on ids. One run at a time."""
+
+    def __init__(self, mx: Any, model: Any, device: Any, *, context: int) -> None:
+        """Layers with a sliding window keep all ids, where the model's code allows that."""
+        self.mx, self.device, self.context = mx, device, context
+        self._model = model
+        self._seen: Any | None = None
+        with mx.stream(device):
+            # Shapes are known before anything is computed.
+            self.size = int(model(mx.array([[0]]), cache=self._own_cache()).shape[-1])
+        windows = any(map(_is_window, self._own_cache()))
+        self._whole = windows and hides_by_mask(self._own_cache, self._try)
+        for module in self.tables():
+            _watch(module, self._see)
+
+    def _try(self, token: int, cache: list[Any]) -> Floats:
+        rows = self.run([token], cache, "last")
+        assert rows is not None
+        return np.array(rows.logits)
+
+    def _see(self, entered: Any) -> None:
+        self._seen = entered
+
+    def tables(self) -> list[Any]:
+        """The modules with a row for each id: input embeddings and head."""
+        return [
+            module
+            for _, module in self._model.named_modules()
+            if "weight" in module and module["weight"].shape[:1] == (self.size,)
+        ]
+
+    def new_cache(self) -> list[Any]:
+        """Caches for a new sequence, one a layer."""
+        return whole(self._own_cache()) if self._whole else self._own_cache()
+
+    def _own_cache(self) -> list[Any]:
+        return import_module("mlx_lm.models.cache").make_prompt_cache(self._model)
+
+    def run(self, ids: Sequence[int], cache: list[Any], outputs: Outputs) -> MlxRows | None:
+        """Compute `ids` behind what the cache holds: rows for all of them, the last, or none."""
+        mx = self.mx
+        with mx.stream(self.device):
+            made = self._model(mx.array([list(ids)]), cache=cache)
+            seen, self._seen = self._seen, None
+            rows: MlxRows | None = None
+            if outputs != "none":
+                first = -len(ids) if outputs == "all" else -1
+                rows = MlxRows(*(self._row(array, first) for array in (made, seen)))
+            # What is left lazy cannot be computed in another thread, and holds what it is made of.
+            mx.eval(rows, [layer.state for layer in cache])
+        return rows
+
+    def _row(self, array: Any | None, first: int) -> Any | None:
+        return None if array is None else array[0, first:].astype(self.mx.float32)
+
+    def embeddings(self) -> Floats | None:
+        """The input embeddings, float32[vocabulary, d]; None where they are of no known kind."""
+        kinds = import_module("mlx.nn")
+        for module in self.tables():
+            if isinstance(module, (kinds.Embedding, kinds.QuantizedEmbedding)):
+                with self.mx.stream(self.device):
+                    rows = module(self.mx.arange(self.size))
+                    return np.array(rows.astype(self.mx.float32))
+        return None
+
+    def close(self) -> None:
+        """Free the weights."""
+        del self._model
+        self.mx.clear_cache()
+
+
+class MlxCache(SequenceCache):
+    """What one sequence holds."""
+
+    def __init__(self, weights: MlxWeights, *, room: int) -> None:
+        self._weights = weights
+        super().__init__(room=room)
+
+    def _begin(self) -> None:
+        kinds = import_module("mlx_lm.models.cache")
+        self._layers = self._weights.new_cache()
+        parts = list(_parts(kinds, self._layers))
+        self._cut = [part for part in parts if _is_cut(kinds, part, self._weights.context)]
+        self._copied = [
+            part
+            for part in parts
+            if type(part) in (kinds.ArraysCache, kinds.RotatingKVCache) and part not in self._cut
+        ]
+        if not 0 < len(parts) == len(self._cut) + len(self._copied):
+            self.rewinds = "no"
+        else:
+            self.rewinds = "checkpoints" if self._copied else "anywhere"
+
+    @property
+    def cuttable(self) -> bool:
+        """A window can be cut until it has moved on."""
+        return self.rewinds != "no" and all(part.is_trimmable() for part in self._copied)
+
+    def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
+        rows = self._weights.run(ids, self._layers, outputs)
+        if rows is None:
+            return ()
+        seen = rows.hidden if hidden else None
+        return rows_of(np.array(rows.logits), None if seen is None else np.array(seen))
+
+    def _copy(self) -> StateCopy:
+        state = self._states([part.state for part in self._copied])
+        return StateCopy(state, sum(part.nbytes for part in self._copied))
+
+    def _back(self, count: int, state: list[Any] | None) -> bool:
+        with self._weights.mx.stream(self._weights.device):
+            trimmed = self._cut if state is not None else [*self._cut, *self._copied]
+            done = [part.trim(count) == count for part in trimmed]
+        if state is not None:
+            for part, held in zip(self._copied, self._states(state), strict=True):
+                part.state = held
+        return all(done)
+
+    def _states(self, states: list[Any]) -> list[Any]:
+        """Copies of its own for each holder, since some are written in place."""
+        with self._weights.mx.stream(self._weights.device):
+            copied = deepcopy(states)
+            self._weights.mx.eval(copied)
+        return copied
+
+
+def _parts(kinds: Any, layers: Iterable[Any]) -> Generator[Any]:
+    """The caches of all layers, some of which have several."""
+    for layer in layers:
+        if type(layer) is kinds.CacheList:
+            yield from _parts(kinds, layer.caches)
+        else:
+            yield layer
+
+
+def _is_cut(kinds: Any, part: Any, context: int) -> bool:
+    """Whether a layer's cache holds all ids of a context, and is cut anywhere."""
+    if type(part) is kinds.RotatingKVCache:
+        return part.max_size > context
+    cut = (kinds.KVCache, kinds.ConcatenateKVCache, kinds.QuantizedKVCache, whole_kind())
+    return type(part) in cut
+
+
+def _watch(module: Any, see: Any) -> None:
+    """Call `see` with what a module reads where it is the head: the state after the final norm."""
+    kind: Any = type(module)
+    tied = hasattr(kind, "as_linear")
+
+    class Watched(kind):
+        def __call__(self, entered: Any) -> Any:
+            if not tied:
+                see(entered)
+            return super().__call__(entered)
+
+        def as_linear(self, entered: Any) -> Any:
+            see(entered)
+            return super().as_linear(entered)
+
+    module.__class__ = Watched
+
+
+def whole(layers: Sequence[Any]) -> list[Any]:
+    """New caches that keep all ids in place of windows'."""
+    return [whole_kind()(layer.max_size) if _is_window(layer) else layer for layer in layers]
+
+
+def hides_by_mask(new: Callable[[], Sequence[Any]], run: Callable[[int, list[Any]], Any]) -> bool:
+    """Whether both kinds of cache lead to the same logits, with windows of a few ids.
+
+    `new` makes mlx-lm's own caches; `run` computes an id behind some, and returns its logits.
+    """
+    rotating = import_module("mlx_lm.models.cache").RotatingKVCache
+    own = [rotating(_SMALL) if _is_window(layer) else layer for layer in new()]
+    ours = whole([rotating(_SMALL) if _is_window(layer) else layer for layer in new()])
+    for token in range(_IDS):
+        left, right = run(token, own), run(token, ours)
+        if abs(left - right).max() > 1e-2 * abs(left).max():
+            return False
+    return True
+
+
+@cache
+def whole_kind() -> Any:
+    """The class of caches that keep all ids of a layer with a window."""
+    kinds: Any = import_module("mlx_lm.models.cache")
+
+    class WholeWindow(kinds.KVCache):
+        def __init__(self, window: int) -> None:
+            super().__init__()
+            self.max_size = window
+
+        def make_mask(
+            self, count: int, *, window_size: int | None = None, return_array: bool = False
+        ) -> Any:
+            window = min(window_size or self.max_size, self.max_size)
+            inside = self.offset + count <= window
+            return super().make_mask(
+                count, return_array=return_array, window_size=None if inside else window
+            )
+
+    return WholeWindow
+
+
+def _is_window(layer: Any) -> bool:
+    rotating = import_module("mlx_lm.models.cache").RotatingKVCache
+    return type(layer) is rotating and layer.keep == 0

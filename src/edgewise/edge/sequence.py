@@ -1,0 +1,204 @@
+"""One sequence's cache in an engine, and how far back it can go.
+
+Attention's keys and values are cut anywhere. A layer with one state, that after the last id
+(recurrent and convolutional layers, windows that have moved on), cannot be cut: the state is copied
+now and then. Going back takes the last of these checkpoints at or before a position, and the ids
+between the two are computed again.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from edgewise.edge.base import Checkpoints, Floats, Rewinds
+from edgewise.edge.kv import KvRow, Outputs
+
+MOST = 8
+"""Checkpoints of a sequence."""
+
+MEMORY = 1 << 30
+"""Bound on the checkpoints of all sequences of a model, bytes; each may have one beyond it."""
+
+FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
+"""Exceptions of the libraries where a run fails, or a copy."""
+
+_KEPT_OF_PROMPTS = 2
+
+
+class StateCopy(NamedTuple):
+    """`state` is the engine's own, `size` its bytes."""
+
+    state: Any
+    size: int
+
+
+class SequenceCache(ABC):
+    """What one sequence holds, `length` ids of it. An engine writes the abstract calls."""
+
+    spacing = 8
+    """Ids between checkpoints, at least."""
+
+    rewinds: Rewinds
+    """How far back it can go, by its layers. Set by `_begin`."""
+
+    def __init__(self, *, room: int = MEMORY, most: int = MOST) -> None:
+        """At most `most` checkpoints, of `room` bytes together; one may be larger."""
+        self._room, self._most = room, most
+        self._copies: dict[int, StateCopy] = {}
+        self._runs = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        self._drop_copies(-1)
+        self._lasting: list[int] = []
+        self.length = 0
+        self._begin()
+
+    @property
+    def decodes(self) -> int:
+        """Grows with every run that makes earlier rows invalid."""
+        return self._runs
+
+    @property
+    def cuttable(self) -> bool:
+        """Whether all of it can be cut now, without a checkpoint."""
+        return self.rewinds == "anywhere"
+
+    @property
+    def checkpoints(self) -> Checkpoints | None:
+        """How many it may have, by the size of the last one; None before the first."""
+        if not self._copies:
+            return None
+        return how_many(self._copies[max(self._copies)].size, self._room, self._most)
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Make a new cache, and say how far back it goes."""
+
+    @abstractmethod
+    def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
+        """Run `ids` behind what the cache holds: rows for the last, for all, or none."""
+
+    @abstractmethod
+    def _back(self, count: int, state: Any | None) -> bool:
+        """Cut `count` ids off; with a `state`, put it in place of what cannot be cut.
+
+        False where less was cut.
+        """
+
+    def _copy(self) -> StateCopy:
+        """Copy what cannot be cut. An engine whose caches are all cut anywhere needs none."""
+        raise NotImplementedError
+
+    def _size(self) -> int:
+        """Bytes of the next copy, as far as that is known before."""
+        return self._copies[max(self._copies)].size if self._copies else 0
+
+    def _reuse(self, state: Any) -> None:  # noqa: B027
+        """A copy is no longer needed: an engine may want its memory."""
+
+    def _failed(self) -> None:
+        """A run was interrupted: drop what it left."""
+        self.clear()
+
+    def run(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool = False) -> Sequence[KvRow]:
+        """See `_compute`. A run that is interrupted leaves nothing behind."""
+        if self.rewinds == "checkpoints" and self._is_due():
+            self.checkpoint()
+        self._runs += 1
+        try:
+            rows = self._compute(ids, outputs, hidden=hidden)
+        except BaseException:
+            self._failed()
+            raise
+        self.length += len(ids)
+        return rows
+
+    def _is_due(self) -> bool:
+        last = max(self._copies, default=0)
+        return self.length - last >= self.spacing and not self.cuttable
+
+    def keeps(self, position: int) -> int:
+        """How many ids `back(position)` would leave."""
+        if position >= self.length:
+            return self.length
+        if self.cuttable:
+            return position
+        return max((at for at in self._copies if at <= position), default=0)
+
+    def back(self, position: int) -> int:
+        """Drop ids from `position` on, or from the last checkpoint before; returns how many remain.
+
+        Checkpoints behind it belong to ids that are gone.
+        """
+        if position >= self.length:
+            return self.length
+        kept = self.keeps(position)
+        self._drop_copies(position)
+        self._lasting = [at for at in self._lasting if at <= position]
+        if not kept or not self._went(kept):
+            self.clear()
+            return 0
+        self.length = kept
+        return kept
+
+    def _went(self, kept: int) -> bool:
+        state = None if self.cuttable else self._copies[kept].state
+        try:
+            return self._back(self.length - kept, state)
+        except FAILURES:
+            return False  # it is read again
+
+    def checkpoint(self, *, lasting: bool = False) -> None:
+        """Copy the state after the last id, where one is needed to come back.
+
+        `lasting` for positions in a prompt: the last two of them are dropped last.
+        """
+        if self.rewinds != "checkpoints" or not self.length:
+            return
+        if lasting:
+            before = [at for at in self._lasting if at != self.length]
+            self._lasting = [*before, self.length][-_KEPT_OF_PROMPTS:]
+        if self.length in self._copies:
+            return
+        while self._copies and self._too_many(self._size()):
+            self._reuse(self._copies.pop(self._least()).state)
+        try:
+            self._copies[self.length] = self._copy()
+        except FAILURES:
+            return  # an earlier place is read from
+
+    def _too_many(self, more: int) -> bool:
+        size = sum(copy.size for copy in self._copies.values())
+        return len(self._copies) >= self._most or size + more > self._room
+
+    def _least(self) -> int:
+        """The checkpoint that is missed least: its gap is small for how far back it lies.
+
+        So they lie the closer the nearer they are to the sequence's end.
+        """
+        places = [0, *sorted(self._copies), self.length]
+        gaps = {
+            here: (after - before) / (1 + self.length - here)
+            for before, here, after in zip(places, places[1:], places[2:], strict=False)
+        }
+        spare = [place for place in gaps if place not in self._lasting]
+        return min(spare or gaps, key=lambda place: gaps[place])
+
+    def _drop_copies(self, position: int) -> None:
+        """Drop the checkpoints behind `position`."""
+        for at in [at for at in self._copies if at > position]:
+            self._reuse(self._copies.pop(at).state)
+
+
+def rows_of(logits: Floats, hidden: Floats | None) -> list[KvRow]:
+    """float32 logits [n, vocabulary] and hidden states [n, d], row by row."""
+    if hidden is None or len(hidden) != len(logits):
+        return [KvRow(row) for row in logits]
+    return [KvRow(*row) for row in zip(logits, hidden, strict=True)]
+
+
+def how_many(size: int, room: int, most: int = MOST) -> Checkpoints:
+    """The checkpoints of `size` bytes that a sequence may have with `room` bytes for them."""
+    return Checkpoints(max(1, min(most, room // max(1, size))), size)

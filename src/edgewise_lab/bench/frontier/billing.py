@@ -1,0 +1,321 @@
+"""What an answer asks of the cloud: every request, and what it costs by price list."""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from decimal import Decimal
+from typing import NamedTuple, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
+from edgewise.completion import Completion, Sent, metered
+from edgewise.edge.kv import common_prefix
+from edgewise.errors import CloudError
+from edgewise.loop.price import Bill, Price
+from edgewise.prompts import Prompt
+from edgewise.sampling import Sampling
+from edgewise_lab.evaluation.systems import Outcome
+from edgewise_lab.evaluation.tasks.base import Question
+
+
+class CloudRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request that an answer made of the cloud, also one whose reply was not used.
+
+    Of `prompt` tokens sent an earlier request of the same answer had the first `seen`, as prompt or
+    reply: a provider's cache may hold them, whatever its rules. `written` tokens came back, or were
+    asked for in vain. `cached` and `computed` are prompt tokens by the engine's own meter,
+    `engine_seconds` its own time; None where it has none.
+    """
+
+    prompt: int
+    seen: int
+    written: int
+    cached: int | None = None
+    computed: int | None = None
+    engine_seconds: float | None = None
+
+
+class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer of one system.
+
+    `outcome` has its quality and its duration. `ttft` and `gap` are seconds to the first token, and
+    the longest between two, as a user sees them. The edge made `decodes` forward passes over
+    `positions` ids in all, prompt included. `sent` and `received` bytes travelled over the link;
+    None where there was none. `accepted` of `drafted` tokens stood where drafts were verified.
+    """
+
+    outcome: Outcome
+    ttft: float
+    gap: float
+    decodes: int = 0
+    positions: int = 0
+    requests: tuple[CloudRequest, ...] = ()
+    sent: int | None = None
+    received: int | None = None
+    drafted: int = 0
+    accepted: int = 0
+
+
+Cost = Callable[[MeasuredAnswer], tuple[float, float]]
+"""Of an answer; that of several is the sum of the first over the sum of the second."""
+
+
+class MeasuredSystem(Protocol):
+    """Answers questions one at a time, greedily, and says what each cost."""
+
+    def answer(self, question: Question) -> MeasuredAnswer:
+        """Raises a `CloudError` where the cloud fails: a figure would be a mixture."""
+        ...
+
+
+_MICROSECOND = 6
+
+
+class Request(NamedTuple):
+    """One request of an answer, in the cloud's tokens.
+
+    Of its `prompt` so many were `seen` in an earlier request of the same answer, from the
+    beginning on. The engine took `engine_seconds` for it; unknown (NaN) only where no list that is
+    asked prices them.
+    """
+
+    prompt: int
+    seen: int
+    written: int
+    engine_seconds: float
+
+
+class PriceList(Price, frozen=True, kw_only=True):
+    """A price of tokens, and of a `second` of the engine.
+
+    What was seen before is cached where that is `cached_from` tokens or more; never where that is
+    None.
+    """
+
+    name: str
+    second: Decimal = Decimal(0)
+
+
+def _of_tokens(name: str, cached: str, cached_from: int | None) -> PriceList:
+    return PriceList(
+        name=name,
+        input=Decimal(1),
+        cached=Decimal(cached),
+        output=Decimal(4),
+        cached_from=cached_from,
+    )
+
+
+NO_DISCOUNT = _of_tokens("no cache discount", "1", None)
+"""Every prompt is read anew, or billed as if it were."""
+
+TENTH_OF_LONG = _of_tokens("cached at 10% from 1,024 tokens", "0.1", 1024)
+"""As several large providers do: short prompts are cached by none of them."""
+
+FIFTIETH = _of_tokens("cached at 2%", "0.02", 1)
+"""About the largest discount in use, for whatever was sent before."""
+
+OWN_GPU = PriceList(
+    name="own GPU, by its seconds",
+    input=Decimal(0),
+    cached=Decimal(0),
+    output=Decimal(0),
+    second=Decimal("0.001"),
+)
+"""3.60 an hour; what the engine computes counts, and tokens only so far as they take time."""
+
+PRICE_LISTS = (NO_DISCOUNT, TENTH_OF_LONG, FIFTIETH, OWN_GPU)
+
+
+def bill(prices: PriceList, requests: Iterable[Request]) -> Decimal:
+    """What an answer's requests cost, exactly; times to the microsecond.
+
+    The cloud alone is one request, of which nothing was seen. Blocks in which a provider caches
+    are not counted: at most one of them a request would be dearer. Raises `ValueError` for counts
+    that cannot be, and for a time that is none where it is priced.
+    """
+    return sum((_cost(prices, request) for request in requests), Decimal(0))
+
+
+def _cost(prices: PriceList, request: Request) -> Decimal:
+    prompt, seen, written, seconds = request
+    if not (0 <= seen <= prompt and written >= 0):
+        raise ValueError(f"{request} has counts that cannot be")
+    least = prices.cached_from
+    cached = seen if least is not None and seen >= least else 0
+    cost = prices.of(Bill(input=prompt - cached, cached=cached, output=written))
+    if not prices.second:
+        return cost
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"{request} has no time, by which {prices.name!r} goes")
+    return cost + round(Decimal(seconds), _MICROSECOND) * prices.second
+
+
+LISTS = {prices.name: prices for prices in PRICE_LISTS}
+
+
+def metered_seconds(answers: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
+    """The same, where requests that were given up have an engine's time.
+
+    Their meter never came: they count as those that were answered, on the average. Where no request
+    has a time, none has.
+    """
+    known = [
+        request.engine_seconds
+        for answer in answers
+        for request in answer.requests
+        if request.engine_seconds is not None
+    ]
+    return [_timed(answer, sum(known) / len(known)) for answer in answers] if known else [*answers]
+
+
+def priced(prices: PriceList) -> Cost:
+    """An answer's bill; NaN where the list asks for a time that no engine told."""
+
+    def cost(answer: MeasuredAnswer) -> tuple[float, float]:
+        if prices.second and any(r.engine_seconds is None for r in answer.requests):
+            return float("nan"), 1.0
+        return float(bill(prices, map(_request, answer.requests))), 1.0
+
+    return cost
+
+
+def engine_seconds(answers: Sequence[MeasuredAnswer]) -> float | None:
+    """An answer's mean; None where one is not known."""
+    every = [request.engine_seconds for answer in answers for request in answer.requests]
+    known = [seconds for seconds in every if seconds is not None]
+    return sum(known) / len(answers) if len(known) == len(every) else None
+
+
+def positions_computed(answers: Sequence[MeasuredAnswer]) -> float | None:
+    """An answer's mean of prompt tokens, by the engine's meter; None where it has none.
+
+    A request that was given up counts with what no request before it had sent.
+    """
+    every = [request for answer in answers for request in answer.requests]
+    total: int | None = 0
+    for request in every:
+        given_up = request.computed is None and any(one.computed is not None for one in every)
+        total = metered(total, request.prompt - request.seen if given_up else request.computed)
+    return None if total is None else total / len(answers)
+
+
+def _timed(answer: MeasuredAnswer, mean: float) -> MeasuredAnswer:
+    requests = tuple(
+        replace(one, engine_seconds=mean) if one.engine_seconds is None else one
+        for one in answer.requests
+    )
+    return replace(answer, requests=requests)
+
+
+def _request(request: CloudRequest) -> Request:
+    taken = request.engine_seconds
+    return Request(
+        request.prompt, request.seen, request.written, float("nan") if taken is None else taken
+    )
+
+
+EngineTime = Callable[[int, int], float]
+"""From tokens written and prompt tokens computed to an engine's seconds: `EnginePace.of`."""
+
+
+class RecordedCloud(WrappedCloud):
+    """Implements `CloudModel`: `cloud`, whose consults are kept as `CloudRequest`s.
+
+    For one answer at a time. Sessions that are told of an answer ahead of its consults (`push`)
+    would read prompts that no request here shows, so they are to be told nothing.
+    """
+
+    def __init__(self, cloud: CloudModel, seconds: EngineTime | None = None) -> None:
+        """`seconds` stands in the place of the engine's meter, where the engine is slowed down."""
+        super().__init__(cloud)
+        self._seconds = seconds
+        self._asks: list[_Ask] = []
+
+    def open(self, prompt: Prompt) -> "_RecordedSession":
+        """A session whose consults are kept."""
+        return _RecordedSession(self.cloud.open(prompt), self._asks)
+
+    def take(self) -> tuple[CloudRequest, ...]:
+        """The requests since the last call, in the order in which they were made.
+
+        One that was declined is none: it costs nothing. One that was given up counts with what it
+        had asked for, and its meter is not known.
+        """
+        asks, self._asks[:] = list(self._asks), []
+        return tuple(ask.request(self._seconds) for ask in asks if not ask.declined)
+
+
+class _Ask:
+    """A consult for `n` tokens after `ids`, of which the cloud was sent `seen` before."""
+
+    def __init__(
+        self, ids: Sequence[int], n: int, earlier: Sequence["_Ask"], future: "Future[Completion]"
+    ) -> None:
+        self._ids, self._n, self._future = list(ids), n, future
+        self.seen = max((common_prefix(ask.held, self._ids) for ask in earlier), default=0)
+
+    @property
+    def held(self) -> list[int]:
+        """What the cloud has of it by now: the prompt, and the reply once it came."""
+        completion = self._completion
+        return self._ids if completion is None else [*self._ids, *completion.ids]
+
+    @property
+    def declined(self) -> bool:
+        error = self._future.exception() if self._over else None
+        return isinstance(error, CloudError) and error.declined
+
+    @property
+    def _completion(self) -> Completion | None:
+        # Read here and not in a callback, which may run after who waited goes on.
+        return None if not self._over or self._future.exception() else self._future.result()
+
+    @property
+    def _over(self) -> bool:
+        return self._future.done() and not self._future.cancelled()
+
+    def request(self, seconds: EngineTime | None) -> CloudRequest:
+        completion, prompt = self._completion, len(self._ids)
+        if completion is None:
+            taken = None if seconds is None else seconds(self._n, prompt - self.seen)
+            return CloudRequest(
+                prompt=prompt, seen=self.seen, written=self._n, engine_seconds=taken
+            )
+        prompt = prompt if completion.prompt is None else completion.prompt
+        seen = min(self.seen, prompt)
+        computed = prompt - seen if completion.computed is None else completion.computed
+        taken = (
+            completion.engine_seconds if seconds is None else seconds(completion.billed, computed)
+        )
+        return CloudRequest(
+            prompt=prompt,
+            seen=seen,
+            written=completion.billed,
+            cached=completion.cached,
+            computed=completion.computed,
+            engine_seconds=taken,
+        )
+
+
+class _RecordedSession(WrappedSession):
+    def __init__(self, session: CloudSession, asks: list[_Ask]) -> None:
+        super().__init__(session)
+        self._asks = asks
+        self._own: list[_Ask] = []
+
+    def ask(
+        self,
+        ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        deadline: float,
+        sent: Sent | None = None,
+    ) -> "Future[Completion]":
+        future = super().ask(ids, n, sampling, deadline, sent)
+        ask = _Ask(ids, n, self._own, future)
+        self._own.append(ask)
+        self._asks.append(ask)
+        return future

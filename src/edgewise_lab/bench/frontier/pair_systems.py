@@ -1,0 +1,225 @@
+"""Every system over one pair, ready to answer; a cloud that does not stream answers in spans."""
+
+from collections.abc import Sequence
+from contextlib import closing
+
+from edgewise.cloud.base import CloudModel
+from edgewise.cloud.late import LateCloud
+from edgewise.completion import metered
+from edgewise.edge.base import EdgeModel, Tokenizer
+from edgewise.errors import UsageError
+from edgewise.loop.policy import CLOUD_SPAN
+from edgewise.prompts import Prompt
+from edgewise.routers.base import Router
+from edgewise.sampling import Sampling
+from edgewise.testing.link import Link
+from edgewise_lab.bench.frontier.billing import (
+    CloudRequest,
+    EngineTime,
+    MeasuredAnswer,
+    MeasuredSystem,
+    RecordedCloud,
+)
+from edgewise_lab.bench.frontier.systems import (
+    Streamed,
+    Timed,
+    TimedCommitPoint,
+    Travelled,
+    Watch,
+    pair_policy,
+    timed_edge,
+)
+from edgewise_lab.bench.pace import UNPACED, Pace, PacedEdge
+from edgewise_lab.evaluation.systems import CLOUD_DEADLINE, Outcome, question_prompt, text_of
+from edgewise_lab.evaluation.tasks.base import Question
+from edgewise_lab.evaluation.tasks.grading import is_right, is_strictly_right
+
+
+class CloudInSpans:
+    """Implements `MeasuredSystem`: the cloud writes `CLOUD_SPAN` tokens a request.
+
+    What it asks for is told as the one request that the cloud alone would be: nobody would pay for
+    the prompt again. Times are those of the spans.
+    """
+
+    def __init__(
+        self,
+        cloud: RecordedCloud,
+        tokenizer: Tokenizer,
+        max_tokens: int,
+        *,
+        link: Link | None = None,
+    ) -> None:
+        """`link` leads to the cloud, where its bytes are to be counted."""
+        self._cloud, self._tokenizer, self._link = cloud, tokenizer, link
+        self._max_tokens = max_tokens
+
+    def answer(self, question: Question) -> MeasuredAnswer:
+        prompt = question_prompt(self._tokenizer, question)
+        self._cloud.take()
+        travelled, watch = Travelled(self._link), Watch()
+        ids = self._ids(prompt, watch)
+        seconds, ttft = watch.seconds, watch.ttft
+        text, requests = text_of(self._tokenizer, ids), self._cloud.take()
+        outcome = Outcome(
+            question=question.id,
+            family=question.family,
+            text=text,
+            right=is_right(question, text),
+            strict=is_strictly_right(question, text),
+            output_tokens=len(ids),
+            cloud_tokens=len(ids),
+            consults=len(requests),
+            seconds=seconds,
+        )
+        sent, received = travelled.bytes
+        return MeasuredAnswer(
+            outcome=outcome,
+            ttft=ttft,
+            gap=watch.gap,
+            requests=(_as_one(requests, len(ids)),),
+            sent=sent,
+            received=received,
+        )
+
+    def _ids(self, prompt: Prompt, watch: Watch) -> list[int]:
+        ids: list[int] = []
+        with closing(self._cloud.open(prompt)) as session:
+            while len(ids) < self._max_tokens and not (ids and ids[-1] in self._tokenizer.eos_ids):
+                n = min(CLOUD_SPAN, self._max_tokens - len(ids))
+                asked = session.ask([*prompt.ids, *ids], n, Sampling(), CLOUD_DEADLINE)
+                completion = asked.result()
+                ids += completion.ids
+                watch.saw(text_of(self._tokenizer, completion.ids))
+        return ids
+
+
+def _as_one(spans: Sequence[CloudRequest], written: int) -> CloudRequest:
+    """The first prompt, and all that was written; the engine's work is that of all spans."""
+    taken = [span.engine_seconds for span in spans]
+    known = [seconds for seconds in taken if seconds is not None]
+    computed: int | None = 0
+    for span in spans:
+        computed = metered(computed, span.computed)
+    return CloudRequest(
+        prompt=spans[0].prompt,
+        seen=0,
+        written=written,
+        cached=spans[0].cached,
+        computed=computed,
+        engine_seconds=sum(known) if len(known) == len(taken) else None,
+    )
+
+
+SPANS_NOTE = (
+    "asked for 16 tokens at a time, since only an engine streams, and billed as one request; name "
+    "an engine's URL to have it streamed"
+)
+PLACE_NOTE = "its place was found before, by an answer that is not counted"
+
+
+class PairSystems:
+    """Makes systems of an edge model and a checked cloud, each with a pace and a count of its own.
+
+    `close` gives their connections back; the models stay their owner's.
+    """
+
+    def __init__(
+        self,
+        edge: EdgeModel,
+        cloud: CloudModel,
+        max_tokens: int,
+        *,
+        pace: Pace = UNPACED,
+        link: Link | None = None,
+        key: str | None = None,
+        seconds: EngineTime | None = None,
+        slowed: bool = False,
+    ) -> None:
+        """`cloud` is behind `link`, where there is one; `key` is what it is asked with.
+
+        `seconds` tells an engine's time instead of its meter; with `slowed` the cloud is not there
+        already at that pace, and is slowed down to it. Raises `UsageError` for a cloud of another
+        vocabulary.
+        """
+        if cloud.seams is not None:
+            raise UsageError(
+                "The frontier compares models of one vocabulary",
+                hint="choose two models of one family",
+                setting="cloud",
+            )
+        self._model, self._pace, self._max_tokens = edge, pace, max_tokens
+        self._cloud, self._link, self._key, self._seconds = cloud, link, key, seconds
+        # What slows it down stands for the model behind it.
+        self._asked = LateCloud(cloud, seconds) if slowed and seconds else cloud
+        self._streams: list[Streamed] = []
+
+    @property
+    def streams(self) -> bool:
+        """Whether the cloud alone is streamed: only an engine is asked for that."""
+        return self._cloud.abilities is not None
+
+    def close(self) -> None:
+        """Let go of connections."""
+        for stream in self._streams:
+            stream.close()
+
+    def edge(self) -> MeasuredSystem:
+        """The edge alone."""
+        return timed_edge(self._paced(), self._max_tokens)
+
+    def larger_edge(self, model: EdgeModel, pace: Pace) -> MeasuredSystem:
+        """Another edge alone."""
+        return timed_edge(PacedEdge(model, pace), self._max_tokens)
+
+    def cloud(self) -> MeasuredSystem:
+        """The cloud alone, streamed where it can be."""
+        if not self.streams:
+            return CloudInSpans(
+                self._recorded(), self._model.tokenizer, self._max_tokens, link=self._link
+            )
+        able = self._cloud.abilities
+        stream = Streamed(
+            self._cloud.name,
+            self._model.tokenizer,
+            self._max_tokens,
+            model=None if able is None else able.model,
+            key=self._key,
+            link=self._link,
+            seconds=self._seconds,
+        )
+        self._streams.append(stream)
+        return stream
+
+    def pair(self, router: Router, threshold: float, run_ahead: int) -> MeasuredSystem:
+        """Both, by a router with a static threshold; it waits for consults without `run_ahead`."""
+        return Timed(
+            self._paced(),
+            self._max_tokens,
+            router=router,
+            policy=pair_policy(threshold, run_ahead=run_ahead),
+            cloud=self._recorded(),
+            link=self._link,
+        )
+
+    def commit_point(self, run_ahead: int) -> MeasuredSystem:
+        """One consult where a choice is first named."""
+        return TimedCommitPoint(
+            self._model,
+            self._paced(),
+            self._max_tokens,
+            cloud=self._recorded(),
+            run_ahead=run_ahead,
+            link=self._link,
+        )
+
+    def _paced(self) -> PacedEdge:
+        return PacedEdge(self._model, self._pace)
+
+    def _recorded(self) -> RecordedCloud:
+        return RecordedCloud(self._asked, self._seconds)
+
+
+def has_choices(questions: Sequence[Question]) -> bool:
+    """Whether any question has a commit point."""
+    return any(question.choices for question in questions)

@@ -1,0 +1,356 @@
+"""From measured answers to the frontier: what each system gets right, how fast, at what cost."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from edgewise_lab.bench.frontier.billing import (
+    LISTS,
+    Cost,
+    MeasuredAnswer,
+    engine_seconds,
+    metered_seconds,
+    positions_computed,
+    priced,
+)
+from edgewise_lab.bench.frontier.whole import (
+    NEVER,
+    ROUNDING,
+    Way,
+    Whole,
+    cost_of,
+    mixed,
+    seconds,
+    share,
+    uncertain,
+    worth,
+)
+from edgewise_lab.evaluation.statistics import Interval, difference_interval, mean_interval
+from edgewise_lab.evaluation.systems import cloud_share
+
+EDGE, CLOUD = "edge", "cloud"
+SHARE = "cloud share"
+
+CURVE_POINTS = 21
+"""Thresholds of a curve at most, at equal distances in the ranks of its scores."""
+
+Clock = Literal["measured", "composed"]
+"""Whether times are of a clock, or sums of such."""
+
+
+class MeasuredAnswers(NamedTuple):
+    """A system's answers: to every question, and those whose times count, to the first of them.
+
+    `note` says what must be known to read its figures.
+    """
+
+    quality: Sequence[MeasuredAnswer]
+    timed: Sequence[MeasuredAnswer]
+    clock: Clock = "measured"
+    note: str = ""
+
+
+class FrontierRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One system; means an answer where nothing else is said, times in seconds.
+
+    Accuracies with 95% intervals, over all `questions`; the rest is over the `timed` ones, guesses
+    in vain included. `difference` is this less the main system, on the same questions.
+    `time` is the mean, with the median and the 95th percentile; `ttft` is a median, `gap` a 95th
+    percentile. The edge made `decodes` passes over `positions` ids; the cloud had `requests`, for
+    which its engine computed `read` prompt tokens in `engine_seconds`, by its own meter. `bills`
+    are over the cloud alone's, by the names of the price lists. None: not known. `accepted` is the
+    part of verified drafts that stood.
+    """
+
+    system: str
+    clock: Clock
+    note: str
+    questions: int
+    timed: int
+    accuracy: float
+    interval: Interval
+    difference: float
+    difference_interval: Interval
+    strict_accuracy: float
+    strict_interval: Interval
+    strict_difference: float
+    strict_difference_interval: Interval
+    cloud_share: float
+    time: float
+    time_p50: float
+    time_p95: float
+    ttft: float
+    gap: float
+    decodes: float
+    positions: float
+    requests: float
+    read: float | None
+    engine_seconds: float | None
+    bills: dict[str, float | None]
+    sent: float | None
+    received: float | None
+    accepted: float | None
+
+
+class EqualCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Whole questions to the cloud at the same `cost` as the main system, called `axis`.
+
+    The `sent` part of all questions goes there. `ahead` is the main system's accuracy less this,
+    with its 95% interval. `reached` is false where even the edge alone costs more.
+    """
+
+    axis: str
+    cost: float
+    system: str
+    sent: float
+    accuracy: float
+    strict_accuracy: float
+    ahead: float
+    ahead_interval: Interval
+    strict_ahead: float
+    strict_ahead_interval: Interval
+    reached: bool
+
+
+class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Whole questions to the cloud at some threshold: `time` a mean, bills as in `FrontierRow`."""
+
+    system: str
+    sent: float
+    accuracy: float
+    strict_accuracy: float
+    time: float
+    bills: dict[str, float | None]
+
+
+class Frontier(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is told: how it was measured, a row a system, whole questions by `main`.
+
+    `curves` are those of whole questions at any cost, from none sent to all.
+    """
+
+    conditions: dict[str, object]
+    main: str
+    rows: tuple[FrontierRow, ...]
+    whole: tuple[EqualCost, ...]
+    curves: tuple[CurvePoint, ...]
+
+
+def frontier(
+    found: Mapping[str, MeasuredAnswers],
+    main: str,
+    conditions: Mapping[str, object],
+    scores: Sequence[float] | None = None,
+) -> Frontier:
+    """`found` must hold `EDGE`, `CLOUD` and `main`, on the same questions.
+
+    `scores` are those of a router of whole questions, one for each, where there is one.
+    """
+    filled = {
+        name: one._replace(timed=metered_seconds(one.timed), quality=metered_seconds(one.quality))
+        for name, one in found.items()
+    }
+    compositions = _compositions(filled, scores)
+    equal, composed = _equal(filled, main, compositions)
+    every = {**filled, **composed}
+    rows = tuple(_row(name, one, every[main], every[CLOUD]) for name, one in every.items())
+    curves = [point for one in compositions for point in _curve(one, every[CLOUD])]
+    return Frontier(
+        conditions=dict(conditions), main=main, rows=rows, whole=tuple(equal), curves=tuple(curves)
+    )
+
+
+class _Composition(NamedTuple):
+    """Whole questions to the cloud by some scores, on all questions and on those with times."""
+
+    name: str
+    quality: Whole
+    timed: Whole
+
+
+def _compositions(
+    found: Mapping[str, MeasuredAnswers], scores: Sequence[float] | None
+) -> list[_Composition]:
+    edge, cloud = found[EDGE], found[CLOUD]
+    unsure, gains = uncertain(edge.quality), worth(edge.quality, cloud.quality)
+    kinds: list[tuple[str, Way, Sequence[float]]] = [
+        ("cascade", "cascade", unsure),
+        ("cascade, oracle", "cascade", gains),
+        ("query level, oracle", "routed", gains),
+    ]
+    if scores is not None:
+        kinds.insert(2, ("query level, trained", "routed", scores))
+    timed = len(edge.timed)
+    return [
+        _Composition(
+            name,
+            Whole(way, edge.quality, cloud.quality, own),
+            Whole(way, edge.timed, cloud.timed, own[:timed]),
+        )
+        for name, way, own in kinds
+    ]
+
+
+def _curve(one: _Composition, cloud: MeasuredAnswers) -> list[CurvePoint]:
+    """From none to all that it would send."""
+    scores = [score for score in one.quality.scores if score > NEVER]
+    places = np.unique(np.quantile(scores, np.linspace(0, 1, CURVE_POINTS))) if scores else []
+    return [_at(one, float(at), cloud) for at in [*places, float("inf")]]
+
+
+def _at(one: _Composition, threshold: float, cloud: MeasuredAnswers) -> CurvePoint:
+    right, strict = _graded(one.quality.at(threshold))
+    timed = one.timed.at(threshold)
+    return CurvePoint(
+        system=one.name,
+        sent=_mean([score >= threshold for score in one.quality.scores]),
+        accuracy=_mean(right),
+        strict_accuracy=_mean(strict),
+        time=cost_of(seconds, timed),
+        bills=_bills(timed, cloud),
+    )
+
+
+def axes() -> dict[str, Cost]:
+    """What may be held equal, by name."""
+    bills = {f"bill, {name}": priced(prices) for name, prices in LISTS.items()}
+    return {SHARE: share, "time": seconds, **bills}
+
+
+def _equal(
+    found: Mapping[str, MeasuredAnswers], main: str, compositions: Sequence[_Composition]
+) -> tuple[list[EqualCost], dict[str, MeasuredAnswers]]:
+    """The table at equal cost; of it the systems at an equal share, as rows of their own."""
+    own, lines = found[main], list[EqualCost]()
+    rows: dict[str, MeasuredAnswers] = {}
+    for axis, cost in axes().items():
+        most = cost_of(cost, own.timed)
+        if most != most:
+            continue
+        for one in compositions:
+            at = one.timed.within(cost, most)
+            answers = one.quality.at(at)
+            sent = sum(score >= at for score in one.quality.scores) / len(answers)
+            lenient, strict = _graded(answers)
+            reached = cost_of(cost, one.timed.at(at)) <= most * (1 + ROUNDING)
+            lines.append(_line(axis, most, one.name, sent, lenient, strict, own, reached=reached))
+            if axis == SHARE:
+                timed = one.timed.at(at)
+                rows[f"{one.name}, equal share"] = MeasuredAnswers(answers, timed, "composed")
+        lines.append(_mixed_line(axis, cost, most, found, own))
+    return lines, rows
+
+
+def _mixed_line(
+    axis: str,
+    cost: Cost,
+    most: float,
+    found: Mapping[str, MeasuredAnswers],
+    own: MeasuredAnswers,
+) -> EqualCost:
+    """Questions sent at random: the expectation, question by question."""
+    edge, cloud = found[EDGE], found[CLOUD]
+    part = mixed(cost, edge.timed, cloud.timed, most)
+    expected = [
+        [(1 - part) * a + part * b for a, b in zip(low, high, strict=True)]
+        for low, high in zip(_graded(edge.quality), _graded(cloud.quality), strict=True)
+    ]
+    reached = part > 0 or cost_of(cost, edge.timed) <= most * (1 + ROUNDING)
+    return _line(axis, most, "at random", part, expected[0], expected[1], own, reached=reached)
+
+
+def _line(
+    axis: str,
+    cost: float,
+    system: str,
+    sent: float,
+    lenient: Sequence[float],
+    strict: Sequence[float],
+    own: MeasuredAnswers,
+    *,
+    reached: bool,
+) -> EqualCost:
+    right, strictly = _graded(own.quality)
+    return EqualCost(
+        axis=axis,
+        cost=cost,
+        system=system,
+        sent=sent,
+        accuracy=_mean(lenient),
+        strict_accuracy=_mean(strict),
+        ahead=_mean(right) - _mean(lenient),
+        ahead_interval=difference_interval(right, lenient),
+        strict_ahead=_mean(strictly) - _mean(strict),
+        strict_ahead_interval=difference_interval(strictly, strict),
+        reached=reached,
+    )
+
+
+def _row(
+    name: str, one: MeasuredAnswers, main: MeasuredAnswers, cloud: MeasuredAnswers
+) -> FrontierRow:
+    right, strict = _graded(one.quality)
+    main_right, main_strict = _graded(main.quality)
+    timed = one.timed
+    taken = [answer.outcome.seconds for answer in timed]
+    drafted = sum(answer.drafted for answer in timed)
+    return FrontierRow(
+        system=name,
+        clock=one.clock,
+        note=one.note,
+        questions=len(right),
+        timed=len(timed),
+        accuracy=_mean(right),
+        interval=mean_interval(right),
+        difference=_mean(right) - _mean(main_right),
+        difference_interval=difference_interval(right, main_right),
+        strict_accuracy=_mean(strict),
+        strict_interval=mean_interval(strict),
+        strict_difference=_mean(strict) - _mean(main_strict),
+        strict_difference_interval=difference_interval(strict, main_strict),
+        cloud_share=cloud_share([answer.outcome for answer in timed]),
+        time=_mean(taken),
+        time_p50=_quantile(taken, 0.5),
+        time_p95=_quantile(taken, 0.95),
+        ttft=_quantile([answer.ttft for answer in timed], 0.5),
+        gap=_quantile([answer.gap for answer in timed], 0.95),
+        decodes=_mean([answer.decodes for answer in timed]),
+        positions=_mean([answer.positions for answer in timed]),
+        requests=_mean([len(answer.requests) for answer in timed]),
+        read=positions_computed(timed),
+        engine_seconds=engine_seconds(timed),
+        bills=_bills(timed, cloud),
+        sent=_known([answer.sent for answer in timed]),
+        received=_known([answer.received for answer in timed]),
+        accepted=sum(answer.accepted for answer in timed) / drafted if drafted else None,
+    )
+
+
+def _bills(timed: Sequence[MeasuredAnswer], cloud: MeasuredAnswers) -> dict[str, float | None]:
+    return {name: _relative(priced(prices), timed, cloud) for name, prices in LISTS.items()}
+
+
+def _relative(cost: Cost, timed: Sequence[MeasuredAnswer], cloud: MeasuredAnswers) -> float | None:
+    own, alone = cost_of(cost, timed), cost_of(cost, cloud.timed)
+    return own / alone if own == own and alone > 0 else None
+
+
+def _graded(answers: Sequence[MeasuredAnswer]) -> tuple[list[float], list[float]]:
+    """Which are right by the lenient reading, and by the strict one."""
+    outcomes = [answer.outcome for answer in answers]
+    return [float(o.right) for o in outcomes], [float(o.strict) for o in outcomes]
+
+
+def _known(counts: Sequence[int | None]) -> float | None:
+    known = [count for count in counts if count is not None]
+    return _mean(known) if len(known) == len(counts) else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _quantile(values: Sequence[float], q: float) -> float:
+    return float(np.quantile(values, q))

@@ -1,0 +1,355 @@
+"""What a link between edge and cloud costs: the edge alone, waiting for consults, running ahead.
+
+The three answer the same questions in turn over an emulated link. Time per token is that after the
+prompt was read, which the edge alone pays as well; it is compared with the edge alone and with
+the bound of a pipeline with one guess, 1 + p d (RTT + c) / t: p is the share of tokens that were
+consulted for, d the part of the consults that changed the token, c the engine's time, t the edge's
+step.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+import numpy as np
+
+from edgewise.advice import (
+    ANSWER,
+    PROMPT,
+    CloudPace,
+    MeasuredConditions,
+    Outlook,
+    break_even,
+    cloud_alone,
+)
+from edgewise.cloud.base import CloudModel
+from edgewise.edge.base import EdgeModel
+from edgewise.errors import UsageError
+from edgewise.events import Token
+from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.policy import Policy
+from edgewise.routers.base import Router
+from edgewise.testing.link import Link, Quality
+from edgewise_lab.bench.pace import Pace, PacedEdge
+from edgewise_lab.evaluation.statistics import RESAMPLES
+from edgewise_lab.evaluation.systems import question_ids
+from edgewise_lab.evaluation.tasks.base import Question, Task
+from edgewise_lab.evaluation.tasks.grading import is_right
+
+WAYS = ("edge", "waiting", "ahead")
+ONE_GUESS = "one guess"
+"""Running ahead without reading guesses again."""
+
+Connect = Callable[[str], CloudModel]
+"""From a URL to the cloud model behind it, checked."""
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """A ratio with its 95% interval (paired bootstrap over the questions)."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Gaps(msgspec.Struct, frozen=True):
+    """Percentiles of the time between two tokens as a user sees them, seconds."""
+
+    p50: float
+    p95: float
+    p99: float
+
+
+class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One link and one cloud share. Times in seconds.
+
+    `consults` is p and `changed` d, both of the waiting loop. `waiting`, `ahead` and `bound` are
+    over the edge's own `step`; `ttft` is running ahead over the edge alone, medians.
+    `thrown_away` are forward passes of the edge in vain, `wasted` cloud tokens, both per token
+    when running ahead; `late` consults failed. `identical` answers of the two loops, with the
+    logprob margins at the first differing token of the others (NaN: not known). `right` in the
+    order of `WAYS`. `one_guess` over `step` as well, where that way was measured, with
+    `ahead_over_one_guess`.
+    """
+
+    round_trip: float
+    loss: float
+    share: float
+    questions: int
+    consults: float
+    changed: float
+    step: float
+    waiting: Figure
+    ahead: Figure
+    ahead_over_waiting: Figure
+    bound: float
+    ttft: float
+    edge_gaps: Gaps
+    waiting_gaps: Gaps
+    ahead_gaps: Gaps
+    decodes_per_token: float
+    thrown_away: float
+    wasted: float
+    late: int
+    identical: int
+    margins: tuple[float, ...]
+    right: tuple[float, float, float]
+    one_guess: Figure | None = None
+    ahead_over_one_guess: Figure | None = None
+
+
+class Way:
+    """One system's answers to the questions."""
+
+    def __init__(self, decoder: Decoder, edge: PacedEdge) -> None:
+        self.answers: list[Answer] = []
+        self.right: list[bool] = []
+        self._decoder, self._edge = decoder, edge
+
+    def ask(self, question: Question, max_tokens: int) -> None:
+        """Answer one more question."""
+        ids = question_ids(self._decoder.edge.tokenizer, question)
+        answer = self._decoder.generate(ids, max_tokens=max_tokens)
+        self.answers.append(answer)
+        self.right.append(is_right(question, answer.text))
+
+    def total(self, name: str) -> int:
+        """Sum of a count of `Usage`."""
+        return sum(getattr(answer.usage, name) for answer in self.answers)
+
+    @property
+    def tokens(self) -> int:
+        """Of all answers."""
+        return sum(len(answer.tokens) for answer in self.answers)
+
+    @property
+    def decodes(self) -> int:
+        """Forward passes of the edge model."""
+        return self._edge.decodes
+
+    @property
+    def gaps(self) -> Gaps:
+        """Between a token and the next, over all answers."""
+        seconds = [token.seconds for answer in self.answers for token in answer.tokens[1:]]
+        return Gaps(*(float(q) for q in np.quantile(seconds, (0.5, 0.95, 0.99))))
+
+
+class Conditions(NamedTuple):
+    """What a row is measured under; seconds. The engine is slowed down to `engine` a consult.
+
+    With `one_guess` that way is measured as well, in the same turns.
+    """
+
+    round_trip: float
+    share: float
+    threshold: float
+    loss: float = 0.0
+    engine: float = 0.025
+    run_ahead: int = 16
+    redraft: Literal["exact", "always", "never"] = "exact"
+    one_guess: bool = False
+
+    @property
+    def ahead(self) -> Policy:
+        """That of running ahead."""
+        return Policy(threshold=self.threshold, run_ahead=self.run_ahead, redraft=self.redraft)
+
+
+class LinkBench:
+    """The parts that all rows share: an edge model at a pace, its router, a cloud behind a URL."""
+
+    def __init__(
+        self, edge: EdgeModel, router: Router, url: str, connect: Connect, *, pace: Pace, task: Task
+    ) -> None:
+        """`url` must be plain HTTP: a proxy cannot stand in for a certificate's owner."""
+        self._edge, self._router = edge, router
+        self._target = http_target(url)
+        self._connect, self._pace, self._task = connect, pace, task
+
+    def row(self, conditions: Conditions, done: Callable[[], None] = lambda: None) -> LinkRow:
+        """Measure; `done` is called after each answer."""
+        quality = Quality(
+            # A consult is delayed as much by the link as by an engine.
+            round_trip=conditions.round_trip + conditions.engine,
+            loss=conditions.loss,
+        )
+        link = Link(*self._target, quality)
+        try:
+            cloud = self._connect(link.url)
+            try:
+                ways = self._ways(conditions, cloud)
+                for number, question in enumerate(self._task.questions):
+                    # No way always follows the same other one.
+                    for name in np.roll(list(ways), number):
+                        ways[name].ask(question, self._task.max_tokens)
+                        done()
+            finally:
+                cloud.close()
+        finally:
+            link.close()
+        return _row(conditions, ways)
+
+    def silence(self, conditions: Conditions, answers: int) -> list[float]:
+        """The longest gap of each answer whose link goes dead after its fifth token, seconds."""
+        policy = conditions.ahead
+        longest: list[float] = []
+        for question in self._task.questions[:answers]:
+            link = Link(*self._target, Quality(round_trip=conditions.round_trip))
+            cloud = self._connect(link.url)
+            try:
+                edge: Any = PacedEdge(self._edge, self._pace)
+                decoder = Decoder(edge, router=self._router, policy=policy, cloud=cloud)
+                ids = question_ids(edge.tokenizer, question)
+                for _ in range(3):  # the deadline learns the latency
+                    decoder.generate(ids, max_tokens=self._task.max_tokens)
+                longest.append(_longest_gap(decoder, ids, link, self._task.max_tokens))
+            finally:
+                link.restore()
+                cloud.close()
+                link.close()
+        return longest
+
+    def _ways(self, conditions: Conditions, cloud: CloudModel) -> dict[str, Way]:
+        threshold = conditions.threshold
+        policies = {
+            "edge": Policy(cloud_share=0.0),
+            "waiting": Policy(threshold=threshold),
+            "ahead": conditions.ahead,
+        }
+        if conditions.one_guess:
+            policies[ONE_GUESS] = conditions._replace(redraft="never").ahead
+        ways: dict[str, Way] = {}
+        for name, policy in policies.items():
+            edge: Any = PacedEdge(self._edge, self._pace)
+            ways[name] = Way(Decoder(edge, router=self._router, policy=policy, cloud=cloud), edge)
+        return ways
+
+
+def http_target(url: str) -> tuple[str, int]:
+    """Host and port that a link forwards to. Raises `UsageError`."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname or parts.path.strip("/"):
+        raise UsageError(
+            f"The emulated link forwards plain HTTP to a host and port, not {url!r}",
+            hint="name an http://host:port without TLS",
+        )
+    return parts.hostname, parts.port or 80
+
+
+def _longest_gap(decoder: Decoder, ids: Sequence[int], link: Link, max_tokens: int) -> float:
+    gaps: list[float] = []
+    with decoder.stream(ids, max_tokens=max_tokens) as events:
+        for event in events:
+            if isinstance(event, Token):
+                gaps.append(event.seconds)
+                if event.index == 4:
+                    link.stall()
+    return max(gaps[5:], default=0.0)
+
+
+def _row(conditions: Conditions, ways: dict[str, Way]) -> LinkRow:
+    edge, waiting, ahead = (ways[name] for name in WAYS)
+    one = [ONE_GUESS] if ONE_GUESS in ways else []
+    measured = [ways[name].answers for name in (*WAYS, *one)]
+    counts = np.array([[len(a.tokens) - 1 for a in answers] for answers in measured], np.float64)
+    read = np.array([a.timing.ttft for a in edge.answers])
+    totals = np.array([[a.timing.total for a in answers] for answers in measured])
+    seconds = np.maximum(totals - read, 0.0)
+    step = float(seconds[0].sum() / max(1.0, counts[0].sum()))
+    consults = waiting.total("cloud_calls")
+    p = consults / waiting.tokens
+    d = waiting.total("changing_tokens") / max(1, consults)
+    trip = conditions.round_trip + conditions.engine
+    margins = _margins(waiting.answers, ahead.answers)
+    return LinkRow(
+        round_trip=conditions.round_trip,
+        loss=conditions.loss,
+        share=conditions.share,
+        questions=len(read),
+        consults=p,
+        changed=d,
+        step=step,
+        waiting=_ratio(seconds[1], counts[1], seconds[0], counts[0]),
+        ahead=_ratio(seconds[2], counts[2], seconds[0], counts[0]),
+        ahead_over_waiting=_ratio(seconds[2], counts[2], seconds[1], counts[1]),
+        bound=1 + p * d * trip / step,
+        ttft=float(np.median([a.timing.ttft for a in ahead.answers]) / np.median(read)),
+        edge_gaps=edge.gaps,
+        waiting_gaps=waiting.gaps,
+        ahead_gaps=ahead.gaps,
+        decodes_per_token=ahead.decodes / ahead.tokens,
+        thrown_away=ahead.decodes / ahead.tokens - 1,
+        wasted=ahead.total("wasted_tokens") / ahead.tokens,
+        late=ahead.total("failed_calls") + waiting.total("failed_calls"),
+        identical=len(read) - len(margins),
+        margins=margins,
+        right=(_mean(edge.right), _mean(waiting.right), _mean(ahead.right)),
+        one_guess=_ratio(seconds[3], counts[3], seconds[0], counts[0]) if one else None,
+        ahead_over_one_guess=_ratio(seconds[2], counts[2], seconds[3], counts[3]) if one else None,
+    )
+
+
+def _mean(right: Sequence[bool]) -> float:
+    return sum(right) / len(right)
+
+
+def _ratio(above: Any, above_tokens: Any, below: Any, below_tokens: Any) -> Figure:
+    """Time per token of one way over another's, questions resampled."""
+    n = len(above)
+    weights = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES)
+
+    def over(w: Any) -> Any:
+        return (w @ above / (w @ above_tokens)) / (w @ below / (w @ below_tokens))
+
+    low, high = np.quantile(over(weights), (0.025, 0.975))
+    return Figure(float(over(np.ones(n))), float(low), float(high))
+
+
+def _margins(one: Sequence[Answer], other: Sequence[Answer]) -> tuple[float, ...]:
+    """Where two answers part, how much likelier the first's token was than its rival, nats."""
+    found: list[float] = []
+    for a, b in zip(one, other, strict=True):
+        pairs = zip(a.tokens, b.tokens, strict=False)
+        parted = next((pair[0] for pair in pairs if pair[0].id != pair[1].id), None)
+        if parted is not None or len(a.tokens) != len(b.tokens):
+            found.append(_margin(parted))
+    return tuple(found)
+
+
+def _margin(token: Token | None) -> float:
+    candidates = (token.cloud or token.edge) if token else ()
+    if len(candidates) < 2:
+        return float("nan")
+    return candidates[0].logprob - candidates[1].logprob
+
+
+def outlook_over(row: LinkRow, cloud: CloudPace, engine: float) -> Outlook:
+    """As a link's row has it; what the cloud streams at is by the formula.
+
+    `cloud` was measured without the link, and each of its tokens is `engine` seconds slower on it.
+    """
+    at = MeasuredConditions(
+        step=row.step,
+        round_trip=row.round_trip,
+        consult=cloud.consult + engine,
+        cloud_token=(cloud.token or 0.0) + engine,
+        edge_prompt=row.step,
+        cloud_prompt=cloud.consult + engine,
+        prompt=PROMPT,
+        answer=ANSWER,
+        asked=row.consults,
+        changed=row.changed,
+    )
+    streams = cloud.token is not None
+    slower = f", the cloud {1000 * engine:.3g} ms a token slower than it is" if engine else ""
+    return Outlook(
+        edge=row.step,
+        routing=row.step * row.ahead.value,
+        streaming=cloud_alone(at) / ANSWER if streams else None,
+        share=row.consults,
+        changed=row.changed,
+        assumed=False,
+        break_even=break_even(at) if streams else None,
+        place=f"over a round trip of {1000 * row.round_trip:.3g} ms{slower}",
+    )

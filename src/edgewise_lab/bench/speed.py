@@ -1,0 +1,193 @@
+"""Edge decoding speed: the whole loop against the engine driven bare.
+
+Both decode the same few tokens behind the same prompt, in short blocks that take turns: what else
+the machine does, and how fast it is, changes within seconds. The bare engine takes part twice: how
+far it seems to be from itself is the smallest loss that can be told from none.
+"""
+
+import time
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from itertools import cycle, islice, permutations
+from statistics import median
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from edgewise.edge.base import EdgeModel, Needs
+from edgewise.events import Token
+from edgewise.loop.decoder import Decoder
+from edgewise.routers.base import Router
+from edgewise_lab.evaluation.statistics import median_interval
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """The loop's speed over the bare engine's: median of the rounds' ratios, its 95% interval.
+
+    `undetected` is the loss, a fraction, that cannot be told from none: how far from 1 the interval
+    of the bare engine over itself reaches.
+    """
+
+    median: float
+    low: float
+    high: float
+    undetected: float
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """Medians over `blocks` of `tokens` each, of the loop and of the bare engine.
+
+    `ratio` and what belongs to it are by the clock, as `Ratio` says; `processor` is by the time
+    that this process had the processor, which other work disturbs less (None where the system
+    counts too coarsely for a block). `same_ids`: both wrote the same.
+    """
+
+    context: int
+    blocks: int
+    tokens: int
+    native_tokens_per_second: float
+    edgewise_tokens_per_second: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    undetected: float
+    processor: Ratio | None
+    same_ids: bool
+
+
+class Block(NamedTuple):
+    """Seconds a token by the clock and of the processor, and the ids that were written."""
+
+    seconds: float
+    processor: float
+    ids: list[int]
+
+
+def measure(decoder: Decoder, *, context: int, tokens: int, blocks: int) -> Speed:
+    """Decode `tokens` after a random prompt of `context` ids, bare and through `decoder`.
+
+    `decoder.edge` must have room for context + tokens + 1. The prompt is read once where it keeps
+    prefixes, else for every block. Raises `UsageError` for an engine without a loop of its own.
+    """
+    prompt = random_prompt(decoder.edge, context)
+    orders = cycle(permutations(range(3)))
+    # The first round warms caches up.
+    rounds = [_round(decoder, prompt, tokens, next(orders)) for _ in range(blocks + 1)][1:]
+    engine, loop, again = zip(*rounds, strict=True)
+    clock = _ratio(*([block.seconds for block in arm] for arm in (engine, loop, again)))
+    return Speed(
+        context=context,
+        blocks=blocks,
+        tokens=tokens,
+        native_tokens_per_second=1 / median(block.seconds for block in engine),
+        edgewise_tokens_per_second=1 / median(block.seconds for block in loop),
+        ratio=clock.median,
+        ratio_low=clock.low,
+        ratio_high=clock.high,
+        undetected=clock.undetected,
+        processor=_processor(engine, loop, again),
+        same_ids=all(one.ids == other.ids for one, other in zip(engine, loop, strict=True)),
+    )
+
+
+def random_prompt(model: EdgeModel, length: int) -> list[int]:
+    """The same ids each time."""
+    rng = np.random.default_rng(0)
+    return [int(i) for i in rng.integers(10, model.tokenizer.size // 2, length)]
+
+
+def rates(
+    decoder: Decoder, prompt: Sequence[int], tokens: int, *, bare_first: bool
+) -> tuple[float, float]:
+    """Tokens a second of the bare engine and of `decoder`, measured in this order or the other."""
+    arms = (bare, through) if bare_first else (through, bare)
+    found = {arm: 1 / _block(arm(decoder, prompt, tokens), tokens).seconds for arm in arms}
+    return found[bare], found[through]
+
+
+def score_seconds(model: EdgeModel, router: Router, steps: int = 64) -> tuple[float, float]:
+    """Median seconds of a score, and of the step that it judges.
+
+    The score's time includes what it reads of the logits; only the hidden state is copied before.
+    """
+    session = model.session(router.needs & Needs.HIDDEN)
+    scores: list[float] = []
+    decodes: list[float] = []
+    try:
+        session.open([model.tokenizer.size // 3])
+        for _ in range(min(steps, model.context - 1)):
+            begun = time.perf_counter()
+            step = session.step()
+            decoded = time.perf_counter()
+            router.score(step)
+            scores.append(time.perf_counter() - decoded)
+            decodes.append(decoded - begun)
+            session.extend([step.proposed])
+    finally:
+        session.close()
+    return median(scores), median(decodes)
+
+
+def _round(
+    decoder: Decoder, prompt: Sequence[int], tokens: int, order: Sequence[int]
+) -> tuple[Block, Block, Block]:
+    """Blocks of the bare engine, of `decoder`, and of the bare engine again, run in `order`."""
+    arms = (bare, through, bare)
+    found = {number: _block(arms[number](decoder, prompt, tokens), tokens) for number in order}
+    return found[0], found[1], found[2]
+
+
+def _block(ids: Generator[int], tokens: int) -> Block:
+    """Of the `tokens` after the first, which pays for the prompt."""
+    with closing(ids):
+        first = next(ids)
+        seconds, processor = time.perf_counter(), time.process_time()
+        written = list(islice(ids, tokens))
+        processor, seconds = time.process_time() - processor, time.perf_counter() - seconds
+    return Block(seconds / tokens, processor / tokens, [first, *written])
+
+
+def bare(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]:
+    """`tokens` + 1 ids of the bare engine; the first pays for the prompt."""
+    yield from decoder.edge.bare_loop(prompt, tokens)
+
+
+def through(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]:
+    """As `bare`, by the whole loop; no end token ends it."""
+    edge: Any = _Endless(decoder.edge)
+    endless = Decoder(edge, router=decoder.router, policy=decoder.policy, cloud=decoder.cloud)
+    with endless.stream(prompt, max_tokens=tokens + 1) as events:
+        for event in events:
+            if isinstance(event, Token):
+                yield event.id
+
+
+def _processor(
+    engine: Sequence[Block], loop: Sequence[Block], again: Sequence[Block]
+) -> Ratio | None:
+    if not all(block.processor for block in (*engine, *loop, *again)):
+        return None
+    return _ratio(*([block.processor for block in arm] for arm in (engine, loop, again)))
+
+
+def _ratio(engine: Sequence[float], loop: Sequence[float], again: Sequence[float]) -> Ratio:
+    """From seconds a token, a round each."""
+    ratios = [one / other for one, other in zip(engine, loop, strict=True)]
+    null = median_interval([one / other for one, other in zip(engine, again, strict=True)])
+    return Ratio(median(ratios), *median_interval(ratios), max(abs(end - 1) for end in null))
+
+
+class _Endless:
+    """An edge model, or its tokenizer, without end tokens: as the bare loop, it goes on and on."""
+
+    eos_ids = frozenset[int]()
+
+    def __init__(self, part: Any) -> None:
+        self._part = part
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._part, name)
+        # Kept: what is looked up for each token is to cost what it costs without this.
+        setattr(self, name, _Endless(found) if name == "tokenizer" else found)
+        return getattr(self, name)

@@ -1,0 +1,296 @@
+"""`edgewise bench`: speeds on this machine, and a pair beside other systems."""
+
+from collections.abc import Callable
+from contextlib import closing
+from typing import Annotated
+
+import msgspec
+import typer
+from msgspec.structs import replace
+from rich.box import SIMPLE_HEAD
+from rich.progress import Progress
+from rich.table import Table
+
+from edgewise.advice import CloudPace, advise, cloud_pace
+from edgewise.cli import options, render
+from edgewise.cli.options import (
+    CONNECTING,
+    COSTS,
+    DRAWS,
+    ONE_VOCABULARY,
+    POLICY,
+    RECORD,
+    SERVING,
+    VIEW,
+    takes,
+)
+from edgewise.cloud.base import CloudModel
+from edgewise.cloud.hosts import hosts_of, require_allowed
+from edgewise.cloud.key import cloud_key
+from edgewise.edge.base import EdgeModel
+from edgewise.errors import UsageError
+from edgewise.loop.policy import LONGEST_DEADLINE
+from edgewise.pair import open_pair
+from edgewise.parts import DEFAULT_SHARE, cloud_address
+from edgewise.settings import Settings
+from edgewise_lab.bench.link import Conditions, LinkBench, LinkRow, outlook_over
+from edgewise_lab.bench.pace import Pace
+from edgewise_lab.bench.paper_method import Comparison, compare
+from edgewise_lab.bench.speed import measure
+from edgewise_lab.commands import shared
+from edgewise_lab.commands.frontier import frontier
+from edgewise_lab.commands.shared import connected_cloud, pace_named, served, without_cloud
+from edgewise_lab.evaluation.calibration import thresholds_for
+from edgewise_lab.evaluation.plan import Contender
+from edgewise_lab.evaluation.tasks.base import Task
+from edgewise_lab.evaluation.tasks.named import with_calibration
+
+PAPER_SHARE = 0.07
+"""Cloud share of the paper's demo."""
+
+app = typer.Typer(help="Measure speeds on this machine, and compare systems.", no_args_is_help=True)
+app.command()(frontier)
+
+EngineTime = Annotated[
+    float, typer.Option(min=0, help="Milliseconds added to a consult, as a large model takes.")
+]
+
+
+# No cloud is asked, and the context is as long as what is measured.
+@app.command()
+@takes(
+    *("edge", "edge_engine", "router", "threads", "gpu_layers"),
+    unaffected=[
+        *("cloud", *CONNECTING, "cloud_tokenizer", "cloud_key", *VIEW),
+        *(*POLICY, "on_cloud_error", "push"),
+        *("max_tokens", *DRAWS, "system", "ctx", *COSTS, *SERVING, *RECORD),
+    ],
+)
+def edge(
+    chosen: Settings,
+    context: Annotated[int, typer.Option(help="Tokens before the first measured one.")] = 128,
+    tokens: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
+    blocks: Annotated[int, typer.Option(help="Interleaved blocks; at least 5.")] = 15,
+    json: options.Json = False,
+) -> None:
+    """Decoding speed with the router, against the bare engine in the same process."""
+    if blocks < 5 or tokens < 1 or context < 1:
+        raise UsageError("Give at least 5 blocks of 1 token after a context of 1 token.")
+    alone = replace(without_cloud(chosen), ctx=context + tokens + 8)
+    asking_nothing = replace(alone, threshold=1.0, cloud_share=None)
+    with open_pair(asking_nothing, keep_prefixes=True) as pair:
+        speed = measure(pair.decoder, context=context, tokens=tokens, blocks=blocks)
+        name = pair.edge.name
+    if json:
+        print(msgspec.json.encode(speed).decode())
+    else:
+        render.out.print(
+            f"{name}, context {context}, {blocks} blocks of {tokens} tokens: bare engine "
+            f"{speed.native_tokens_per_second:.1f} tokens/s, Edgewise "
+            f"{speed.edgewise_tokens_per_second:.1f} tokens/s, ratio {speed.ratio:.3f} "
+            f"({speed.ratio_low:.3f} to {speed.ratio_high:.3f}; a loss below "
+            f"{speed.undetected:.1%} would not show)"
+        )
+
+
+@app.command()
+@takes(
+    *(*ONE_VOCABULARY, "router", "run_ahead", "redraft", "ctx", "threads"),
+    reads=["cloud_key", "cloud_share", "gpu_layers"],
+    unaffected=[*DRAWS, *SERVING, *RECORD],
+)
+def link(
+    task: Annotated[str, typer.Argument(help="A task, as for eval.")] = "pocketqa",
+    *,
+    data: shared.Data = None,
+    chosen: Settings,
+    cloud_share: Annotated[
+        list[float] | None,
+        options.share_option("Cloud share; may be repeated. Default 0.05."),
+    ] = None,
+    round_trip: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="MS", help="Round trip, ms; may be repeated. Default 0, 50, 100, 200."
+        ),
+    ] = None,
+    loss: Annotated[float, typer.Option(min=0, max=0.5, help="Part of packets that is lost.")] = 0,
+    engine_time: EngineTime = 25.0,
+    pace: Annotated[
+        str | None,
+        typer.Option(help="Slow the edge down: 0.5b, a GGUF to be as slow as, or none."),
+    ] = None,
+    questions: Annotated[int, typer.Option(min=2, help="Questions per line.")] = 12,
+    calibration: Annotated[int, typer.Option(help="Others, where a threshold is missing.")] = 60,
+    json: options.Json = False,
+) -> None:
+    """Time per token over an emulated link: edge alone, waiting for consults, running ahead.
+
+    The bundled pair answers through a gateway that is started for it, its edge as slow as a 0.5B.
+    At the end it says which way is fastest over the longest round trip, and what routing buys.
+    """
+    share = DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
+    shares = cloud_share or [share]
+    trips = [0.0, 50.0, 100.0, 200.0] if round_trip is None else round_trip
+    _require_link(shares, trips)
+    tasks = with_calibration(
+        task, "test", data=data, check=None, limit=questions, calibration=calibration
+    )
+    first = Conditions(0.0, 0.0, 0.0, loss, engine_time / 1000, chosen.run_ahead, chosen.redraft)
+    with render.progress(hidden=json) as progress:
+        slowed = pace_named(pace, chosen)
+        rows, cloud = _measured(chosen, tasks, slowed, shares, trips, first, progress)
+    longest = max(rows, key=lambda row: row.round_trip)
+    advice = advise(outlook_over(longest, cloud, engine_time / 1000))
+    if json:
+        print(msgspec.json.encode({"rows": rows, "advice": advice}).decode())
+    else:
+        render.show(_link_table(rows))
+        render.out.print(" ".join(advice.sentences))
+
+
+# Both methods ask at a fixed rhythm and not at a score, for one token at a time.
+@app.command()
+@takes(
+    *("edge", "edge_engine", "cloud", "cloud_hosts", "cloud_model", "cloud_key_env"),
+    *("threads", "gpu_layers"),
+    reads=["cloud_key", "cloud_share"],
+    unaffected=[
+        # To an engine nothing is pushed.
+        *("router", "max_tokens", *DRAWS, "system", "ctx", "push", *SERVING, *RECORD),
+    ],
+)
+def paper(
+    chosen: Settings,
+    cloud_share: Annotated[
+        float | None,
+        options.share_option("Part of the tokens that is consulted for; default 0.07."),
+    ] = None,
+    round_trip: Annotated[
+        float, typer.Option(min=0, max=10_000, help="Round trip of the emulated link, ms.")
+    ] = 100.0,
+    engine_time: EngineTime = 25.0,
+    context: Annotated[int, typer.Option(min=1, help="Ids of prose before the answer.")] = 128,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 28,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 5,
+    json: options.Json = False,
+) -> None:
+    """Against the method of the paper's demo: no KV cache, whole text resent, new connections.
+
+    --cloud must be an engine's URL; both methods ask it over the same emulated link.
+    """
+    url = cloud_address(chosen)
+    if not url.startswith("http"):
+        raise UsageError("The paper's method asks an engine; give --cloud http://host:port.")
+    require_allowed(url, hosts_of(chosen.cloud_hosts))
+    share = PAPER_SHARE if chosen.cloud_share is None else chosen.cloud_share
+    if not 0.001 <= share <= 1:
+        raise UsageError("The paper's method needs a cloud share from 0.001 to 1, such as 0.07.")
+    alone = replace(without_cloud(chosen), ctx=context + tokens + 8, router="constant:0")
+    with open_pair(alone) as pair, render.progress(hidden=json) as progress:
+        bar = progress.add_task("rounds", total=rounds + 1)
+        found = compare(
+            pair.edge,
+            url,
+            key=cloud_key(chosen),
+            model=chosen.cloud_model,
+            share=share,
+            round_trip=round_trip / 1000,
+            engine_seconds=engine_time / 1000,
+            context=context,
+            tokens=tokens,
+            rounds=rounds,
+            done=lambda: progress.advance(bar),
+        )
+        name = pair.edge.name
+    print(msgspec.json.encode(found).decode()) if json else render.out.print(_told(found, name))
+
+
+def _require_link(shares: list[float], trips: list[float]) -> None:
+    if not all(0 < share < 1 for share in shares):
+        raise UsageError("A cloud share must lie between 0 and 1, such as 0.05.")
+    if not all(0 <= trip <= 10_000 for trip in trips):
+        raise UsageError("A round trip must be from 0 to 10000 ms.")
+
+
+def _measured(
+    chosen: Settings,
+    tasks: tuple[Task, Task],
+    pace: Pace,
+    shares: list[float],
+    trips: list[float],
+    like: Conditions,
+    progress: Progress,
+) -> tuple[list[LinkRow], CloudPace]:
+    """A row for every share and round trip, all else as in `like`; and the cloud without a link."""
+    asked, held_out = tasks
+    bar = progress.add_task("answers", total=3 * len(shares) * len(trips) * len(asked.questions))
+    with open_pair(without_cloud(chosen)) as pair, served(chosen) as url:
+
+        def connected(at: str) -> CloudModel:
+            # The emulated link is here; where it leads was looked at.
+            return connected_cloud(replace(chosen, cloud=at, cloud_hosts=None), pair.edge)
+
+        contender = Contender("pair", pair.router, pair.card)
+        thresholds = _thresholds(contender, shares, held_out, pair.edge, lambda: connected(url))
+        bench = LinkBench(pair.edge, pair.router, url, connected, pace=pace, task=asked)
+        with closing(connected(url)) as cloud:
+            unlinked = cloud_pace(cloud, pair.edge.tokenizer, LONGEST_DEADLINE)
+        rows = [
+            bench.row(
+                like._replace(round_trip=trip / 1000, share=share, threshold=thresholds[share]),
+                lambda: progress.advance(bar),
+            )
+            for share in shares
+            for trip in trips
+        ]
+        return rows, unlinked
+
+
+def _thresholds(
+    contender: Contender,
+    shares: list[float],
+    held_out: Task,
+    edge: EdgeModel,
+    connect: Callable[[], CloudModel],
+) -> dict[float, float]:
+    """The router's own, and what those lack set on other questions."""
+    known = {share: contender.calibrated(share) for share in shares}
+    missing = [share for share, threshold in known.items() if threshold is None]
+    found = {share: threshold for share, threshold in known.items() if threshold is not None}
+    if missing:
+        with closing(connect()) as cloud:
+            fresh = thresholds_for(missing, contender.router, held_out, edge=edge, cloud=cloud)
+        found |= {share: point.threshold for share, point in fresh.items()}
+    return found
+
+
+def _link_table(rows: list[LinkRow]) -> Table:
+    first = rows[0]
+    title = f"Time per token over the edge alone ({1000 * first.step:.1f} ms), {first.questions} "
+    table = Table(title=title + "questions a line (95% intervals)", box=SIMPLE_HEAD)
+    for name in ("RTT, ms", "share", "p", "d", "waiting", "ahead", "bound", "right"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            f"{1000 * row.round_trip:.0f}",
+            f"{row.share:.0%}",
+            f"{row.consults:.1%}",
+            f"{row.changed:.0%}",
+            f"{row.waiting.value:.2f}",
+            f"{row.ahead.value:.2f} ({row.ahead.low:.2f}-{row.ahead.high:.2f})",
+            f"{row.bound:.2f}",
+            "/".join(f"{100 * right:.0f}" for right in row.right) + "%",
+        )
+    return table
+
+
+def _told(found: Comparison, name: str) -> str:
+    return (
+        f"{name}, {1000 * found.round_trip:.0f} ms round trip, {found.share:.1%} of the tokens "
+        f"consulted ({found.changed:.0%} of them changed), {found.rounds} rounds of "
+        f"{found.tokens} tokens after {found.context} ids of prose: edge alone "
+        f"{1000 * found.edge:.0f} ms a token, Edgewise {1000 * found.edgewise:.0f}, the paper's "
+        f"method {1000 * found.paper:.0f}, {found.ratio:.1f} times as long "
+        f"({found.ratio_low:.1f} to {found.ratio_high:.1f})"
+    )

@@ -1,0 +1,228 @@
+"""`edgewise eval`: what a router buys on a task."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+from msgspec.structs import replace
+
+from edgewise import pair, parts
+from edgewise.cli import options, render
+from edgewise.cli.options import DRAWS, MACHINE, MODELS, RECORD, SERVING, VIEW, takes
+from edgewise.edge.base import EdgeModel
+from edgewise.errors import UsageError
+from edgewise.loop.policy import LONGEST_DEADLINE
+from edgewise.routers.card import digest, trained_digests
+from edgewise.settings import Settings
+from edgewise_lab.commands import shared
+from edgewise_lab.commands.shared import figures_tables
+from edgewise_lab.evaluation.cautions import cautions
+from edgewise_lab.evaluation.plan import MOST, Contender, Evaluation, Work, Workers, manifest
+from edgewise_lab.evaluation.report import Row, as_csv, plot, rows, summary
+from edgewise_lab.evaluation.store import Store
+from edgewise_lab.evaluation.tasks.base import Task
+from edgewise_lab.evaluation.tasks.named import with_calibration
+
+WorkerCount = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=MOST,
+        help="Processes that answer side by side, each with the models in memory.",
+    ),
+]
+
+_NAMED = 3
+"""Questions that an error names."""
+
+
+# Answers are greedy, so there are no draws; running ahead changes none; a cloud that fails ends it.
+@takes(
+    *(*MODELS, *VIEW, "deadline", *MACHINE),
+    reads=["cloud_key", "router", "cloud_share"],
+    unaffected=[*DRAWS, "run_ahead", "redraft", "on_cloud_error", *SERVING, *RECORD],
+)
+def evaluate(
+    task: shared.TaskName,
+    *,
+    data: shared.Data = None,
+    check: shared.Check = None,
+    limit: shared.Limit = None,
+    max_tokens: shared.MaxTokens = None,
+    calibration: Annotated[
+        int, typer.Option(help="Questions that thresholds are set on; never those evaluated.")
+    ] = 100,
+    calibration_data: Annotated[
+        Path | None, typer.Option(help="File that these come from, like --data or TASK.")
+    ] = None,
+    chosen: Settings,
+    router: Annotated[
+        list[str] | None, typer.Option(metavar="ROUTER", help="As for run; may be repeated.")
+    ] = None,
+    cloud_share: Annotated[
+        list[float] | None, options.share_option("Cloud share asked for; may be repeated.")
+    ] = None,
+    baselines: Annotated[
+        bool, typer.Option(help="Random, untrained routers, commit point, query level, oracle.")
+    ] = True,
+    metric: Annotated[
+        Literal["accuracy", "log-likelihood"], typer.Option(help="What to measure.")
+    ] = "accuracy",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of outcomes; a run that was interrupted goes on.")
+    ] = None,
+    workers: WorkerCount = 1,
+    json: options.Json = False,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write every figure as CSV to FILE.")
+    ] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Plot accuracy against cloud share to FILE."),
+    ] = None,
+) -> None:
+    """Edge alone, pair and cloud alone on TASK, with the baselines a router must beat."""
+    _require_accuracy(metric)
+    shares = shares_of(cloud_share, chosen)
+    for path in (csv, figure):
+        require_folder(path)
+    asked = with_calibration(
+        task,
+        "test",
+        data=data,
+        check=check,
+        limit=limit,
+        calibration=calibration,
+        calibration_data=calibration_data,
+        max_tokens=max_tokens,
+    )
+    named = router or [chosen.router]
+    contenders, table = _compared(
+        chosen, asked, named, shares, out, baselines=baselines, workers=workers
+    )
+    _report(asked[0], contenders, table, json=json, csv=csv, figure=figure)
+
+
+def _compared(
+    chosen: Settings,
+    tasks: tuple[Task, Task],
+    routers: Sequence[str | None],
+    shares: Sequence[float],
+    out: Path | None,
+    *,
+    baselines: bool,
+    workers: int,
+) -> tuple[list[Contender], list[Row]]:
+    """The routers, and every system's figures."""
+    questions, held_out = tasks
+    with pair.open_models(chosen) as models, render.progress() as progress:
+        edge, cloud = models.both()
+        contenders = contenders_of(routers, chosen, edge, questions)
+        bar = progress.add_task("answers", total=None)
+        deadline = LONGEST_DEADLINE if chosen.deadline is None else chosen.deadline
+        work = Work(chosen, _by_name(routers, chosen), questions.max_tokens, deadline)
+        with Workers(work, workers) if workers > 1 else nullcontext() as beside:
+            evaluation = Evaluation(
+                questions,
+                held_out,
+                edge=edge,
+                cloud=cloud,
+                store=Store(out, manifest(questions, held_out, edge, cloud)),
+                deadline=deadline,
+                done=lambda: progress.advance(bar),
+                workers=beside,
+            )
+            progress.update(bar, total=evaluation.answers(contenders, shares, baselines=baselines))
+            found = evaluation.run(contenders, shares, baselines=baselines)
+        return contenders, rows(found)
+
+
+def _report(
+    task: Task,
+    contenders: Sequence[Contender],
+    table: list[Row],
+    *,
+    json: bool,
+    csv: Path | None,
+    figure: Path | None,
+) -> None:
+    title = f"{task.name}, {len(task.questions)} questions"
+    told = cautions(task, contenders, table)
+    if csv:
+        _write(csv, as_csv(table))
+    if figure:
+        plot([row.overall for row in table], title, figure)
+    if json:
+        print(msgspec.json.encode(summary(task.name, contenders[0].name, table, told)).decode())
+    else:
+        figures_tables(title, table)
+        for sentence in told:
+            render.warn(sentence)
+
+
+def _require_accuracy(metric: str) -> None:
+    if metric == "log-likelihood":
+        raise UsageError(
+            "The log-likelihood of a routed stream is undefined, since two models wrote it; "
+            "measure accuracy."
+        )
+
+
+def shares_of(given: list[float] | None, chosen: Settings) -> list[float]:
+    default = parts.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
+    shares = given or [default]
+    if not all(0 < share < 1 for share in shares):
+        raise UsageError("A cloud share must lie between 0 and 1, such as 0.05.")
+    return sorted(set(shares))
+
+
+def contenders_of(
+    names: Sequence[str | None], chosen: Settings, edge: EdgeModel, task: Task
+) -> list[Contender]:
+    found: dict[str, Contender] = {}
+    for name in names:
+        named = replace(chosen, router=name)
+        _require_unseen(parts.router_folder(named), task)
+        router, card = parts.open_router(named, edge)
+        shown = _shown(name, named)
+        if shown in found:
+            raise UsageError(f"Two routers would be shown as {shown!r}; rename one's folder.")
+        found[shown] = Contender(shown, router, card, parts.router_identity(named))
+    return list(found.values())
+
+
+def _by_name(names: Sequence[str | None], chosen: Settings) -> dict[str, str | None]:
+    """What settings call a router, by the name that figures show."""
+    return {_shown(name, chosen): name for name in names}
+
+
+def _shown(name: str | None, chosen: Settings) -> str:
+    return Path(name).name if name else parts.default_router(chosen)
+
+
+def _require_unseen(folder: Path | None, task: Task) -> None:
+    """A router that was trained on the questions would be flattered by them."""
+    trained = trained_digests(folder) if folder else frozenset[str]()
+    seen = [question.id for question in task.questions if digest(question.prompt) in trained]
+    if seen:
+        some = ", ".join(seen[:_NAMED]) + (", ..." if len(seen) > _NAMED else "")
+        raise UsageError(
+            f"{len(seen)} of the {len(task.questions)} questions trained the router in "
+            f"{str(folder)!r} ({some}); evaluate it on others."
+        )
+
+
+def require_folder(path: Path | None) -> None:
+    """Before the work, not after it."""
+    if path is not None and not path.parent.is_dir():
+        raise UsageError(f"{str(path)!r} cannot be written: there is no such folder.")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}.") from error

@@ -1,0 +1,337 @@
+"""`edgewise bench frontier`: a pair beside everything else that could answer, on all axes."""
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+import typer
+from msgspec.structs import replace
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from edgewise import parts
+from edgewise.cli import options, render
+from edgewise.cli.options import DRAWS, ONE_VOCABULARY, RECORD, SERVING, takes
+from edgewise.cloud.base import CloudModel
+from edgewise.cloud.key import cloud_key
+from edgewise.edge.base import EdgeModel
+from edgewise.errors import UsageError
+from edgewise.settings import Settings
+from edgewise.testing.link import Link, Quality
+from edgewise_lab.bench.frontier.billing import MeasuredSystem
+from edgewise_lab.bench.frontier.pair_systems import (
+    PLACE_NOTE,
+    SPANS_NOTE,
+    PairSystems,
+    has_choices,
+)
+from edgewise_lab.bench.frontier.report import CLOUD, EDGE, Frontier, MeasuredAnswers
+from edgewise_lab.bench.frontier.report import frontier as compared
+from edgewise_lab.bench.frontier.shown import FrontierTable, notes, plots, tables
+from edgewise_lab.bench.frontier.store import MeasuredStore, measure
+from edgewise_lab.bench.link import http_target
+from edgewise_lab.bench.pace import UNPACED, EnginePace, Pace
+from edgewise_lab.bench.pace import measured as measured_pace
+from edgewise_lab.commands import shared
+from edgewise_lab.commands.eval import contenders_of, require_folder, shares_of
+from edgewise_lab.commands.shared import connected_cloud, pace_named, served, without_cloud
+from edgewise_lab.evaluation.calibration import thresholds_for
+from edgewise_lab.evaluation.plan import Contender, manifest
+from edgewise_lab.evaluation.systems import require_room
+from edgewise_lab.evaluation.tasks.base import Task
+from edgewise_lab.evaluation.tasks.named import with_calibration
+
+EMULATED_TRIP = 50.0
+"""Round trip to the bundled cloud, which is on this machine, ms."""
+
+COMMIT_POINT, LARGER_EDGE = "commit point", "larger edge"
+
+
+# Nothing is drawn; consults are for a token; a cloud that fails ends it, and so nothing is pushed.
+@takes(
+    *(*ONE_VOCABULARY, "run_ahead", "ctx", "threads"),
+    reads=["cloud_key", "router", "cloud_share", "gpu_layers"],
+    unaffected=[*DRAWS, "on_cloud_error", "push", *SERVING, *RECORD],
+)
+def frontier(
+    task: shared.TaskName = "pocketqa",
+    *,
+    data: shared.Data = None,
+    check: shared.Check = None,
+    max_tokens: shared.MaxTokens = None,
+    chosen: Settings,
+    router: Annotated[
+        list[str] | None, typer.Option(metavar="ROUTER", help="As for run; may be repeated.")
+    ] = None,
+    cloud_share: Annotated[
+        list[float] | None,
+        options.share_option("Cloud share; may be repeated. Default 0.05."),
+    ] = None,
+    larger_edge: Annotated[
+        str | None, typer.Option(help="Another edge model, which answers alone: its address.")
+    ] = None,
+    round_trip: Annotated[
+        float | None,
+        typer.Option(min=0, max=10_000, help="Emulate a link, ms; default: the real one."),
+    ] = None,
+    pace: Annotated[
+        str | None,
+        typer.Option(help="Slow the edge down: 0.5b, a GGUF to be as slow as, or none."),
+    ] = None,
+    questions: Annotated[int, typer.Option(min=2, help="Questions to answer.")] = 12,
+    calibration: Annotated[int, typer.Option(help="Others, where a threshold is missing.")] = 60,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of answers; a run that was interrupted goes on.")
+    ] = None,
+    json: options.Json = False,
+    figure: Annotated[
+        Path | None,
+        typer.Option("--plot", help="Two figures beside FILE: quality against bill and time."),
+    ] = None,
+) -> None:
+    """A pair beside edge, larger edge, streamed cloud and whole questions: quality, time, bills.
+
+    The bundled pair answers through a gateway that is started for it, 50 ms away, its edge as slow
+    as a 0.5B and its cloud as a large model.
+    """
+    shares = shares_of(cloud_share, chosen)
+    require_folder(figure)
+    tasks = with_calibration(
+        task,
+        "test",
+        data=data,
+        check=check,
+        limit=questions,
+        calibration=calibration,
+        max_tokens=max_tokens,
+    )
+    wish = _Wish(chosen, tasks, tuple(router or [chosen.router]), tuple(shares), larger_edge, pace)
+    found = _compared(wish, round_trip, out, hidden=json)
+    if figure:
+        for path in plots(found, figure):
+            render.note(f"wrote {path}")
+    _tell(found, json=json)
+
+
+class _Wish(NamedTuple):
+    """What was asked for; the first router at the first share is what all else stands beside."""
+
+    chosen: Settings
+    tasks: tuple[Task, Task]
+    routers: tuple[str | None, ...]
+    shares: tuple[float, ...]
+    larger: str | None
+    pace: str | None
+
+    @property
+    def address(self) -> str:
+        return parts.cloud_address(self.chosen)
+
+    @property
+    def slowed(self) -> bool:
+        """Whether the cloud is slowed down to a large model: only our own is."""
+        return self.address == "bundled" and self.pace != "none"
+
+
+class _Opened(NamedTuple):
+    """Models and link, open; `key` is what the cloud is asked with."""
+
+    edge: EdgeModel
+    cloud: CloudModel
+    near: Callable[[], CloudModel]
+    link: Link | None
+    pace: Pace
+    larger: tuple[EdgeModel, Pace] | None
+
+
+def _compared(wish: _Wish, round_trip: float | None, out: Path | None, *, hidden: bool) -> Frontier:
+    """Every system's answers, and what they come to."""
+    asked, held_out = wish.tasks
+    trip = EMULATED_TRIP if round_trip is None and wish.address == "bundled" else round_trip
+    with ExitStack() as stack, render.progress(hidden=hidden) as progress:
+        opened = stack.enter_context(_opened(wish, trip))
+        require_room(asked, opened.edge, opened.cloud)
+        contenders = contenders_of(wish.routers, wish.chosen, opened.edge, asked)
+        conditions = _conditions(wish, trip)
+        store = MeasuredStore(out, _manifest(wish, opened, contenders, conditions))
+        systems = PairSystems(
+            opened.edge,
+            opened.cloud,
+            asked.max_tokens,
+            pace=opened.pace,
+            link=opened.link,
+            key=cloud_key(wish.chosen),
+            seconds=EnginePace().of if wish.slowed else None,
+            slowed=wish.slowed,
+        )
+        stack.callback(systems.close)
+        thresholds = {
+            (one.name, share): value
+            for one in contenders
+            for share, value in _thresholds(one, wish, held_out, opened, store).items()
+        }
+        plan = _plan(wish, systems, contenders, thresholds, opened.larger)
+        bar = progress.add_task("answers", total=len(plan) * len(asked.questions))
+        found = {
+            name: MeasuredAnswers(answers, answers, note=_note(name, systems))
+            for name, make in plan.items()
+            for answers in [
+                measure(name, make, asked.questions, store, lambda: progress.advance(bar))
+            ]
+        }
+    main = _named(contenders[0].name, wish.shares[0])
+    return compared(found, main, conditions)
+
+
+@contextmanager
+def _opened(wish: _Wish, trip: float | None) -> Generator[_Opened]:
+    chosen = wish.chosen
+    with ExitStack() as stack:
+        edge = stack.enter_context(closing(parts.open_edge(without_cloud(chosen))))
+        pace = pace_named(wish.pace, chosen)
+        larger = None
+        if wish.larger is not None:
+            named = replace(without_cloud(chosen), edge=wish.larger)
+            model = stack.enter_context(closing(parts.open_edge(named)))
+            larger = model, _larger_pace(pace, edge, model)
+        url = stack.enter_context(_reached(wish, trip))
+        link = None
+        if trip is not None:
+            link = Link(*http_target(url), Quality(round_trip=trip / 1000))
+            stack.callback(link.close)
+
+        def near() -> CloudModel:
+            return connected_cloud(replace(chosen, cloud=url, cloud_hosts=None), edge)
+
+        far = url if link is None else link.url
+        cloud = connected_cloud(replace(chosen, cloud=far, cloud_hosts=None), edge)
+        stack.callback(cloud.close)
+        yield _Opened(edge, cloud, near, link, pace, larger)
+
+
+@contextmanager
+def _reached(wish: _Wish, trip: float | None) -> Generator[str]:
+    """Where the cloud is: as for a link, or a file where there is none."""
+    address = wish.address
+    if address == "none":
+        raise UsageError("A frontier needs a cloud", hint="name one", setting="cloud")
+    if address != "bundled" and not address.startswith("http"):
+        if trip is not None:
+            raise UsageError(
+                f"No link leads to {address!r}, which is loaded here",
+                hint="leave the round trip out, or name an engine's URL",
+            )
+        yield address
+        return
+    with served(wish.chosen) as url:
+        yield url
+
+
+def _larger_pace(pace: Pace, edge: EdgeModel, larger: EdgeModel) -> Pace:
+    """As many times as slow as it is here."""
+    if pace == UNPACED:
+        return UNPACED
+    return pace.times(measured_pace(larger).of(1) / measured_pace(edge).of(1))
+
+
+def _plan(
+    wish: _Wish,
+    systems: PairSystems,
+    contenders: list[Contender],
+    thresholds: Mapping[tuple[str, float], float],
+    larger: tuple[EdgeModel, Pace] | None,
+) -> dict[str, Callable[[], MeasuredSystem]]:
+    """Every system by the name of its row."""
+    ahead = wish.chosen.run_ahead
+    plan: dict[str, Callable[[], MeasuredSystem]] = {EDGE: systems.edge}
+    if larger is not None:
+        plan[LARGER_EDGE] = lambda: systems.larger_edge(*larger)
+    plan[CLOUD] = systems.cloud
+    for one in contenders:
+        for share in wish.shares:
+            at, by = thresholds[one.name, share], one.router
+            plan[_named(one.name, share)] = lambda at=at, by=by: systems.pair(by, at, ahead)
+            if ahead and one is contenders[0]:
+                waits = f"{_named(one.name, share)}, waiting"
+                plan[waits] = lambda at=at, by=by: systems.pair(by, at, 0)
+    if has_choices(wish.tasks[0].questions):
+        plan[COMMIT_POINT] = lambda: systems.commit_point(ahead)
+    return plan
+
+
+def _thresholds(
+    one: Contender, wish: _Wish, held_out: Task, opened: _Opened, store: MeasuredStore
+) -> dict[float, float]:
+    """The router's own, and what it lacks set on other questions, over no link and at no pace."""
+
+    def fresh(share: float) -> float:
+        with closing(opened.near()) as cloud:
+            points = thresholds_for([share], one.router, held_out, edge=opened.edge, cloud=cloud)
+        return points[share].threshold
+
+    found: dict[float, float] = {}
+    for share in wish.shares:
+        known = one.calibrated(share)
+        found[share] = (
+            store.threshold(_named(one.name, share), lambda share=share: fresh(share))
+            if known is None
+            else known
+        )
+    return found
+
+
+def _conditions(wish: _Wish, trip: float | None) -> dict[str, object]:
+    """How it was measured, for whoever reads the figures."""
+    return {
+        "task": wish.tasks[0].name,
+        "edge": wish.chosen.edge,
+        "cloud": wish.address,
+        "round_trip_ms": trip,
+        "edge_pace": wish.pace or ("0.5b" if wish.chosen.edge == "bundled" else "none"),
+        "cloud_pace": EnginePace()._asdict() if wish.slowed else None,
+        "run_ahead": wish.chosen.run_ahead,
+    }
+
+
+def _manifest(
+    wish: _Wish, opened: _Opened, contenders: list[Contender], conditions: dict[str, object]
+) -> dict[str, object]:
+    described = manifest(*wish.tasks, opened.edge, opened.cloud)
+    if opened.link is not None:
+        # Its port is another each time.
+        able = opened.cloud.abilities
+        described["cloud"] = f"{wish.address} {able.model if able else ''}"
+    larger = None if opened.larger is None else opened.larger[0].fingerprint()
+    routers = {one.name: one.identity for one in contenders}
+    return {**described, **conditions, "larger_edge": larger, "routers": routers}
+
+
+def _named(router: str, share: float) -> str:
+    return f"{router} at {share:.1%}".replace(".0%", "%")
+
+
+def _note(name: str, systems: PairSystems) -> str:
+    if name == CLOUD and not systems.streams:
+        return SPANS_NOTE
+    return PLACE_NOTE if name == COMMIT_POINT else ""
+
+
+def _tell(found: Frontier, *, json: bool) -> None:
+    if json:
+        print(msgspec.json.encode(found).decode())
+        return
+    for table in tables(found):
+        render.show(_drawn(table))
+    for sentence in notes(found):
+        render.note(sentence)
+
+
+def _drawn(table: FrontierTable) -> Table:
+    drawn = Table(title=table.title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
+    for number, name in enumerate(table.head):
+        drawn.add_column(name, justify="right" if number else "left", overflow="fold")
+    for line in table.lines:
+        drawn.add_row(*line)
+    return drawn

@@ -1,0 +1,124 @@
+"""`edgewise router`: look at a checkpoint, prove that it works, publish it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from edgewise.addresses import upload
+from edgewise.cli import options, render
+from edgewise.cli.options import everything_but, takes
+from edgewise.errors import UsageError
+from edgewise.pair import open_pair
+from edgewise.parts import router_folder
+from edgewise.routers.card import RouterCard, read_card, trained_digests
+from edgewise.settings import Settings
+from edgewise_lab.bench.speed import score_seconds
+
+app = typer.Typer(no_args_is_help=True, help="Show, check and publish router checkpoints.")
+
+Folder = Annotated[str, typer.Argument(help="A checkpoint's folder or hub repository, or bundled.")]
+
+_READ = ("ctx", "gpu_layers")
+_NOT_LOADED = everything_but("edge", "edge_engine", "threads", *_READ)
+
+
+@app.command()
+def show(router: Folder, json: options.Json = False) -> None:
+    """What a checkpoint says of itself."""
+    card = read_card(_folder(router))
+    if json:
+        print(msgspec.json.encode(card).decode())
+        return
+    for name, value in (
+        ("kind", card.kind),
+        ("inputs", ", ".join(card.inputs) or "none"),
+        ("edge model", f"{card.edge_fingerprint[:16]}, hidden size {card.hidden_size}"),
+        ("build", card.build or "unnamed"),
+        ("tokenizer", card.tokenizer_fingerprint[:16]),
+        ("trained on", card.trained_on or "nothing"),
+        ("label", card.label or "none"),
+        ("calibrated on", card.calibrated_on or "nothing yet"),
+    ):
+        render.out.print(f"{name:<14} {render.printable(value)}")
+    if card.thresholds:
+        render.show(_thresholds(card))
+    render.doubts(card)
+
+
+@app.command()
+@takes("edge", "edge_engine", "threads", reads=_READ, unaffected=_NOT_LOADED)
+def check(router: Folder, chosen: Settings) -> None:
+    """Load a checkpoint against its edge model and score a few tokens; exit code 2 on a problem."""
+    folder = _folder(router)
+    one = Settings(
+        edge=chosen.edge,
+        edge_engine=chosen.edge_engine,
+        cloud="none",
+        router=str(folder),
+        ctx=chosen.ctx,
+        threads=chosen.threads,
+        gpu_layers=chosen.gpu_layers,
+    )
+    with open_pair(one) as opened:
+        card, model = opened.card, opened.edge.name
+        assert card is not None
+        seconds, step = score_seconds(opened.edge, opened.router)
+    if not card.thresholds:
+        raise UsageError(
+            f"The router in {str(folder)!r} works but is not calibrated; run edgewise train with "
+            "--stage calibrate."
+        )
+    digests = len(trained_digests(folder))
+    render.out.print(
+        f"{card.kind} fits the edge model {render.printable(model)}; calibrated at "
+        f"{', '.join(card.thresholds)}; {digests} training questions on record; a score takes "
+        f"{1e6 * seconds:.0f} us, {seconds / step:.1%} of a step.",
+    )
+
+
+@app.command()
+def push(
+    router: Folder,
+    repository: Annotated[str, typer.Argument(help="owner/name on the hub.")],
+    private: Annotated[bool, typer.Option("--private", help="Only for those you name.")] = False,
+) -> None:
+    """Publish a checkpoint as a hub repository; HF_TOKEN or `hf auth login` says who you are."""
+    folder = _folder(router)
+    card = read_card(folder)
+    if not card.thresholds:
+        raise UsageError(
+            f"The router in {str(folder)!r} is not calibrated, so nobody could use it; run "
+            "edgewise train with --stage calibrate first."
+        )
+    url = upload(folder, repository, private=private)
+    render.out.print(f"{url}\nUse it with --router {repository}.")
+
+
+def _folder(name: str) -> Path:
+    found = router_folder(Settings(router=name))
+    if found is None:
+        raise UsageError(f"{name!r} is no checkpoint; name a folder or a hub repository.")
+    return found
+
+
+def _thresholds(card: RouterCard) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("cloud share", "threshold", "realised", "worth it at the threshold"):
+        table.add_column(name, justify="right")
+    for share, threshold in sorted(card.thresholds.items(), key=lambda pair: float(pair[0])):
+        probability = card.probability_at(threshold)
+        worth = "" if probability is None else f"{probability:.0%}"
+        table.add_row(f"{float(share):.0%}", f"{threshold:.6f}", _realised(card, share), worth)
+    return table
+
+
+def _realised(card: RouterCard, share: str) -> str:
+    """With its interval; nothing where the card does not say."""
+    if share not in card.realised:
+        return ""
+    realised, low, high = card.realised[share]
+    return f"{realised:.1%} ({100 * low:.1f} to {100 * high:.1f})"

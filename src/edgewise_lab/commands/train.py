@@ -1,0 +1,180 @@
+"""`edgewise train`: a router for a pair of models."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress as Bar
+
+from edgewise.cli import render
+from edgewise.cli.options import MACHINE, ONE_VOCABULARY, RECORD, SERVING, takes
+from edgewise.errors import UsageError
+from edgewise.pair import open_models
+from edgewise.routers.card import Input, read_card
+from edgewise.settings import Settings
+from edgewise_lab.commands import shared
+from edgewise_lab.evaluation.plan import manifest
+from edgewise_lab.evaluation.store import MANIFEST, claim
+from edgewise_lab.evaluation.tasks.base import Task
+from edgewise_lab.evaluation.tasks.named import with_calibration
+from edgewise_lab.training.fit import Fitted, Recipe, fit_of
+from edgewise_lab.training.labels.base import Label, labels_named
+from edgewise_lab.training.router import Progress, Stage, Training
+
+INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars", "token_embedding")
+DEFAULT_INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
+
+
+# What one input or one label alone takes.
+TopK = Annotated[int | None, typer.Option(help="How many log-probs top_logprobs are; default 10.")]
+RolloutsEach = Annotated[
+    int | None, typer.Option(help="value: rollouts of each branch; default 1.")
+]
+Rounds = Annotated[
+    int | None,
+    typer.Option(help="citer: rounds of training, default 2; with --stage, which round."),
+]
+JudgedBy = Annotated[
+    str | None,
+    typer.Option(help="r2r: who tells neutral from divergent, cloud (default) or outcome."),
+]
+
+
+# It makes the router, and its thresholds; all else as for an evaluation. `top_k` is its own here.
+@takes(
+    *(*ONE_VOCABULARY, "seed", *MACHINE),
+    reads=["cloud_key"],
+    unaffected=[
+        *("router", "cloud_share", "threshold"),
+        *("top_k", "top_p", "min_p", "run_ahead", "redraft", "on_cloud_error"),
+        *("push", *SERVING, *RECORD),
+    ],
+)
+def train(
+    task: shared.TaskName,
+    *,
+    out: Annotated[
+        Path, typer.Option(help="Folder of the checkpoint and of what it is made from.")
+    ],
+    stage: Annotated[
+        Stage | None, typer.Option(help="Only this stage; default all, in this order.")
+    ] = None,
+    label: Annotated[
+        str, typer.Option(help="What a consult is worth; docs/routers.md has the costs.")
+    ] = "value",
+    kind: Annotated[
+        str, typer.Option(help="What to train: mlp, a registered kind, or ./file.py:Class.")
+    ] = "mlp",
+    rollouts: RolloutsEach = None,
+    rounds: Rounds = None,
+    judge: JudgedBy = None,
+    data: shared.Data = None,
+    check: shared.Check = None,
+    limit: shared.Limit = None,
+    max_tokens: shared.MaxTokens = None,
+    calibration: Annotated[
+        int, typer.Option(help="Questions that thresholds are set on; never trained on.")
+    ] = 300,
+    chosen: Settings,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="INPUT", help=f"{', '.join(INPUTS)}; may be repeated; default the first three."
+        ),
+    ] = None,
+    top_k: TopK = None,
+    hidden: Annotated[
+        int | None,
+        typer.Option(help="Width of the router's hidden layer; 0 is none. Default 64, co-llm 0."),
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Epochs of the fit.")] = 40,
+) -> None:
+    """Train a router for a pair: collect, label, fit, calibrate. Interrupted, it goes on."""
+    wanted = _inputs(inputs)
+    labels = labels_named(label, rounds=rounds, rollouts=rollouts, judge=judge, seed=chosen.seed)
+    recipe = _recipe(labels[0], hidden=hidden, epochs=epochs, seed=chosen.seed or 0)
+    if stage in (None, "fit"):
+        fit_of(kind)
+    opened = partial(with_calibration, task, "train", data=data, check=check, limit=limit)
+    asked = opened(calibration=calibration, max_tokens=max_tokens)
+    training = partial(Training, *asked, out, inputs=wanted, top_k=top_k, recipe=recipe, kind=kind)
+    _told(_trained(chosen, asked, out, training, labels, stage))
+    if stage in (None, "fit", "calibrate"):
+        render.doubts(read_card(out))
+    if stage in (None, "calibrate"):
+        use = f"Use it with --router {out}; edgewise router show {out} says what it is."
+        render.out.print(use)
+
+
+def _trained(
+    chosen: Settings,
+    tasks: tuple[Task, Task],
+    out: Path,
+    training: Callable[..., Training],
+    labels: list[Label],
+    stage: Stage | None,
+) -> Fitted | None:
+    """Every round, or one stage of the last; what was fitted last."""
+    fitted: Fitted | None = None
+    with open_models(chosen) as models, render.progress() as progress:
+        edge, cloud = models.both()
+        if stage != "calibrate" or not (out / MANIFEST).exists():
+            # Thresholds need the checkpoint alone, and are set anew on another build.
+            claim(out, manifest(*tasks, edge, cloud))
+        for label in labels if stage is None else labels[-1:]:
+            one = training(edge=edge, cloud=cloud, label=label, progress=_Shown(progress))
+            fitted = one.run() if stage is None else _only(one, stage)
+    return fitted
+
+
+def _only(training: Training, stage: Stage) -> Fitted | None:
+    if stage == "fit":
+        return training.fit()
+    run = {"collect": training.collect, "label": training.label, "calibrate": training.calibrate}
+    run[stage]()
+    return None
+
+
+def _told(fitted: Fitted | None) -> None:
+    if fitted is not None:
+        render.out.print(
+            f"{fitted.labels.mean():.1%} of the tokens are worth a consult; the router's loss on "
+            f"held-out answers is {fitted.loss:.4f} nats, that of the best constant "
+            f"{fitted.baseline_loss:.4f}.",
+        )
+
+
+def _recipe(label: Label, *, hidden: int | None, epochs: int, seed: int) -> Recipe:
+    width = label.hidden if hidden is None else hidden
+    if epochs < 1 or width < 0:
+        raise UsageError("--epochs must be 1 or more, --hidden 0 or more.")
+    return Recipe(
+        hidden=(width,) if width else (),
+        epochs=epochs,
+        seed=seed,
+        objective=label.objective,
+    )
+
+
+class _Shown(Progress):
+    """On a progress bar."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
+        self._task = bar.add_task("")
+
+    def stage(self, name: str, total: int | None) -> None:
+        self._bar.reset(self._task, description=name, total=total)
+
+    def done(self) -> None:
+        self._bar.advance(self._task)
+
+
+def _inputs(given: list[str] | None) -> tuple[Input, ...]:
+    if given is None:
+        return DEFAULT_INPUTS
+    if not set(given) <= set(INPUTS):
+        raise UsageError(f"--inputs can be {', '.join(INPUTS)}, not {', '.join(given)}.")
+    return tuple(name for name in INPUTS if name in given)

@@ -1,0 +1,210 @@
+"""Thresholds that realise a cloud share."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from edgewise.cloud.base import CloudModel
+from edgewise.edge.base import EdgeModel
+from edgewise.loop.policy import LONGEST_DEADLINE
+from edgewise.routers.base import Router
+from edgewise_lab.evaluation.statistics import Interval, ratio_interval
+from edgewise_lab.evaluation.systems import Decoded, Outcome, cloud_share, outcome_of, paired
+from edgewise_lab.evaluation.tasks.base import Question, Task
+
+ROUNDS = 12
+SETTLED = 0.03
+"""A realised share this close to the one asked for (relative) is taken."""
+
+
+class Calibrated(msgspec.Struct, frozen=True):
+    """A threshold, the cloud share that it realised, and which answers were right.
+
+    `interval` is the 95% interval of that share, over questions.
+    """
+
+    threshold: float
+    share: float
+    right: tuple[bool, ...]
+    interval: Interval
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """An answer, and at which thresholds it is the same: above `low`, and up to `high`.
+
+    At any of them every score falls on the side where it fell, so every decision, every id and
+    every later score are the same. `scores` float64[tokens] ascend.
+    """
+
+    outcome: Outcome
+    scores: NDArray[np.float64]
+    low: float
+    high: float
+
+
+class Realised(msgspec.Struct, frozen=True):
+    """All answers at a threshold."""
+
+    threshold: float
+    answers: tuple[Standing, ...]
+
+    @property
+    def share(self) -> float:
+        return cloud_share([one.outcome for one in self.answers])
+
+    def scores(self, low: float, high: float) -> NDArray[np.float64]:
+        """float64[n]: those from `low` on, below `high`."""
+        every = np.concatenate([one.scores for one in self.answers])
+        return every[(every >= low) & (every < high)]
+
+
+class Answers:
+    """Greedy answers of a pair at any static threshold; each is made once for all it stands at."""
+
+    def __init__(
+        self,
+        router: Router,
+        task: Task,
+        *,
+        edge: EdgeModel,
+        cloud: CloudModel,
+        deadline: float = LONGEST_DEADLINE,
+        done: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`done` is called after each answer that is made."""
+        self._router, self._task = router, task
+        self._edge, self._cloud, self._deadline = edge, cloud, deadline
+        self._done = done
+        self._made: list[list[Standing]] = [[] for _ in task.questions]
+
+    def at(self, threshold: float) -> Realised:
+        """Every question's answer at this threshold."""
+        decoder = paired(self._edge, self._router, threshold, self._cloud, deadline=self._deadline)
+        system = Decoded(decoder, self._task.max_tokens)
+        found: list[Standing] = []
+        for question, made in zip(self._task.questions, self._made, strict=True):
+            known = next((one for one in made if one.low < threshold <= one.high), None)
+            if known is None:
+                known = _answered(system, question, threshold)
+                made.append(known)
+                self._done()
+            found.append(known)
+        return Realised(threshold, tuple(found))
+
+
+def _answered(system: Decoded, question: Question, threshold: float) -> Standing:
+    answer = system.ask(question)
+    scores = np.sort([token.score for token in answer.tokens if token.score is not None])
+    kept = int(np.searchsorted(scores, threshold))  # those at or above it are consulted
+    low = float(scores[kept - 1]) if kept else -np.inf
+    high = float(scores[kept]) if kept < len(scores) else np.inf
+    return Standing(outcome_of(question, answer), scores, low, high)
+
+
+def thresholds_for(
+    shares: Sequence[float],
+    router: Router,
+    task: Task,
+    *,
+    edge: EdgeModel,
+    cloud: CloudModel,
+    deadline: float = LONGEST_DEADLINE,
+    rounds: int = ROUNDS,
+    done: Callable[[], None] = lambda: None,
+) -> dict[float, Calibrated]:
+    """For each share a threshold, by the pair's own answers to `task`.
+
+    Scores drift once the cloud has written into the prefix, so what a threshold realises is known
+    only from answers made with it. Two thresholds with the share between them are brought
+    together, by the ranks of the scores between, until the realised share settles, no score is
+    left between them or `rounds` are over; the best of all is taken. All shares have their
+    answers in common, so that few are made anew for a threshold. `done` is called after each
+    that is.
+    """
+    answers = Answers(router, task, edge=edge, cloud=cloud, deadline=deadline, done=done)
+    points = [answers.at(1.0)]
+    found: dict[float, Calibrated] = {}
+    for share in sorted(shares):
+        _search(share, points, answers, rounds)
+        found[share] = _calibrated(_nearest(points, share))
+    return found
+
+
+def _search(share: float, points: list[Realised], answers: Answers, rounds: int) -> None:
+    """Add points until one has this share, or none can be nearer."""
+    too_much: list[bool] = []
+    for _ in range(rounds):
+        if abs(_nearest(points, share).share - share) <= SETTLED * share:
+            return
+        low, high = _bracket(points, share)
+        # Where one end stands still, interpolation alone would creep towards it.
+        halve = too_much[-2:] in ([True, True], [False, False])
+        threshold = None if high is None else _between(low, high, share, halve=halve)
+        if threshold is None:
+            return
+        points.append(answers.at(threshold))
+        too_much.append(points[-1].share > share)
+
+
+def _nearest(points: Sequence[Realised], share: float) -> Realised:
+    return min(points, key=lambda point: abs(point.share - share))
+
+
+def _bracket(points: Sequence[Realised], share: float) -> tuple[Realised | None, Realised | None]:
+    """The highest threshold that realises more than `share`, and the one next above it.
+
+    Without the first nothing is known below the second, without the second nothing can be done.
+    """
+    high = None
+    for point in sorted(points, key=lambda point: -point.threshold):
+        if point.share > share:
+            return point, high
+        high = point
+    return None, high
+
+
+def _between(low: Realised | None, high: Realised, share: float, *, halve: bool) -> float | None:
+    """A threshold between two at which answers change, None without any.
+
+    A score s in between is one more consult than at `high`, so `share` lies at about its rank
+    among all of these; `halve` takes their median. Thresholds up to the least of them realise
+    what `low` does, and those above the greatest what `high` does.
+    """
+    start = 0.0 if low is None else low.threshold
+    pools = [point.scores(start, high.threshold) for point in (low, high) if point is not None]
+    pool = np.sort(np.concatenate(pools))
+    options = pool if low is None else pool[pool > pool[:1]]
+    if not len(options):
+        return None
+    full = 1.0 if low is None else low.share
+    consulted = 0.5 if halve and low else (share - high.share) / (full - high.share)
+    wanted = pool[min(len(pool) - 1, round((1 - consulted) * len(pool)))]
+    return float(max(wanted, options[0]))
+
+
+def _calibrated(point: Realised) -> Calibrated:
+    """In the middle of the thresholds at which all these answers stand: far from every score."""
+    low = max(0.0, *(one.low for one in point.answers))
+    high = min(1.0, *(one.high for one in point.answers))
+    outcomes = [one.outcome for one in point.answers]
+    return Calibrated(
+        _shortest(low, high),
+        point.share,
+        tuple(outcome.right for outcome in outcomes),
+        ratio_interval(
+            [o.cloud_tokens + o.wasted_tokens for o in outcomes],
+            [o.output_tokens for o in outcomes],
+        ),
+    )
+
+
+def _shortest(low: float, high: float) -> float:
+    """The shortest number in the middle half of those above `low` and up to `high`."""
+    quarter = (high - low) / 4
+    for digits in range(1, 18):
+        found = float(f"{(low + high) / 2:.{digits}g}")
+        if low + quarter <= found <= high - quarter and low < found:
+            return found
+    return high

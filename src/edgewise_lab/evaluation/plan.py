@@ -1,0 +1,374 @@
+"""An evaluation: which systems answer which questions, in this process or in several."""
+
+import hashlib
+import logging
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
+from functools import partial
+from itertools import islice
+from typing import Literal, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from edgewise.cloud.base import CloudModel
+from edgewise.edge.base import EdgeModel
+from edgewise.errors import EdgewiseError
+from edgewise.loop.policy import LONGEST_DEADLINE
+from edgewise.pair import Pair, open_models
+from edgewise.parts import open_router
+from edgewise.routers.base import Router
+from edgewise.routers.card import RouterCard
+from edgewise.routers.named import identity_named, router_named
+from edgewise.settings import Settings
+from edgewise_lab.evaluation.calibration import thresholds_for
+from edgewise_lab.evaluation.oracle import Oracle
+from edgewise_lab.evaluation.report import CLOUD, EDGE
+from edgewise_lab.evaluation.store import Answers, Cell, Store, run
+from edgewise_lab.evaluation.systems import (
+    CloudAlone,
+    CommitPoint,
+    Decoded,
+    Outcome,
+    System,
+    edge_alone,
+    paired,
+    query_level,
+    require_room,
+)
+from edgewise_lab.evaluation.tasks.base import Question, Task
+
+MOST = 64
+"""Workers of one evaluation."""
+
+_AHEAD = 4
+"""Questions handed out for each worker, so that none waits while another's is long."""
+
+
+class Job(NamedTuple):
+    """A system: which, its router by the name it is shown under, and the router's threshold."""
+
+    system: Literal["edge", "cloud", "pair", "commit-point", "oracle"]
+    router: str = ""
+    threshold: float = 0.0
+
+
+class Work(NamedTuple):
+    """What all workers need: `routers` are what settings call a router, by the name shown."""
+
+    settings: Settings
+    routers: Mapping[str, str | None]
+    max_tokens: int
+    deadline: float
+
+
+class Workers:
+    """`count` processes; models are opened at a worker's first answer. A context manager.
+
+    Without `threads` in the settings the cores are shared among the workers.
+    """
+
+    def __init__(self, work: Work, count: int) -> None:
+        if work.settings.threads is None:
+            work = work._replace(settings=replace(work.settings, threads=_threads(count)))
+        context = multiprocessing.get_context("spawn")
+        self._ahead = _AHEAD * count
+        self._pool = ProcessPoolExecutor(count, context, _begin, (work,))
+        # A process begins with each call while none waits. Ctrl-C is for this one, which ends them:
+        # a worker that it ended first would look like one that was killed.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            for _ in range(count):
+                self._pool.submit(os.getpid)
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            # What they are at may take minutes, and nobody wants it any more.
+            for child in multiprocessing.active_children():
+                child.terminate()
+        self._pool.shutdown()
+
+    def answers(self, job: Job, questions: Sequence[Question]) -> Iterator[Outcome]:
+        """In the order of `questions`; raises what a worker did, or that one ended."""
+        left = iter(questions)
+        begun: deque[Future[Outcome]] = deque()
+        try:
+            while True:
+                # No `map`: it cancels what waits, at which a pool that is ended at once stumbles.
+                for question in islice(left, self._ahead - len(begun)):
+                    begun.append(self._pool.submit(_answer, job, question))
+                if not begun:
+                    return
+                yield begun.popleft().result()
+        except BrokenProcessPool as broken:
+            raise EdgewiseError(
+                "A worker process ended before it had answered: it was killed, or had no memory",
+                hint="run the command again, with fewer of them",
+                setting="workers",
+            ) from broken
+
+
+class _Worker:
+    """The models of this process, and the system that answered last."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._models: Pair | None = None
+        self._last: tuple[Job, System] | None = None
+
+    def answer(self, job: Job, question: Question) -> Outcome:
+        if self._last is None or self._last[0] != job:
+            self._close()
+            self._last = job, self._system(job)
+        return self._last[1].answer(question)
+
+    def _system(self, job: Job) -> System:
+        if self._models is None:
+            self._models = open_models(self._work.settings)
+        edge, cloud = self._models.both()
+        tokens = self._work.max_tokens
+        if job.system == "edge":
+            return edge_alone(edge, tokens)
+        if job.system == "cloud":
+            return CloudAlone(cloud, edge.tokenizer, tokens)
+        if job.system == "commit-point":
+            return CommitPoint(edge, cloud, tokens)
+        if job.system == "oracle":
+            assert cloud.local is not None
+            return Oracle(edge, cloud.local, tokens)
+        router = self._router(job.router)
+        decoder = paired(edge, router, job.threshold, cloud, deadline=self._work.deadline)
+        return Decoded(decoder, tokens)
+
+    def _router(self, name: str) -> Router:
+        if name not in self._work.routers:
+            return router_named(name)
+        assert self._models is not None
+        settings = replace(self._work.settings, router=self._work.routers[name])
+        return open_router(settings, self._models.edge)[0]
+
+    def _close(self) -> None:
+        if self._last is not None and isinstance(self._last[1], Oracle):
+            self._last[1].close()
+        self._last = None
+
+
+_worker: list[_Worker] = []
+
+
+def _begin(work: Work) -> None:
+    # The process that began this one says what there is to say.
+    logging.disable()
+    _worker.append(_Worker(work))
+
+
+def _answer(job: Job, question: Question) -> Outcome:
+    return _worker[0].answer(job, question)
+
+
+def _threads(count: int) -> int:
+    able: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+    cores = len(able(0)) if able else os.cpu_count() or 1
+    return max(1, cores // count)
+
+
+COMMIT_POINT, ORACLE = Cell("commit-point"), Cell("oracle")
+QUERY_LEVEL = "query-level"
+SOME_COMMIT_POINTS = Cell("commit-point (choices)")
+"""Where the edge alone answers some questions, those without choices."""
+
+BASELINES = ("random", "max-prob", "entropy", "margin")
+
+
+class Contender(msgspec.Struct, frozen=True):
+    """A router with what its card says, under the name that figures show.
+
+    `identity` tells it from any other router (`router_identity`): a store on disk keeps its
+    outcomes under that, and none without it.
+    """
+
+    name: str
+    router: Router
+    card: RouterCard | None = None
+    identity: str | None = None
+
+    def calibrated(self, share: float) -> float | None:
+        """The card's threshold for `share`."""
+        return self.card.threshold(share) if self.card else None
+
+
+def contender_named(name: str) -> Contender:
+    """A router that needs no checkpoint. Raises `UsageError`."""
+    return Contender(name, router_named(name), identity=identity_named(name))
+
+
+class Evaluation:
+    """A task, a pair, and what of it is done."""
+
+    def __init__(
+        self,
+        task: Task,
+        calibration: Task,
+        *,
+        edge: EdgeModel,
+        cloud: CloudModel,
+        store: Store,
+        deadline: float = LONGEST_DEADLINE,
+        done: Callable[[], None] = lambda: None,
+        workers: Workers | None = None,
+    ) -> None:
+        """`deadline` in seconds a consult; `done` is called after each answer.
+
+        `workers` answer instead of this process, but where thresholds are calibrated.
+
+        Raises `ContextOverflow` for a question that leaves no room for an answer.
+        """
+        for asked in (task, calibration):
+            require_room(asked, edge, cloud)
+        self.task, self.calibration = task, calibration
+        self.edge, self.cloud = edge, cloud
+        self.deadline = deadline
+        self.store, self._done, self._workers = store, done, workers
+
+    def run(
+        self, contenders: Sequence[Contender], shares: Sequence[float], *, baselines: bool
+    ) -> dict[Cell, list[Outcome]]:
+        """Every system's outcomes, in the order of the report."""
+        found = self.alone()
+        for contender in contenders:
+            found |= self.pairs(contender, shares)
+        if baselines:
+            for name in _others(contenders):
+                found |= self.pairs(contender_named(name), shares)
+            for share in shares:
+                found[Cell(QUERY_LEVEL, share)] = query_level(found[EDGE], found[CLOUD], share)
+            found |= self.bounds()
+        return found
+
+    def answers(
+        self, contenders: Sequence[Contender], shares: Sequence[float], *, baselines: bool
+    ) -> int:
+        """How many answers a run takes."""
+        routers = len(contenders)
+        bounds = 0
+        if baselines:
+            routers += len(_others(contenders))
+            bounds += any(question.choices for question in self.task.questions)
+            bounds += self.cloud.local is not None
+        return (2 + routers * len(shares) + bounds) * len(self.task.questions)
+
+    def alone(self) -> dict[Cell, list[Outcome]]:
+        """The edge model and the cloud model, each by itself."""
+        tokens = self.task.max_tokens
+        return {
+            EDGE: self._cell(EDGE, Job("edge"), edge_alone(self.edge, tokens)),
+            CLOUD: self._cell(
+                CLOUD, Job("cloud"), CloudAlone(self.cloud, self.edge.tokenizer, tokens)
+            ),
+        }
+
+    def pairs(self, contender: Contender, shares: Sequence[float]) -> dict[Cell, list[Outcome]]:
+        """A router at every share; only what no card and no earlier run has is calibrated."""
+        identity, store = contender.identity, self._store_of(contender)
+        found: dict[Cell, list[Outcome]] = {}
+        for share, threshold in self.thresholds(contender, shares).items():
+            cell = Cell(contender.name, share)
+            system = Decoded(
+                paired(self.edge, contender.router, threshold, self.cloud, deadline=self.deadline),
+                self.task.max_tokens,
+            )
+            answers = self._answers(Job("pair", contender.name, threshold), system)
+            found[cell] = run(
+                cell, answers, self.task.questions, store, self._done, router=identity or ""
+            )
+        return found
+
+    def bounds(self) -> dict[Cell, list[Outcome]]:
+        """One consult at the commit point; the oracle, where the cloud's weights are here."""
+        tokens = self.task.max_tokens
+        found: dict[Cell, list[Outcome]] = {}
+        named = [bool(question.choices) for question in self.task.questions]
+        if any(named):
+            cell = COMMIT_POINT if all(named) else SOME_COMMIT_POINTS
+            system = CommitPoint(self.edge, self.cloud, tokens)
+            found[cell] = self._cell(cell, Job("commit-point"), system)
+        if self.cloud.local is not None:
+            with closing(Oracle(self.edge, self.cloud.local, tokens)) as oracle:
+                found[ORACLE] = self._cell(ORACLE, Job("oracle"), oracle)
+        return found
+
+    def _cell(self, cell: Cell, job: Job, system: System) -> list[Outcome]:
+        answers = self._answers(job, system)
+        return run(cell, answers, self.task.questions, self.store, self._done)
+
+    def _answers(self, job: Job, system: System) -> Answers:
+        """Of `system` here, or of the workers, for whom it is a `job`."""
+        if self._workers is not None:
+            return partial(self._workers.answers, job)
+        return partial(map, system.answer)
+
+    def _store_of(self, contender: Contender) -> Store:
+        """Where its outcomes are kept; nowhere without an identity."""
+        return Store(None, {}) if contender.identity is None else self.store
+
+    def thresholds(self, contender: Contender, shares: Sequence[float]) -> dict[float, float]:
+        """By share: from the router's card, an earlier run, or calibrated now."""
+        identity, store = contender.identity or "", self._store_of(contender)
+        known: dict[float, float] = {}
+        for share in shares:
+            threshold = contender.calibrated(share)
+            if threshold is None:
+                threshold = store.threshold(Cell(contender.name, share), identity)
+            if threshold is not None:
+                known[share] = threshold
+        unknown = [share for share in shares if share not in known]
+        if unknown:
+            fresh = thresholds_for(
+                unknown,
+                contender.router,
+                self.calibration,
+                edge=self.edge,
+                cloud=self.cloud,
+                deadline=self.deadline,
+            )
+            for share, point in fresh.items():
+                store.set_threshold(Cell(contender.name, share), point.threshold, identity)
+                known[share] = point.threshold
+        return {share: known[share] for share in shares}
+
+
+def _others(contenders: Sequence[Contender]) -> list[str]:
+    """Routers of the baselines that are no contenders themselves."""
+    known = {contender.name for contender in contenders}
+    return [name for name in BASELINES if name not in known]
+
+
+def manifest(
+    task: Task,
+    calibration: Task,
+    edge: EdgeModel,
+    cloud: CloudModel,
+) -> dict[str, object]:
+    """What all outcomes depend on, by content; equal manifests may share a folder.
+
+    `cloud` must have been checked: an engine says only then which model it serves.
+    """
+    digest = hashlib.sha256(msgspec.json.encode([task, calibration])).hexdigest()
+    return {
+        "format": 3,
+        "task": task.name,
+        "questions": digest,
+        "edge": edge.fingerprint(),
+        "cloud": cloud.identity() if cloud.local is None else cloud.local.fingerprint(),
+    }

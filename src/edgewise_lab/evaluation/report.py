@@ -1,0 +1,320 @@
+"""From outcomes to figures, each with its interval: accuracy, cloud share, gap recovered."""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from edgewise.completion import metered
+from edgewise.errors import UsageError
+from edgewise_lab.evaluation.statistics import (
+    Interval,
+    difference_interval,
+    gap_recovered,
+    mean_interval,
+    ratio_interval,
+)
+from edgewise_lab.evaluation.store import Cell
+from edgewise_lab.evaluation.systems import Outcome, changed_share, cloud_share
+
+EDGE, CLOUD = Cell("edge"), Cell("cloud")
+
+Outcomes = Mapping[Cell, Sequence[Outcome]]
+Grade = Callable[[Outcome], bool]
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """One system on some questions.
+
+    `interval` is of the accuracy, `gain_interval` of its difference to the edge alone. The gap
+    recovered is averaged over the families that have one, None where none has; `without_gap` are
+    the others. Their like named `strict_` are by the strict reading. `changed` is the fraction of
+    consults that changed the token. Prompt tokens are the cloud's, by its engine's meter, None
+    where it has none. `cloud_work` is what the cloud computed of prompts and wrote, in tokens,
+    over the same of the cloud alone.
+    """
+
+    system: str
+    share_asked: float | None
+    questions: int
+    accuracy: float
+    interval: Interval
+    gain_interval: Interval
+    gap_recovered: float | None
+    gap_interval: Interval | None
+    without_gap: tuple[str, ...]
+    strict_accuracy: float
+    strict_interval: Interval
+    strict_gain_interval: Interval
+    strict_gap_recovered: float | None
+    strict_gap_interval: Interval | None
+    strict_without_gap: tuple[str, ...]
+    cloud_share: float
+    share_interval: Interval
+    cloud_tokens: int
+    wasted_tokens: int
+    cloud_calls: int
+    changed: float | None
+    prompt_cached: int | None
+    prompt_computed: int | None
+    cloud_work: float | None
+    tokens_per_second: float
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One system's figures, over everything and by family."""
+
+    overall: Figures
+    families: dict[str, Figures]
+
+
+def rows(found: Outcomes) -> list[Row]:
+    """A row for every system; `found` must hold edge and cloud."""
+    families = list(dict.fromkeys(outcome.family for outcome in found[EDGE]))
+    return [
+        Row(
+            _figures(cell, found, families),
+            {family: _figures(cell, found, [family]) for family in families},
+        )
+        for cell in found
+    ]
+
+
+def _figures(cell: Cell, found: Outcomes, families: Sequence[str]) -> Figures:
+    own = {
+        which: [o for o in found[which] if o.family in families] for which in (cell, EDGE, CLOUD)
+    }
+    outcomes = own[cell]
+    lenient = _read(own, cell, families, lambda outcome: outcome.right)
+    strict = _read(own, cell, families, lambda outcome: outcome.strict)
+    work, alone = _work(outcomes), _work(own[CLOUD])
+    output = [o.output_tokens for o in outcomes]
+    return Figures(
+        system=cell.system,
+        share_asked=cell.share,
+        questions=len(outcomes),
+        **lenient._asdict(),
+        **{f"strict_{name}": figure for name, figure in strict._asdict().items()},
+        cloud_share=cloud_share(outcomes),
+        share_interval=ratio_interval([o.cloud_tokens + o.wasted_tokens for o in outcomes], output),
+        cloud_tokens=sum(o.cloud_tokens for o in outcomes),
+        wasted_tokens=sum(o.wasted_tokens for o in outcomes),
+        cloud_calls=sum(o.consults for o in outcomes),
+        changed=changed_share(outcomes),
+        prompt_cached=_sum(o.cached for o in outcomes),
+        prompt_computed=_sum(o.computed for o in outcomes),
+        cloud_work=None if work is None or alone is None else work / alone,
+        tokens_per_second=sum(output) / sum(o.seconds for o in outcomes),
+    )
+
+
+class _Read(NamedTuple):
+    """The figures of `Figures` that a reading of the answers has of its own."""
+
+    accuracy: float
+    interval: Interval
+    gain_interval: Interval
+    gap_recovered: float | None
+    gap_interval: Interval | None
+    without_gap: tuple[str, ...]
+
+
+def _read(found: Outcomes, cell: Cell, families: Sequence[str], grade: Grade) -> _Read:
+    def graded(which: Cell, among: Sequence[str]) -> list[bool]:
+        return [grade(o) for o in found[which] if o.family in among]
+
+    right = graded(cell, families)
+    with_gap = [f for f in families if sum(graded(CLOUD, [f])) > sum(graded(EDGE, [f]))]
+    triples = [(graded(EDGE, [f]), graded(cell, [f]), graded(CLOUD, [f])) for f in with_gap]
+    recovered = gap_recovered(triples) if triples else None
+    return _Read(
+        accuracy=sum(right) / len(right),
+        interval=mean_interval(right),
+        gain_interval=difference_interval(right, graded(EDGE, families)),
+        gap_recovered=recovered[0] if recovered else None,
+        gap_interval=recovered[1] if recovered else None,
+        without_gap=tuple(f for f in families if f not in with_gap),
+    )
+
+
+def _work(outcomes: Sequence[Outcome]) -> int | None:
+    """Tokens that the cloud computed of prompts, and wrote."""
+    computed = _sum(o.computed for o in outcomes)
+    written = sum(o.cloud_tokens + o.wasted_tokens for o in outcomes)
+    return None if computed is None else computed + written
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    total: int | None = 0
+    for count in counts:
+        total = metered(total, count)
+    return total
+
+
+class Accuracy(msgspec.Struct, frozen=True):
+    """Fraction of right answers."""
+
+    edge: float
+    pair: float
+    cloud: float
+
+
+class Intervals(msgspec.Struct, frozen=True):
+    """95 % intervals."""
+
+    pair_minus_edge: Interval
+    gap_recovered: Interval | None
+
+
+class Strictly(msgspec.Struct, frozen=True):
+    """Edge alone, pair and cloud alone by the strict reading."""
+
+    accuracy: Accuracy
+    gap_recovered: float | None
+    without_gap: tuple[str, ...]
+    interval: Intervals
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """Edge alone, pair and cloud alone on some questions.
+
+    The gap is that of the families that have one; `without_gap` are the others.
+    """
+
+    questions: int
+    accuracy: Accuracy
+    gap_recovered: float | None
+    without_gap: tuple[str, ...]
+    cloud_share: float
+    cloud_work: float | None
+    interval: Intervals
+    strict: Strictly
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """The pair at one share, as a whole and by family, and every system's figures.
+
+    `cautions` say in a sentence each why a figure may not be what it seems.
+    """
+
+    task: str
+    router: str
+    questions: int
+    accuracy: Accuracy
+    gap_recovered: float | None
+    without_gap: tuple[str, ...]
+    cloud_share: float
+    cloud_work: float | None
+    interval: Intervals
+    strict: Strictly
+    families: dict[str, Compared]
+    systems: list[Figures]
+    cautions: tuple[str, ...] = ()
+
+
+def summary(task: str, router: str, table: Sequence[Row], cautions: Sequence[str] = ()) -> Summary:
+    """Of `router` at the first share that `table` has it at."""
+    first: dict[str, Row] = {}
+    for row in table:
+        first.setdefault(row.overall.system, row)
+    edge, pair, cloud = first[EDGE.system], first[router], first[CLOUD.system]
+    whole = _compared(edge.overall, pair.overall, cloud.overall)
+    return Summary(
+        task,
+        router,
+        *(getattr(whole, name) for name in Compared.__struct_fields__),
+        families={
+            name: _compared(edge.families[name], figures, cloud.families[name])
+            for name, figures in pair.families.items()
+        },
+        systems=[row.overall for row in table],
+        cautions=tuple(cautions),
+    )
+
+
+def _compared(edge: Figures, pair: Figures, cloud: Figures) -> Compared:
+    return Compared(
+        pair.questions,
+        Accuracy(edge.accuracy, pair.accuracy, cloud.accuracy),
+        pair.gap_recovered,
+        pair.without_gap,
+        pair.cloud_share,
+        pair.cloud_work,
+        Intervals(pair.gain_interval, pair.gap_interval),
+        Strictly(
+            Accuracy(edge.strict_accuracy, pair.strict_accuracy, cloud.strict_accuracy),
+            pair.strict_gap_recovered,
+            pair.strict_without_gap,
+            Intervals(pair.strict_gain_interval, pair.strict_gap_interval),
+        ),
+    )
+
+
+def as_csv(table: Sequence[Row]) -> str:
+    """One line a system and family; `all` is everything."""
+    text = io.StringIO()
+    names = [name for name in Figures.__struct_fields__ if "interval" not in name]
+    intervals = [name for name in Figures.__struct_fields__ if "interval" in name]
+    bounds = [f"{name}_{end}" for name in intervals for end in ("low", "high")]
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["family", *names, *bounds])
+    for row in table:
+        for family, figures in {"all": row.overall, **row.families}.items():
+            ends = [end for name in intervals for end in getattr(figures, name) or ("", "")]
+            writer.writerow([family, *(_cell(getattr(figures, name)) for name in names), *ends])
+    return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    return "" if value is None else " ".join(value) if isinstance(value, tuple) else value
+
+
+ALONE = ("edge", "cloud")
+
+
+def plot(figures: Sequence[Figures], title: str, path: Path) -> None:
+    """Write a plot; the file's ending chooses the format (png, svg, pdf)."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UsageError(
+            "A plot needs matplotlib", hint="pip install 'edgewise[lab]'", setting="plot"
+        ) from error
+    figure = Figure(figsize=(13, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    lenient, strict = figure.subplots(1, 2, sharey=True)
+    _draw(lenient, figures, "")
+    _draw(strict, figures, "strict_")
+    lenient.set(ylabel="right, %", title="lenient reading")
+    strict.set(title="strict reading")
+    # Beside the panels, where it covers no point.
+    figure.legend(*lenient.get_legend_handles_labels(), loc="outside right upper")
+    figure.suptitle(title)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"The plot {str(path)!r} cannot be written: {error}.", setting="plot"
+        ) from error
+
+
+def _draw(axes: Any, figures: Sequence[Figures], reading: str) -> None:
+    """Every system by one reading: `reading` begins the names of its figures."""
+    for name in dict.fromkeys(f.system for f in figures):
+        points = sorted((f for f in figures if f.system == name), key=lambda f: f.cloud_share)
+        right = [100 * getattr(p, f"{reading}accuracy") for p in points]
+        if name in ALONE:
+            style = "-" if name == "cloud" else "--"
+            axes.axhline(right[0], ls=style, c="grey", label=f"{name} alone")
+            continue
+        ends = [getattr(p, f"{reading}interval") for p in points]
+        below = [at - 100 * low for at, (low, _) in zip(right, ends, strict=True)]
+        above = [100 * high - at for at, (_, high) in zip(right, ends, strict=True)]
+        shares = [100 * p.cloud_share for p in points]
+        axes.errorbar(shares, right, [below, above], marker="o", ms=4, capsize=2, label=name)
+    axes.set(xlabel="cloud share, % of output tokens")
+    axes.set_xlim(left=0)

@@ -1,0 +1,171 @@
+"""Results on disk: JSON Lines that are only appended to, so that an interrupted run goes on."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from edgewise.errors import UsageError
+from edgewise_lab.evaluation.systems import Outcome
+from edgewise_lab.evaluation.tasks.base import Question
+
+MANIFEST = "manifest.json"
+
+Kind = TypeVar("Kind", bound=msgspec.Struct)
+
+
+def claim(folder: Path, manifest: Mapping[str, object]) -> None:
+    """Make `folder` the place of what `manifest` describes: models, task, settings.
+
+    Raises `UsageError` where it holds something else or cannot be written.
+    """
+    described = msgspec.json.format(msgspec.json.encode(manifest))
+    path = folder / MANIFEST
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            # Under another name first: a manifest that is there is whole.
+            partial = path.with_suffix(".partial")
+            partial.write_bytes(described)
+            partial.replace(path)
+        elif path.read_bytes() != described:
+            raise UsageError(
+                f"{str(folder)!r} holds results of other models, questions or settings",
+                hint="name another folder",
+                setting="out",
+            )
+    except OSError as error:
+        raise UsageError(
+            f"{str(folder)!r} cannot be used: {error.strerror}",
+            hint="name another folder",
+            setting="out",
+        ) from error
+
+
+def read(path: Path, kind: type[Kind]) -> list[Kind]:
+    """What is complete; a last line that was cut is dropped, so that appending goes on."""
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        # Not rewritten: a crash in between would lose what is whole.
+        os.truncate(path, len(whole))
+    try:
+        return [msgspec.json.decode(line, type=kind) for line in whole.splitlines()]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{str(path)!r} is damaged ({error})", hint="remove it") from error
+
+
+def append(path: Path, line: msgspec.Struct) -> None:
+    """Add a line."""
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(line) + b"\n")
+
+
+Answers = Callable[[Sequence[Question]], Iterable[Outcome]]
+"""A system's outcomes of questions, in their order, each as soon as it is wanted."""
+
+OUTCOMES, THRESHOLDS = "outcomes.jsonl", "thresholds.jsonl"
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """One system of a sweep; `share` is the cloud share asked for, None where none is."""
+
+    system: str
+    share: float | None = None
+
+
+class _Key(msgspec.Struct, frozen=True):
+    """What outcomes belong to: a cell's name is for people, `router` tells routers apart."""
+
+    cell: Cell
+    router: str
+
+
+class _Line(msgspec.Struct, frozen=True):
+    key: _Key
+    outcome: Outcome
+
+
+class _Threshold(msgspec.Struct, frozen=True):
+    key: _Key
+    threshold: float
+
+
+class Store:
+    """What is done. In a folder, a later run with the same manifest goes on from there.
+
+    `router` is always the digest of what a system's router is (`router_identity`), so that a
+    router that was trained anew, or another one of its name, has outcomes of its own.
+    """
+
+    def __init__(self, folder: Path | None, manifest: dict[str, object]) -> None:
+        """`manifest` is what all outcomes depend on: models and questions.
+
+        Raises `UsageError` where the folder holds outcomes of something else.
+        """
+        self._folder = folder
+        self._outcomes: dict[_Key, dict[str, Outcome]] = {}
+        self._thresholds: dict[_Key, float] = {}
+        if folder is not None:
+            claim(folder, manifest)
+            for line in read(folder / OUTCOMES, _Line):
+                self._keep(line)
+            for line in read(folder / THRESHOLDS, _Threshold):
+                self._thresholds[line.key] = line.threshold
+
+    def add(self, cell: Cell, outcome: Outcome, router: str = "") -> None:
+        """Keep an outcome."""
+        line = _Line(_Key(cell, router), outcome)
+        self._append(OUTCOMES, line)
+        self._keep(line)
+
+    def get(self, cell: Cell, question: Question, router: str = "") -> Outcome | None:
+        """The outcome of an earlier run."""
+        return self._outcomes.get(_Key(cell, router), {}).get(question.id)
+
+    def set_threshold(self, cell: Cell, threshold: float, router: str = "") -> None:
+        """Keep a calibrated threshold."""
+        line = _Threshold(_Key(cell, router), threshold)
+        self._append(THRESHOLDS, line)
+        self._thresholds[line.key] = threshold
+
+    def threshold(self, cell: Cell, router: str = "") -> float | None:
+        """The threshold of an earlier run."""
+        return self._thresholds.get(_Key(cell, router))
+
+    def _keep(self, line: _Line) -> None:
+        self._outcomes.setdefault(line.key, {})[line.outcome.question] = line.outcome
+
+    def _append(self, name: str, line: msgspec.Struct) -> None:
+        if self._folder is not None:
+            append(self._folder / name, line)
+
+
+def run(
+    cell: Cell,
+    answers: Answers,
+    questions: Sequence[Question],
+    store: Store,
+    done: Callable[[], None] = lambda: None,
+    *,
+    router: str = "",
+) -> list[Outcome]:
+    """Every question's outcome; `done` is called for each, those of an earlier run included.
+
+    `answers` is called once, with the questions that no earlier run has answered.
+    """
+    missing = [one for one in questions if store.get(cell, one, router) is None]
+    fresh = iter(answers(missing))
+    found: list[Outcome] = []
+    for question in questions:
+        outcome = store.get(cell, question, router)
+        if outcome is None:
+            outcome = next(fresh)
+            store.add(cell, outcome, router)
+        found.append(outcome)
+        done()
+    return found

@@ -1,0 +1,292 @@
+"""The systems that are compared: each answers a question, greedily, and reports what it cost."""
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from edgewise.cloud.base import CloudModel
+from edgewise.edge.base import EdgeModel, Needs, Step, Tokenizer
+from edgewise.errors import ContextOverflow
+from edgewise.events import share_of
+from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.policy import LONGEST_DEADLINE, Policy
+from edgewise.prompts import Message, Prompt, prompt_of
+from edgewise.routers.base import Router
+from edgewise.routers.uncertainty import MaxProb
+from edgewise.sampling import Sampling
+from edgewise_lab.evaluation.tasks.base import Question, Task
+from edgewise_lab.evaluation.tasks.grading import first_mention, is_right, is_strictly_right
+
+
+def room(prompt: int, max_tokens: int, *contexts: int) -> int:
+    """The longest answer after `prompt` ids, tokens: as the decoder's, it ends at a context's end.
+
+    Its last token may stand behind the context, since nothing is computed after it.
+    """
+    return min([max_tokens, *(context - prompt + 1 for context in contexts)])
+
+
+def contexts_of(edge: EdgeModel, cloud: CloudModel | None) -> tuple[int, ...]:
+    """Longest sequences, ids; that of a cloud elsewhere is not known here."""
+    local = None if cloud is None else cloud.local
+    return (edge.context,) if local is None else (edge.context, local.context)
+
+
+CLOUD_DEADLINE = 300.0
+"""Seconds the cloud may take for a whole answer."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer, and what it cost.
+
+    `right` by the paper's extraction, `strict` by the stricter reading. `cloud_tokens` are those
+    the answer holds, `wasted_tokens` those that were asked for besides; `consults` were answered,
+    `changed` of them with a first token that the edge would not have written. `cached` and
+    `computed` are prompt tokens by the cloud engine's own meter, None where it has none.
+    `uncertainty` is the mean score over the answer, `seconds` its duration.
+    """
+
+    question: str
+    family: str
+    text: str
+    right: bool
+    strict: bool
+    output_tokens: int
+    cloud_tokens: int = 0
+    wasted_tokens: int = 0
+    consults: int = 0
+    changed: int = 0
+    failed: int = 0
+    cached: int | None = None
+    computed: int | None = None
+    uncertainty: float = 0.0
+    seconds: float = 0.0
+
+
+class System(Protocol):
+    """Answers questions one at a time."""
+
+    def answer(self, question: Question) -> Outcome:
+        """Greedy."""
+        ...
+
+
+def outcome_of(question: Question, answer: Answer) -> Outcome:
+    """What a decoder's answer came to."""
+    usage = answer.usage
+    scores = [token.score for token in answer.tokens if token.score is not None]
+    return Outcome(
+        question=question.id,
+        family=question.family,
+        text=answer.text,
+        right=is_right(question, answer.text),
+        strict=is_strictly_right(question, answer.text),
+        output_tokens=len(answer.tokens),
+        cloud_tokens=usage.cloud_tokens,
+        wasted_tokens=usage.wasted_tokens,
+        consults=usage.cloud_calls - usage.failed_calls,
+        changed=usage.changing_tokens,
+        failed=usage.failed_calls,
+        cached=usage.cloud_prompt_cached,
+        computed=usage.cloud_prompt_computed,
+        uncertainty=sum(scores) / max(1, len(scores)),
+        seconds=answer.timing.total,
+    )
+
+
+class Decoded:
+    """A decoder: the edge alone, or a pair with a static threshold (independent answers)."""
+
+    def __init__(self, decoder: Decoder, max_tokens: int) -> None:
+        self.decoder = decoder
+        self._max_tokens = max_tokens
+
+    def ask(self, question: Question) -> Answer:
+        """The answer with its tokens."""
+        edge = self.decoder.edge
+        prompt = question_prompt(edge.tokenizer, question)
+        # Behind the smaller context there would be no consult.
+        longest = room(len(prompt.ids), self._max_tokens, *contexts_of(edge, self.decoder.cloud))
+        return self.decoder.generate(prompt, max_tokens=longest)
+
+    def answer(self, question: Question) -> Outcome:
+        return outcome_of(question, self.ask(question))
+
+
+def edge_alone(edge: EdgeModel, max_tokens: int, router: Router | None = None) -> Decoded:
+    """The edge model; its uncertainty is `router`'s (default: max-prob)."""
+    policy = Policy(cloud_share=0.0)
+    return Decoded(Decoder(edge, router=router or MaxProb(), policy=policy), max_tokens)
+
+
+def paired(
+    edge: EdgeModel,
+    router: Router,
+    threshold: float,
+    cloud: CloudModel,
+    *,
+    deadline: float = LONGEST_DEADLINE,
+) -> Decoder:
+    """Edge and cloud. A cloud that fails ends the evaluation: the figure would be a mixture."""
+    policy = Policy(threshold=threshold, deadline=deadline, on_cloud_error="raise")
+    return Decoder(edge, router=router, policy=policy, cloud=cloud)
+
+
+class CloudAlone:
+    """The cloud model writes the whole answer in one consult."""
+
+    def __init__(self, cloud: CloudModel, tokenizer: Tokenizer, max_tokens: int) -> None:
+        self._cloud = cloud
+        self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+
+    def answer(self, question: Question) -> Outcome:
+        prompt = question_prompt(self._tokenizer, question)
+        begun = time.monotonic()
+        session = self._cloud.open(prompt)
+        try:
+            completion = session.ask(
+                prompt.ids, self._max_tokens, Sampling(), CLOUD_DEADLINE
+            ).result()
+        finally:
+            session.close()
+        text = text_of(self._tokenizer, completion.ids)
+        return Outcome(
+            question=question.id,
+            family=question.family,
+            text=text,
+            right=is_right(question, text),
+            strict=is_strictly_right(question, text),
+            output_tokens=len(completion.ids),
+            cloud_tokens=len(completion.ids),
+            consults=1,
+            cached=completion.cached,
+            computed=completion.computed,
+            seconds=time.monotonic() - begun,
+        )
+
+
+def question_prompt(tokenizer: Tokenizer, question: Question) -> Prompt:
+    """The question as one user message."""
+    return prompt_of(tokenizer, [Message("user", question.prompt)])
+
+
+def question_ids(tokenizer: Tokenizer, question: Question) -> list[int]:
+    """Its ids."""
+    return list(question_prompt(tokenizer, question).ids)
+
+
+def require_room(task: Task, edge: EdgeModel, cloud: CloudModel) -> None:
+    """Raise `ContextOverflow` for a question that leaves no room for an answer."""
+    context = min(contexts_of(edge, cloud))
+    for question in task.questions:
+        size = len(question_ids(edge.tokenizer, question))
+        if size > context:
+            raise ContextOverflow(
+                f"Question {question.id!r} of {task.name} has {size} tokens and the context holds "
+                f"{context}",
+                hint="leave it out, or raise the context",
+                setting="ctx",
+            )
+
+
+def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of an answer's ids, without end tokens."""
+    kept = (token for token in ids if token not in tokenizer.eos_ids)
+    return b"".join(map(tokenizer.piece, kept)).decode("utf-8", "replace")
+
+
+def cloud_share(found: Sequence[Outcome]) -> float:
+    """`share_of` all of the outcomes' tokens together."""
+    used, wasted = (sum(o.cloud_tokens for o in found), sum(o.wasted_tokens for o in found))
+    return share_of(used, wasted, sum(o.output_tokens for o in found))
+
+
+def changed_share(found: Sequence[Outcome]) -> float | None:
+    """Of the consults, how many changed the token; None without consults."""
+    consults = sum(o.consults for o in found)
+    return sum(o.changed for o in found) / consults if consults else None
+
+
+class CommitPoint:
+    """One consult an answer, where the edge names a choice for the first time.
+
+    In most answers to choices the choice is named before the conclusion, so this one token is
+    the decisive one. Where it is shows in the edge's own answer, which is the same up to there,
+    however its tokenizer cuts text. An answer that names no choice, or a question that has none,
+    is the edge's alone.
+    """
+
+    def __init__(self, edge: EdgeModel, cloud: CloudModel, max_tokens: int) -> None:
+        self._edge, self._cloud, self._max_tokens = edge, cloud, max_tokens
+
+    def answer(self, question: Question) -> Outcome:
+        """At most one consult."""
+        answer = edge_alone(self._edge, self._max_tokens).ask(question)
+        at = commit_point(self._edge.tokenizer, [t.id for t in answer.tokens], question)
+        if at is None:
+            return outcome_of(question, answer)
+        before = len(question_ids(self._edge.tokenizer, question))
+        policy = Policy(threshold=1.0, max_cloud_tokens=1, on_cloud_error="raise")
+        decoder = Decoder(
+            self._edge, router=AtPosition(before + at), policy=policy, cloud=self._cloud
+        )
+        return Decoded(decoder, self._max_tokens).answer(question)
+
+
+class AtPosition:
+    """A router that scores 1 at one position; None: nowhere."""
+
+    needs, top = Needs.NOTHING, 0
+
+    def __init__(self, position: int | None) -> None:
+        self.position = position
+
+    def score(self, step: Step) -> float:
+        return float(step.position == self.position)
+
+
+def commit_point(tokenizer: Tokenizer, ids: Sequence[int], question: Question) -> int | None:
+    """The index of the id that brings the first letter of the first choice named, or its label.
+
+    None where no choice is named, or there is none to name.
+    """
+    pieces = [b"" if token in tokenizer.eos_ids else tokenizer.piece(token) for token in ids]
+    # Surrogates stand for bytes that are no text, so that places in the text are places in these.
+    text = b"".join(pieces).decode("utf-8", "surrogateescape")
+    at = first_mention(text, question.choices or ())
+    if at is None:
+        return None
+    left = len(text[:at].encode("utf-8", "surrogateescape"))
+    for index, piece in enumerate(pieces):
+        if left < len(piece):
+            return index
+        left -= len(piece)
+    raise AssertionError("a place in the text lies in one of its pieces")
+
+
+def query_level(
+    edge: Sequence[Outcome],
+    cloud: Sequence[Outcome],
+    share: float,
+    scores: Sequence[float] | None = None,
+) -> list[Outcome]:
+    """Whole questions to the cloud, those of the highest scores first, within a cloud share.
+
+    A question's score is how unsure the edge was over its answer (`Outcome.uncertainty`), or that
+    of `scores`. Questions are sent as long as cloud tokens stay within `share` of all output
+    tokens.
+    """
+    worth = [outcome.uncertainty for outcome in edge] if scores is None else scores
+    chosen = list(edge)
+    order = sorted(range(len(edge)), key=lambda i: -worth[i])
+    output, written = sum(o.output_tokens for o in edge), 0
+    for i in order:
+        output += cloud[i].output_tokens - edge[i].output_tokens
+        written += cloud[i].cloud_tokens
+        if written > share * output:
+            break
+        chosen[i] = msgspec.structs.replace(cloud[i], uncertainty=edge[i].uncertainty)
+    return chosen

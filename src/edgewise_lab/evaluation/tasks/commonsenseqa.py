@@ -1,0 +1,103 @@
+"""CommonsenseQA (Talmor et al. 2019) in the prompt format of arXiv 2504.07878."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from edgewise.errors import UsageError
+from edgewise_lab.evaluation.tasks.base import Question, Split, Task, TaskSource
+from edgewise_lab.evaluation.tasks.records import read_lines, read_parquet
+
+MAX_TOKENS = 100
+HUB = "tau/commonsense_qa"
+FILES: dict[Split, str] = {
+    "train": "data/train-00000-of-00001.parquet",
+    "test": "data/validation-00000-of-00001.parquet",
+}
+FORMAT = (
+    "Please format your response in the following way: [Explanation]. Therefore, the answer is "
+    "answer (label). Answer and Reasoning:"
+)
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    label: str
+    text: str
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    stem: str
+    choices: list[_Choice]
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """A line of the published dev_rand_split.jsonl."""
+
+    id: str
+    question: _Asked
+    answerKey: str
+
+
+class _Columns(msgspec.Struct, frozen=True):
+    label: list[str]
+    text: list[str]
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """A row of the hub's Parquet file."""
+
+    id: str
+    question: str
+    choices: _Columns
+    answerKey: str
+
+
+class CommonsenseQa(TaskSource):
+    """From a local file or the hub; the development set stands in for the unpublished test set."""
+
+    name = "commonsenseqa"
+    splits = ("train", "test")
+    local = True
+
+    def open(self, split: Split, data: Path | None = None) -> Task:
+        questions = _published(FILES[split]) if data is None else _local(data)
+        return Task(self.name, tuple(questions), MAX_TOKENS)
+
+
+def _published(file: str) -> list[Question]:
+    return [
+        _question(row.id, row.question, row.choices.label, row.choices.text, row.answerKey)
+        for row in read_parquet(HUB, file, _Row)
+    ]
+
+
+def _local(data: Path) -> list[Question]:
+    return [
+        _question(
+            line.id,
+            line.question.stem,
+            [choice.label for choice in line.question.choices],
+            [choice.text for choice in line.question.choices],
+            line.answerKey,
+        )
+        for _, line in read_lines(data, _Line)
+    ]
+
+
+def _question(
+    name: str, stem: str, labels: Sequence[str], texts: Sequence[str], key: str
+) -> Question:
+    if key not in labels or len(labels) != len(texts):
+        raise UsageError(
+            f"Question {name!r} has no choice {key!r}", hint="use a split with answers"
+        )
+    listed = " ".join(f"{label}. {text}" for label, text in zip(labels, texts, strict=True))
+    return Question(
+        id=name,
+        family="commonsenseqa",
+        prompt=f"Question: {stem} Choices: {listed} {FORMAT}",
+        answer=texts[labels.index(key)],
+        check="choice",
+        choices=tuple(texts),
+    )

@@ -1,0 +1,250 @@
+"""Grading: whether an answer is right, by the paper's extraction and by a stricter reading."""
+
+import atexit
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import cache
+
+from edgewise.errors import UsageError
+from edgewise_lab.evaluation.tasks.base import LETTERS, Question
+
+SECONDS = 10.0
+"""How long a search may take, the process's start included."""
+
+# A search for each line, which is a pattern and a text. It ends with its standard input.
+_SEARCHING = """
+import json, re, sys
+for line in sys.stdin:
+    pattern, text = json.loads(line)
+    print(int(re.search(pattern, text) is not None), flush=True)
+"""
+
+
+class SearchTimeout(Exception):
+    """A pattern took longer than `SECONDS` for a text."""
+
+
+def search(pattern: str, text: str) -> bool:
+    """Whether `pattern` occurs in `text`. Raises `SearchTimeout`."""
+    return _searcher(os.getpid()).search(pattern, text)
+
+
+@cache
+def _searcher(process: int) -> "_Searcher":
+    """One for each process: a fork must not share its parent's pipes."""
+    searcher = _Searcher()
+    atexit.register(searcher.end)
+    return searcher
+
+
+class _Searcher:
+    """A child that searches, started when it is needed, and started again after a timeout."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[str] | None = None
+
+    def search(self, pattern: str, text: str) -> bool:
+        """Whether `pattern` occurs in `text`. Raises `SearchTimeout`."""
+        with self._lock:
+            child = self._child = self._child or _start()
+            assert child.stdin is not None
+            assert child.stdout is not None
+            watch = threading.Timer(SECONDS, child.kill)
+            watch.start()
+            try:
+                # JSON in ASCII has no line breaks of its own, and passes any locale.
+                child.stdin.write(f"{json.dumps([pattern, text])}\n")
+                child.stdin.flush()
+                reply = child.stdout.readline()
+            except BrokenPipeError:
+                reply = ""
+            finally:
+                watch.cancel()
+            if not reply:
+                self.end()
+                raise SearchTimeout
+            return reply == "1\n"
+
+    def end(self) -> None:
+        """End the child, where there is one."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.communicate()
+            self._child = None
+
+
+def _start() -> subprocess.Popen[str]:
+    return subprocess.Popen(  # noqa: S603
+        [sys.executable, "-I", "-S", "-c", _SEARCHING],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # A terminal's Ctrl-C is for the parent.
+        start_new_session=True,
+    )
+
+
+_NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
+_LABEL = re.compile(r"\b[a-z][.):]", re.IGNORECASE)
+
+
+def is_right(question: Question, text: str) -> bool:
+    """Graded leniently: a choice by the paper's extraction, a number by the last one named.
+
+    Raises `UsageError` where a question's pattern takes too long.
+    """
+    match question.check:
+        case "choice":
+            assert question.choices is not None
+            return extract_choice(text, question.choices) == question.answer
+        case "number":
+            return _plain(extract_number(text)) == _plain(question.answer)
+        case "exact":
+            return text.strip() == question.answer.strip()
+        case "regex":
+            return _matches(question, text)
+
+
+def is_strictly_right(question: Question, text: str) -> bool:
+    """Graded as asked for: one conclusion, in the format that the prompt wants, and right.
+
+    Where the prompt lists choices behind letters, text and letter of a choice must both be named,
+    else the text alone; exact and regex have no other reading.
+    """
+    if question.check not in ("choice", "number"):
+        return is_right(question, text)
+    concluded = re.findall(r"Therefore, the answer is (.+?)\s*\.?\s*$", text, re.MULTILINE)
+    if len(concluded) != 1:
+        return False
+    if question.check == "number":
+        said = re.fullmatch(rf"\$?({_NUMBER})", concluded[0])
+        return said is not None and _plain(said[1]) == _plain(question.answer)
+    assert question.choices is not None
+    letter = LETTERS[question.choices.index(question.answer)]
+    lettered = re.search(_item(letter, question.answer), question.prompt, re.IGNORECASE)
+    named = f"{question.answer} ({letter})" if lettered else question.answer
+    return concluded[0].lower() == named.lower()
+
+
+def _matches(question: Question, text: str) -> bool:
+    try:
+        return search(question.answer, text)
+    except SearchTimeout as error:
+        raise UsageError(
+            f"The regular expression of question {question.id!r} takes too long for an answer",
+            hint="write it without repetitions inside repetitions",
+        ) from error
+
+
+def extract_choice(text: str, choices: tuple[str, ...]) -> str | None:
+    """The choice an answer names, in the order of arXiv 2504.07878.
+
+    A choice's text within 50 characters after "Therefore"; a capital letter there; the first
+    "(x)"; a letter in the first 15 characters; a choice's text in the first 20. A list that tells
+    choices once more names none of them, and a letter counts only as such: not before a phrase
+    that is not its choice's text ("A. whole job"), nor as a word ("A job").
+    """
+    found = next(_places(_without_lists(text, choices), choices), None)
+    return found[1] if found else None
+
+
+def first_mention(text: str, choices: tuple[str, ...]) -> int | None:
+    """Where an answer first names a choice: its text anywhere, or a letter that counts."""
+    if not choices:
+        return None
+    left = _without_lists(text, choices)
+    places = [*_places(left, choices), *_first_named(left, 0, len(left), choices)]
+    return min(places)[0] if places else None
+
+
+def extract_number(text: str) -> str | None:
+    """The number after "answer is", else the last one."""
+    stated = re.search(rf"answer is \$?({_NUMBER})", text)
+    if stated:
+        return stated[1]
+    numbers = re.findall(_NUMBER, text)
+    return numbers[-1] if numbers else None
+
+
+_Place = tuple[int, str]
+"""A position in a text, and the choice that is named there."""
+
+
+def _places(text: str, choices: tuple[str, ...]) -> Iterator[_Place]:
+    """Those that the paper reads, in its order."""
+    after = text.find("Therefore")
+    start = after + len("Therefore") if after >= 0 else len(text)
+    yield from _first_named(text, start, start + 50, choices)
+    yield from _by_letter(text, start, start + 50, choices)
+    bracketed = re.search(rf"\(([{_letters(choices)}])\)", text, re.IGNORECASE)
+    if bracketed:
+        yield bracketed.start(1), choices[LETTERS.index(bracketed[1].lower())]
+    yield from _by_letter(text, 0, 15, choices)
+    yield from _first_named(text, 0, 20, choices)
+
+
+def _first_named(text: str, start: int, end: int, choices: tuple[str, ...]) -> Iterator[_Place]:
+    """The choice whose text appears first; of two at one place the longer."""
+    found = [
+        (match.start(), -len(choice), choice)
+        for choice in choices
+        if (match := re.search(_own(choice), text[start:end], re.IGNORECASE))
+    ]
+    if found:
+        at, _, choice = min(found)
+        yield start + at, choice
+
+
+def _by_letter(text: str, start: int, end: int, choices: tuple[str, ...]) -> Iterator[_Place]:
+    """The choice whose capital letter appears first as such."""
+    for match in re.compile(rf"\b([{_letters(choices).upper()}])\b").finditer(text, start, end):
+        choice = choices[LETTERS.index(match[1].lower())]
+        if _is_name(match[1], text[match.end() :], choice):
+            yield match.start(), choice
+            return
+
+
+def _is_name(letter: str, rest: str, choice: str) -> bool:
+    """Whether a letter names its choice where `rest` follows it."""
+    labelled = re.match(r"[.):]\s*(?=[^\W_])", rest)
+    if labelled:
+        # A sentence that begins anew is no phrase of the label's.
+        phrase = rest[labelled.end() :]
+        return phrase[0].isupper() or re.match(_own(choice), phrase, re.IGNORECASE) is not None
+    word = re.match(r"\s+([a-z]\w*)", rest)
+    return not word or letter not in "AI" or word[1] in ("is", "it", "because", "since", "as")
+
+
+def _without_lists(text: str, choices: tuple[str, ...]) -> str:
+    """With spaces in the place of every list of two or more choices, each behind its letter."""
+    if len(_LABEL.findall(text)) < 2:  # nearly always: no pattern of the choices is made for it
+        return text
+    one = "|".join(_item(letter, c) for letter, c in zip(LETTERS, choices, strict=False))
+    entry = rf"\(?(?:{one})"
+    several = rf"{entry}(?:[\s,;.]*(?:(?:or|and)\s+)?{entry})+"
+    return re.sub(several, lambda match: " " * len(match[0]), text, flags=re.IGNORECASE)
+
+
+def _item(letter: str, choice: str) -> str:
+    """The pattern of a choice behind its letter, as a list tells it."""
+    return rf"\b{letter}[.):]\s*{_own(choice)}"
+
+
+def _own(choice: str) -> str:
+    """The pattern of a choice's text as words of its own."""
+    return rf"(?<!\w){re.escape(choice)}(?!\w)"
+
+
+def _letters(choices: tuple[str, ...]) -> str:
+    return LETTERS[: len(choices)]
+
+
+def _plain(number: str | None) -> str | None:
+    """Without thousands separators and a zero fraction."""
+    return None if number is None else re.sub(r"\.0+$", "", number.replace(",", ""))

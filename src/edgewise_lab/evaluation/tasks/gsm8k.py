@@ -1,0 +1,52 @@
+"""GSM8K (Cobbe et al. 2021), asked for in the same format as CommonsenseQA."""
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from edgewise.errors import UsageError
+from edgewise_lab.evaluation.tasks.base import Question, Split, Task, TaskSource
+from edgewise_lab.evaluation.tasks.records import read_lines, read_parquet
+
+MAX_TOKENS = 320
+HUB = "openai/gsm8k"
+FILE = "main/{}-00000-of-00001.parquet"
+FORMAT = (
+    "Please format your response in the following way: [Steps]. Therefore, the answer is number. "
+    "Answer and Reasoning:"
+)
+
+
+class _Line(msgspec.Struct, frozen=True):
+    question: str
+    answer: str
+
+
+class Gsm8k(TaskSource):
+    """From a local file or the hub."""
+
+    name = "gsm8k"
+    splits = ("train", "test")
+    local = True
+
+    def open(self, split: Split, data: Path | None = None) -> Task:
+        if data is None:
+            lines = list(enumerate(read_parquet(HUB, FILE.format(split), _Line), 1))
+        else:
+            lines = list(read_lines(data, _Line))
+        return Task(self.name, tuple(_question(*line) for line in lines), MAX_TOKENS)
+
+
+def _question(number: int, line: _Line) -> Question:
+    solution, _, answer = line.answer.partition("####")
+    if not answer.strip():
+        raise UsageError(f"Problem {number} has no '#### answer'", hint="use the published files")
+    return Question(
+        id=f"gsm8k-{number:04d}",
+        family="gsm8k",
+        prompt=f"Question: {line.question} {FORMAT}",
+        answer=answer.strip(),
+        check="number",
+        reference=re.sub(r"<<.*?>>", "", solution).strip(),
+    )

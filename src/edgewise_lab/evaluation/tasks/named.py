@@ -1,0 +1,171 @@
+"""From what a user writes to a task."""
+
+from pathlib import Path
+from typing import Literal
+
+from msgspec.structs import replace
+
+from edgewise.addresses import from_home
+from edgewise.errors import UsageError
+from edgewise.registry import Registry, or_meant
+from edgewise_lab.evaluation.tasks.base import Grading, Task, TaskSource
+from edgewise_lab.evaluation.tasks.records import jsonl
+
+Use = Literal["train", "test"]
+
+TASKS: Registry[type[TaskSource]] = Registry(
+    "task",
+    "edgewise.tasks",
+    {
+        "pocketqa": "edgewise_lab.evaluation.tasks.pocketqa:PocketQa",
+        "commonsenseqa": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQa",
+        "gsm8k": "edgewise_lab.evaluation.tasks.gsm8k:Gsm8k",
+    },
+    wanted=("name", "splits", "local", "open"),
+)
+
+
+def open_task(
+    name: str, *, data: Path | None = None, check: Grading | None = None, use: Use = "test"
+) -> Task:
+    """The questions of a task in `TASKS`, or of a JSON Lines file.
+
+    `data` is a local copy of the published file; `check` how the answers of a JSON Lines file
+    are graded (default: exact). `use` chooses the split where a task has several.
+    """
+    source = _source(name)
+    if source is not None:
+        return _checked(name, _opened(source, use, data, check))
+    path = from_home(name)
+    if not path.is_file():
+        raise UsageError(
+            f"There is no task {name!r}",
+            hint=or_meant(
+                name, TASKS.names(), f"name {', '.join(TASKS.names())} or a JSON Lines file"
+            ),
+        )
+    if data is not None:
+        raise UsageError(
+            f"The task {name!r} is a file of its own", hint="drop the copy", setting="data"
+        )
+    return _checked(name, jsonl(path, check or "exact"))
+
+
+def with_calibration(
+    name: str,
+    use: Use,
+    *,
+    data: Path | None,
+    check: Grading | None,
+    limit: int | None,
+    calibration: int,
+    calibration_data: Path | None = None,
+    max_tokens: int | None = None,
+) -> tuple[Task, Task]:
+    """The first `limit` questions to use, and `calibration` others to set thresholds with.
+
+    `max_tokens` is the longest answer to all of them, in the place of the task's own.
+
+    A task with a calibration split has these there. Otherwise they are the last ones of
+    `calibration_data`, a file like `data`; without it, of a task to be tested that has a train
+    split the end of that, which training leaves out; and of any other its own end.
+    """
+    counts = {"limit": limit, "calibration": calibration, "max_tokens": max_tokens}
+    for setting, value in counts.items():
+        if value is not None and value < 1:
+            what = setting.replace("_", "-")
+            raise UsageError(f"The {what} must be 1 or more, not {value}.", setting=setting)
+    both = _both(name, use, data, check, limit, calibration, calibration_data)
+    if max_tokens is None:
+        return both
+    used, held_out = (replace(task, max_tokens=max_tokens) for task in both)
+    return used, held_out
+
+
+def _both(
+    name: str,
+    use: Use,
+    data: Path | None,
+    check: Grading | None,
+    limit: int | None,
+    calibration: int,
+    calibration_data: Path | None,
+) -> tuple[Task, Task]:
+    task = open_task(name, data=data, check=check, use=use)
+    if calibration_data is not None:
+        used = task.first(limit)
+        return used, _apart(_beside(name, calibration_data, check), used, calibration)
+    splits = _splits(name, data)
+    if "calibration" in splits:
+        held_out = _checked(name, TASKS.load(name)().open("calibration"))
+        return task.first(limit), held_out.first(calibration)
+    if use == "test" and "train" in splits:
+        return task.first(limit), _split(open_task(name, use="train"), calibration)[1]
+    rest, held_out = _split(task, calibration)
+    return rest.first(limit), held_out
+
+
+def _source(name: str) -> TaskSource | None:
+    return TASKS.load(name)() if name in TASKS else None
+
+
+def _splits(name: str, data: Path | None) -> tuple[str, ...]:
+    """Those that can be opened beside what is used: a local copy is all there is of its task."""
+    source = _source(name)
+    return () if source is None or data is not None else source.splits
+
+
+def _opened(source: TaskSource, use: Use, data: Path | None, check: Grading | None) -> Task:
+    unused = "check" if check else "data" if data is not None and not source.local else None
+    if unused:
+        raise UsageError(
+            f"The task {source.name} has its own questions and grading",
+            hint=f"drop the {unused}",
+            setting=unused,
+        )
+    if data is None and use not in source.splits:
+        raise UsageError(f"The task {source.name} has no {use} split", hint="name another task")
+    return source.open(use, data)
+
+
+def _checked(name: str, task: Task) -> Task:
+    if not task.questions:
+        raise UsageError(f"The task {name!r} has no questions.")
+    if len({question.id for question in task.questions}) < len(task.questions):
+        raise UsageError(f"Two questions of {name!r} have the same id", hint="make them differ")
+    return task
+
+
+def _beside(name: str, data: Path, check: Grading | None) -> Task:
+    """The questions of another file of the same task."""
+    if name in TASKS:
+        return open_task(name, data=data, check=check)
+    return open_task(str(data), check=check)
+
+
+def _apart(other: Task, used: Task, calibration: int) -> Task:
+    """The last of `other`'s questions, none that is used."""
+    prompts = {question.prompt for question in used.questions}
+    rest = tuple(question for question in other.questions if question.prompt not in prompts)
+    if not rest:
+        raise UsageError(
+            "The questions to calibrate on are those that are used",
+            hint="name a file of others",
+            setting="calibration_data",
+        )
+    return replace(other, questions=rest[-calibration:])
+
+
+def _split(task: Task, calibration: int) -> tuple[Task, Task]:
+    """The last `calibration` questions apart; no prompt stands on both sides."""
+    held_out = task.questions[-calibration:]
+    apart = {question.prompt for question in held_out}
+    before = task.questions[: -len(held_out)]
+    rest = tuple(question for question in before if question.prompt not in apart)
+    if not rest:
+        raise UsageError(
+            f"{len(task.questions)} questions leave none beside {calibration} to calibrate on",
+            hint="calibrate on fewer",
+            setting="calibration",
+        )
+    return replace(task, questions=rest), replace(task, questions=held_out)

@@ -1,0 +1,372 @@
+"""What a router is trained on: texts, and what edge and cloud make of them."""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from edgewise.cloud.base import CloudModel
+from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Ids, Needs, Step, Tokenizer
+from edgewise.errors import UsageError
+from edgewise.loop.decoder import Decoder
+from edgewise.routers.card import Input
+from edgewise.routers.features import feature, needs_of, top_of
+from edgewise_lab.evaluation.store import append, read
+from edgewise_lab.evaluation.systems import question_ids, room, text_of
+from edgewise_lab.evaluation.tasks.base import Question, Task
+from edgewise_lab.evaluation.tasks.grading import is_right
+from edgewise_lab.rollouts import CloudRollouts, Continuation, Done, Prefix, Rollouts, ignore
+
+Text = Literal["answer", "reference", "target"]
+"""What the edge reads: the cloud's answer, the reference that comes with a question, or the target:
+the references of a task where every question has one, else the cloud's answers."""
+
+KEPT = 64
+"""Log-probs kept of every position; a router may use fewer."""
+
+SAMPLES_A_SHARD = 50
+COLUMNS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
+_PREFILL = 256
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """A text to read after a prompt.
+
+    `logprobs` (nats) are the cloud's, None where its engine does not tell one. Those of a reference
+    are there where the cloud has read it; `cloud` is then what it would have written at each
+    position.
+    """
+
+    question: str
+    prompt: tuple[int, ...]
+    ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    right: bool
+    cloud: tuple[int, ...] = ()
+
+
+class Columns(msgspec.Struct, frozen=True):
+    """One row a token of the texts, before it is written.
+
+    `sample` int32[n] is the index into `questions`; `proposed` and `written` int32[n] are the
+    edge's id and the text's, `edge_logprob` float32[n] the edge's logprob of the latter. `inputs`
+    holds float32[n, width] by name.
+    """
+
+    questions: tuple[str, ...]
+    sample: Ids
+    proposed: Ids
+    written: Ids
+    edge_logprob: Floats
+    inputs: dict[str, Floats]
+
+
+def collect_answers(
+    task: Task,
+    tokenizer: Tokenizer,
+    cloud: Rollouts,
+    folder: Path,
+    done: Callable[[], None] = lambda: None,
+    *,
+    contexts: Sequence[int] = (),
+) -> list[Sample]:
+    """The cloud's answer to every question; those that `folder` holds are not asked for again.
+
+    They end where an answer of the pair would: at the task's longest, or with one of `contexts`.
+    """
+    path = folder / "answers.jsonl"
+    known = {sample.question: sample for sample in read(path, Sample)}
+    asked = [question for question in task.questions if question.id not in known]
+    prompts = [tuple(question_ids(tokenizer, question)) for question in asked]
+
+    def keep(index: int, written: Continuation) -> None:
+        question = asked[index]
+        right = is_right(question, text_of(tokenizer, written.ids))
+        sample = Sample(question.id, prompts[index], written.ids, written.logprobs, right)
+        append(path, sample)
+        known[question.id] = sample
+        done()
+
+    for _ in range(len(known)):
+        done()
+    rooms = [room(len(prompt), task.max_tokens, *contexts) for prompt in prompts]
+    cloud.run([Prefix(*asked) for asked in zip(prompts, rooms, strict=True)], keep)
+    return [known[question.id] for question in task.questions]
+
+
+def references(task: Task, tokenizer: Tokenizer, *, contexts: Sequence[int] = ()) -> list[Sample]:
+    """What comes with the task, as far as an answer of the pair goes (`collect_answers`).
+
+    Raises `UsageError` where that is nothing.
+    """
+    found = [_reference(q, task, tokenizer, contexts) for q in task.questions if q.reference]
+    if not found:
+        raise UsageError(
+            f"This label reads right answers that come with the questions, and {task.name} has "
+            "none",
+            hint="choose a label that reads the cloud's answers",
+            setting="label",
+        )
+    return found
+
+
+def _reference(
+    question: Question, task: Task, tokenizer: Tokenizer, contexts: Sequence[int]
+) -> Sample:
+    prompt, ids = question_ids(tokenizer, question), tokenizer.encode(question.reference)
+    longest = room(len(prompt), task.max_tokens, *contexts)
+    return Sample(question.id, tuple(prompt), tuple(ids[:longest]), (), True)
+
+
+def collect_features(
+    samples: Sequence[Sample],
+    text: Text,
+    edge: EdgeModel,
+    folder: Path,
+    done: Callable[[], None] = lambda: None,
+) -> Columns:
+    """What the very edge build that will run makes of the texts; goes on where it stopped.
+
+    The folder may hold more texts than these. Raises `UsageError` where a feature is no number.
+    """
+    shards = [_read(path) for path in sorted(folder.glob(f"{text}-*.safetensors"))]
+    known = {question for shard in shards for question in shard.questions}
+    fresh = [sample for sample in samples if sample.question not in known and sample.ids]
+    for _ in range(len(samples) - len(fresh)):
+        done()
+    session = edge.session(needs_of(COLUMNS), top=top_of(COLUMNS, KEPT))
+    try:
+        for start in range(0, len(fresh), SAMPLES_A_SHARD):
+            shard = _columns(session, fresh[start : start + SAMPLES_A_SHARD], done)
+            _write(folder / f"{text}-{len(shards):05d}.safetensors", shard)
+            shards.append(shard)
+    finally:
+        session.close()
+    return _of(_joined(shards), {sample.question for sample in samples})
+
+
+def _columns(session: EdgeSession, samples: Sequence[Sample], done: Callable[[], None]) -> Columns:
+    rows: dict[Input, list[Floats]] = {name: [] for name in COLUMNS}
+    sample_of: list[int] = []
+    proposed: list[int] = []
+    written: list[int] = []
+    logprobs: list[float] = []
+    for index, sample in enumerate(samples):
+        for step, token in zip(steps_along(session, sample), sample.ids, strict=True):
+            for name in COLUMNS:
+                rows[name].append(feature(name, step, KEPT))
+            sample_of.append(index)
+            proposed.append(step.proposed)
+            written.append(token)
+            logprobs.append(step.logprob(token))
+        done()
+    inputs = {name: np.stack(values).astype(np.float32) for name, values in rows.items()}
+    if not all(np.isfinite(values).all() for values in inputs.values()):
+        raise UsageError(
+            "The edge model computes hidden states or probabilities that are no numbers here",
+            hint="its file is damaged, or of a kind that cannot run on this machine",
+        )
+    return Columns(
+        tuple(sample.question for sample in samples),
+        np.array(sample_of, np.int32),
+        np.array(proposed, np.int32),
+        np.array(written, np.int32),
+        np.array(logprobs, np.float32),
+        dict[str, Floats](inputs),
+    )
+
+
+def steps_along(session: EdgeSession, sample: Sample) -> Iterator[Step]:
+    """The step before each id, to be read before the next one: logits outlive no prefill."""
+    session.open(sample.prompt[:-1])
+    read = [sample.prompt[-1], *sample.ids[:-1]]
+    for start in range(0, len(read), _PREFILL):
+        yield from session.steps(read[start : start + _PREFILL])
+
+
+def _write(path: Path, shard: Columns) -> None:
+    """Under another name first, so that a file that is there is whole."""
+    tensors: dict[str, NDArray[np.generic]] = {
+        "sample": shard.sample,
+        "proposed": shard.proposed,
+        "written": shard.written,
+        "edge_logprob": shard.edge_logprob,
+        **{f"input.{name}": values for name, values in shard.inputs.items()},
+    }
+    partial = path.with_suffix(".partial")
+    names = msgspec.json.encode(shard.questions).decode()
+    save_file(tensors, partial, metadata={"questions": names})
+    os.replace(partial, path)
+
+
+def _read(path: Path) -> Columns:
+    """Raises `UsageError` for a file that is damaged."""
+    try:
+        with safe_open(path, "numpy") as file:
+            names = msgspec.json.decode(file.metadata()["questions"], type=tuple[str, ...])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        found = Columns(
+            names,
+            tensors["sample"],
+            tensors["proposed"],
+            tensors["written"],
+            tensors["edge_logprob"],
+            {name: tensors[f"input.{name}"] for name in COLUMNS},
+        )
+    except (SafetensorError, LookupError, OSError, TypeError, ValueError) as error:
+        raise UsageError(f"{str(path)!r} is damaged ({error})", hint="remove it") from error
+    if not _is_whole(found):
+        raise UsageError(f"{str(path)!r} is damaged (its columns do not agree)", hint="remove it")
+    return found
+
+
+def _is_whole(found: Columns) -> bool:
+    """Whether there is a number of the right kind for each token of each text."""
+    ids = (found.sample, found.proposed, found.written)
+    floats = (found.edge_logprob, *found.inputs.values())
+    rows = found.written.shape[:1]
+    return (
+        all(column.dtype == np.int32 and column.shape == rows for column in ids)
+        and all(column.dtype == np.float32 and column.shape[:1] == rows for column in floats)
+        and found.edge_logprob.ndim == 1
+        and all(column.ndim == 2 for column in found.inputs.values())
+        and all(bool(np.isfinite(column).all()) for column in floats)
+        and all(bool((column >= 0).all()) for column in ids)
+        and bool((found.sample < len(found.questions)).all())
+    )
+
+
+def _of(columns: Columns, questions: set[str]) -> Columns:
+    """The rows of some questions' texts."""
+    kept = np.array([name in questions for name in columns.questions])
+    if kept.all():
+        return columns
+    rows, places = kept[columns.sample], np.cumsum(kept) - 1
+    return Columns(
+        tuple(name for name in columns.questions if name in questions),
+        places[columns.sample[rows]].astype(np.int32),
+        columns.proposed[rows],
+        columns.written[rows],
+        columns.edge_logprob[rows],
+        {name: values[rows] for name, values in columns.inputs.items()},
+    )
+
+
+def _joined(shards: Sequence[Columns]) -> Columns:
+    """One after the other; raises `UsageError` where there is nothing."""
+    if not shards:
+        raise UsageError("There are no answers to learn from", hint="give questions that have some")
+    starts = np.cumsum([0, *(len(shard.questions) for shard in shards[:-1])])
+    return Columns(
+        tuple(question for shard in shards for question in shard.questions),
+        np.concatenate(
+            [shard.sample + start for shard, start in zip(shards, starts, strict=True)]
+        ).astype(np.int32),
+        np.concatenate([shard.proposed for shard in shards]),
+        np.concatenate([shard.written for shard in shards]),
+        np.concatenate([shard.edge_logprob for shard in shards]),
+        {name: np.concatenate([shard.inputs[name] for shard in shards]) for name in COLUMNS},
+    )
+
+
+REFERENCES = "references.jsonl"
+"""Where they are kept."""
+
+_TOGETHER = 16
+
+
+def read_by_cloud(
+    samples: Sequence[Sample],
+    cloud: CloudModel,
+    folder: Path,
+    done: Callable[[], None] = lambda: None,
+) -> list[Sample]:
+    """The samples with the cloud's logprob of every id, and what it would have written instead.
+
+    A model in this process reads each in one prefill; an engine elsewhere is asked for one token at
+    each position, and an id that is not among its candidates counts as likely as they leave room
+    for. Those that `folder` holds are not read again. Raises `UsageError` for an engine that
+    tells no candidates.
+    """
+    path = folder / REFERENCES
+    known = {sample.question: sample for sample in read(path, Sample)}
+    fresh = [s for s in samples if s.question not in known or known[s.question].ids != s.ids]
+    for _ in range(len(samples) - len(fresh)):
+        done()
+    local = cloud.local
+    for sample in _elsewhere(fresh, cloud) if local is None else _here(fresh, local):
+        append(path, sample)
+        known[sample.question] = sample
+        done()
+    return [known[sample.question] for sample in samples]
+
+
+def _here(samples: Sequence[Sample], cloud: EdgeModel) -> Iterator[Sample]:
+    session = cloud.session(Needs.ENTROPY)
+    try:
+        for sample in samples:
+            logprobs: list[float] = []
+            ids: list[int] = []
+            for step, token in zip(steps_along(session, sample), sample.ids, strict=True):
+                logprobs.append(step.logprob(token))
+                ids.append(step.proposed)
+            yield replace(sample, logprobs=tuple(logprobs), cloud=tuple(ids))
+    finally:
+        session.close()
+
+
+def _elsewhere(samples: Sequence[Sample], cloud: CloudModel) -> Iterator[Sample]:
+    rollouts = CloudRollouts(cloud)
+    for start in range(0, len(samples), _TOGETHER):
+        some = samples[start : start + _TOGETHER]
+        prefixes = [Prefix((*s.prompt, *s.ids[:at]), 1) for s in some for at in range(len(s.ids))]
+        replies = iter(rollouts.run(prefixes))
+        for sample in some:
+            own = [next(replies) for _ in sample.ids]
+            logprobs = tuple(map(_logprob, own, sample.ids))
+            yield replace(sample, logprobs=logprobs, cloud=tuple(one.ids[0] for one in own))
+
+
+def _logprob(one: Continuation, token: int) -> float:
+    """Of `token`, by the candidates for the first place; at most what these leave to others."""
+    told = {candidate.id: candidate.logprob for candidate in (one.top or ((),))[0]}
+    if not told:
+        raise UsageError(
+            "The cloud's engine does not tell how likely other tokens than its own are, which "
+            "this label reads",
+            hint="choose another label",
+            setting="label",
+        )
+    if token in told:
+        return told[token]
+    left = 1.0 - sum(math.exp(logprob) for logprob in told.values())
+    return min(math.log(max(left, 1e-9)), min(told.values()))
+
+
+class PairRollouts:
+    """Implements `Rollouts` with a decoder, one prefix after the other."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+
+    def run(self, prefixes: Sequence[Prefix], done: Done = ignore) -> list[Continuation]:
+        written: list[Continuation] = []
+        for index, prefix in enumerate(prefixes):
+            answer = self._decoder.generate(
+                prefix.ids, max_tokens=prefix.n, sampling=prefix.sampling
+            )
+            ids = tuple(token.id for token in answer.tokens)
+            written.append(Continuation(ids, tuple(token.logprob for token in answer.tokens)))
+            done(index, written[-1])
+        return written
+
+    def close(self) -> None:
+        """The decoder holds nothing between answers."""

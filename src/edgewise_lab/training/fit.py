@@ -1,0 +1,264 @@
+"""How routers of a kind are fitted; the fit of the perceptron needs torch."""
+
+import math
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from itertools import pairwise
+from typing import Any, Protocol, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from edgewise.edge.base import Floats
+from edgewise.errors import UsageError
+from edgewise.registry import attribute
+from edgewise.routers.mlp import TABLE
+from edgewise.routers.named import ROUTERS, is_trained
+from edgewise_lab.training.data import Data, Objective, held_out
+
+_FITS: Mapping[str, str] = {"mlp": "edgewise_lab.training.fit:ready"}
+"""Of the built-in kinds: what gives their fit, once it has what it needs."""
+
+
+UPDATES = 16
+"""Of the optimizer in an epoch, at least."""
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """`hidden` are the sizes of the layers between input and score; rates are AdamW's.
+
+    `batch` is the most rows that an update takes; `batch_of` says how many it does.
+    """
+
+    hidden: tuple[int, ...] = (64,)
+    epochs: int = 40
+    batch: int = 4096
+    rate: float = 2e-3
+    weight_decay: float = 1e-2
+    held_out: float = 0.1
+    seed: int = 0
+    objective: Objective = "cross-entropy"
+
+    def batch_of(self, rows: int) -> int:
+        """Rows of an update: of few rows fewer, so that however few an epoch has 16 updates."""
+        return max(1, min(self.batch, rows // UPDATES))
+
+
+class Fitted(msgspec.Struct, frozen=True):
+    """`tensors` as the checkpoint holds them; losses in nats a token on the held-out texts.
+
+    `baseline_loss` is that of the best constant score. `scores` and `labels` float32[m] are those
+    of the held-out texts.
+    """
+
+    tensors: dict[str, NDArray[np.floating[Any]]]
+    loss: float
+    baseline_loss: float
+    scores: Floats
+    labels: Floats
+
+
+class Fit(Protocol):
+    """Fits a router; `done` is called after each epoch."""
+
+    def __call__(self, data: Data, recipe: Recipe, done: Callable[[], None]) -> Fitted: ...
+
+
+def fit_of(kind: str) -> Fit:
+    """How routers of `kind` are fitted.
+
+    Raises `UsageError` for a kind that is not trained, or whose fit needs what is not installed.
+    """
+    found = ROUTERS.load(kind)
+    if kind in _FITS:
+        return attribute(_FITS[kind])()
+    fit = getattr(found, "fit", None)
+    if fit is None or not is_trained(kind):
+        raise UsageError(
+            f"A router of the kind {kind!r} cannot be trained: it has no "
+            f"{'fit' if fit is None else 'load'}",
+            hint="only calibrate it, or name another kind",
+            setting="kind",
+        )
+    return fit
+
+
+def fitted(kind: str, data: Data, recipe: Recipe, done: Callable[[], None]) -> Fitted:
+    """Fit a router, and check what came of it. Raises `UsageError`."""
+    found = cast(object, fit_of(kind)(data, recipe, done))
+    if not isinstance(found, Fitted):
+        raise UsageError(
+            f"The fit of {kind!r} gave a {type(found).__name__}, no Fitted",
+            hint="repair its class",
+        )
+    if problem := _problem(found):
+        raise UsageError(f"The fit of {kind!r} gave {problem}", hint="repair its class")
+    return found
+
+
+def _problem(found: Fitted) -> str | None:
+    """What a checkpoint cannot be made of."""
+    for name, given in found.tensors.items():
+        tensor = cast(object, given)
+        if not isinstance(tensor, np.ndarray) or not np.issubdtype(tensor.dtype, np.floating):
+            return f"{name!r} that is no tensor of numbers"
+        if not np.isfinite(tensor).all():
+            return f"{name!r} with weights that are no numbers"
+    scores, labels = np.asarray(found.scores), np.asarray(found.labels)
+    if scores.ndim != 1 or scores.shape != labels.shape or not len(scores):
+        return "scores and labels that do not go together"
+    if not (math.isfinite(found.loss) and math.isfinite(found.baseline_loss)):
+        return "losses that are no numbers"
+    if not all(((values >= 0) & (values <= 1)).all() for values in (scores, labels)):
+        return "scores or labels that are not from 0 to 1"
+    return None
+
+
+_POSITIVE_WEIGHT = 8.0
+_WARM_EPOCHS = 5
+
+
+def ready() -> Fit:
+    """`fit`, where torch is installed; raises `UsageError`."""
+    import_torch()
+    return fit
+
+
+def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> Fitted:
+    """Minimise the objective; the epoch that is best on held-out texts is kept.
+
+    Cross-entropy: against the labels; `balanced`: positive ones weigh as many times as there are
+    more negative ones, as in the published code of R2R (arXiv 2505.21600). `marginal-likelihood`:
+    Co-LLM's, equation 3 of arXiv 2403.03870, -log((1 - p) P_edge(y) + p P_cloud(y)) with p the
+    score, begun with some epochs of cross-entropy in which positive labels weigh eight times; over
+    the tokens whose P_cloud is known. The fit begins as the constant score that is the mean label,
+    so that no update is spent on finding that. `done` is called after each epoch.
+    """
+    torch = import_torch()
+    torch.manual_seed(recipe.seed)
+    apart = held_out(data, recipe.held_out, recipe.seed)
+    network = _Network(torch, data, ~apart, recipe)
+    loss_of = _objective(torch, data, recipe)
+    kept = torch.from_numpy(np.flatnonzero(~apart))
+    checked = torch.from_numpy(np.flatnonzero(apart))
+    optimizer = torch.optim.AdamW(
+        network.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay
+    )
+    warm = _WARM_EPOCHS if recipe.objective == "marginal-likelihood" else 0
+    batch = recipe.batch_of(len(kept))
+    batches = -(-len(kept) // batch)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, batches * (recipe.epochs + warm)
+    )
+    best, scores = float("inf"), np.empty(0, np.float32)
+    tensors: dict[str, NDArray[np.floating[Any]]] = {}
+    for epoch in range(-warm, recipe.epochs):
+        for rows in kept[torch.randperm(len(kept))].split(batch):
+            optimizer.zero_grad()
+            logit = network(rows)
+            (_warm_loss(torch, data, logit, rows) if epoch < 0 else loss_of(logit, rows)).backward()
+            optimizer.step()
+            schedule.step()
+        with torch.no_grad():
+            logit = network(checked)
+            loss = float(loss_of(logit, checked))
+        if epoch >= 0 and loss < best:
+            best, tensors, scores = loss, network.tensors(), torch.sigmoid(logit).numpy()
+        done()
+    with torch.no_grad():
+        constant = torch.linspace(-12, 12, 241)
+        baseline = min(float(loss_of(c.expand(len(checked)), checked)) for c in constant)
+    if not tensors:
+        raise UsageError(
+            "The fit diverged: its loss is no number", hint="check the questions' answers"
+        )
+    return Fitted(tensors, best, baseline, scores, data.labels[apart])
+
+
+class _Network:
+    """The perceptron over normalised inputs, the token's embedding last."""
+
+    def __init__(self, torch: Any, data: Data, kept: NDArray[np.bool_], recipe: Recipe) -> None:
+        self._torch = torch
+        self._mean = data.inputs[kept].mean(axis=0)
+        self._std = data.inputs[kept].std(axis=0) + 1e-6
+        self._width = data.inputs.shape[1]
+        x = (data.inputs - self._mean) / self._std
+        self._table = None
+        if data.embeddings is not None:
+            seen = data.embeddings[np.unique(data.proposed[kept])]
+            self._table = (data.embeddings - seen.mean(axis=0)) / (seen.std(axis=0) + 1e-6)
+            x = np.concatenate([x, self._table[data.proposed]], axis=1)
+        self._x = torch.from_numpy(np.ascontiguousarray(x, np.float32))
+        sizes = (x.shape[1], *recipe.hidden, 1)
+        self._layers = [torch.nn.Linear(a, b) for a, b in pairwise(sizes)]
+        rate = float(np.clip(data.labels[kept].mean(), 1e-4, 1 - 1e-4))
+        torch.nn.init.zeros_(self._layers[-1].weight)
+        torch.nn.init.constant_(self._layers[-1].bias, math.log(rate / (1 - rate)))
+
+    def parameters(self) -> list[Any]:
+        return [p for layer in self._layers for p in layer.parameters()]
+
+    def __call__(self, rows: Any) -> Any:
+        first, *others = self._layers
+        x = first(self._x[rows])
+        for layer in others:
+            x = layer(self._torch.relu(x))
+        return x.squeeze(1)
+
+    def tensors(self) -> dict[str, NDArray[np.floating[Any]]]:
+        """As the checkpoint holds them; what the embedding adds is folded into a table."""
+        found = {"mean": self._mean.astype(np.float32), "std": self._std.astype(np.float32)}
+        for i, layer in enumerate(self._layers):
+            for name in ("weight", "bias"):
+                found[f"layers.{i}.{name}"] = getattr(layer, name).detach().numpy().copy()
+        if self._table is not None:
+            dense, embedded = np.split(found["layers.0.weight"], [self._width], axis=1)
+            found["layers.0.weight"] = np.ascontiguousarray(dense)
+            found[TABLE] = (self._table @ embedded.T).astype(np.float16)
+        return found
+
+
+def _objective(torch: Any, data: Data, recipe: Recipe) -> Callable[[Any, Any], Any]:
+    """From logits and rows to the loss."""
+    if recipe.objective != "marginal-likelihood":
+        labels = torch.from_numpy(data.labels)
+        balanced = recipe.objective == "balanced-cross-entropy"
+        weight = (1 - labels).sum() / labels.sum() if balanced else None
+        entropy = torch.nn.functional.binary_cross_entropy_with_logits
+        return lambda logit, rows: entropy(logit, labels[rows], pos_weight=weight)
+    if data.edge_logprob is None or data.cloud_logprob is None:
+        raise UsageError(
+            "The marginal likelihood needs logprobs of the cloud's answers",
+            hint="choose another label, or a cloud that tells them",
+            setting="label",
+        )
+    edge = torch.from_numpy(data.edge_logprob)
+    cloud = torch.from_numpy(data.cloud_logprob)
+    known = ~cloud.isnan()
+    log_sigmoid = torch.nn.functional.logsigmoid
+
+    def marginal(logit: Any, rows: Any) -> Any:
+        told = known[rows]
+        logit, rows = logit[told], rows[told]
+        either = torch.logaddexp(log_sigmoid(-logit) + edge[rows], log_sigmoid(logit) + cloud[rows])
+        return -either.sum() / max(1, len(rows))
+
+    return marginal
+
+
+def _warm_loss(torch: Any, data: Data, logit: Any, rows: Any) -> Any:
+    return torch.nn.functional.binary_cross_entropy_with_logits(
+        logit,
+        torch.from_numpy(data.labels)[rows],
+        pos_weight=torch.tensor(_POSITIVE_WEIGHT),
+    )
+
+
+def import_torch() -> Any:
+    """Torch, or a `UsageError` that says how to get it."""
+    try:
+        return import_module("torch")
+    except ImportError as error:
+        raise UsageError("Training needs torch", hint="pip install 'edgewise[lab]'") from error

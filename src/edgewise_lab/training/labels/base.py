@@ -1,0 +1,290 @@
+"""Labels: what a consult at a token is worth, and how values are made and kept."""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from edgewise.edge.base import Tokenizer
+from edgewise.errors import UsageError
+from edgewise.registry import Registry
+from edgewise.sampling import Sampling
+from edgewise_lab.evaluation.store import append, read
+from edgewise_lab.evaluation.systems import text_of
+from edgewise_lab.evaluation.tasks.base import Question
+from edgewise_lab.evaluation.tasks.grading import is_right
+from edgewise_lab.rollouts import Continuation, Prefix, Rollouts
+from edgewise_lab.training.collect import Sample, Text
+from edgewise_lab.training.data import Objective
+
+Writer = Literal["edge", "cloud", "pair"]
+
+_GREEDY = Sampling()
+
+
+class Rollout(NamedTuple):
+    """A rollout, and who writes it."""
+
+    writer: Writer
+    prefix: Prefix
+
+
+Labelling = Generator[list[Rollout], list[Continuation], list[float]]
+"""Yields rollouts, is sent what they wrote, returns a value from 0 to 1 for every token."""
+
+Trial = Generator[list[Rollout], list[Continuation], None]
+"""Yields rollouts, is sent what they wrote, raises `UsageError` where that will not do."""
+
+
+class Case(NamedTuple):
+    """A text, and what the edge proposed (int32[n] as a list) at each of its positions."""
+
+    question: Question
+    sample: Sample
+    proposed: Sequence[int]
+    tokenizer: Tokenizer
+    max_tokens: int
+
+    @property
+    def mismatches(self) -> list[int]:
+        """Where the edge would have written something else."""
+        ids = self.sample.ids
+        return [at for at, token in enumerate(self.proposed) if token != ids[at]]
+
+    def right(
+        self, writer: Writer, branches: Sequence[tuple[int, int]], sampling: Sampling
+    ) -> Generator[list[Rollout], list[Continuation], list[bool]]:
+        """Whether `writer` ends right after each (position, token written there)."""
+        texts = yield from self.branches(writer, branches, sampling)
+        return [is_right(self.question, text_of(self.tokenizer, ids)) for ids in texts]
+
+    def branches(
+        self,
+        writer: Writer,
+        branches: Sequence[tuple[int, int]],
+        sampling: Sampling = _GREEDY,
+        *,
+        most: int | None = None,
+    ) -> Generator[list[Rollout], list[Continuation], list[list[int]]]:
+        """The answer's ids with each (position, token written there), as `writer` goes on from it.
+
+        To the end of the answer, or with at most `most` more tokens.
+        """
+        texts = [[*self.sample.ids[:at], token] for at, token in branches]
+        asked = [i for i, ids in enumerate(texts) if self._room(ids)]
+        prompt = self.sample.prompt
+        rooms = [self._room(texts[i]) for i in asked]
+        if most is not None:
+            rooms = [min(most, room) for room in rooms]
+        written = yield [
+            Rollout(writer, Prefix((*prompt, *texts[i]), room, sampling))
+            for i, room in zip(asked, rooms, strict=True)
+        ]
+        for i, continuation in zip(asked, written, strict=True):
+            texts[i] += continuation.ids
+        return texts
+
+    def _room(self, ids: Sequence[int]) -> int:
+        return 0 if ids[-1] in self.tokenizer.eos_ids else max(0, self.max_tokens - len(ids))
+
+
+class Label(Protocol):
+    """A way to say what a consult is worth, in one round of training."""
+
+    name: str
+    """Names the file of its values."""
+
+    described: str
+    """In a few words, for the model card."""
+
+    text: Text = "answer"
+    """Which text it reads."""
+
+    writers: frozenset[Writer] = frozenset()
+    """Who writes its rollouts; the pair is that under the router of the round before."""
+
+    objective: Objective = "cross-entropy"
+    """What a router is fitted to."""
+
+    hidden: int = 64
+    """Width of the router's hidden layer where nobody says; 0 is none."""
+
+    options: tuple[str, ...] = ()
+    """What `rounds` takes."""
+
+    @classmethod
+    def rounds(cls, **options: Any) -> "list[Label]":
+        """The label of each round of training, in order. Raises `UsageError` for a bad option."""
+        return [cls(**options)]
+
+    def trial(self, tokenizer: Tokenizer) -> Trial:
+        """Run before the first text: whether its writers can do what it needs of them."""
+        yield from ()
+
+    def of(self, case: Case) -> Labelling:
+        """The values of one text."""
+        ...
+
+
+TOGETHER = 256
+"""Texts whose rollouts are collected into one call."""
+
+Values = dict[str, tuple[float, ...]]
+"""By question, a value for every token."""
+
+
+class Labelled(msgspec.Struct, frozen=True):
+    """The values of one text; `router` tells that of the pair that wrote its rollouts."""
+
+    question: str
+    values: tuple[float, ...]
+    router: str = ""
+
+
+def label_all(
+    label: Label,
+    cases: Sequence[Case],
+    rollouts: Mapping[Writer, Rollouts],
+    folder: Path,
+    done: Callable[[], None] = lambda: None,
+    *,
+    router: str = "",
+) -> Values:
+    """The values of every case; those that `folder` holds are not made again.
+
+    Where a pair writes, `router` is the digest of its router: another one's values are not taken.
+    """
+    path = _path(label, folder)
+    known = _known(path, router)
+    for _ in range(len(known)):
+        done()
+    fresh = [case for case in cases if case.question.id not in known]
+    if fresh:
+        _try(label, fresh[0].tokenizer, rollouts)
+    waiting = iter(fresh)
+    while batch := list(islice(waiting, TOGETHER)):
+        for case, values in zip(batch, _together(label, batch, rollouts), strict=True):
+            line = Labelled(case.question.id, tuple(_checked(label, case, values)), router)
+            append(path, line)
+            known[line.question] = line.values
+            done()
+    return known
+
+
+def kept_values(label: Label, folder: Path) -> Values:
+    """The values that `folder` holds, the last ones made."""
+    return {line.question: line.values for line in read(_path(label, folder), Labelled)}
+
+
+def _known(path: Path, router: str) -> Values:
+    """Those made with `router`, which are the last ones from now on."""
+    lines = read(path, Labelled)
+    last = {line.question: line for line in lines}
+    known = {line.question: line for line in lines if line.router == router}
+    for question, line in known.items():
+        if last[question].router != router:
+            append(path, line)
+    return {question: line.values for question, line in known.items()}
+
+
+def _path(label: Label, folder: Path) -> Path:
+    return folder / f"labels-{label.name}.jsonl"
+
+
+def _checked(label: Label, case: Case, values: Sequence[float]) -> Sequence[float]:
+    if len(values) != len(case.proposed) or not all(0 <= value <= 1 for value in values):
+        raise UsageError(
+            f"The label {label.name!r} gave {len(values)} values for the {len(case.proposed)} "
+            f"tokens of question {case.question.id!r}, or one that is not from 0 to 1",
+            hint="repair its class",
+        )
+    return values
+
+
+def _try(label: Label, tokenizer: Tokenizer, rollouts: Mapping[Writer, Rollouts]) -> None:
+    """The label's trial. Raises `UsageError` where it is not passed."""
+    trial = label.trial(tokenizer)
+    asks = next(trial, None)
+    while asks is not None:
+        replies = list(_answered({0: asks}, rollouts)[0])
+        try:
+            asks = trial.send(replies)
+        except StopIteration:
+            return
+
+
+def _together(
+    label: Label, cases: Sequence[Case], rollouts: Mapping[Writer, Rollouts]
+) -> list[list[float]]:
+    """Advance all labellings side by side, their rollouts pooled by writer."""
+    found: dict[int, list[float]] = {}
+    running = {index: label.of(case) for index, case in enumerate(cases)}
+    replies: dict[int, Iterator[Continuation]] = {}
+    waiting: dict[int, list[Rollout]] = {}
+    while running:
+        for index, labelling in list(running.items()):
+            try:
+                if index in waiting:
+                    sent = [next(replies[index]) for _ in waiting[index]]
+                    waiting[index] = labelling.send(sent)
+                else:
+                    waiting[index] = next(labelling)
+            except StopIteration as stop:
+                found[index] = stop.value
+                del running[index]
+                waiting.pop(index, None)
+        replies = _answered(waiting, rollouts)
+    return [found[index] for index in range(len(cases))]
+
+
+def _answered(
+    waiting: Mapping[int, Sequence[Rollout]], rollouts: Mapping[Writer, Rollouts]
+) -> dict[int, Iterator[Continuation]]:
+    pooled: dict[Writer, list[Prefix]] = {}
+    for asks in waiting.values():
+        for ask in asks:
+            pooled.setdefault(ask.writer, []).append(ask.prefix)
+    unnamed = pooled.keys() - rollouts.keys()
+    if unnamed:
+        raise UsageError(
+            f"A label asks for rollouts by the {min(unnamed)}", hint="name it in its writers"
+        )
+    written = {writer: iter(rollouts[writer].run(asked)) for writer, asked in pooled.items()}
+    return {
+        index: iter([next(written[ask.writer]) for ask in asks]) for index, asks in waiting.items()
+    }
+
+
+LABELS: Registry[type[Label]] = Registry(
+    "label",
+    "edgewise.labels",
+    {
+        "value": "edgewise_lab.training.labels.published:Value",
+        "mismatch": "edgewise_lab.training.labels.published:Mismatch",
+        "co-llm": "edgewise_lab.training.labels.published:CoLlm",
+        "citer": "edgewise_lab.training.labels.published:Citer",
+        "r2r": "edgewise_lab.training.labels.published:R2R",
+    },
+    wanted=("of", "trial", "rounds", "options", "text", "writers", "objective", "hidden"),
+)
+
+
+def labels_named(name: str, **options: int | str | None) -> list[Label]:
+    """The label of each round of training, in order; an option that is None was not given.
+
+    A `seed` is for labels that draw, and nothing to the others. Raises `UsageError` for a label
+    that there is not, or an option that it does not take.
+    """
+    kind = LABELS.load(name)
+    given = {option: value for option, value in options.items() if value is not None}
+    if "seed" not in kind.options:
+        given.pop("seed", None)
+    for option in given:
+        if option not in kind.options:
+            takes = f"it takes {', '.join(kind.options)}" if kind.options else "it takes no options"
+            raise UsageError(
+                f"The label {name!r} takes no {option}", hint=f"drop it: {takes}", setting=option
+            )
+    return kind.rounds(**given)

@@ -1,0 +1,160 @@
+"""The checkpoint on disk, its model card, and the way to a hub."""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from jinja2 import Environment, StrictUndefined
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from edgewise.edge.base import Floats
+from edgewise.errors import UsageError
+from edgewise.routers.card import CONFIG, TRAINED_ON, WEIGHTS, RouterCard, digest
+from edgewise_lab.evaluation.statistics import Interval, mean_interval
+
+README = "README.md"
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """A calibrated share: its threshold, what it came to, and right answers of each system.
+
+    `interval` is the 95% interval of what it came to.
+    """
+
+    share: float
+    threshold: float
+    realised: float
+    interval: Interval
+    edge: Sequence[bool]
+    pair: Sequence[bool]
+    cloud: Sequence[bool]
+
+
+def isotonic(scores: Floats, labels: Floats) -> tuple[tuple[float, float], ...]:
+    """Knots (score, probability) of the isotonic regression of labels on scores.
+
+    Raises `UsageError` without scipy.
+    """
+    try:
+        optimize: Any = import_module("scipy.optimize")
+    except ImportError as error:
+        raise UsageError(
+            "Training needs scipy", hint="install it: pip install 'edgewise[lab]'"
+        ) from error
+    order = np.argsort(scores, kind="stable")
+    fitted = optimize.isotonic_regression(labels[order].astype(np.float64))
+    starts, ends = fitted.blocks[:-1], fitted.blocks[1:] - 1
+    return tuple(
+        (float(scores[order[at]]), min(1.0, max(0.0, float(fitted.x[at]))))
+        for at in sorted({*starts.tolist(), *ends.tolist()})
+    )
+
+
+def save_weights(
+    folder: Path, tensors: Mapping[str, NDArray[np.floating[Any]]], prompts: Sequence[str]
+) -> None:
+    """Write the weights, and digests of the prompts they were fitted to.
+
+    The card goes first, and `save_card` brings it back: a card of other weights is never there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).unlink(missing_ok=True)
+    save_file(dict(tensors), folder / WEIGHTS)
+    lines = sorted({digest(prompt) for prompt in prompts})
+    (folder / TRAINED_ON).write_text("\n".join(lines) + "\n", encoding="ascii")
+
+
+def save_card(folder: Path, card: RouterCard, measured: Sequence[Measured]) -> None:
+    """Write the model card and `config.json`, which is there whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / README).write_text(model_card(card, measured), encoding="utf-8")
+    described = msgspec.json.format(msgspec.json.encode(card), indent=2)
+    partial = folder / f"{CONFIG}.partial"
+    partial.write_bytes(described + b"\n")
+    partial.replace(folder / CONFIG)
+
+
+def model_card(card: RouterCard, measured: Sequence[Measured]) -> str:
+    """Markdown for people, from the card and the figures measured in calibration."""
+    rows = [
+        {
+            "share": f"{point.share:.0%}",
+            "threshold": f"{point.threshold:.6f}",
+            "realised": _share(point),
+            "probability": _percent(card.probability_at(point.threshold)),
+            "edge": _accuracy(point.edge),
+            "pair": _accuracy(point.pair),
+            "cloud": _accuracy(point.cloud),
+        }
+        for point in measured
+    ]
+    # Markdown, not HTML: nothing to escape.
+    environment = Environment(  # noqa: S701
+        undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
+    template = environment.from_string(_TEMPLATE)
+    return template.render(card=card, rows=rows, n=len(measured[0].pair) if measured else 0)
+
+
+def _share(point: Measured) -> str:
+    low, high = point.interval
+    return f"{point.realised:.1%} ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def _accuracy(right: Sequence[bool]) -> str:
+    low, high = mean_interval(right)
+    return f"{sum(right) / len(right):.1%} ({100 * low:.0f} to {100 * high:.0f})"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+_TEMPLATE = """\
+---
+library_name: edgewise
+tags:
+- token-level-routing
+- edgewise-router
+---
+# A router for Edgewise
+
+At every token it scores from 0 to 1 how much the edge model needs the cloud model's help.
+
+- kind: `{{ card.kind }}`, inputs: {{ card.inputs | join(", ") or "none" }}
+- edge model: hidden size {{ card.hidden_size }}, file `{{ card.edge_fingerprint[:16] }}`\
+{% if card.build %} ({{ card.build }}){% endif %},
+  tokenizer `{{ card.tokenizer_fingerprint[:16] }}`; another build of it is told, any other refused
+- trained on: {{ card.trained_on or "nothing" }}
+- label: {{ card.label or "none" }}
+- calibrated on: {{ card.calibrated_on or "nothing yet" }}
+{% if card.loss is not none %}
+- loss on texts set aside: {{ "%.4f" | format(card.loss) }} nats, that of a constant \
+{{ "%.4f" | format(card.baseline_loss) }}
+{% endif %}
+
+{% for doubt in card.doubts() %}
+**Warning.** {{ doubt }}
+
+{% endfor %}
+{% if rows %}
+| cloud share asked | threshold | realised | worth it there | edge | pair | cloud |
+|---|---|---|---|---|---|---|
+{% for row in rows %}
+| {{ row.share }} | {{ row.threshold }} | {{ row.realised }} | {{ row.probability }} \
+| {{ row.edge }} | {{ row.pair }} | {{ row.cloud }} |
+{% endfor %}
+
+Right answers to the {{ n }} questions that the thresholds were set on, with 95% intervals: the
+weights were not fitted to them, the thresholds were. *Worth it*: the probability, by isotonic
+regression on answers set aside in training, that the label is positive at the threshold.
+{% endif %}
+
+```sh
+edgewise run "..." --edge EDGE --cloud CLOUD --router FOLDER --cloud-share 0.05
+```
+"""

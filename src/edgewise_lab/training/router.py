@@ -1,0 +1,334 @@
+"""From a pair of models and questions to a calibrated checkpoint, in four stages."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from msgspec.structs import replace
+
+from edgewise.cloud.base import CloudModel
+from edgewise.edge.base import EdgeModel
+from edgewise.edge.vocabulary import fingerprint
+from edgewise.errors import UsageError, VocabularyMismatch
+from edgewise.routers.base import Router
+from edgewise.routers.behaviour import behaviour_of
+from edgewise.routers.card import CONFIG, Input, RouterCard, read_card
+from edgewise.routers.named import identity_of, is_trained, kind_recorded, router_of
+from edgewise_lab.evaluation.calibration import thresholds_for
+from edgewise_lab.evaluation.systems import (
+    CloudAlone,
+    contexts_of,
+    edge_alone,
+    paired,
+    require_room,
+    room,
+)
+from edgewise_lab.evaluation.tasks.base import Question, Task
+from edgewise_lab.rollouts import Rollouts, cloud_rollouts, edge_rollouts
+from edgewise_lab.training.collect import (
+    KEPT,
+    REFERENCES,
+    Columns,
+    PairRollouts,
+    Sample,
+    Text,
+    collect_answers,
+    collect_features,
+    read_by_cloud,
+    references,
+)
+from edgewise_lab.training.data import data_of
+from edgewise_lab.training.fit import Fitted, Recipe, fitted
+from edgewise_lab.training.labels.base import Case, Label, Writer, kept_values, label_all
+from edgewise_lab.training.publish import Measured, isotonic, save_card, save_weights
+
+SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15)
+"""Cloud shares that get a threshold."""
+
+MIXED_SHARE = 0.05
+"""Cloud share of the pair that writes the rollouts of a label's later round."""
+
+TOP_K = 10
+"""How many log-probs `top_logprobs` are where nobody says."""
+
+Stage = Literal["collect", "label", "fit", "calibrate"]
+
+
+class Progress:
+    """Told what is done; this one tells nobody."""
+
+    def stage(self, name: str, total: int | None) -> None:
+        """A stage begins; `total` calls of `done` will follow, None where it does not say."""
+
+    def done(self) -> None:
+        """One more."""
+
+
+class Training:
+    """Stages of one label's training. What a stage makes lies in the folder; the next reads it."""
+
+    def __init__(
+        self,
+        task: Task,
+        calibration: Task,
+        folder: Path,
+        *,
+        edge: EdgeModel,
+        cloud: CloudModel,
+        label: Label,
+        inputs: tuple[Input, ...],
+        recipe: Recipe,
+        top_k: int | None = None,
+        kind: str = "mlp",
+        progress: Progress | None = None,
+        data: Path | None = None,
+    ) -> None:
+        """`folder` gets the checkpoint, `data` (default: a folder in it) what it is made from.
+
+        `kind` is the router's name in `ROUTERS`, `module:Class` or `./file.py:Class`; `top_k` goes
+        with the input `top_logprobs`. Raises `UsageError` where it is given without,
+        `VocabularyMismatch` for two vocabularies, and `ContextOverflow` for a question that leaves
+        no room for an answer.
+        """
+        if cloud.seams is not None:
+            raise VocabularyMismatch(
+                "A router is trained on what both models make of one token, and the vocabulary of "
+                f"{cloud.name!r} is another than the edge's",
+                hint="train it on a pair of one vocabulary, or choose entropy",
+                setting="cloud",
+            )
+        for asked in (task, calibration):
+            require_room(asked, edge, cloud)
+        self.task, self.calibration = task, calibration
+        self.folder, self._data = folder, data or folder / "data"
+        self.edge, self.cloud = edge, cloud
+        self._label, self.kind = label, kind
+        self.inputs, self.top_k, self.recipe = inputs, _top_k(inputs, top_k), recipe
+        self._progress = progress or Progress()
+        self._data.mkdir(parents=True, exist_ok=True)
+
+    def run(self) -> Fitted:
+        """All four stages."""
+        self.collect()
+        self.label()
+        found = self.fit()
+        self.calibrate()
+        return found
+
+    def collect(self) -> None:
+        """The cloud's answers, and what the edge makes of the texts that the label reads."""
+        self._collected(allowed=True)
+
+    def label(self) -> None:
+        """A value for every token."""
+        samples, columns = self._collected(allowed=False)
+        self._progress.stage("labels", len(columns.questions))
+        with ExitStack() as stack:
+            writers = self._label.writers
+            rollouts: dict[Writer, Rollouts] = {w: self._rollouts(w, stack) for w in writers}
+            label_all(
+                self._label,
+                self._cases(samples, columns),
+                rollouts,
+                self._data,
+                self._progress.done,
+                router=self._identity() if "pair" in writers else "",
+            )
+
+    def fit(self) -> Fitted:
+        """Weights, and a card without thresholds."""
+        samples, columns = self._collected(allowed=False)
+        values = kept_values(self._label, self._data)
+        if not values.keys() >= set(columns.questions):
+            raise self._lacking("label")
+        self._progress.stage("fitting", self.recipe.epochs)
+        data = data_of(
+            columns,
+            values,
+            samples,
+            inputs=self.inputs,
+            top_k=self.top_k,
+            embeddings=self.edge.embeddings() if "token_embedding" in self.inputs else None,
+        )
+        found = fitted(self.kind, data, self.recipe, self._progress.done)
+        card = replace(
+            self._plain_card(),
+            inputs=self.inputs,
+            top_k=self.top_k,
+            trained_on=f"{self.task.name}, {len(self.task.questions)} questions",
+            label=self._described(),
+            probability=isotonic(found.scores, found.labels),
+            loss=found.loss,
+            baseline_loss=found.baseline_loss,
+        )
+        save_weights(self.folder, found.tensors, [q.prompt for q in self.task.questions])
+        save_card(self.folder, card, ())
+        return found
+
+    def calibrate(self, shares: Sequence[float] = SHARES) -> RouterCard:
+        """Thresholds on the pair's own answers to other questions, and the model card.
+
+        A router that needs no training gets a checkpoint here.
+        """
+        card, router = self._to_calibrate()
+        questions, longest = self.calibration.questions, self.calibration.max_tokens
+        self._progress.stage("calibrating", None)
+        alone = edge_alone(self.edge, longest)
+        large = CloudAlone(self.cloud, self.edge.tokenizer, longest)
+        edge, cloud = ([one.answer(q).right for q in questions] for one in (alone, large))
+        found = thresholds_for(
+            shares,
+            router,
+            self.calibration,
+            edge=self.edge,
+            cloud=self.cloud,
+            done=self._progress.done,
+        )
+        card = replace(
+            card,
+            thresholds={f"{share:g}": point.threshold for share, point in found.items()},
+            realised={
+                f"{share:g}": (point.share, *point.interval) for share, point in found.items()
+            },
+            calibrated_on=f"{self.calibration.name}, {len(questions)} other questions",
+        )
+        measured = [
+            Measured(
+                share, point.threshold, point.share, point.interval, edge, list(point.right), cloud
+            )
+            for share, point in found.items()
+        ]
+        save_card(self.folder, card, measured)
+        return card
+
+    def _plain_card(self) -> RouterCard:
+        return RouterCard(
+            kind=kind_recorded(self.kind, self.folder),
+            edge_fingerprint=self.edge.fingerprint(),
+            tokenizer_fingerprint=fingerprint(self.edge.tokenizer),
+            hidden_size=self.edge.hidden_size,
+            build=self.edge.build,
+            behaviour=behaviour_of(self.edge),
+        )
+
+    def _to_calibrate(self) -> tuple[RouterCard, Router]:
+        """The card without thresholds, and its router."""
+        card = self._plain_card()
+        if (self.folder / CONFIG).exists() or is_trained(self.kind):
+            held = replace(read_card(self.folder), thresholds={}, realised={})
+            held.check(self.edge, self.folder)
+            if held.kind != card.kind:
+                raise UsageError(
+                    f"{str(self.folder)!r} holds a router of the kind {held.kind!r}, not "
+                    f"{card.kind!r}",
+                    hint="name its kind, or another folder",
+                    setting="kind",
+                )
+            # From here on it is a router of this build.
+            card = replace(
+                held,
+                edge_fingerprint=card.edge_fingerprint,
+                build=card.build,
+                behaviour=card.behaviour,
+            )
+        return card, router_of(card, self.folder)
+
+    def _collected(self, *, allowed: bool) -> tuple[list[Sample], Columns]:
+        """What the label's text is; unless `allowed`, it must be there."""
+        text, contexts = self._text(), contexts_of(self.edge, self.cloud)
+        if text == "reference":
+            samples = references(self.task, self.edge.tokenizer, contexts=contexts)
+            if self._label.objective == "marginal-likelihood":
+                if not allowed and not (self._data / REFERENCES).exists():
+                    raise self._lacking("collect")
+                self._progress.stage("cloud's reading", len(samples))
+                samples = read_by_cloud(samples, self.cloud, self._data, self._progress.done)
+        else:
+            if not allowed and not (self._data / "answers.jsonl").exists():
+                raise self._lacking("collect")
+            self._progress.stage("cloud's answers", len(self.task.questions))
+            with closing(cloud_rollouts(self.cloud)) as cloud:
+                samples = collect_answers(
+                    self.task,
+                    self.edge.tokenizer,
+                    cloud,
+                    self._data,
+                    self._progress.done,
+                    contexts=contexts,
+                )
+        if not allowed and not (self._data / f"{text}-00000.safetensors").exists():
+            raise self._lacking("collect")
+        self._progress.stage("edge's features", len(samples))
+        columns = collect_features(samples, text, self.edge, self._data, self._progress.done)
+        return samples, columns
+
+    def _text(self) -> Text:
+        if self._label.text != "target":
+            return self._label.text
+        return "reference" if all(q.reference for q in self.task.questions) else "answer"
+
+    def _described(self) -> str:
+        if self._label.text != "target":
+            return self._label.described
+        texts = "references" if self._text() == "reference" else "cloud's answers"
+        return f"{self._label.described}, along the {texts}"
+
+    def _cases(self, samples: Sequence[Sample], columns: Columns) -> list[Case]:
+        known = {sample.question: sample for sample in samples}
+        asked = {question.id: question for question in self.task.questions}
+        ends = np.flatnonzero(np.diff(columns.sample)) + 1
+        proposed = np.split(columns.proposed, ends)
+        return [
+            self._case(asked[name], known[name], ids.tolist())
+            for name, ids in zip(columns.questions, proposed, strict=True)
+        ]
+
+    def _case(self, question: Question, sample: Sample, proposed: list[int]) -> Case:
+        contexts = contexts_of(self.edge, self.cloud)
+        longest = room(len(sample.prompt), self.task.max_tokens, *contexts)
+        return Case(question, sample, proposed, self.edge.tokenizer, longest)
+
+    def _rollouts(self, writer: Writer, stack: ExitStack) -> Rollouts:
+        if writer == "pair":
+            return self._mixed()
+        rollouts = edge_rollouts(self.edge) if writer == "edge" else cloud_rollouts(self.cloud)
+        stack.callback(rollouts.close)
+        return rollouts
+
+    def _mixed(self) -> PairRollouts:
+        """The pair under the router that the folder holds from the round before."""
+        card = read_card(self.folder)
+        card.check(self.edge, self.folder)
+        threshold = card.threshold(MIXED_SHARE)
+        if threshold is None:
+            raise UsageError(
+                "The first round is not calibrated", hint="run its stage calibrate", setting="stage"
+            )
+        return PairRollouts(paired(self.edge, router_of(card, self.folder), threshold, self.cloud))
+
+    def _identity(self) -> str:
+        return identity_of(read_card(self.folder), self.folder)
+
+    def _lacking(self, stage: Stage) -> UsageError:
+        return UsageError(
+            f"{str(self.folder)!r} does not hold what this stage needs",
+            hint=f"run the stage {stage} first",
+            setting="stage",
+        )
+
+
+def _top_k(inputs: Sequence[Input], given: int | None) -> int:
+    if "top_logprobs" not in inputs:
+        if given is not None:
+            raise UsageError(
+                "top_k belongs to the input top_logprobs, which is not among the inputs",
+                hint="drop it, or add the input",
+                setting="top_k",
+            )
+        return 0
+    top_k = TOP_K if given is None else given
+    if not 1 <= top_k <= KEPT:
+        raise UsageError(f"top_k must be from 1 to {KEPT}, not {top_k}.", setting="top_k")
+    return top_k

@@ -1,0 +1,85 @@
+"""Commands of packages: by an entry point, and a sentence where one cannot be loaded."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CODE = """
+import typer
+
+def hello(name: str = "you") -> None:
+    print(f"hello {name}")
+
+many = typer.Typer()
+
+@many.command()
+def one() -> None:
+    print("one")
+
+@many.command()
+def two() -> None:
+    print("two")
+"""
+
+POINTS = """[edgewise.commands]
+hello = own_commands:hello
+many = own_commands:many
+broken = own_commands:nothing
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A folder with a package that is installed in it."""
+    (tmp_path / "own_commands.py").write_text(CODE)
+    info = tmp_path / "own_commands-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-commands\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(POINTS)
+    return tmp_path
+
+
+def ran(package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, "-m", "edgewise", *arguments],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["hello", "--name", "Ada"], "hello Ada"), (["many", "two"], "two"), (["--help"], "hello")],
+)
+def test_a_package_adds_commands(package: Path, arguments: list[str], said: str) -> None:
+    done = ran(package, *arguments)
+    assert (done.returncode, said in done.stdout) == (0, True), done.stderr
+
+
+def test_one_that_cannot_be_loaded_is_a_sentence(package: Path) -> None:
+    done = ran(package, "broken", "--with", "arguments")
+    assert done.returncode == 2
+    assert "'own_commands:nothing'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_the_laboratory_its_commands_say_how_to_install_it(tmp_path: Path) -> None:
+    hidden = (
+        "import sys; sys.modules['edgewise_lab'] = None\n"
+        "import importlib.metadata as m; m.entry_points = lambda **_: ()\n"
+        "sys.argv = ['edgewise', 'eval', 'pocketqa', '--json']\n"
+        "from edgewise.cli.main import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", hidden], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2
+    assert "pip install 'edgewise[lab]'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,317 @@
+"""A scripted engine over real HTTP, in any dialect: for tests, faults and load.
+
+    python -m tests.doubles.scripted_engine --port 8080
+
+Its vocabulary is that of `ByteTokenizer`, unless it is told another. It answers at once, with ids
+that follow from the whole prefix, so that whoever gets another session's answer notices.
+"""
+
+import argparse
+import asyncio
+import json
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from edgewise.edge.base import Tokenizer
+from edgewise.testing.scripted_edge import ByteTokenizer
+from tests.doubles.engine_dialects import DIALECTS, Dialect, Wanted, Writing
+
+Misbehaviour = Literal["hang", "reset", "error", "busy", "declined", "garbage"]
+"""What to do with a request instead of answering it."""
+
+
+class Twisted(NamedTuple):
+    """The right reply, saying something else."""
+
+    how: Callable[[Writing], Writing]
+
+
+class Edited(NamedTuple):
+    """The right reply with its bytes changed, under another status or other headers."""
+
+    how: Callable[[bytes], bytes] = lambda data: data
+    status: int = 200
+    headers: Mapping[str, str] = {}
+
+
+class Wire(NamedTuple):
+    """Bytes that go onto the connection instead of a reply, `pause` seconds between the pieces.
+
+    Then it is closed.
+    """
+
+    pieces: Sequence[bytes]
+    pause: float = 0.0
+
+
+Misdeed = Misbehaviour | Twisted | Edited | Wire
+
+_STATUS: dict[Misbehaviour, int] = {"error": 500, "busy": 429, "declined": 400}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+HANG_SECONDS = 3600.0
+_MAX_BODY = 8 << 20
+
+
+def reply_to(ids: Sequence[int]) -> int:
+    """The next id after a prefix: a letter that depends on every id of it."""
+    return 97 + hash(tuple(ids)) % 26
+
+
+class _Text(msgspec.Struct):
+    content: str = ""
+    prompt: str = ""
+
+
+class _Ids(msgspec.Struct):
+    tokens: list[int]
+
+
+class ScriptedEngine:
+    """Serves on 127.0.0.1 from a thread of its own. `asked` counts consults, `prefills` the rest.
+
+    `fault` is told the number of each consult and may name what to do with it, `aside` the path of
+    any other request; `faults` counts what they did. `running` consults are being answered,
+    `abandoned` ones were given up by who asked, `looks` were taken at its health, `strays` counts
+    requests for what it does not have, by path. Every reply to a consult has its number as
+    `x-request-id` (`scripted-0`, ...). It says that it serves `model`, of `size` ids (None: it does
+    not say); with another `tokenizer`, or a `mark` other than 0, its vocabulary is another. A
+    hosted dialect serves `others` as well, puts `beginning` before every text (`reads` counts
+    those), knows only models that it serves, and any dialect only who has the `key`, where there
+    is one. Told not to, it does not detokenise; `detokenized` counts requests for that.
+    """
+
+    def __init__(
+        self,
+        *,
+        script: Callable[[Sequence[int]], int] = reply_to,
+        fault: Callable[[int], Misdeed | None] = lambda number: None,
+        seconds: float = 0.0,
+        port: int = 0,
+        dialect: Dialect = "llama-server",
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        """`seconds` a consult takes; port 0 is any free one."""
+        self.script, self.fault, self.seconds = script, fault, seconds
+        self.aside: Callable[[str], Misdeed | None] = lambda path: None
+        self.asked = self.prefills = self.running = self.abandoned = 0
+        self.faults = self.looks = 0
+        self.strays = Counter[str]()
+        self.tokenizer: Tokenizer = tokenizer or ByteTokenizer()
+        self.model, self.mark = "scripted", 0
+        self.others: list[str] = []
+        self.detokenized = 0
+        self.detokenizes = True
+        self.key: str | None = None
+        self.size: int | None = None
+        self.speaks = dialect
+        self._dialect = DIALECTS[dialect]
+        self._loop = asyncio.new_event_loop()
+        self._runner: web.AppRunner | None = None
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.port: int = self._do(self._start(port))
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def listening(self) -> bool:
+        """Whether it can be reached."""
+        return self._runner is not None
+
+    def stop(self) -> None:
+        """Close every connection and stop listening; `start` brings it back on the same port."""
+        self._do(self._stop())
+
+    def start(self) -> None:
+        """Listen again."""
+        self._do(self._start(self.port))
+
+    def close(self) -> None:
+        """Stop for good."""
+        if self._runner is not None:
+            self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _do(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _start(self, port: int) -> int:
+        app = web.Application(client_max_size=_MAX_BODY, middlewares=[self._let_in])
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post(self._dialect.path, self._complete)
+        app.router.add_get("/health", self._health)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/detokenize", self._detokenize)
+        app.router.add_route("*", "/{path:.*}", self._stray)
+        self._runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        await site.start()
+        return int(self._runner.addresses[0][1])
+
+    async def _stop(self) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+        self._runner = None
+
+    @web.middleware
+    async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.Response(status=401, body=b'{"error": {"message": "Invalid API key"}}')
+        return await handler(request)
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        self.looks += 1
+        return await self._reply(request, {"status": "ok"}, self.aside(request.path))
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        meta = {} if self.size is None else {"meta": {"n_vocab": self.size}}
+        owner = self._dialect.owner
+        others = [{"id": name, "owned_by": owner} for name in self.others]
+        served = {"data": [*others, {"id": self.model, "owned_by": owner, **meta}]}
+        return await self._reply(request, served, self.aside(request.path))
+
+    async def _tokenize(self, request: web.Request) -> web.StreamResponse:
+        said = msgspec.json.decode(await request.read(), type=_Text)
+        ids = self.tokenizer.encode(said.content or said.prompt)
+        tokens = {"tokens": [token ^ self.mark for token in ids]}
+        return await self._reply(request, tokens, self.aside(request.path))
+
+    async def _detokenize(self, request: web.Request) -> web.StreamResponse:
+        if not self.detokenizes:
+            return web.Response(status=404, body=b"no such path")
+        known, data = self.tokenizer, b""
+        self.detokenized += 1
+        for asked in msgspec.json.decode(await request.read(), type=_Ids).tokens:
+            token = asked ^ self.mark
+            text = known.special.get(token)
+            inside = token < known.size
+            data += text.encode() if text else known.piece(token) if inside else b""
+        said = {self._dialect.spelled: data.decode("utf-8", "replace")}
+        return await self._reply(request, said, self.aside(request.path))
+
+    async def _stray(self, request: web.Request) -> web.StreamResponse:
+        self.strays[request.path] += 1
+        return web.Response(status=404, body=b"no such path")
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        try:
+            asked = self._dialect.wanted(await request.read())
+        except msgspec.ValidationError as error:
+            return web.Response(status=400, body=str(error).encode())
+        if asked.n == 0:
+            self.prefills += 1
+            return _json({"tokens": []})
+        number, self.asked = self.asked, self.asked + 1
+        self.running += 1
+        try:
+            reply = await self._answer(request, asked, self.fault(number))
+            reply.headers.setdefault("x-request-id", f"scripted-{number}")
+            return reply
+        except asyncio.CancelledError:
+            self.abandoned += 1
+            raise
+        finally:
+            self.running -= 1
+
+    async def _answer(
+        self, request: web.Request, asked: Wanted, fault: Misdeed | None
+    ) -> web.StreamResponse:
+        if self.seconds and not isinstance(fault, str):
+            await asyncio.sleep(self.seconds)
+        writing = self._written(asked)
+        if isinstance(fault, Twisted):
+            self.faults += 1
+            # JSON as it is found: with NaN, and integers of any size.
+            said = json.dumps(self._dialect.reply(fault.how(writing))).encode()
+            return web.Response(body=said, content_type="application/json")
+        return await self._reply(request, self._dialect.reply(writing), fault)
+
+    def _written(self, asked: Wanted) -> Writing:
+        ids = list(asked.ids)
+        written: list[int] = []
+        while len(written) < asked.n:
+            written.append(self.script(ids))
+            ids.append(written[-1])
+            if written[-1] in self.tokenizer.eos_ids:
+                break
+        return Writing(
+            ids=list(written),
+            logprobs=[-0.1] * len(written),
+            top=[[(token, -0.1)] for token in written],
+            ended=written[-1] in self.tokenizer.eos_ids,
+            cached=len(asked.ids) - 1,
+        )
+
+    async def _reply(
+        self, request: web.Request, said: object, fault: Misdeed | None
+    ) -> web.StreamResponse:
+        """What is said, or what is done instead."""
+        if fault is None:
+            return _json(said)
+        self.faults += 1
+        if isinstance(fault, Edited):
+            headers = {"Content-Type": "application/json", **fault.headers}
+            body = fault.how(msgspec.json.encode(said))
+            return web.Response(status=fault.status, headers=headers, body=body)
+        if isinstance(fault, Wire):
+            return await _on_the_wire(request, fault)
+        assert not isinstance(fault, Twisted), "only what is written can be twisted"
+        return await self._fail(request, fault)
+
+    async def _fail(self, request: web.Request, fault: Misbehaviour) -> web.StreamResponse:
+        if fault == "hang":
+            await asyncio.sleep(HANG_SECONDS)
+        if fault == "reset":
+            assert request.transport is not None
+            request.transport.abort()
+            # aiohttp wants a reply all the same; nobody is there to read it.
+            return web.Response(status=_STATUS["error"])
+        if fault == "garbage":
+            return web.Response(body=b'{"tokens": "none", \xff', content_type="application/json")
+        return web.Response(status=_STATUS[fault], body=b"as the script says")
+
+
+async def _on_the_wire(request: web.Request, wire: Wire) -> web.StreamResponse:
+    transport = request.transport
+    assert transport is not None
+    for number, piece in enumerate(wire.pieces):
+        if number and wire.pause:
+            await asyncio.sleep(wire.pause)
+        if transport.is_closing():
+            break
+        transport.write(piece)
+    transport.close()
+    return web.Response(status=_STATUS["error"])
+
+
+def _json(described: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(described), content_type="application/json")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--seconds", type=float, default=0.0, help="a consult takes")
+    options = parser.parse_args()
+    engine = ScriptedEngine(seconds=options.seconds, port=options.port)
+    print(engine.url, flush=True)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

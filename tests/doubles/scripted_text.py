@@ -1,0 +1,295 @@
+"""A scripted API that takes text, over real HTTP, in any dialect: for tests and faults.
+
+    python -m tests.doubles.scripted_text --dialect deepseek --port 8080
+
+It behaves as the API's documents say, which nobody has held against the API itself.
+"""
+
+import argparse
+import asyncio
+import re
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from edgewise.prompts import Message
+from tests.doubles.scripted_engine import HANG_SECONDS, Edited, Wire
+from tests.doubles.text_forms import FORMS, Written
+from tests.doubles.text_wishes import THINK, Wish, Wrong, templated
+
+Habit = Literal["exact", "echo", "strip", "restart", "refuse"]
+"""What becomes of an answer that was begun.
+
+It goes on; writes it again first; drops the blanks where it goes on; begins its own; declines.
+"""
+
+Script = Callable[[Sequence[Message], str], str]
+"""From messages and what was answered so far to the rest of the answer."""
+
+PREFILL = "This model does not support assistant message prefill."
+"""How an API declines an answer that was begun."""
+
+_TOKEN = re.compile(r"\s?[^\s]{1,4}|\s")
+_MAX_BODY = 8 << 20
+
+
+class Retold(NamedTuple):
+    """The right reply, saying something else."""
+
+    how: Callable[[Any], object]
+
+
+TextMisdeed = Literal["hang", "reset"] | Edited | Wire | Retold
+
+
+def _finished(reason: str, **message: object) -> Retold:
+    def retold(reply: Any) -> object:
+        """Ollama says why at the top, others in the choice."""
+        choice = reply["choices"][0] if "choices" in reply else reply
+        named = [name for name in ("done_reason", "stop_type") if name in choice]
+        changed = {**choice, (named or ["finish_reason"])[0]: reason}
+        if "message" in choice:
+            changed["message"] = {**choice["message"], **message}
+        return {**reply, "choices": [changed]} if "choices" in reply else changed
+
+    return Retold(retold)
+
+
+def _without_usage(reply: Any) -> object:
+    counts = ("usage", "timings", "prompt_eval_count", "eval_count")
+    return {name: value for name, value in reply.items() if name not in counts}
+
+
+def _streamed(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\ndata: [DONE]\n\n"
+
+
+def _says(text: bytes) -> Callable[[bytes], bytes]:
+    def said(_: bytes) -> bytes:
+        return text
+
+    return said
+
+
+FILTERED = _finished("content_filter", content="")
+TOOL_CALL = _finished(
+    "tool_calls",
+    content=None,
+    tool_calls=[{"id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}],
+)
+NO_USAGE = Retold(_without_usage)
+HTML = Edited(
+    _says(b"<!DOCTYPE html><title>Sign in</title>"), headers={"Content-Type": "text/html"}
+)
+STREAM = Edited(_streamed, headers={"Content-Type": "text/event-stream"})
+BUSY = Edited(_says(b'{"error": {"message": "Rate limit reached"}}'), status=429)
+
+
+def tokens(text: str) -> list[str]:
+    """In pieces of a blank and four other characters, as which it is counted and written."""
+    return _TOKEN.findall(text)
+
+
+def numbers(messages: Sequence[Message], answer: str) -> str:
+    """Counts in words from one to ten: the rest behind `answer`, or all of it."""
+    whole = "one two three four five six seven eight nine ten"
+    return whole[len(answer) :] if whole.startswith(answer) else whole
+
+
+class ScriptedText:
+    """Serves on 127.0.0.1 from a thread of its own, as `dialect` does.
+
+    `fault` is told the number of each consult and may name what to do with it. `asked` are the
+    consults' wishes, `requests` path and body of every POST. It serves `models`, the first where
+    it does not look at the name; it wants `key` where it has one, does not know the fields
+    `declines`, counts what was `cached`, `thinks` unless it is told not to, and takes the
+    temperature `only`.
+    """
+
+    def __init__(
+        self,
+        dialect: str = "chat",
+        *,
+        script: Script = numbers,
+        habit: Habit = "exact",
+        fault: Callable[[int], TextMisdeed | None] = lambda number: None,
+        seconds: float = 0.0,
+        port: int = 0,
+        base: str = "",
+        bare: bool = False,
+    ) -> None:
+        """`seconds` a consult takes; port 0 is any free one.
+
+        `base` is where its paths begin; where it is `bare` they have no `/v1`.
+        """
+        self.script, self.habit, self.fault, self.seconds = script, habit, fault, seconds
+        self.models = ["scripted"]
+        self.key: str | None = None
+        self.declines: frozenset[str] = frozenset()
+        self.only: float | None = None
+        self.cached, self.thinks = True, False
+        self.asked: list[Wish] = []
+        self.requests: list[tuple[str, bytes]] = []
+        self._form, self._base, self._bare = FORMS[dialect], base, bare
+        self._before: list[list[str]] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._runner: web.AppRunner
+        self.port: int = self._do(self._start(port))
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}{self._base}"
+
+    def close(self) -> None:
+        """Stop for good."""
+        self._do(self._runner.cleanup())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _do(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _start(self, port: int) -> int:
+        app = web.Application(client_max_size=_MAX_BODY)
+        app.router.add_get(self._at(self._form.models), self._listed)
+        app.router.add_post(self._at(self._form.path), self._complete)
+        if self._form is FORMS["llama-server-text"]:
+            app.router.add_post(f"{self._base}/apply-template", self._templated)
+        self._runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05
+        )
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", port).start()
+        return int(self._runner.addresses[0][1])
+
+    def _at(self, path: str) -> str:
+        return self._base + (path.removeprefix("/v1") if self._bare else path)
+
+    async def _listed(self, request: web.Request) -> web.StreamResponse:
+        if not self._knows(request):
+            return _declined(401, "Incorrect API key provided")
+        models = [{"id": name, "owned_by": self._form.owner} for name in self.models]
+        return _json({"object": "list", "data": models})
+
+    async def _templated(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.requests.append((request.path, body))
+        return _json(templated(body, f"{THINK}\n" if self.thinks else ""))
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.requests.append((request.path, body))
+        if not self._knows(request):
+            return _declined(401, "Incorrect API key provided")
+        try:
+            wish = self._wish(body)
+        except Wrong as error:
+            return _declined(error.status, error.reason)
+        number = len(self.asked)
+        self.asked.append(wish)
+        if self.seconds:
+            await asyncio.sleep(self.seconds)
+        said = self._form.reply(self._written(wish))
+        return await self._reply(request, said, self.fault(number))
+
+    def _knows(self, request: web.Request) -> bool:
+        return self.key is None or request.headers.get("Authorization") == f"Bearer {self.key}"
+
+    def _wish(self, body: bytes) -> Wish:
+        """Raises `Wrong` for a request that is declined."""
+        plain = msgspec.json.decode(body)
+        for name in self.declines & {*plain}:
+            raise Wrong(self._form.unfit, f"Unsupported parameter: {name}")
+        model = plain.get("model", self.models[0])
+        if model not in self.models:
+            raise Wrong(404, f"The model `{model}` does not exist or you have no access to it.")
+        wish = self._form.wish(body)
+        if self.only is not None and wish.temperature not in (None, self.only):
+            raise Wrong(400, f"invalid temperature: only {self.only:g} is allowed for this model")
+        if self.habit == "refuse" and wish.answer:
+            raise Wrong(400, PREFILL)
+        return wish
+
+    def _written(self, wish: Wish) -> Written:
+        prompt = [piece for one in wish.messages for piece in tokens(one.content)]
+        prompt += tokens(wish.answer)
+        held = max((_shared(prompt, other) for other in self._before), default=0)
+        self._before.append(prompt)
+        cached = held if self.cached else None
+        if self.thinks and not wish.quiet:
+            thoughts = "Let me think. " * wish.n
+            return Written("", False, len(prompt), cached, wish.n, thoughts)
+        begun = "" if self.habit == "restart" else wish.answer
+        rest = tokens(self.script(wish.messages, begun))
+        text = "".join(rest[: wish.n])
+        if self.habit == "echo":
+            text = wish.answer + text
+        if self.habit == "strip":
+            text = text.strip()
+        return Written(text, len(rest) <= wish.n, len(prompt), cached, min(len(rest), wish.n))
+
+    async def _reply(
+        self, request: web.Request, said: dict[str, Any], fault: TextMisdeed | None
+    ) -> web.StreamResponse:
+        """What is said, or what is done instead."""
+        if isinstance(fault, Retold):
+            return _json(fault.how(said))
+        if isinstance(fault, Edited):
+            headers = {"Content-Type": "application/json", **fault.headers}
+            body = fault.how(msgspec.json.encode(said))
+            return web.Response(status=fault.status, headers=headers, body=body)
+        if fault == "hang":
+            await asyncio.sleep(HANG_SECONDS)
+        if fault is not None:
+            return await _on_the_wire(request, fault if isinstance(fault, Wire) else Wire([]))
+        return _json(said)
+
+
+async def _on_the_wire(request: web.Request, wire: Wire) -> web.StreamResponse:
+    """Its pieces, then the connection's end."""
+    transport = request.transport
+    assert transport is not None
+    for number, piece in enumerate(wire.pieces):
+        await asyncio.sleep(wire.pause if number else 0)
+        transport.write(piece)
+    transport.close()
+    # Nobody is there to read it.
+    return web.Response()
+
+
+def _shared(one: Sequence[str], other: Sequence[str]) -> int:
+    """How many pieces both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _declined(status: int, reason: str) -> web.Response:
+    said = {"error": {"message": reason, "type": "invalid_request_error"}}
+    return web.Response(
+        status=status, body=msgspec.json.encode(said), content_type="application/json"
+    )
+
+
+def _json(described: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(described), content_type="application/json")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dialect", choices=list(FORMS), default="chat")
+    parser.add_argument("--port", type=int, default=8080)
+    options = parser.parse_args()
+    server = ScriptedText(options.dialect, port=options.port)
+    print(server.url, flush=True)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,404 @@
+"""Models that cannot drop their last ids go back to checkpoints, and read as if they had not."""
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgewise.edge.base import Chunk, EdgeAbilities, Floats, Needs
+from edgewise.edge.kv import KvSession
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.llamacpp.batched import width_for
+from edgewise.edge.llamacpp.cache import LlamaSequence
+from edgewise.edge.llamacpp.library import llama_cpp
+from edgewise.edge.sequence import MOST
+from edgewise.errors import UsageError
+from edgewise.routers.uncertainty import MaxProb
+from tests.hybrid_models import HYBRIDS, HybridPaths
+
+CONTEXT, NEAR = 128, 1e-2
+"""Batches of different sizes differ by less than this part of the largest logit."""
+
+A = [(7 * index) % 250 for index in range(40)]
+RECURRENT = (*HYBRIDS, "mamba")
+
+Wanted = Callable[[Sequence[int]], Floats]
+
+
+def load(path: Path, *, context: int = CONTEXT, **options: Any) -> LlamaModel:
+    return LlamaModel(path, context=context, threads=1, gpu_layers=0, **options)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many ids each decode had, from the last `clear()` on."""
+    sizes: list[int] = []
+    decode = llama_cpp.llama_decode
+
+    def counted(context: Any, batch: Any) -> int:
+        sizes.append(batch.n_tokens)
+        return decode(context, batch)
+
+    monkeypatch.setattr(llama_cpp, "llama_decode", counted)
+    return sizes
+
+
+@pytest.fixture(scope="module", params=RECURRENT)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def path(kind: str, hybrid_paths: HybridPaths) -> Path:
+    return hybrid_paths[kind]
+
+
+@pytest.fixture(scope="module")
+def qwen(hybrid_paths: HybridPaths) -> Path:
+    return hybrid_paths["qwen35"]
+
+
+@pytest.fixture
+def wanted(path: Path) -> Iterator[Wanted]:
+    """Logits after ids that a session without a past reads."""
+    with load(path) as model:
+        yield lambda ids: read(model, ids)[1]
+
+
+def read(model: LlamaModel, ids: Sequence[int]) -> tuple[int, Floats]:
+    """How many ids were kept, and the logits after all of them."""
+    with closing(model.session(Needs.LOGITS)) as session:
+        kept = session.open(ids)
+        return kept, session.step().logits
+
+
+def state_sizes(model: LlamaModel, ids: Sequence[int]) -> list[int]:
+    """Bytes of every mark that a session makes."""
+    sizes: list[int] = []
+    save = llama_cpp.llama_state_seq_get_data_ext
+
+    def noted(context: Any, buffer: Any, size: int, *rest: Any) -> int:
+        sizes.append(size)
+        return save(context, buffer, size, *rest)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(llama_cpp, "llama_state_seq_get_data_ext", noted)
+        read(model, ids)
+    return sizes
+
+
+def assert_near(left: Floats, right: Floats) -> None:
+    largest = float(np.abs(right).max())
+    np.testing.assert_allclose(left, right, atol=NEAR * largest, rtol=0)
+    # Where it is no near tie the likeliest is the same.
+    assert right[int(left.argmax())] >= right.max() - 2 * NEAR * largest
+
+
+class Writer:
+    """A session, and the ids that it should hold: `least` to `most` of them."""
+
+    def __init__(
+        self, session: KvSession, rng: np.random.Generator, *, least: int = 1, most: int = CONTEXT
+    ) -> None:
+        self.session, self.rng, self.least, self.most = session, rng, least, most
+        self.ids = [int(token) for token in rng.integers(0, 250, least)]
+        session.open(self.ids)
+
+    def some(self, most: int) -> list[int]:
+        return [int(token) for token in self.rng.integers(0, 250, self.rng.integers(1, most))]
+
+    def place(self) -> int:
+        return int(self.rng.integers(self.least, len(self.ids) + 1))
+
+    def go_on(self) -> None:
+        new = self.some(5)
+        self.session.extend(new)
+        self.ids += new
+
+    def batch(self) -> None:
+        new = self.some(5)
+        self.session.steps(new)
+        self.ids += new
+
+    def ahead(self) -> None:
+        """As the loop runs ahead of a consult, which then differs."""
+        self.session.step()
+        self.session.checkpoint(len(self.ids))
+        for token in self.some(17):
+            self.session.extend([token])
+            self.session.step()
+        self.session.rewind(len(self.ids))
+        self.go_on()
+
+    def rewind(self) -> None:
+        del self.ids[self.place() :]
+        self.session.rewind(len(self.ids))
+
+    def open(self) -> None:
+        """Another turn, part of which is not new."""
+        del self.ids[self.place() :]
+        self.ids += self.some(30)
+        self.session.open(self.ids)
+
+    def act(self) -> None:
+        if len(self.ids) > self.most - 32:
+            self.rewind()
+        else:
+            self.rng.choice([self.go_on, self.batch, self.ahead, self.rewind, self.open])()
+
+
+def test_whatever_is_done_logits_are_those_of_a_fresh_read(path: Path, wanted: Wanted) -> None:
+    rng = np.random.default_rng(0)
+    with load(path, slots=2) as model:
+        writers = [Writer(model.session(Needs.LOGITS), rng) for _ in range(2)]
+        for _ in range(300):
+            writer = writers[int(rng.integers(2))]
+            writer.act()
+            assert_near(writer.session.step().logits, wanted(writer.ids))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_so_they_are_where_all_can_be_cut(hybrid_paths: HybridPaths, kind: str) -> None:
+    rng = np.random.default_rng(1)
+    with load(hybrid_paths[kind], slots=2) as model, load(hybrid_paths[kind]) as other:
+        writers = [Writer(model.session(Needs.LOGITS), rng) for _ in range(2)]
+        for _ in range(300):
+            writer = writers[int(rng.integers(2))]
+            writer.act()
+            assert_near(writer.session.step().logits, read(other, writer.ids)[1])
+
+
+def test_what_it_says_of_itself(path: Path, kind: str) -> None:
+    with load(path, slots=2) as model:
+        hidden = kind != "lfm2"
+        assert model.abilities == EdgeAbilities(hidden=hidden, rewinds="checkpoints", slots=2)
+
+
+def test_back_to_where_a_consult_left_nothing_is_read_again(
+    path: Path, wanted: Wanted, runs: list[int]
+) -> None:
+    with load(path) as model:
+        session = model.session(Needs.LOGITS)
+        session.open(A)
+        session.step()
+        session.checkpoint(len(A))
+        for token in range(16):
+            session.extend([token])
+            session.step()
+        session.rewind(len(A))
+        runs.clear()
+        session.extend([99])
+        logits = session.step().logits
+        assert runs == [1]
+        assert_near(logits, wanted([*A, 99]))
+
+
+@pytest.mark.parametrize("back", [1, 2, 3, 5, 11, 16])
+def test_a_little_back_little_is_read_again(qwen: Path, runs: list[int], back: int) -> None:
+    with load(qwen) as model:
+        session = model.session()
+        session.open(A)
+        for token in range(48):
+            session.extend([token])
+            session.step()
+        session.rewind(session.position - back)
+        session.extend([99])
+        runs.clear()
+        session.step()
+        assert len(runs) == 1, "in one run"
+        assert runs[0] <= max(LlamaSequence.spacing, back) + 1
+
+
+def test_no_more_marks_than_there_may_be_in_memory_that_is_used_again(
+    qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: set[int] = set()
+    save = llama_cpp.llama_state_seq_get_data_ext
+
+    def noted(context: Any, buffer: Any, *rest: Any) -> int:
+        places.add(ctypes.addressof(buffer.contents))
+        return save(context, buffer, *rest)
+
+    monkeypatch.setattr(llama_cpp, "llama_state_seq_get_data_ext", noted)
+    with load(qwen, slots=2) as model:
+        for ids in (A, A[::-1]):
+            session = model.session()
+            session.open(ids)
+            for token in range(80):
+                session.extend([token])
+                session.step()
+        assert len(places) == 2 * MOST
+
+
+class TestPrefixes:
+    def test_the_next_turn_reads_what_is_new(
+        self, path: Path, wanted: Wanted, runs: list[int]
+    ) -> None:
+        with load(path, keep_prefixes=True) as model:
+            read(model, A)
+            longer = [*A, 3, 4, 5]
+            for ids, least in ((longer, len(A)), ([*A, 9], len(A) - 1), (A, len(A) - 1)):
+                runs.clear()
+                kept, logits = read(model, ids)
+                assert least <= kept
+                assert sum(runs) == len(ids) - kept, "what is said to be kept is not read"
+                assert_near(logits, wanted(ids))
+
+    def test_the_last_message_may_be_changed(
+        self, path: Path, wanted: Wanted, runs: list[int]
+    ) -> None:
+        with load(path, keep_prefixes=True) as model:
+            with closing(model.session()) as session:
+                session.open(A)
+                session.checkpoint(25)
+                session.step()
+                for token in range(60):
+                    session.extend([token])
+                    session.step()
+            changed = [*A[:25], 7, 7, 7]
+            runs.clear()
+            kept, logits = read(model, changed)
+            assert (kept, sum(runs)) == (25, 3)
+            assert_near(logits, wanted(changed))
+
+    def test_the_slot_that_really_keeps_most_is_chosen(self, qwen: Path) -> None:
+        with load(qwen, slots=2, keep_prefixes=True) as model:
+            early, late = model.session(), model.session()
+            for session, mark in ((early, 3), (late, 20)):
+                session.open(A)
+                session.checkpoint(mark)
+                session.step()
+            late.close()
+            early.close()
+            assert read(model, [*A[:30], 1])[0] == 20
+
+    def test_without_it_nothing_is_kept(self, path: Path, wanted: Wanted) -> None:
+        with load(path) as model:
+            read(model, A)
+            kept, logits = read(model, A)
+            assert kept == 0
+            assert_near(logits, wanted(A))
+
+
+class TestFaults:
+    """What cannot be restored is read again from the start."""
+
+    def check(self, path: Path, runs: list[int]) -> None:
+        with load(path) as model, load(path) as other:
+            session = model.session(Needs.LOGITS)
+            session.open(A)
+            session.step()
+            session.extend([1, 2, 3])
+            session.step()
+            session.rewind(len(A) + 1)
+            runs.clear()
+            logits = session.step().logits
+            assert sum(runs) == len(A) + 1
+            assert_near(logits, read(other, [*A, 1])[1])
+            session.extend([2])
+            assert_near(session.step().logits, read(other, [*A, 1, 2])[1])
+
+    @pytest.mark.parametrize("code", [0, 7])
+    def test_a_mark_that_is_not_read_whole(
+        self, qwen: Path, runs: list[int], monkeypatch: pytest.MonkeyPatch, code: int
+    ) -> None:
+        monkeypatch.setattr(llama_cpp, "llama_state_seq_set_data_ext", lambda *_: code)
+        self.check(qwen, runs)
+
+    def test_a_mark_that_was_overwritten(
+        self, path: Path, runs: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        restore = llama_cpp.llama_state_seq_set_data_ext
+
+        def spoilt(context: Any, buffer: Any, size: int, *rest: Any) -> int:
+            ctypes.memset(buffer, 0xFF, size)
+            return restore(context, buffer, size, *rest)
+
+        monkeypatch.setattr(llama_cpp, "llama_state_seq_set_data_ext", spoilt)
+        self.check(path, runs)
+
+    def test_a_cut_that_is_refused(
+        self, qwen: Path, runs: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        remove = llama_cpp.llama_memory_seq_rm
+
+        def all_or_nothing(memory: Any, sequence: int, start: int, end: int) -> bool:
+            return start <= 0 and remove(memory, sequence, start, end)
+
+        monkeypatch.setattr(llama_cpp, "llama_memory_seq_rm", all_or_nothing)
+        self.check(qwen, runs)
+
+    def test_marks_that_cannot_be_made(
+        self, qwen: Path, runs: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(llama_cpp, "llama_state_seq_get_data_ext", lambda *_: 0)
+        self.check(qwen, runs)
+
+
+class TestHiddenStates:
+    def test_where_llama_cpp_hands_them_out_with_wrong_logits_there_are_none(
+        self, hybrid_paths: HybridPaths
+    ) -> None:
+        with load(hybrid_paths["lfm2"]) as model:
+            with pytest.raises(UsageError) as caught:
+                model.session(Needs.HIDDEN)
+            assert str(caught.value) == (
+                "The engine of 'lfm2' hands out no hidden states; choose a router that reads "
+                "none, such as entropy."
+            )
+            with closing(model.session(MaxProb().needs)) as session:
+                session.open(A)
+                assert 0 <= MaxProb().score(session.step()) <= 1
+
+    def test_elsewhere_they_leave_the_logits_as_they_are(self, qwen: Path) -> None:
+        with load(qwen) as model, load(qwen) as plain:
+            with closing(model.session(Needs.LOGITS | Needs.HIDDEN)) as session:
+                session.open(A)
+                step = session.step()
+            assert step.hidden.shape == (model.hidden_size,)
+            assert_near(step.logits, read(plain, A)[1])
+
+
+class TestRollouts:
+    def test_neighbouring_prefixes_are_not_read_again(self, qwen: Path, runs: list[int]) -> None:
+        with load(qwen) as model, load(qwen) as other, closing(model.sequences(2)) as sequences:
+            sequences.run([Chunk(0, 0, A[:20], True), Chunk(1, 0, A[5:20], True)])
+            for position in range(20, 24):
+                sequences.run([Chunk(0, position, [position], True)])
+            assert sequences.forget(0, 20) == 20
+            runs.clear()
+            (step,) = sequences.run([Chunk(0, 20, A[20:30], True)])
+            assert runs == [10]
+            assert_near(step.logits, read(other, A[:30])[1])
+            # The same prefix again: its last id has no logits any more.
+            assert sequences.forget(0, 29) == 20
+            (step,) = sequences.run([Chunk(1, 15, [1], True)])
+            assert_near(step.logits, read(other, [*A[5:20], 1])[1])
+
+    @pytest.mark.parametrize(
+        ("state", "width"), [(0, 32), (1 << 10, 32), (20 << 20, 17), (56 << 20, 6), (1 << 40, 1)]
+    )
+    def test_how_many_fit_in_memory(self, state: int, width: int) -> None:
+        """With two marks each, in a gibibyte."""
+        assert width_for(32, 512, state) == width
+
+
+def test_windows_are_cut_far_back_and_near(hybrid_paths: HybridPaths, runs: list[int]) -> None:
+    """Layers that look back a few ids hold all of them."""
+    path = hybrid_paths["gemma3"]
+    long = tuple((11 * index + index // 7) % 250 for index in range(1100))
+    with load(path, context=2048) as model, load(path, context=2048) as other:
+        session = model.session(Needs.LOGITS)
+        for position in (1090, 520, 7):
+            session.open(long)
+            session.step()
+            session.rewind(position)
+            session.extend([5])
+            runs.clear()
+            logits = session.step().logits
+            assert runs == [1]
+            assert_near(logits, read(other, [*long[:position], 5])[1])

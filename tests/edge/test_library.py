@@ -1,0 +1,226 @@
+"""Which llama.cpp is used, and what is said where there is none that fits."""
+
+import _ctypes
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from edgewise.edge.llamacpp import library as binding
+from edgewise.errors import UsageError
+
+ASK = ("run", "Where is Lisbon?", "--cloud", "none", "--max-tokens", "8")
+REAL = binding.find_spec
+HIDE = "import sys\nfor name in {}:\n    sys.modules[name] = None\n"
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def edgewise_with(tmp_path: Path) -> Run:
+    """Runs the command where the packages in `tmp_path` are found first, and `hidden` never."""
+
+    def run(*arguments: str, hidden: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
+        (tmp_path / "sitecustomize.py").write_text(HIDE.format(hidden))
+        paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return subprocess.run(
+            [sys.executable, "-m", "edgewise", *arguments],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    return run
+
+
+def install(folder: Path, package: str, release: str, files: dict[str, str]) -> None:
+    """Put a package where it is found first."""
+    info = folder / f"{package.replace('-', '_')}-{release}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {release}\n")
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def said(done: "subprocess.CompletedProcess[str]") -> str:
+    """The one sentence of a command that ended as for a user's mistake."""
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    return line
+
+
+@pytest.fixture
+def prebuilt() -> Path:
+    """The library of the wheel."""
+    pytest.importorskip("xllamacpp", reason="needs the wheel")
+    spec = find_spec("xllamacpp")
+    assert spec is not None
+    assert spec.origin is not None
+    return next(Path(spec.origin).parent.glob("xllamacpp*.so"))
+
+
+def test_the_build_is_named() -> None:
+    name, release = binding.build().split()
+    assert version(name) == release == binding.VERSIONS[name]
+
+
+@pytest.mark.parametrize(
+    ("installed", "system", "used"),
+    [
+        (("xllamacpp",), "linux", "xllamacpp"),
+        (("xllamacpp", "edgewise_llama"), "linux", "edgewise-llama"),
+        (("xllamacpp", "edgewise_llama", "llama_cpp"), "linux", "llama-cpp-python"),
+        (("xllamacpp", "edgewise_llama"), "win32", "edgewise-llama"),
+    ],
+)
+def test_what_fits_better_goes_first(
+    installed: tuple[str, ...], system: str, used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binding, "find_spec", lambda name: name if name in installed else None)
+    monkeypatch.setattr(sys, "platform", system)
+    assert binding.package() == used
+
+
+def test_where_nothing_can_be_called_nothing_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Windows the library of xllamacpp exports no call."""
+    monkeypatch.setattr(binding, "find_spec", lambda name: name if name == "xllamacpp" else None)
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(UsageError, match=r"not installed.*edgewise\[native\]"):
+        binding.package()
+
+
+def test_an_answer_comes_without_llama_cpp_python(prebuilt: Path, edgewise_with: Run) -> None:
+    done = edgewise_with(*ASK, hidden=("llama_cpp", "edgewise_llama"))
+    assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
+    assert done.stdout.strip()
+    assert (
+        "llama.cpp (xllamacpp"
+        in edgewise_with("doctor", hidden=("llama_cpp", "edgewise_llama")).stdout
+    )
+
+
+def test_the_structs_are_those_of_the_prebuilt_library(prebuilt: Path) -> None:
+    """Sizes that a C compiler says of them."""
+    calls = binding.load_library(prebuilt)
+    sizes = [ctypes.sizeof(calls.llama_model_params), ctypes.sizeof(calls.llama_context_params)]
+    assert [*sizes, ctypes.sizeof(calls.llama_batch)] == [80, 168, 56]
+    assert binding.llama_context_params.embeddings.offset == 136
+
+
+def test_another_library_is_refused_before_it_is_called() -> None:
+    with pytest.raises(UsageError, match="another build: llama_version is None"):
+        binding.load_library(Path(_ctypes.__file__))
+
+
+@pytest.mark.parametrize("name", ["llama_version", "ggml_version"])
+def test_another_build_is_refused(
+    prebuilt: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(binding.BUILD, name, "0.0.1")
+    with pytest.raises(UsageError, match=rf"another build: {name} is '.*', not '0\.0\.1'"):
+        binding.load_library(prebuilt)
+
+
+def test_structs_that_do_not_fit_are_seen(prebuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the release before, which had a field fewer in the middle."""
+    fields = {name: (name, kind) for name, kind in binding.llama_context_params._fields_}
+    shifted = fields.pop("moe_cache_size")
+
+    class Older(ctypes.Structure):
+        _fields_ = (*fields.values(), shifted)
+
+    monkeypatch.setitem(binding.CALLS, "llama_context_default_params", (Older, ()))
+    with pytest.raises(UsageError, match="another build: llama_context_default_params says"):
+        binding.load_library(prebuilt)
+
+
+BROKEN = {
+    "llama_cpp": (
+        "llama-cpp-python",
+        {"llama_cpp/__init__.py": "raise RuntimeError('no libllama')"},
+    ),
+    "edgewise_llama": (
+        "edgewise-llama",
+        {"edgewise_llama/__init__.py": "", "edgewise_llama/libllama.so": "none"},
+    ),
+    "xllamacpp": (
+        "xllamacpp",
+        {"xllamacpp/__init__.py": "", "xllamacpp/xllamacpp.abi3.so": "none"},
+    ),
+}
+ORDER = tuple(BROKEN)
+MENDS = {"edgewise_llama": "pip uninstall edgewise-llama"}
+"""It is on no index, where another could take its name."""
+
+
+@pytest.mark.parametrize("module", BROKEN)
+def test_a_library_that_cannot_be_loaded_is_a_sentence(
+    module: str, tmp_path: Path, edgewise_with: Run
+) -> None:
+    package, files = BROKEN[module]
+    install(tmp_path, package, binding.VERSIONS[package], files)
+    hidden = ORDER[: ORDER.index(module)]
+    told = said(edgewise_with(*ASK, hidden=hidden))
+    assert told.startswith(f"edgewise: The llama.cpp of {package} cannot be loaded (")
+    assert MENDS.get(module, f"pip install --force-reinstall {package}==") in told
+    assert edgewise_with("--help", hidden=hidden).returncode == 0
+    checked = edgewise_with("doctor", hidden=hidden)
+    assert checked.returncode == 1
+    assert f"fail engine: The llama.cpp of {package} cannot be loaded" in checked.stdout
+
+
+@pytest.mark.parametrize("module", BROKEN)
+def test_another_release_is_a_sentence(module: str, tmp_path: Path, edgewise_with: Run) -> None:
+    package, files = BROKEN[module]
+    install(tmp_path, package, "0.0.1", files)
+    told = said(edgewise_with(*ASK, hidden=ORDER[: ORDER.index(module)]))
+    assert f"{package} {binding.VERSIONS[package]}, and 0.0.1 is installed" in told
+    assert MENDS.get(module, f"pip install --force-reinstall {package}==") in told
+
+
+def test_none_at_all_is_a_sentence(edgewise_with: Run) -> None:
+    nothing = ORDER
+    assert "edgewise[native]" in said(edgewise_with(*ASK, hidden=nothing))
+    assert edgewise_with("--help", hidden=nothing).returncode == 0
+    assert edgewise_with("--version", hidden=nothing).returncode == 0
+
+
+def test_a_missing_runtime_of_openmp_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: Path, *, backends: bool) -> None:
+        raise OSError("libgomp.so.1: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr(
+        binding, "find_spec", lambda name: REAL(name) if name == "xllamacpp" else None
+    )
+    monkeypatch.setattr(binding, "load_library", missing)
+    monkeypatch.setattr(binding, "llama_cpp", type(binding.llama_cpp)())
+    with pytest.raises(UsageError, match="apt-get install libgomp1"):
+        binding.llama_cpp.llama_backend_init()
+
+
+def test_amx_is_left_out_of_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binding, "processor", lambda: frozenset({"avx512f", "amx_tile"}))
+    assert "GGML_NATIVE=OFF" in binding.how_to_compile()
+    monkeypatch.setattr(binding, "processor", lambda: frozenset({"avx512f"}))
+    assert "CMAKE_ARGS" not in binding.how_to_compile()
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="Linux says what a processor can")
+def test_a_processor_that_lacks_instructions_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        binding, "find_spec", lambda name: REAL(name) if name == "xllamacpp" else None
+    )
+    monkeypatch.setattr(binding, "processor", lambda: frozenset({"fma", "sse4_2"}))
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(binding, "llama_cpp", type(binding.llama_cpp)())
+    with pytest.raises(UsageError, match="needs a processor with avx2"):
+        binding.llama_cpp.llama_backend_init()

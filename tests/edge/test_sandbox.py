@@ -1,0 +1,255 @@
+"""A GGUF that would end the process ends in a sentence, and a sound one is tried once."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import gguf
+import pytest
+
+from edgewise.addresses import bundled
+from edgewise.edge.llamacpp import LlamaModel
+from edgewise.edge.llamacpp import library as binding
+from edgewise.edge.llamacpp import sandbox as trial
+from edgewise.errors import ModelError
+from tests.mutated_gguf import mutants
+
+EPSILON = "llama.attention.layer_norm_rms_epsilon"
+Tried = Callable[[], int]
+
+
+def broken(path: Path, key: str, value: float) -> Path:
+    """A copy of the bundled edge model with another value."""
+    shutil.copy(bundled("edge"), path)
+    reader = gguf.GGUFReader(path, "r+")
+    field = reader.fields[key]
+    field.parts[field.data[0]][0] = value
+    reader.data.flush()
+    return path
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tried:
+    """How many children were started, with a record of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "cache"))
+    begun: list[object] = []
+    run = subprocess.run
+
+    def counted(*args: object, **more: object) -> object:
+        begun.append(args)
+        return run(*args, **more)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess, "run", counted)
+    return lambda: len(begun)
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Path:
+    return Path(shutil.copy(bundled("edge"), tmp_path / "sound.gguf"))
+
+
+def load(path: Path) -> None:
+    with LlamaModel(path) as model:
+        session = model.session()
+        session.open([0, model.tokenizer.size - 1])
+        session.step()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [(EPSILON, -1.0), (EPSILON, float("nan")), ("llama.block_count", 1 << 20)],
+)
+def test_what_ends_llama_cpp_is_a_sentence(tmp_path: Path, key: str, value: float) -> None:
+    path = broken(tmp_path / "broken.gguf", key, value)
+    with pytest.raises(ModelError) as caught:
+        LlamaModel(path)
+    said = str(caught.value)
+    assert said.startswith(f"{str(path)!r} is damaged, or no model that llama.cpp can run (")
+    assert "GGML_ASSERT" in said
+    assert said.endswith("; download it again.")
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("first", [0, 19, 46, 354])
+def test_a_mutated_file_never_ends_the_process(tmp_path: Path, first: int) -> None:
+    """Some of them, among them such as would; `python -m tests.mutated_gguf` tries any number."""
+    for number, (_, data) in enumerate(mutants(6, first=first)):
+        path = tmp_path / f"{number}.gguf"
+        path.write_bytes(data)
+        with suppress(ModelError):
+            load(path)
+
+
+def test_a_file_that_passed_is_not_tried_again(tried: Tried, sound: Path) -> None:
+    load(sound)
+    assert tried() == 1
+    load(sound)
+    linked = sound.with_name("linked.gguf")
+    linked.symlink_to(sound)
+    load(linked)
+    assert tried() == 1
+
+
+def test_the_bundled_files_are_not_tried(tried: Tried) -> None:
+    load(bundled("edge"))
+    assert tried() == 0
+
+
+def test_a_file_that_changes_is_tried_again(tried: Tried, sound: Path) -> None:
+    load(sound)
+    broken(sound, EPSILON, -1.0)
+    with pytest.raises(ModelError, match="is damaged"):
+        load(sound)
+    # Nor is one that failed remembered.
+    with pytest.raises(ModelError, match="is damaged"):
+        load(sound)
+    assert tried() == 3
+
+
+def test_a_file_that_changes_while_it_is_tried_is_not_remembered(
+    tried: Tried, sound: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = subprocess.run
+
+    def replacing(*args: object, **more: object) -> object:
+        done = run(*args, **more)  # type: ignore[call-overload]
+        os.utime(sound, (1, 1))
+        return done
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "run", replacing)
+        load(sound)
+    load(sound)
+    assert tried() == 2
+
+
+def test_another_version_of_the_library_tries_again(
+    tried: Tried, sound: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(sound)
+    monkeypatch.setattr(binding, "build", lambda: "another 99")
+    load(sound)
+    assert tried() == 2
+
+
+@pytest.mark.parametrize("place", ["a file", "nowhere"])
+def test_a_cache_that_cannot_be_written_costs_a_trial_and_nothing_else(
+    tried: Tried, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    cache = tmp_path / "no cache"
+    if place == "a file":
+        cache.write_text("")
+    else:
+        cache = Path("/proc/none")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    load(sound)
+    load(sound)
+    assert tried() == 2
+
+
+def test_many_at_once_disturb_each_other_not(tried: Tried, sound: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(load, sound) for _ in range(4)]:
+            done.result()
+    before = tried()
+    load(sound)
+    assert tried() == before
+
+
+def test_the_record_stays_small(
+    tried: Tried, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "KEPT", 2)
+    for second in range(4):
+        os.utime(sound, (second, second))
+        load(sound)
+    assert tried() == 4
+    assert len([path for path in (tmp_path / "cache").rglob("*") if path.is_file()]) == 2
+    load(sound)
+    assert tried() == 4
+
+
+def test_a_load_without_end_is_a_sentence(
+    tried: Tried, sound: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "SECONDS", 0.01)
+    monkeypatch.setattr(trial, "SECONDS_A_BYTE", 0.0)
+    with pytest.raises(ModelError, match="loading it does not end"):
+        load(sound)
+    monkeypatch.setattr(trial, "SECONDS", 60.0)
+    load(sound)
+
+
+def test_what_lies_in_the_current_folder_is_not_run(
+    tried: Tried, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("numpy.py", "edgewise.py", "llama_cpp.py"):
+        Path(name).write_text("raise SystemExit(7)")
+    load(sound)
+    assert tried() == 1
+
+
+def test_where_no_process_can_be_started_the_file_is_loaded_untried(
+    tried: Tried,
+    sound: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    load(sound)
+    assert "is loaded untried" in caplog.text
+
+
+def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
+    path = Path(shutil.copy(bundled("edge"), tmp_path / "m-00001-of-00002.gguf"))
+    with pytest.raises(ModelError, match=r"m-00002-of-00002\.gguf' cannot be read"):
+        LlamaModel(path)
+
+
+def test_a_user_without_a_home_can_load_a_model(
+    sound: Path, tried: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(Path, "home", homeless)
+    load(sound)
+    load(sound)
+    assert tried() == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where XDG_CACHE_HOME is read")
+def test_a_relative_cache_folder_is_none(
+    sound: Path, tried: Tried, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    load(sound)
+    assert tried() == 1
+    assert not (tmp_path / "here").exists()
+    assert (tmp_path / "home" / ".cache" / "edgewise" / "loaded").is_dir()
+
+
+def test_no_temporary_folder_is_needed(
+    sound: Path, tmp_path: Path, tried: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = broken(tmp_path / "damaged.gguf", EPSILON, float("nan"))
+
+    def none() -> None:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", none)
+    load(sound)
+    with pytest.raises(ModelError, match="damaged"):
+        load(damaged)
+    assert tried() == 2
