@@ -30,7 +30,6 @@ from statistics import quantiles
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from benchmarks.markdown import line
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import LlamaServer
@@ -41,6 +40,7 @@ from edgewise.keys.keys import add_key
 from edgewise.listening.logs import json_lines
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
+from edgewise_lab.tables import line
 from tests.gateway.running import gateway
 from tests.llama_server_process import RECOMMENDED, llama_server
 

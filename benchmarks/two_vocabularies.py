@@ -16,7 +16,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.markdown import line
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel, CloudSession, then
 from edgewise.cloud.bridge.adapter import Bridge
@@ -38,6 +37,7 @@ from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.routers.constant import Random
 from edgewise.sampling import Sampling
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.tables import line
 from tests.llama_server_process import llama_server
 from tests.smollm2_file import INSTALL, smollm2_file
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from pocket import export, familiar, frozen
+from pocket import export, frozen
 from pocket.corpus import Corpus, rows
 from pocket.facts import all_facts, chains
 from pocket.model import Shape
@@ -61,7 +61,7 @@ def build(
     only: Collection[str] = MODELS.keys(),
     device: str = "cpu",
 ) -> None:
-    """Write the models that `only` names, NAME.gguf, the questions and familiar.json.gz.
+    """Write the models that `only` names, NAME.gguf, and the questions.
 
     They go to `out`, or with None to where Edgewise reads them.
     """
@@ -72,7 +72,6 @@ def build(
     facts = all_facts(WordNet())
     hops = chains(facts)
     frozen.write(place("pocketqa.jsonl.gz"), frozen.frozen_questions(facts, hops, seed + 1))
-    familiar.write(place("familiar.json.gz"), familiar.familiar(facts, hops, seed))
     for name in only:
         vocabulary, recipe = MODELS[name]
         sample = islice(Corpus(facts, hops, seed + 2).documents(), TOKENIZER_DOCUMENTS)

@@ -23,7 +23,7 @@ from edgewise.loop.price import Price
 from edgewise.pair import Pair
 from edgewise.server.decoding import LOCAL_HEADER
 from edgewise.server.local_messages import KEPT
-from tests.documents import PAGES, name_of
+from tests.documents import PAGES, RECORDS, name_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -108,7 +108,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", [*PAGES, *RECORDS], ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if "://" in target:

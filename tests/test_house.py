@@ -28,7 +28,7 @@ LAYERS = (
     ("cli",),
     ("__main__",),
     ("lab",),
-    ("lab.rollouts",),
+    ("lab.rollouts", "lab.tables"),
     ("lab.evaluation",),
     ("lab.bench", "lab.lm_eval", "lab.training"),
     ("lab.commands",),

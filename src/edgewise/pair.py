@@ -26,11 +26,11 @@ from edgewise.parts import (
     cloud_address,
     make_billing,
     make_policy,
-    notice,
     open_cloud,
     open_edge,
     open_router,
     sampling_of,
+    sampling_with,
     viewing,
 )
 from edgewise.prompts import (
@@ -38,7 +38,6 @@ from edgewise.prompts import (
     Prompt,
     Prompted,
     Tool,
-    message_of,
     prepare,
     prompt_from,
     require_text,
@@ -47,7 +46,7 @@ from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.routers.named import checked_router
 from edgewise.sampling import Sampling
-from edgewise.settings import Settings, settings_of, spelled
+from edgewise.settings import Settings, names_in, settings_of, spelled
 
 
 class Wishes(TypedDict, total=False):
@@ -174,17 +173,6 @@ class Pair:
         system = self.settings.system
         return prompt_from(self.edge.tokenizer, asked, system=system, tools=tools)
 
-    def notice(self, asked: Prompted) -> str | None:
-        """What must be said beside an answer: that the bundled pair was never taught to give it.
-
-        None for what it was taught, for other models, and for ids.
-        """
-        if isinstance(asked, Prompt):
-            return notice(self.settings, asked.messages or ())
-        told = [Message("user", asked)] if isinstance(asked, str) else asked
-        messages = [message_of(one) for one in told if isinstance(one, Message | Mapping)]
-        return notice(self.settings, messages)
-
     def ask(self, prompt: Prompted, **wishes: Unpack[Wishes]) -> Answer:
         """The whole answer, calls of tools apart from its text; raises as `stream`."""
         form = _form(wishes)
@@ -242,6 +230,8 @@ class Pair:
         for name in wishes:
             if name not in Wishes.__annotations__:
                 raise UsageError(f"One answer cannot have another {spelled(name)} than its pair.")
+        # Of the sampling's wishes some are not settings: they have one sensible value.
+        drawn = {n: wishes.pop(n) for n in (*wishes,) if n in Sampling.__struct_fields__}
         own = settings_of({**asdict(self.settings), **wishes}) if wishes else self.settings
         if form is not None:
             grammar = grammar_of(self.edge.tokenizer, form)
@@ -252,7 +242,7 @@ class Pair:
             return self.decoder.stream(
                 self.prompt(prompt, tools=form.tools if form else ()),
                 max_tokens=own.max_tokens,
-                sampling=sampling or sampling_of(own),
+                sampling=sampling or sampling_with(own, drawn),
                 stop=(stop,) if isinstance(stop, str) else stop,
                 budget=taken,
                 grammar=grammar,
@@ -291,8 +281,7 @@ def open_pair(
     sent_file: Path | None = None,
 ) -> Pair:
     """The pair that the settings name, `slots` answers at a time. Raises as `Pair`."""
-    # The key guards a server, which asks for it itself.
-    own = replace(settings, slots=slots, api_key=None)
+    own = replace(settings, slots=slots)
     return Pair(**asdict(own), keep_prefixes=keep_prefixes, sent_file=sent_file)
 
 
@@ -306,18 +295,15 @@ def open_models(settings: Settings) -> Pair:
 
 _NEVER = "constant:0"
 _DEFAULTS = Settings()
-_OF_LOADING = ("edge_engine", "ctx", "threads", "gpu_layers", "slots")
-_OF_CONNECTING = (
-    *("cloud_key", "cloud_key_env", "cloud_model", "cloud_engine", "cloud_hosts"),
-    "cloud_tokenizer",
-)
+_OF_LOADING = ("edge_engine", *names_in("machine", "serving"))
+_OF_CONNECTING = names_in("connection", "key", "tokenizer")
 
 
 def _chosen(parts: Mapping[str, object], settings: Mapping[str, object]) -> Settings:
     """The settings of a pair, parts of which may be open already."""
     named = {name: _address(part) for name, part in parts.items() if part is not None}
     chosen = settings_of({**settings, **named})
-    fixed = ["api_key"]
+    fixed: list[str] = []
     if _is_open(parts["cloud"]):
         fixed += _OF_CONNECTING
     if _is_open(parts["edge"]) and (_is_open(parts["cloud"]) or cloud_address(chosen) == "none"):

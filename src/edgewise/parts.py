@@ -2,10 +2,13 @@
 
 import logging
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import asdict
 
 from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, meant, resolve
 from edgewise.cloud.base import CloudModel
@@ -20,8 +23,7 @@ from edgewise.loop.cost import Limits
 from edgewise.loop.policy import Policy
 from edgewise.loop.price import price_of
 from edgewise.loop.spent import SpentFile, spent_place
-from edgewise.prompts import Message, require_text
-from edgewise.prompts.familiar import OUT_OF_DEPTH, familiar
+from edgewise.prompts import require_text
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard, read_card
@@ -33,7 +35,7 @@ from edgewise.routers.named import (
     router_of,
 )
 from edgewise.sampling import Sampling
-from edgewise.settings import NAMES, Settings, spelled
+from edgewise.settings import NAMES, Settings, shared, spelled
 
 _log = logging.getLogger(__name__)
 
@@ -70,15 +72,6 @@ def cloud_address(settings: Settings) -> str:
     if settings.cloud is not None:
         return meant(settings.cloud)
     return "bundled" if settings.edge == "bundled" else "none"
-
-
-def notice(settings: Settings, messages: Sequence[Message]) -> str | None:
-    """What must be said beside an answer of the bundled pair to what it was never taught."""
-    pocket = settings.edge == "bundled"
-    if not pocket or cloud_address(settings) not in ("bundled", "none"):
-        return None
-    asked = [message.content for message in messages if message.role == "user"]
-    return OUT_OF_DEPTH if asked and not familiar().knows(asked[-1]) else None
 
 
 def open_cloud(
@@ -176,7 +169,6 @@ def _require_no_wish(settings: Settings, address: str) -> None:
     for setting, what, which in (
         ("cloud_tokenizer", "tokenizer", in_file),
         ("cloud_model", "model", "is none"),
-        ("cloud_key_env", "key", "is none"),
     ):
         if getattr(settings, setting) is not None:
             raise UsageError(
@@ -258,17 +250,9 @@ def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
         share = DEFAULT_SHARE
     calibrated = card.start(share) if card and share is not None else None
     start = settings.threshold if settings.threshold is not None else calibrated
-    return Policy(
-        threshold=0.5 if start is None else start,
-        cloud_share=share,
-        max_cloud_tokens=settings.max_cloud_tokens,
-        span=settings.span,
-        deadline=settings.deadline,
-        on_cloud_error=settings.on_cloud_error,
-        run_ahead=settings.run_ahead,
-        redraft=settings.redraft,
-        push=settings.push,
-    )
+    values = shared(settings, Policy)
+    values |= {"threshold": 0.5 if start is None else start, "cloud_share": share}
+    return Policy(**values)
 
 
 def make_billing(settings: Settings) -> Billing | None:
@@ -347,10 +331,12 @@ def _load(settings: Settings, engine: str, address: str, keep_prefixes: bool) ->
 
 def sampling_of(settings: Settings) -> Sampling:
     """The sampling that the settings name. Raises `UsageError`."""
-    return Sampling(
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
-        min_p=settings.min_p,
-        seed=settings.seed or 0,
-    )
+    return Sampling(**{**shared(settings, Sampling), "seed": settings.seed or 0})
+
+
+def sampling_with(settings: Settings, wishes: Mapping[str, object]) -> Sampling:
+    """The settings' sampling, with what one answer wishes otherwise. Raises `UsageError`."""
+    try:
+        return msgspec.convert({**asdict(sampling_of(settings)), **wishes}, Sampling)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"The sampling is not valid: {error}.") from error

@@ -230,17 +230,3 @@ def test_a_question_that_never_fits_drops_nothing(edgewise: Edgewise) -> None:
     assert result.code == 0, result.err
     assert not DROPPED.search(result.err)
     assert "do not fit" in result.err
-
-
-def test_what_it_was_never_taught_is_said_beside_the_answer(edgewise: Edgewise) -> None:
-    asked = "Tell me about copper.\nWhy is the sky blue?\n"
-    told = edgewise("chat", stdin=asked.encode()).err.splitlines()
-    (place,) = [at for at, line in enumerate(told) if "Warning: This is not worded" in line]
-    assert 0 < place < len(told) - 1
-    result = edgewise("run", "Why is the sky blue?")
-    assert (result.err.count("Warning: "), result.out.count("Warning")) == (1, 0)
-    assert "Warning" not in edgewise("run", QUESTION).err
-    result = edgewise("run", "Why is the sky blue?", "--json")
-    assert result.err == ""
-    assert "not worded" in json.loads(result.out)["notice"]
-    assert json.loads(edgewise("run", QUESTION, "--json").out)["notice"] is None

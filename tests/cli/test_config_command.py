@@ -189,7 +189,7 @@ def test_a_key_that_stands_there_in_two_spellings_is_one(
         (("set", "cloud-shar", "5%"), "setting 'cloud-shar'; did you mean 'cloud-share'?"),
         (("set", "threads", "two"), "threads in the arguments is not valid: Expected `int | null`"),
         (("set", "threads", "9999"), "threads must be from 1 to 512, not 9999."),
-        (("set", "cloud-share", "much"), "is no share; give a fraction such as 0.05, or 5%"),
+        (("set", "cloud-share", "much"), "'much'"),
         (("set", "cloud-share", "500%"), "The cloud share must be from 0 to 1, not 5.0; give a"),
         (("set", "temperature", "101"), "temperature must be from 0 to 100, not 101.0."),
         (("set", "span", "0"), "The span must be 1 or more, not 0."),
@@ -202,7 +202,6 @@ def test_a_key_that_stands_there_in_two_spellings_is_one(
         (("set", "gpu-layers", "many"), "Invalid enum value 'many'; give auto or a number"),
         (("set", "threshold", "0.5"), "Give a threshold or a cloud share, not both"),
         (("set", "router", "./mine.py:Mine"), "router in edgewise.toml runs code"),
-        (("set", "cloud-key-env", "SECRET"), "cloud-key-env in edgewise.toml would send"),
         (("set", "system", "\udcff"), "no valid UTF-8"),
         (("set", "cloud-hosts", ","), "cloud-hosts names no host"),
         (("set", "cloud", "https://me:sk-secret@host"), "holds a key"),
@@ -254,8 +253,6 @@ def test_a_link_stays_one(edgewise: Edgewise, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("top-k", "5"),
-        ("min-p", "0.1"),
         ("seed", "7"),
         ("max-cost", "1.5"),
         ("max-cost-day", "2.5"),

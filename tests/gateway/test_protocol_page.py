@@ -19,7 +19,7 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.gateway import connection, consults, large_frames, server
 from edgewise.gateway.app import OWNER
 from edgewise.keys import keys, limits
-from edgewise.listening import files, requests, seats
+from edgewise.listening import connections, sockets
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.wire import protocol
 from edgewise.wire.protocol import FromDevice, FromGateway
@@ -161,11 +161,9 @@ def test_the_numbers_are_the_codes() -> None:
     assert said(rf"comes within {number} s") == config.ws_ping_timeout
     assert said(rf"nothing came for {number} s") == device_side.HEARTBEAT_SECONDS
     assert said(rf"comes for {number} s more") == device_side.HEARTBEAT_SECONDS / 2
-    assert said(rf"headers together have at most {number} bytes") == requests.MAX_HEADER
-    assert said(rf"each line at most {number},") == requests.MAX_LINE
-    assert said(rf"at most {number}\sheaders") == requests.MAX_HEADERS
-    assert said(rf"handshake before them, within {number} s") == seats.SECONDS[seats.Stage.SILENT]
-    assert said(rf"holds {number} connections by default") == files.DEFAULT_CONNECTIONS
+    assert said(rf"headers together have at most {number} bytes") == connections.MAX_HEADER
+    assert said(rf"must be there within {number} s") == connections.HEAD_SECONDS
+    assert said(rf"holds {number} connections by default") == sockets.DEFAULT_CONNECTIONS
     large = rf"(?:and of at most|first frame has more than|frames above) {number} bytes"
     assert said(large) == large_frames.LARGE
     assert said(rf"owes for more than {number} ids") == large_frames.LARGE_IDS

@@ -15,19 +15,17 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from edgewise.listening.config import Door, ListenConfig
-from edgewise.listening.seats import Seats
+from edgewise.listening.connections import Connections
 from edgewise.listening.server import Listener
 from edgewise.listening.sockets import listen
 from edgewise.listening.tls import Certificate
-from edgewise.listening.upgraded import WebSocketProtocol
 
 
 class Here(NamedTuple):
     """Where it listens, who is connected, and how many endless answers have ended."""
 
     port: int
-    seats: Seats
+    open: Connections
     ended: list[str]
 
     def connect(self) -> socket.socket:
@@ -64,26 +62,25 @@ def heard(peer: socket.socket) -> bytes:
 
 
 @contextmanager
-def listener(
-    *, most: int = 100, per_peer: int = 0, certificate: tuple[Path, Path] | None = None
-) -> Iterator[Here]:
+def listener(*, most: int = 100, certificate: tuple[Path, Path] | None = None) -> Iterator[Here]:
     """Serve until the block ends."""
     ended: list[str] = []
-    door = Door(
-        listen("127.0.0.1", 0),
-        Seats(most, per_peer),
-        Certificate(*certificate) if certificate else None,
+    listening = listen("127.0.0.1", 0)
+    server = Listener(
+        _app(ended),
+        listening,
+        connections=most,
+        certificate=Certificate(*certificate) if certificate else None,
+        max_message=1 << 20,
+        grace=0,
     )
-    config = ListenConfig(_app(ended), door, grace=0)
-    config.ws, config.ws_per_message_deflate = WebSocketProtocol, False
-    server = Listener(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.listen()))
     thread.start()
     while not server.started:
         assert thread.is_alive()
         time.sleep(0.01)
     try:
-        yield Here(door.socket.getsockname()[1], door.seats, ended)
+        yield Here(listening.getsockname()[1], server.open, ended)
     finally:
         server.should_exit = True
         thread.join(60)

@@ -4,13 +4,12 @@ import json
 import logging
 import subprocess
 import sys
-import threading
 import warnings
 
 import pytest
 import structlog
 
-from edgewise.listening.logs import BURST, WINDOW_SECONDS, Sparing, json_lines, plain_lines
+from edgewise.listening.logs import BURST, WINDOW_SECONDS, FloodFilter, json_lines
 
 
 class Clock:
@@ -28,37 +27,31 @@ def record(told: object, name: str = "uvicorn.error", *args: object) -> logging.
 
 def test_a_flood_of_one_kind_is_counted() -> None:
     clock = Clock()
-    sparing = Sparing(clock)
-    assert sum(sparing.filter(record("Invalid HTTP request received.")) for _ in range(1000)) == 3
-    assert sparing.filter(record("another kind"))
+    flood = FloodFilter(clock)
+    assert sum(flood.filter(record("Invalid HTTP request received.")) for _ in range(1000)) == 3
+    assert flood.filter(record("another kind"))
     clock.now += WINDOW_SECONDS
     again = record("Invalid HTTP request received.")
-    assert sparing.filter(again)
+    assert flood.filter(again)
     assert again.__dict__["left_out"] == 1000 - BURST
-    assert sparing.overdue() == []
-    for _ in range(BURST + 6):
-        sparing.filter(record("Invalid HTTP request received."))
-    clock.now += WINDOW_SECONDS
-    assert sparing.overdue() == [("Invalid HTTP request received.", 7)]
-    assert sparing.overdue() == []
 
 
 def test_what_differs_below_the_first_line_is_one_kind() -> None:
-    sparing = Sparing(Clock())
+    flood = FloodFilter(Clock())
     told = [f"Fatal error on transport\ntransport: <fd={number}>" for number in range(100)]
-    assert sum(sparing.filter(record(text, "asyncio")) for text in told) == BURST
+    assert sum(flood.filter(record(text, "asyncio")) for text in told) == BURST
 
 
 def test_kinds_that_a_stranger_makes_up_do_not_grow() -> None:
-    sparing = Sparing(Clock())
-    passed = sum(sparing.filter(record({"event": "ended", "why": f"{n}"})) for n in range(10_000))
+    flood = FloodFilter(Clock())
+    passed = sum(flood.filter(record({"event": "ended", "why": f"{n}"})) for n in range(10_000))
     assert passed < 300
 
 
 def test_what_strangers_do_not_cause_is_always_told() -> None:
-    sparing = Sparing(Clock())
+    flood = FloodFilter(Clock())
     for told in ({"event": "open"}, {"event": "engine not used"}, "a sentence"):
-        assert all(sparing.filter(record(told, "edgewise.gateway")) for _ in range(100))
+        assert all(flood.filter(record(told, "edgewise.gateway")) for _ in range(100))
 
 
 def test_every_line_is_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,9 +72,6 @@ def test_every_line_is_json(capsys: pytest.CaptureFixture[str]) -> None:
             warnings.warn("a warning", stacklevel=1)
         print("two\nlines", file=sys.stderr)
         print("begun", end="", file=sys.stderr)
-        thread = threading.Thread(target=lambda: 1 / 0, name="worker")
-        thread.start()
-        thread.join()
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert lines[0] | {"timestamp": ""} == {
         "event": "started",
@@ -95,8 +85,8 @@ def test_every_line_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert events[3:5] == ["an argument", "closed: why"]
     assert lines[4]["peer"] == "1.2.3.4"
     assert "a warning" in events[5]
-    assert events[-4:] == ["two", "lines", "a thread ended: worker", "begun"]
-    assert "ZeroDivisionError" in lines[-2]["exception"]
+    assert {"two", "lines"} < set(events)
+    assert any(event.startswith("begun") for event in events)
     assert not any("not told" in event for event in events)
 
 
@@ -111,23 +101,6 @@ def test_the_level_holds_for_both_kinds_of_logger(capsys: pytest.CaptureFixture[
         logging.getLogger("asyncio").debug("yes")
     told = [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()]
     assert told == ["yes"] * 4
-
-
-def test_a_bug_ends_the_process_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended, json_lines():
-        raise ZeroDivisionError("a bug")
-    (line,) = map(json.loads, capsys.readouterr().err.splitlines())
-    assert ended.value.code == 1
-    assert (line["level"], "a bug" in line["exception"]) == ("critical", True)
-
-
-def test_what_was_left_out_is_told_at_the_end_too(capsys: pytest.CaptureFixture[str]) -> None:
-    with plain_lines():
-        for _ in range(10):
-            logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
-    told = capsys.readouterr().err.splitlines()
-    assert told[:-1] == ["WARNING: Invalid HTTP request received."] * BURST
-    assert told[-1].endswith(f"Invalid HTTP request received. ({10 - BURST} more were left out)")
 
 
 def test_a_line_that_cannot_be_made_is_json_too() -> None:

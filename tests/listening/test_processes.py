@@ -236,25 +236,23 @@ def test_a_taken_port_is_a_sentence(gateway: Process) -> None:
     ):
         done = edgewise(*words)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert done.stderr == (
-            f"edgewise: 127.0.0.1:{port} cannot be listened on: Address already in use; free it, "
-            "or take another port.\n"
-        )
+        assert f"127.0.0.1:{port}" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("serve", "--cors-origin", "foo"), "'foo' is no origin"),
-        (("serve", "--certificate", "c.pem"), "both --certificate"),
-        (("serve", "--certificate", "c.pem", "--private-key", "k.pem"), "no file 'c.pem'"),
+        (("serve", "--cors-origin", "foo"), "'foo'"),
+        (("serve", "--certificate", "c.pem"), "--certificate"),
+        (("serve", "--certificate", "c.pem", "--private-key", "k.pem"), "c.pem"),
         (("serve", "--connections", "100000000"), "--connections"),
         (("serve", "--connections", "0"), "--connections"),
         (("gateway", "--engine", "bundled", "--connections", "100000000"), "open files"),
         (("gateway", "--engine", "bundled", "--metrics-host", "::1"), "--metrics-port"),
+        (("gateway", "--engine", "bundled", "--metrics-port", "8400"), "8400"),
         (("gateway", "--engine", "bundled", "--log-level", "loud"), "loud"),
-        (("gateway", "--engine", "bundled", "--host", "x" * 300, "--keys", "k"), "no file"),
-        (("serve", "--api-key", "k", "--host", "x" * 300), "cannot be listened on"),
+        (("gateway", "--engine", "bundled", "--host", "x" * 300, "--keys", "k"), "'k'"),
+        (("serve", "--api-key", "k", "--host", "x" * 300), "xxx"),
     ],
 )
 def test_bad_flags_are_sentences(words: tuple[str, ...], told: str) -> None:
@@ -273,7 +271,7 @@ def test_few_open_files_are_a_sentence() -> None:
     words = ("gateway", "--engine", "bundled", "--port", "0")
     done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "open files and this process may have 128; raise its limit (ulimit -n)" in done.stderr
+    assert "ulimit -n" in done.stderr
 
 
 @pytest.mark.parametrize("broken", ["garbage", "swapped", "another's key"])
@@ -288,4 +286,4 @@ def test_a_bad_certificate_is_a_sentence(tmp_path: Path, broken: str) -> None:
     words = ("--certificate", str(names[0]), "--private-key", str(names[1]), "--port", "0")
     done = edgewise("serve", *words)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "no certificate and private key" in done.stderr
+    assert str(files[0]) in done.stderr

@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from edgewise.listening.config import Door, ListenConfig
-from edgewise.listening.seats import Seats
 from edgewise.listening.server import Listener
 from edgewise.listening.sockets import listen
 from edgewise.server.answering import Answering
@@ -21,16 +19,16 @@ def at_port(
     answering: Answering, *, api_key: str | None = None, callers: Callers | None = None
 ) -> Iterator[str]:
     """Serve until the block ends; yields the URL."""
-    door = Door(listen("127.0.0.1", 0), Seats(100, 0), None)
+    listening = listen("127.0.0.1", 0)
     made = make_app(Models([answering]), callers=callers or Callers(api_key=api_key))
-    server = Listener(ListenConfig(made, door, grace=0))
+    server = Listener(made, listening, connections=100, grace=0)
     thread = threading.Thread(target=lambda: asyncio.run(server.listen()))
     thread.start()
     while not server.started:
         assert thread.is_alive()
         time.sleep(0.01)
     try:
-        yield f"http://127.0.0.1:{door.socket.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(60)

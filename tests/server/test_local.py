@@ -13,7 +13,7 @@ from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
 from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.prompts import Message
 from edgewise.server.local_messages import LocalMessages
-from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
+from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from edgewise.wire.protocol import Ask, Push, from_device
 from tests.cloud.recording import Recorder, ids_of, recording
 from tests.doubles.engine_dialects import Dialect
@@ -44,10 +44,10 @@ def watched(name: str) -> Iterator[tuple[TestClient, Recorder]]:
         recorder = stack.enter_context(recording(target))
         cloud = made(recorder.url)
         stack.callback(cloud.close)
-        cloud.check(ByteTokenizer())
-        recorder.forget()
         edge = ScriptedEdge(noise(), context=1 << 14)
-        yield stack.enter_context(app(cloud, edge=edge, run_ahead=4)), recorder
+        client = stack.enter_context(app(cloud, edge=edge, run_ahead=4))
+        recorder.forget()
+        yield client, recorder
 
 
 def crossed(recorder: Recorder) -> str:

@@ -164,7 +164,6 @@ class Conversation:
         if text or ends:
             self.turns.append(Turn(question, text, tokens, bool(ends), local))
         if ends:
-            render.beside(self._pair.notice(question))
             counted = render.counted(ends[0].usage, ends[0].timing, calls=False)
             render.note(counted + render.cut(ends[0].finish_reason, ends[0].usage) + self._cost())
         else:

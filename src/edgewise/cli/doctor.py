@@ -59,8 +59,8 @@ class Check(msgspec.Struct, frozen=True):
     *(*MODELS, *VIEW, "router", "cloud_share", "price", "threads", "gpu_layers"),
     reads=["cloud_key", "deadline", "run_ahead", "ctx", "slots"],
     unaffected=[
-        *("threshold", "max_cloud_tokens", "span", "redraft", "on_cloud_error"),
-        *(*SAMPLING, "system", "api_key", "push", *_LIMITS, *RECORD),
+        *("threshold", "max_cloud_tokens", "span", "redraft", "on_cloud_error", "push"),
+        *(*SAMPLING, "system", *_LIMITS, *RECORD),
     ],
 )
 def doctor(context: typer.Context, chosen: Settings, json: options.Json = False) -> None:

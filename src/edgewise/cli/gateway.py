@@ -1,6 +1,7 @@
-"""`edgewise gateway`: serve many devices in front of your engines; look after their keys."""
+"""`edgewise gateway`: serve many devices in front of your engines."""
 
 import asyncio
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from edgewise.addresses import is_url, meant
 from edgewise.cli.keys import Limits, require_keys
-from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PerPeer, PrivateKeyFile
+from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PrivateKeyFile
 from edgewise.cli.options import everything_but, takes
 from edgewise.cloud.key import cloud_key
 from edgewise.errors import UsageError
@@ -21,7 +22,7 @@ from edgewise.listening.sockets import LOOPBACK, address_of, is_loopback, listen
 from edgewise.settings import Settings
 
 if TYPE_CHECKING:
-    from edgewise.listening.config import Door
+    from edgewise.listening.tls import Certificate
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -41,8 +42,6 @@ def keys_moved() -> None:
     raise UsageError("`edgewise gateway keys` is `edgewise keys` now; its options are the same.")
 
 
-METRICS_CONNECTIONS = 32
-
 MetricsPort = Annotated[
     int | None,
     typer.Option(min=0, max=65535, help="Port of /metrics alone, which is then not at --port."),
@@ -56,9 +55,9 @@ LogLevel = Annotated[Level, typer.Option(help="What is logged: debug, info, warn
 # A device's settings are none of its: clients are named by keys, engines by addresses.
 @app.callback()
 @takes(
-    *("cloud_model", "cloud_key_env"),
+    "cloud_model",
     reads=["cloud_key"],
-    unaffected=everything_but("cloud_model", "cloud_key_env", "cloud_key"),
+    unaffected=everything_but("cloud_model", "cloud_key"),
 )
 def gateway(
     context: typer.Context,
@@ -80,7 +79,6 @@ def gateway(
     certificate: CertificateFile = None,
     private_key: PrivateKeyFile = None,
     connections: Most = None,
-    connections_per_peer: PerPeer = 0,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = None,
     log_level: LogLevel = "info",
@@ -103,9 +101,11 @@ def gateway(
         raise UsageError("A gateway needs an engine; name one with --engine URL, or bundled.")
     if metrics_host is not None and metrics_port is None:
         raise UsageError("--metrics-host is where --metrics-port listens; give that too.")
+    if metrics_port is not None and metrics_port == port != 0:
+        raise UsageError(f"--metrics-port {port} is --port as well; take another one.")
     _require_guarded(host, keys)
     _require_extra()
-    listens = ListenFlags(certificate, private_key, connections, connections_per_peer)
+    listens = ListenFlags(certificate, private_key, connections)
     listens.require_whole()
     plan = _Plan(
         engines=[_address(one) for one in engine],
@@ -151,29 +151,35 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reserve(self) -> int:
-        """Open files for consults at engines, and for metrics."""
-        return len(self.engines) * self.bounds.concurrency + METRICS_CONNECTIONS
+        """Open files for consults at engines."""
+        return len(self.engines) * self.bounds.concurrency
 
 
 def _run(plan: _Plan, port: int, metrics_host: str, metrics_port: int | None, level: Level) -> None:
     """Listen first: it takes longer to look at engines than to find out that a port is taken."""
-    from edgewise.listening.config import Door
     from edgewise.listening.logs import json_lines
-    from edgewise.listening.seats import Seats
 
     with ExitStack() as stack:
-        listening = stack.enter_context(listen(plan.host, port))
-        door, metrics = plan.listens.door(listening, reserve=plan.reserve), None
-        at = {"at": address_of(listening, plan.host, tls=plan.listens.tls)}
+        listening, tls = stack.enter_context(listen(plan.host, port)), plan.listens.tls
+        most, certificate = plan.listens.opened(reserve=plan.reserve)
+        at, metrics = {"at": address_of(listening, plan.host, tls=tls)}, None
         if metrics_port is not None:
-            beside = stack.enter_context(listen(metrics_host, metrics_port))
-            metrics = Door(beside, Seats(METRICS_CONNECTIONS))
-            at["metrics"] = address_of(beside, metrics_host, tls=False) + "/metrics"
+            metrics = stack.enter_context(listen(metrics_host, metrics_port))
+            at["metrics"] = address_of(metrics, metrics_host, tls=tls) + "/metrics"
         stack.enter_context(json_lines(level))
-        asyncio.run(_served(plan, door, metrics, at))
+        asyncio.run(_served(plan, _Sockets(listening, metrics, most, certificate), at))
 
 
-async def _served(plan: _Plan, door: "Door", metrics: "Door | None", at: Mapping[str, str]) -> None:
+class _Sockets(NamedTuple):
+    """Where it listens, for how many connections, with which certificate."""
+
+    listening: socket.socket
+    metrics: socket.socket | None
+    connections: int
+    certificate: "Certificate | None"
+
+
+async def _served(plan: _Plan, sockets: _Sockets, at: Mapping[str, str]) -> None:
     """Until a signal ends it."""
     import structlog
 
@@ -192,7 +198,14 @@ async def _served(plan: _Plan, door: "Door", metrics: "Door | None", at: Mapping
     await fleet.start()
     await used.open()
     structlog.get_logger("edgewise.gateway").info("listening", engines=plan.engines, **at)
-    await serve(gateway, door, metrics=metrics, hosts=plan.hosts)
+    await serve(
+        gateway,
+        sockets.listening,
+        connections=sockets.connections,
+        certificate=sockets.certificate,
+        metrics=sockets.metrics,
+        hosts=plan.hosts,
+    )
 
 
 def _address(engine: str) -> str:

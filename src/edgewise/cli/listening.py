@@ -1,6 +1,5 @@
-"""Options of the commands that listen, and what they come to."""
+"""Options of the commands that listen."""
 
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -9,7 +8,7 @@ import typer
 from edgewise.errors import UsageError
 
 if TYPE_CHECKING:
-    from edgewise.listening.config import Door
+    from edgewise.listening.tls import Certificate
 
 CertificateFile = Annotated[
     Path | None, typer.Option("--certificate", help="TLS certificate, PEM; read again on change.")
@@ -23,24 +22,14 @@ Most = Annotated[
         help="Connections at most; default 10000, or as many as the limit on open files allows.",
     ),
 ]
-PerPeer = Annotated[
-    int,
-    typer.Option(
-        "--connections-per-peer",
-        min=0,
-        help="Connections from one address at most; 0: no limit, as behind a proxy, where all come "
-        "from the proxy's.",
-    ),
-]
 
 
 class ListenFlags(NamedTuple):
-    """As the flags of these names."""
+    """The flags of these names."""
 
     certificate: Path | None
     private_key: Path | None
     connections: int | None
-    per_peer: int
 
     @property
     def tls(self) -> bool:
@@ -52,17 +41,15 @@ class ListenFlags(NamedTuple):
         if (self.certificate is None) != (self.private_key is None):
             raise UsageError("TLS needs both --certificate and --private-key.")
 
-    def door(self, listening: socket.socket, *, reserve: int) -> "Door":
-        """Where connections are taken; `reserve` open files are left for others.
+    def opened(self, *, reserve: int) -> tuple[int, "Certificate | None"]:
+        """How many connections there may be, and the certificate.
 
-        Raises `UsageError` for a bad certificate, or more connections than files.
+        `reserve` open files are kept for others. Raises `UsageError`.
         """
-        from edgewise.listening.config import Door
-        from edgewise.listening.files import connections_for
-        from edgewise.listening.seats import Seats
+        from edgewise.listening.sockets import connections_for
         from edgewise.listening.tls import Certificate
 
         most = connections_for(self.connections, reserve=reserve)
-        pair = (self.certificate, self.private_key)
-        certificate = Certificate(pair[0], pair[1]) if pair[0] and pair[1] else None
-        return Door(listening, Seats(most, self.per_peer), certificate)
+        if self.certificate is None or self.private_key is None:
+            return most, None
+        return most, Certificate(self.certificate, self.private_key)

@@ -89,12 +89,6 @@ def note(text: str) -> None:
     err.print(Text(printable(text), Style(dim=True)))
 
 
-def beside(notice: str | None) -> None:
-    """What must be said of an answer, if anything, on stderr."""
-    if notice:
-        warn(notice)
-
-
 def warn(text: str) -> None:
     """A yellow line on stderr."""
     err.print(Text(f"Warning: {printable(text)}", Style(color="yellow")))

@@ -93,26 +93,23 @@ def run(
         )
         recorded = recorder.events(events) if recorder else events
         if json:
-            told = msgspec.structs.asdict(collect(recorded))
-            print(msgspec.json.encode({**told, "notice": pair.notice(asked)}).decode())
+            print(msgspec.json.encode(collect(recorded)).decode())
         else:
-            _show(recorded, pair.notice(asked))
+            _show(recorded)
         if pair.cloud is not None and is_url(cloud_address(chosen)):
             render.note(f"vocabulary: {pair.cloud.proof}")
 
 
-def _show(events: Iterator[Event], notice: str | None) -> None:
+def _show(events: Iterator[Event]) -> None:
     """The answer as it comes, and what it came to, interrupted or not."""
     with interruptible() as interrupted:
         said = list(until(interrupted, render.painted(events)))
     if said and isinstance(said[-1], Finished):
-        render.beside(notice)
         render.note(render.summary(collect(iter(said))))
         return
     tokens = [event for event in said if isinstance(event, Token)]
     by_cloud = sum(token.source == "cloud" for token in tokens)
     render.out.print()
-    render.beside(notice)
     render.note(f"interrupted after {len(tokens)} tokens, {by_cloud} by the cloud")
     raise typer.Exit(130)
 

@@ -1,6 +1,7 @@
 """`edgewise serve`: OpenAI's API and a page in front of the pair."""
 
 import asyncio
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +11,7 @@ import typer
 
 from edgewise.cli import render
 from edgewise.cli.keys import Limits, require_keys
-from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PerPeer, PrivateKeyFile
+from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PrivateKeyFile
 from edgewise.cli.options import (
     COSTS,
     MACHINE,
@@ -32,9 +33,25 @@ from edgewise.settings import Settings
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from edgewise.listening.config import Door
+    from edgewise.listening.tls import Certificate
     from edgewise.server.callers import Callers
     from edgewise.server.models import Models
+
+ModelFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=FILE",
+        help="Serve a model by this name, with its settings in FILE; repeatable.",
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="EDGEWISE_API_KEY",
+        show_envvar=False,
+        help="Key that clients need; better in EDGEWISE_API_KEY.",
+    ),
+]
 
 OPEN_FILES = 64
 """Left for the connections of each model's cloud."""
@@ -47,14 +64,7 @@ OPEN_FILES = 64
 def serve(
     chosen: Settings,
     chosen_with: SettingsWith,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=FILE",
-            help="A model by its name, with its settings in FILE, which is as edgewise.toml; "
-            "repeatable. The flags hold for all.",
-        ),
-    ] = None,
+    model: ModelFiles = None,
     queue: Annotated[
         int, typer.Option(min=0, help="Answers of a model that may wait; more get a 429.")
     ] = 32,
@@ -68,10 +78,10 @@ def serve(
         Path | None, typer.Option(help="File of clients' keys, instead of one; see keys add.")
     ] = None,
     limits: Limits = None,
+    api_key: ApiKey = None,
     certificate: CertificateFile = None,
     private_key: PrivateKeyFile = None,
     connections: Most = None,
-    connections_per_peer: PerPeer = 0,
     sent_file: SentFile = None,
 ) -> None:
     """Serve OpenAI's API and a chat page: model ids edgewise, edgewise@0.05, edgewise:edge|cloud.
@@ -79,17 +89,17 @@ def serve(
     edgewise:t0.3 asks by a fixed threshold, so that answers are reproducible. What a request
     leaves out is as the flags say. With --model the names are yours.
     """
-    _require_guarded(host, chosen.api_key, keys)
+    _require_guarded(host, api_key, keys)
     _require_extra()
-    callers = _callers(chosen.api_key, keys, limits)
+    callers = _callers(api_key, keys, limits)
     origins = _origins(cors_origin)
-    listens = ListenFlags(certificate, private_key, connections, connections_per_peer)
+    listens = ListenFlags(certificate, private_key, connections)
     listens.require_whole()
     wanted = served_models(model or [], chosen, chosen_with)
     with ExitStack() as stack:
         # Before the models are loaded, which takes longer than finding out that a port is taken.
         listening = stack.enter_context(listen(host, port))
-        door = listens.door(listening, reserve=OPEN_FILES * len(wanted))
+        most, secured = listens.opened(reserve=OPEN_FILES * len(wanted))
         models = load(
             wanted,
             stack,
@@ -101,7 +111,7 @@ def serve(
         app = _app(models, callers, origins, host)
         where = address_of(listening, host, tls=listens.tls)
         serving = f"serving {_shown(models)} at {where} (page, /v1, /docs)"
-        _run(app, door, callers, lambda: render.note(serving))
+        _run(app, (listening, most, secured), callers, lambda: render.note(serving))
 
 
 def _require_guarded(host: str, api_key: str | None, keys: Path | None) -> None:
@@ -138,16 +148,23 @@ def _app(models: "Models", callers: "Callers", origins: Sequence[str], host: str
     return make_app(models, callers=callers, origins=origins, hosts=hosts)
 
 
-def _run(app: "FastAPI", door: "Door", callers: "Callers", ready: Callable[[], None]) -> None:
+def _run(
+    app: "FastAPI",
+    at: "tuple[socket.socket, int, Certificate | None]",
+    callers: "Callers",
+    ready: Callable[[], None],
+) -> None:
     """Until a signal ends it."""
-    from edgewise.listening.config import ListenConfig
     from edgewise.listening.logs import plain_lines
     from edgewise.listening.server import Listener
+
+    listening, most, certificate = at
+    listener = Listener(app, listening, connections=most, certificate=certificate, ready=ready)
 
     async def served() -> None:
         await callers.open()
         try:
-            await Listener(ListenConfig(app, door), ready=ready).listen()
+            await listener.listen()
         finally:
             await callers.close()
 
@@ -157,7 +174,7 @@ def _run(app: "FastAPI", door: "Door", callers: "Callers", ready: Callable[[], N
 
 def _origins(given: Sequence[str] | None) -> list[str]:
     """Raises `UsageError` for what no page can have."""
-    from edgewise.listening.visitors import require_origin
+    from edgewise.listening.origins import require_origin
 
     return [require_origin(origin) for origin in given or ()]
 

@@ -24,7 +24,7 @@ from edgewise.gateway.telemetry import telemetry
 from edgewise.keys.keys import Keys
 from edgewise.keys.limit_stores import SqliteLimits
 from edgewise.keys.limits import KeyLimits
-from edgewise.listening.visitors import ANY, Visitors
+from edgewise.listening.origins import ANY, OriginCheck
 from edgewise.wire.protocol import PATH, VERSION
 
 SWEEP_SECONDS = 0.25
@@ -67,12 +67,12 @@ class Gateway:
         ]
         if metrics:
             routes.append(self._metrics_route())
-        guard = Middleware(Visitors, hosts=hosts)
+        guard = Middleware(OriginCheck, hosts=hosts)
         return Starlette(routes=routes, middleware=[guard], lifespan=self._lifespan)
 
     def metrics_app(self, *, hosts: Sequence[str] = (ANY,)) -> Starlette:
         """Metrics alone, for a door of their own; `hosts` as in `app`."""
-        guard = Middleware(Visitors, hosts=hosts)
+        guard = Middleware(OriginCheck, hosts=hosts)
         return Starlette(routes=[self._metrics_route()], middleware=[guard])
 
     def _metrics_route(self) -> Route:

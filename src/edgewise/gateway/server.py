@@ -1,6 +1,7 @@
 """A gateway's process: the engines behind it, where it listens, a graceful end."""
 
 import asyncio
+import socket
 from collections.abc import Sequence
 
 import structlog
@@ -10,11 +11,10 @@ from edgewise.engines.base import Engine, side_by_side
 from edgewise.engines.registry import AUTO, GATEWAY, engine_at, engine_by_ids, model_for
 from edgewise.errors import UsageError
 from edgewise.gateway.app import Gateway
-from edgewise.listening.config import Door, ListenConfig
-from edgewise.listening.server import Listener
+from edgewise.listening.origins import ANY
+from edgewise.listening.server import Beside, Listener
 from edgewise.listening.sockets import LOOPBACK, is_loopback
-from edgewise.listening.upgraded import WebSocketProtocol
-from edgewise.listening.visitors import ANY
+from edgewise.listening.tls import Certificate
 from edgewise.wire.protocol import MAX_FRAME
 
 BUNDLED = "bundled"
@@ -65,25 +65,34 @@ def _engine(address: str, kind: str, key: str | None, model: str | None) -> Engi
 
 
 async def serve(
-    gateway: Gateway, door: Door, *, metrics: Door | None = None, hosts: Sequence[str] = (ANY,)
+    gateway: Gateway,
+    listening: socket.socket,
+    *,
+    connections: int,
+    certificate: Certificate | None = None,
+    metrics: socket.socket | None = None,
+    hosts: Sequence[str] = (ANY,),
 ) -> None:
     """Until SIGTERM or SIGINT: then no new sessions, and consults in flight end first.
 
-    With a door of their own `metrics` are not at the other one. `hosts` are what requests may be
-    addressed to.
+    With a socket of their own, `metrics` are not at the other one. Requests must be addressed to
+    one of `hosts`.
     """
-    config = ListenConfig(
-        gateway.app(hosts=hosts, metrics=metrics is None), door, grace=DRAIN_SECONDS
-    )
-    config.ws, config.ws_max_size = WebSocketProtocol, MAX_FRAME
-    config.ws_per_message_deflate = False
-    beside = [ListenConfig(_metrics_app(gateway, metrics), metrics)] if metrics else []
-    await Listener(config, beside=beside, drain=lambda: _drain(gateway)).listen()
+    await Listener(
+        gateway.app(hosts=hosts, metrics=metrics is None),
+        listening,
+        connections=connections,
+        certificate=certificate,
+        beside=Beside(metrics, _metrics_app(gateway, metrics)) if metrics else None,
+        max_message=MAX_FRAME,
+        grace=DRAIN_SECONDS,
+        drain=lambda: _drain(gateway),
+    ).listen()
 
 
-def _metrics_app(gateway: Gateway, door: Door) -> Starlette:
+def _metrics_app(gateway: Gateway, listening: socket.socket) -> Starlette:
     """On loopback for names of loopback alone: a page may have a name that points there."""
-    host = str(door.socket.getsockname()[0])
+    host = str(listening.getsockname()[0])
     return gateway.metrics_app(hosts=(*LOOPBACK, host) if is_loopback(host) else (ANY,))
 
 

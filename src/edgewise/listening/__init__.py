@@ -1,1 +1,1 @@
-"""What the gateway and the server listen with: whoever connects, whatever it sends or does not."""
+"""Listening for the gateway and the server: connections, TLS, origins, logs."""

@@ -1,26 +1,35 @@
-"""Addresses to listen on."""
+"""Sockets to listen on, and how many connections the limit on open files allows."""
 
 import errno
 import ipaddress
 import socket
+import sys
 
 from edgewise.errors import UsageError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""What this machine calls itself."""
+"""Names of this machine for itself."""
 
 BACKLOG = 1024
-"""Connections that may wait to be taken."""
+"""Connections that may wait to be accepted."""
+
+ACCEPTS = 16
+"""Connections that the event loop accepts at a time."""
+
+DEFAULT_CONNECTIONS = 10_000
+
+_RESERVED = 48 + 4 * ACCEPTS
+"""Open files for logs, models and the event loop, and connections accepted but not yet counted."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; 0 is any free port. Raises `UsageError` where it cannot."""
+    """A listening socket; port 0 is any free port. Raises `UsageError`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     both = host == "::" and socket.has_dualstack_ipv6()
     try:
         return socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except (OSError, UnicodeError) as error:
-        # Of some Python says the address once more behind the system's words.
+        # Some versions of Python repeat the address after the system's words.
         reason = str(getattr(error, "strerror", None) or error).partition(" (while ")[0]
         taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         raise UsageError(
@@ -40,6 +49,42 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def connections_for(asked: int | None, *, reserve: int) -> int:
+    """How many connections there may be, so that accepting one never fails for want of a file.
+
+    `reserve` open files are kept for others, such as connections to engines. None asks for
+    `DEFAULT_CONNECTIONS` or as many as fit. Raises `UsageError`.
+    """
+    limit = _most_files()
+    room = limit - reserve - _RESERVED
+    wanted = asked or 16
+    if wanted > room:
+        raise UsageError(
+            f"{wanted} connections need {wanted + limit - room} open files and this process may "
+            f"have {limit}",
+            hint="raise its limit (ulimit -n), or allow fewer",
+            setting="connections",
+        )
+    return asked or min(DEFAULT_CONNECTIONS, room)
+
+
+def _most_files() -> int:
+    """The limit on open files, raised as far as the system allows."""
+    if sys.platform == "win32":
+        return 1 << 16
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (OSError, ValueError):
+            # macOS names a hard limit that it does not give.
+            pass
+    return 1 << 20 if soft == resource.RLIM_INFINITY else soft
 
 
 def _at(host: str, port: int) -> str:

@@ -12,7 +12,7 @@ import msgspec
 from edgewise.edge.base import Tokenizer
 from edgewise.events import Candidate, Event, Finished, FinishReason, Pending, Rewound, Token, Usage
 from edgewise.prompts import Prompt
-from edgewise.server.admission import Ticket
+from edgewise.server.answering import Ticket
 from edgewise.server.errors import ApiError
 from edgewise.server.requests import ChatRequest, CompletionRequest, ignored
 

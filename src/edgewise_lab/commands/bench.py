@@ -136,7 +136,7 @@ def link(
     tasks = with_calibration(
         task, "test", data=data, check=None, limit=questions, calibration=calibration
     )
-    first = Conditions(0.0, 0.0, 0.0, loss, engine_time / 1000, chosen.run_ahead, chosen.redraft)
+    first = Conditions(0.0, 0.0, 0.0, loss, engine_time / 1000, chosen.run_ahead)
     with render.progress(hidden=json) as progress:
         slowed = pace_named(pace, chosen)
         rows, cloud = _measured(chosen, tasks, slowed, shares, trips, first, progress)
@@ -152,7 +152,7 @@ def link(
 # Both methods ask at a fixed rhythm and not at a score, for one token at a time.
 @app.command()
 @takes(
-    *("edge", "edge_engine", "cloud", "cloud_hosts", "cloud_model", "cloud_key_env"),
+    *("edge", "edge_engine", "cloud", "cloud_hosts", "cloud_model"),
     *("threads", "gpu_layers"),
     reads=["cloud_key", "cloud_share"],
     unaffected=[

@@ -40,7 +40,7 @@ Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N q
 
 
 def without_cloud(chosen: Settings) -> Settings:
-    of_urls = {"cloud_tokenizer": None, "cloud_model": None, "cloud_key_env": None}
+    of_urls = {"cloud_tokenizer": None, "cloud_model": None}
     return replace(chosen, cloud="none", cloud_engine=AUTO, **of_urls)
 
 
@@ -60,7 +60,7 @@ def served(chosen: Settings) -> Generator[str]:
     """The URL of the cloud model; the bundled one gets a gateway of its own."""
     address = cloud_address(chosen)
     if address == "bundled":
-        from edgewise.gateway.process import gateway_process
+        from edgewise_lab.bench.gateway_process import gateway_process
 
         with gateway_process(address) as url:
             yield url

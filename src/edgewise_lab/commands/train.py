@@ -48,7 +48,7 @@ JudgedBy = Annotated[
     reads=["cloud_key"],
     unaffected=[
         *("router", "cloud_share", "threshold"),
-        *("top_k", "top_p", "min_p", "run_ahead", "redraft", "on_cloud_error"),
+        *("top_p", "run_ahead", "redraft", "on_cloud_error"),
         *("push", *SERVING, *RECORD),
     ],
 )

@@ -43,7 +43,7 @@ class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
     `outcome` has its quality and its duration. `ttft` and `gap` are seconds to the first token, and
     the longest between two, as a user sees them. The edge made `decodes` forward passes over
     `positions` ids in all, prompt included. `sent` and `received` bytes travelled over the link;
-    None where there was none. `accepted` of `drafted` tokens stood where drafts were verified.
+    None where there was none.
     """
 
     outcome: Outcome
@@ -54,8 +54,6 @@ class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[CloudRequest, ...] = ()
     sent: int | None = None
     received: int | None = None
-    drafted: int = 0
-    accepted: int = 0
 
 
 Cost = Callable[[MeasuredAnswer], tuple[float, float]]

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from edgewise.errors import UsageError
-from edgewise.listening.visitors import Visitors, require_origin
+from edgewise.listening.origins import OriginCheck, require_origin
 
 HOSTS = ("127.0.0.1", "localhost", "::1")
 
@@ -23,7 +23,7 @@ def client(*, scheme: str = "http", **guards: object) -> TestClient:
         Route("/", lambda _: PlainTextResponse("hello"), methods=["GET", "POST"]),
         WebSocketRoute("/ws", _socket),
     ]
-    guarded = Visitors(Starlette(routes=routes), **guards)  # type: ignore[arg-type]
+    guarded = OriginCheck(Starlette(routes=routes), **guards)  # type: ignore[arg-type]
     return TestClient(guarded, base_url=f"{scheme}://127.0.0.1:8300")
 
 
@@ -105,5 +105,5 @@ BAD = "foo foo.page foo.page:80 https:// https://a/b https://a/ https://u@a http
 
 @pytest.mark.parametrize("given", [*BAD.split(), "", "null", "http://a b", "http://a?b", "//a"])
 def test_what_no_page_can_have_is_refused(given: str) -> None:
-    with pytest.raises(UsageError, match="no origin"):
+    with pytest.raises(UsageError, match="origin"):
         require_origin(given)

@@ -1,6 +1,20 @@
-"""Tables in Markdown."""
+"""Tables of figures, for a terminal (`commands`) and in Markdown (`benchmarks/`)."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class FigureTable(NamedTuple):
+    """`title` is a sentence, `lines` are as long as `head`."""
+
+    title: str
+    head: list[str]
+    lines: list[list[str]]
+
+    @property
+    def markdown(self) -> str:
+        """The table without its title."""
+        return "\n".join([*line(self.head, head=True), *(t for c in self.lines for t in line(c))])
 
 
 def line(cells: Sequence[str], *, head: bool = False) -> list[str]:

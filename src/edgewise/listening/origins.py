@@ -1,4 +1,4 @@
-"""Pages of others: a browser lets them send requests, and says whose they are."""
+"""Origin check: a browser lets any page send requests here, and says whose page it is."""
 
 import logging
 from collections.abc import Sequence
@@ -16,35 +16,32 @@ log = logging.getLogger("edgewise.listening")
 ANY = "*"
 
 
-class Visitors:
-    """Refuses requests and WebSockets of pages that are not this server's own.
+class OriginCheck:
+    """Refuses requests and WebSockets from pages that are not this server's own.
 
-    A page shows itself by `Origin`, which browsers send with everything but plain loads and no
-    other client has to send. One whose name was made to point here is its own by that, so `Host`
-    must be a name that this server has.
+    Browsers send `Origin` with everything but plain loads; other clients need not. A page whose
+    name was made to point here has this server's address, so `Host` must be a name of this server.
     """
 
     def __init__(
         self, app: ASGIApp, *, hosts: Sequence[str] = (ANY,), origins: Sequence[str] = ()
     ) -> None:
-        """`hosts` that requests may be addressed to, `origins` of other pages that may ask."""
+        """`hosts` are this server's names, `origins` those of other pages that may ask."""
         self._app = app
         self._hosts, self._origins = frozenset(hosts), frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        refusal = self._refusal(headers, scope["scheme"])
+        refusal = None
+        if scope["type"] in ("http", "websocket"):
+            refusal = self._refusal(Headers(scope=scope), scope["scheme"])
         if refusal is None:
             await self._app(scope, receive, send)
             return
         status, why = refusal
         peer = scope["client"][0] if scope.get("client") else "?"
         log.info("a request was refused: %s", why, extra={"peer": peer})
-        told = {"message": why, "type": "invalid_request_error", "param": None, "code": None}
-        response = JSONResponse({"error": told}, status, {"Connection": "close"})
+        error = {"message": why, "type": "invalid_request_error", "param": None, "code": None}
+        response = JSONResponse({"error": error}, status, {"Connection": "close"})
         if scope["type"] == "websocket":
             await WebSocket(scope, receive, send).send_denial_response(response)
         else:
@@ -63,7 +60,7 @@ class Visitors:
 def _is_own(origin: str, host: str, scheme: str) -> bool:
     """Whether a page of `origin` came from this server itself.
 
-    Behind a proxy that speaks TLS a page has https and this server sees http, never the reverse.
+    Behind a proxy with TLS a page has https and this server sees http, never the reverse.
     """
     own = scheme.replace("ws", "http")
     return bool(host) and origin in (f"{own}://{host}", f"https://{host}")
@@ -82,15 +79,15 @@ def require_origin(origin: str) -> str:
         return origin
     known, plain, usual = False, "", ""
     try:
-        found = urlsplit(origin)
-        plain = f"{found.scheme}://{found.netloc}".lower()
-        usual = {"http": ":80", "https": ":443"}.get(found.scheme, "")
-        known = bool(found.scheme and found.hostname) and found.port != 0
+        parts = urlsplit(origin)
+        plain = f"{parts.scheme}://{parts.netloc}".lower()
+        usual = {"http": ":80", "https": ":443"}.get(parts.scheme, "")
+        known = bool(parts.scheme and parts.hostname) and parts.port != 0
     except ValueError:
         pass
     if not known or plain != origin.lower() or "@" in plain or any(c.isspace() for c in plain):
         raise UsageError(
-            f"{origin!r} is no origin",
+            f"{origin!r} is not an origin",
             hint="write it as browsers do, such as https://my.page or http://localhost:3000",
             setting="cors_origin",
         )
