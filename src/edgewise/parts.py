@@ -15,14 +15,14 @@ from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import bridged
 from edgewise.cloud.bridge.context_filter import Plain, Viewing
 from edgewise.cloud.key import cloud_key
+from edgewise.costs.billing import Billing
+from edgewise.costs.daily import DailyTotal, spent_place
+from edgewise.costs.meter import Limits
+from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel, EdgeOptions, Tokenizer
 from edgewise.edge.named import EDGES
 from edgewise.errors import ModelError, RouterMismatch, UsageError
-from edgewise.loop.billing import Billing
-from edgewise.loop.cost import Limits
 from edgewise.loop.policy import Policy
-from edgewise.loop.price import price_of
-from edgewise.loop.spent import SpentFile, spent_place
 from edgewise.prompts import require_text
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
@@ -261,9 +261,8 @@ def make_billing(settings: Settings) -> Billing | None:
     Raises `UsageError`, for limits without a price as well.
     """
     if settings.price is None:
-        for name in ("max_cost", "max_cost_day", "allow_dearer"):
-            given = getattr(settings, name)
-            if given is not None and given is not False:
+        for name in ("max_cost", "max_cost_day"):
+            if getattr(settings, name) is not None:
                 raise UsageError(
                     f"{spelled(name)} needs to know what the cloud's tokens cost",
                     hint="give their price",
@@ -277,9 +276,9 @@ def make_billing(settings: Settings) -> Billing | None:
             hint="set HOME or XDG_STATE_HOME",
             setting="max_cost_day",
         )
-    limits = Limits(not settings.allow_dearer, _most(settings, "max_cost"), day)
+    limits = Limits(answer=_most(settings, "max_cost"), day=day)
     return Billing(
-        price_of(settings.price), limits=limits, spent=SpentFile(place) if place else None
+        price_of(settings.price), limits=limits, daily=DailyTotal(place) if place else None
     )
 
 

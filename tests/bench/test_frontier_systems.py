@@ -7,7 +7,6 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.cloud.engine import LlamaServer
-from edgewise.cloud.late import LateCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudError, CloudRejected, CloudUnavailable
 from edgewise.prompts import Prompt
@@ -25,6 +24,7 @@ from edgewise_lab.bench.frontier.systems import (
     pair_policy,
     timed_edge,
 )
+from edgewise_lab.bench.late import LateCloud
 from edgewise_lab.bench.link import http_target
 from edgewise_lab.bench.pace import UNPACED, EnginePace, Pace, PacedEdge, PacedEngine
 from edgewise_lab.evaluation.systems import CloudAlone

@@ -24,8 +24,8 @@ from edgewise.errors import (
     NothingUsable,
     VocabularyMismatch,
 )
-from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, Prompt
 from edgewise.routers.constant import Constant, Random

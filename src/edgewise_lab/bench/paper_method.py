@@ -148,7 +148,7 @@ def _round(
         edgewise=(end - middle) / written,
         paper=(time.monotonic() - end) / len(old.tokens),
         consults=answer.usage.cloud_tokens,
-        changed=answer.usage.changing_tokens,
+        changed=answer.usage.correction_tokens,
         written=written,
     )
 

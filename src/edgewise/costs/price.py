@@ -1,7 +1,4 @@
-"""What a provider asks for tokens, and bills by that.
-
-Money is counted in decimals, exactly: a price has at most six places, and a token is a millionth.
-"""
+"""A provider's price list. Money is counted in decimals, exactly, to six places at most."""
 
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -23,10 +20,10 @@ _PLACES = 6
 _MILLIONTH = Decimal("0.000001")
 
 
-class Bill(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens as a provider bills them: of prompts, of prompts that it had cached, written.
+class BilledTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens as a provider bills them: prompt, cached prompt, output.
 
-    `estimated` where its meter did not say all of it; what it left out is counted at the dearest.
+    `estimated`: its meter did not say all of it; what it left out counts at the dearest.
     """
 
     input: int = 0
@@ -34,8 +31,8 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
     output: int = 0
     estimated: bool = False
 
-    def __add__(self, other: "Bill") -> "Bill":
-        return Bill(
+    def __add__(self, other: "BilledTokens") -> "BilledTokens":
+        return BilledTokens(
             input=self.input + other.input,
             cached=self.cached + other.cached,
             output=self.output + other.output,
@@ -43,14 +40,14 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-NOTHING = Bill()
+NOTHING = BilledTokens()
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Money per million tokens: of prompts, of prompts that were cached, of what is written.
+    """Money per million tokens: prompt, cached prompt, output. Raises `UsageError`.
 
-    Where the provider caches what it was sent a moment ago, `cached_from` is the least number of
-    tokens that it does so for, at least as large as a block of its cache. Raises `UsageError`.
+    `cached_from`: the provider caches a prompt that it was just sent, from so many tokens on; at
+    least a block of its cache.
     """
 
     input: Decimal
@@ -74,9 +71,11 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if not self.currency.isprintable():
             raise _wrong("The currency has characters that cannot be shown")
 
-    def of(self, bill: Bill) -> Decimal:
-        """What a bill comes to."""
-        tokens = bill.input * self.input + bill.cached * self.cached + bill.output * self.output
+    def of(self, billed: BilledTokens) -> Decimal:
+        """What billed tokens come to."""
+        tokens = (
+            billed.input * self.input + billed.cached * self.cached + billed.output * self.output
+        )
         return tokens * _MILLIONTH
 
 

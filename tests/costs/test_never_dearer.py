@@ -8,14 +8,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from edgewise.costs.billing import Billing
+from edgewise.costs.meter import Limits
+from edgewise.costs.price import Price, price_of
 from edgewise.edge.base import Floats
 from edgewise.errors import CloudError, CloudRejected, CloudTimeout
 from edgewise.events import AnswerCost
-from edgewise.loop.billing import Billing
-from edgewise.loop.cost import Limits
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
-from edgewise.loop.price import Price, price_of
 from edgewise.prompts import Message, Prompt
 from edgewise.routers.constant import Constant
 from edgewise.testing.scripted_edge import EOS, SIZE, ScriptedEdge

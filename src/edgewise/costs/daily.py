@@ -1,4 +1,4 @@
-"""What was spent on a day by all processes of a user: one number a day and currency, in a file."""
+"""The daily budget: what all processes of a user spent, by day and currency, in a file."""
 
 import logging
 import os
@@ -33,7 +33,7 @@ def today() -> str:
     return time.strftime("%Y-%m-%d", time.gmtime())
 
 
-class SpentFile:
+class DailyTotal:
     """Sums by day and currency; any thread and any process may add."""
 
     def __init__(self, path: Path) -> None:

@@ -19,14 +19,14 @@ from edgewise.cloud.base import CloudModel, CloudSession, then
 from edgewise.cloud.engine import EngineCloud, LlamaServer, Vllm
 from edgewise.cloud.wrapped import WrappedSession
 from edgewise.completion import Completion
+from edgewise.costs.billing import Billing
+from edgewise.costs.daily import DailyTotal, today
+from edgewise.costs.meter import Limits
+from edgewise.costs.price import price_of
 from edgewise.errors import CloudUnavailable
-from edgewise.loop.billing import Billing
-from edgewise.loop.breaker import Breaker
-from edgewise.loop.cost import Limits
 from edgewise.loop.decoder import Decoder
+from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
-from edgewise.loop.price import price_of
-from edgewise.loop.spent import SpentFile, today
 from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, replying
@@ -98,13 +98,13 @@ def test_the_limit_of_a_day_holds(
     engine: ScriptedEngine, cloud: EngineCloud, name: str, tmp_path: Path
 ) -> None:
     provider, most = Provider(engine, MISDEEDS[name]), Decimal("0.2")
-    spent = SpentFile(tmp_path / "spent.db")
+    spent = DailyTotal(tmp_path / "spent.db")
     for _ in range(4):
         decoder(cloud, Limits(False, None, most), spent).generate(IDS, max_tokens=4)
     assert 0 < provider.invoice <= spent.of(today(), "") <= most
 
 
-def decoder(cloud: CloudModel, limits: Limits, spent: SpentFile | None = None) -> Decoder:
+def decoder(cloud: CloudModel, limits: Limits, spent: DailyTotal | None = None) -> Decoder:
     return Decoder(
         ScriptedEdge(noise()),
         router=Constant(1.0),
@@ -112,7 +112,7 @@ def decoder(cloud: CloudModel, limits: Limits, spent: SpentFile | None = None) -
         cloud=cloud,
         # Failures do not end the asking: the limit alone does.
         breaker=Patient(),
-        billing=Billing(PRICE, limits=limits, spent=spent),
+        billing=Billing(PRICE, limits=limits, daily=spent),
     )
 
 
@@ -157,10 +157,10 @@ def test_an_answer_that_is_left_pays_for_what_had_left(
 
 
 def test_a_pause_books_nothing_for_the_day(tmp_path: Path) -> None:
-    spent, breaker = SpentFile(tmp_path / "spent.db"), Breaker(clock=lambda: 0.0)
+    spent, breaker = DailyTotal(tmp_path / "spent.db"), Breaker(clock=lambda: 0.0)
     booked: list[Decimal] = []
 
-    class Counting(SpentFile):
+    class Counting(DailyTotal):
         def add(self, day: str, currency: str, cost: Decimal, most: Decimal | None = None) -> bool:
             booked.append(cost)
             return super().add(day, currency, cost, most)
@@ -173,14 +173,14 @@ def test_a_pause_books_nothing_for_the_day(tmp_path: Path) -> None:
         policy=Policy(),
         cloud=ScriptedCloud(noise(), fault=lambda ask: CloudUnavailable("gone.")),
         breaker=breaker,
-        billing=Billing(PRICE, limits=Limits(False, None, Decimal(9)), spent=Counting(spent.path)),
+        billing=Billing(PRICE, limits=Limits(False, None, Decimal(9)), daily=Counting(spent.path)),
     ).generate(IDS)
     assert {token.reason for token in answer.tokens} == {"circuit_open"}
     assert booked == []
 
 
 def test_less_than_nothing_spent_is_no_credit(tmp_path: Path) -> None:
-    file = SpentFile(tmp_path / "spent.db")
+    file = DailyTotal(tmp_path / "spent.db")
     assert file.add(today(), "", Decimal(1))
     with closing(sqlite3.connect(file.path)) as raw, raw:
         raw.execute("UPDATE spent SET amount = '-100'")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from edgewise.costs.price import MAX_FILE, BilledTokens, Price, price_of
 from edgewise.errors import UsageError
-from edgewise.loop.price import MAX_FILE, Bill, Price, price_of
 
 LIST = 'input = 0.28\ncached = "0.028"\noutput = 0.42\n'
 
@@ -15,7 +15,7 @@ def test_three_numbers() -> None:
     price = price_of("0.28, 0.028,0.42")
     assert price == Price(input=Decimal("0.28"), cached=Decimal("0.028"), output=Decimal("0.42"))
     # 1,000 x 0.28 + 500 x 0.028 + 10 x 0.42, a millionth of it.
-    assert price.of(Bill(input=1000, cached=500, output=10)) == Decimal("0.0002982")
+    assert price.of(BilledTokens(input=1000, cached=500, output=10)) == Decimal("0.0002982")
 
 
 def test_a_file(tmp_path: Path) -> None:

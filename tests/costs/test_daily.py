@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from edgewise.costs.daily import DailyTotal, spent_place, today
 from edgewise.errors import UsageError
-from edgewise.loop.spent import SpentFile, spent_place, today
 
 DAY = "2026-01-02"
 ADDING = """
 import sys
 from decimal import Decimal
 from pathlib import Path
-from edgewise.loop.spent import SpentFile
-file = SpentFile(Path(sys.argv[1]))
+from edgewise.costs.daily import DailyTotal
+file = DailyTotal(Path(sys.argv[1]))
 print(sum(file.add("2026-01-02", "", Decimal("0.1"), Decimal("1")) for _ in range(8)))
 """
 
 
 def test_sums_are_exact_and_apart(tmp_path: Path) -> None:
-    file = SpentFile(tmp_path / "state" / "spent.db")
+    file = DailyTotal(tmp_path / "state" / "spent.db")
     for _ in range(10):
         assert file.add(DAY, "", Decimal("0.1"))
     assert file.add(DAY, "EUR", Decimal(5))
@@ -37,7 +37,7 @@ def test_sums_are_exact_and_apart(tmp_path: Path) -> None:
 
 
 def test_never_above_the_most(tmp_path: Path) -> None:
-    file, most = SpentFile(tmp_path / "spent.db"), Decimal("0.3")
+    file, most = DailyTotal(tmp_path / "spent.db"), Decimal("0.3")
     assert file.add(DAY, "", Decimal("0.2"), most)
     assert not file.add(DAY, "", Decimal("0.100001"), most)
     assert file.add(DAY, "", Decimal("-0.1"), most)
@@ -57,7 +57,7 @@ def test_processes_share_a_limit(tmp_path: Path) -> None:
     ]
     added = [int(process.communicate(timeout=60)[0]) for process in processes]
     assert sum(added) == 10
-    assert SpentFile(path).of(DAY, "") == 1
+    assert DailyTotal(path).of(DAY, "") == 1
 
 
 @pytest.mark.parametrize("broken", ["no database", "a folder", "no number", "not finite"])
@@ -65,7 +65,7 @@ def test_a_file_that_cannot_be_used(
     tmp_path: Path, broken: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "spent.db"
-    file = SpentFile(path)
+    file = DailyTotal(path)
     if broken == "no database":
         path.write_bytes(b"not a database" * 100)
     elif broken == "a folder":
