@@ -18,7 +18,7 @@ import trustme
 
 from edgewise import parts
 from edgewise.cloud.engine import LlamaServer
-from edgewise.engines.refusals import Redirected
+from edgewise.engines.http import Redirected
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,

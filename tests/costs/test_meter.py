@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.cloud.bridge import Bridge
+from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.cloud.engine import LlamaServer, Vllm
 from edgewise.cloud.wrapped import WrappedCloud
 from edgewise.completion import Completion, Sent

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from typing import Literal, NamedTuple, Protocol
 
 from edgewise.cloud.base import CloudSession
-from edgewise.cloud.seam import Seams
-from edgewise.cloud.sent_record import RecordedSent, SentAnswer
+from edgewise.cloud.bridge.word_boundary import Seams
+from edgewise.cloud.record.record import RecordedSent, SentAnswer
 from edgewise.completion import Completion, Sent
 from edgewise.errors import CloudError, CloudTimeout, NothingUsable, Withheld
 from edgewise.loop.health import Breaker, Latency

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from edgewise.cloud.seam import Seams
+from edgewise.cloud.bridge.word_boundary import Seams
 from edgewise.completion import Completion, metered
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import CloudError, CloudTimeout, Fault

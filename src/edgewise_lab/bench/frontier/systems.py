@@ -12,9 +12,8 @@ import msgspec
 
 from edgewise.completion import ADDED, MOST_SECONDS
 from edgewise.edge.base import EdgeModel, Tokenizer
-from edgewise.engines.completions import COMPLETIONS, Meter, has_ended, only
-from edgewise.engines.http import checked_address, decoded
-from edgewise.engines.refusals import not_now
+from edgewise.engines.base import COMPLETIONS, Meter, has_ended, only
+from edgewise.engines.http import checked_address, decoded, not_now
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout, CloudUnavailable
 from edgewise.events import Event, Finished, Token
 from edgewise.loop.decoder import Decoder, collect

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from edgewise.cloud.reasoning import Reasoning
+from edgewise.cloud.bridge.reasoning import Reasoning
 from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of, ids_spelling

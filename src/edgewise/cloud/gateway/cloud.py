@@ -10,21 +10,20 @@ import ssl
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import aiohttp
+import msgspec
 
 from edgewise.cloud.base import CloudModel, log_failure, require_meant, with_end
-from edgewise.cloud.gateway_link import GatewayLink, shared
-from edgewise.cloud.gateway_vocabulary import GatewayVocabulary
+from edgewise.cloud.gateway.link import GatewayLink, shared
 from edgewise.cloud.io_thread import IoThread
-from edgewise.completion import Completion, Sent
+from edgewise.completion import MOST_IDS, Completion, Sent
 from edgewise.edge.base import PROBES, Tokenizer
-from edgewise.engines.all_ids import COMPARE_SECONDS, compare_all
-from edgewise.engines.http import checked_address
-from edgewise.engines.proof import PROVEN_SECONDS
-from edgewise.engines.refusals import not_now, unreachable
-from edgewise.engines.spelling import spelling_of
+from edgewise.engines.base import NOBODY, Client, Described, Watched
+from edgewise.engines.detokenization import COMPARE_SECONDS, compare_all, spelling_of
+from edgewise.engines.http import Endpoint, checked_address, decoded, not_now, unreachable
+from edgewise.engines.vocabulary_check import PROVEN_SECONDS
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -50,11 +49,68 @@ PUSHED = 16
 _T = TypeVar("_T")
 
 
+class _Text(msgspec.Struct):
+    content: str
+
+
+class _Meta(msgspec.Struct):
+    n_vocab: Annotated[int, msgspec.Meta(ge=1, le=MOST_IDS)] | None = None
+    eos_token: str | None = None
+
+
+class _Entry(msgspec.Struct):
+    id: str
+    meta: _Meta | None = None
+
+
+class _Listed(msgspec.Struct):
+    data: list[_Entry]
+
+
+class GatewayVocabulary(Endpoint):
+    """Implements `Speller`. A gateway of before tells nothing."""
+
+    def __init__(self, url: str, *, key: str | None = None) -> None:
+        super().__init__(url, key=key)
+        self.described = Described()
+        self.watched: Watched | None = None
+        self._end: str | None = None
+
+    async def describe(self) -> None:
+        """Ask what it serves; raises a `CloudError`."""
+        try:
+            listed = decoded(await self.get("/v1/models"), _Listed, "a gateway").data
+        except (CloudRejected, CloudProtocolError):
+            listed = []
+        self.watched, self._end = None, None
+        self.described = Described()
+        for entry in listed[:1]:
+            meta = entry.meta or _Meta()
+            self.described, self._end = Described(entry.id, meta.n_vocab), meta.eos_token
+
+    def remembered_by(self) -> str:
+        return f"gateway {self.described.model} {self.described.size} {self._end}"
+
+    async def end_text(self) -> str | None:
+        return self._end
+
+    async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
+        try:
+            answered = await self.post("/detokenize", {"tokens": ids}, client)
+        except CloudRejected as error:
+            if error.status in (404, 405):
+                return None
+            raise
+        return decoded(answered, _Text, "a gateway").content
+
+
 class GatewayCloud(CloudModel):
     """Implements `CloudModel`. `https` is verified; the key travels as a bearer token.
 
     A gateway serves one model; where a `model` is named it must be that.
     """
+
+    owner: ClassVar[str] = "edgewise-gateway"
 
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
         self.name, self.model = checked_address(url), model

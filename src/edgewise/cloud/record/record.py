@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from edgewise.cloud.sent_files import CountsFile, PayloadsFile, SentMessage
+from edgewise.cloud.record.files import CountsFile, PayloadsFile, SentMessage
 from edgewise.completion import Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.kv import common_prefix

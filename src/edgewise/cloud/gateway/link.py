@@ -265,8 +265,10 @@ class GatewayLink:
         problem: Exception = Broken()
         try:
             async for message in socket:
+                if isinstance(message.data, aiohttp.WebSocketError):
+                    raise CloudProtocolError(f"{self._gateway.name!r}: {message.data}.")
                 if message.type is aiohttp.WSMsgType.ERROR:
-                    break  # no pong came, or no frame
+                    break  # no pong came in time
                 if message.type is not aiohttp.WSMsgType.BINARY:
                     raise CloudProtocolError(f"{self._gateway.name!r} sent a text message.")
                 self._take(from_gateway(message.data), waiting)

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from edgewise.cloud.base import CloudModel, CloudSession, then
-from edgewise.cloud.bridging import BridgeSession, preceding
-from edgewise.cloud.seam import Seams
-from edgewise.cloud.transport import Part, portion
-from edgewise.cloud.view import Plain, Preceding, View, Viewing
+from edgewise.cloud.bridge.context_filter import Plain, Preceding, View, Viewing
+from edgewise.cloud.bridge.session import BridgeSession, Part, portion, preceding
+from edgewise.cloud.bridge.word_boundary import Seams
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of, fingerprint

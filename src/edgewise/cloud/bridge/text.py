@@ -11,12 +11,11 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel, then
-from edgewise.cloud.bridging import THINK, BridgeSession, preceding
+from edgewise.cloud.bridge.capabilities import Habits, Reuse, habits, reuse, unechoed
+from edgewise.cloud.bridge.context_filter import Plain, Preceding, View
+from edgewise.cloud.bridge.session import THINK, BridgeSession, Part, portion, preceding
+from edgewise.cloud.bridge.word_boundary import BLANKS, Seams, added, held_back
 from edgewise.cloud.io_thread import IoThread
-from edgewise.cloud.probe import Habits, Reuse, habits, reuse, unechoed
-from edgewise.cloud.seam import BLANKS, Seams, added, held_back
-from edgewise.cloud.transport import Part, portion
-from edgewise.cloud.view import Plain, Preceding, View
 from edgewise.completion import Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import fingerprint
