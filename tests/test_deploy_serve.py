@@ -20,7 +20,7 @@ from tests.gateway.processes import lasting_port, until
 from tests.llama_server_process import llama_server
 
 SERVICES = compose()["services"]
-GATEWAY, SERVE = SERVICES["gateway-llama-server"], SERVICES["serve"]
+GATEWAY, SERVE, PAGE = (SERVICES[name] for name in ("gateway-llama-server", "serve", "open-webui"))
 
 
 class Place(NamedTuple):
