@@ -19,6 +19,7 @@ LAYERS = (
     ("grammar",),
     ("routers", "wire", "engines"),
     ("cloud", "keys"),
+    ("costs",),
     ("loop",),
     ("advice", "testing", "traces", "gateway"),
     ("parts",),
