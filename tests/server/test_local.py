@@ -8,8 +8,8 @@ import pytest
 from openai import OpenAI
 from starlette.testclient import TestClient
 
-from edgewise.cloud.engine import Cerebras, Fireworks, LlamaServer, Sglang, Vllm
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
+from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.prompts import Message
 from edgewise.server.local_messages import LocalMessages
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
@@ -27,8 +27,6 @@ CLOUDS: dict[str, tuple[Any, Dialect]] = {
     "llama-server": (LlamaServer, "llama-server"),
     "vllm": (Vllm, "vllm"),
     "sglang": (Sglang, "sglang"),
-    "fireworks": (Fireworks, "fireworks"),
-    "cerebras": (Cerebras, "cerebras"),
     "gateway": (GatewayCloud, "llama-server"),
 }
 

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from edgewise.cloud.engine import LlamaServer
-from edgewise.loop.billing import Billing
-from edgewise.loop.price import price_of
+from edgewise.costs.billing import Billing
+from edgewise.costs.price import price_of
 from edgewise.server.answering import Answering
 from edgewise.server.app import make_app
 from edgewise.server.models import Models

@@ -359,7 +359,7 @@ def _nothing(prompt: Prompt) -> Finished:
         edge_tokens=0,
         cloud_tokens=0,
         wasted_tokens=0,
-        changing_tokens=0,
+        correction_tokens=0,
         cloud_share=0.0,
         cloud_calls=0,
         failed_calls=0,

@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from msgspec.structs import asdict
 
-from edgewise.cloud.sent_record import by_answer
+from edgewise.cloud.record.record import by_answer
 from edgewise.listening.origins import ANY, OriginCheck
 from edgewise.parts import make_policy
 from edgewise.server import chat, completions, messages, responses, tokenizing, unplug

@@ -69,7 +69,7 @@ def usage(found: Usage) -> dict[str, Any]:
             "cloud_tokens": found.cloud_tokens,
             "edge_tokens": found.edge_tokens,
             "wasted_tokens": found.wasted_tokens,
-            "changing_tokens": found.changing_tokens,
+            "correction_tokens": found.correction_tokens,
             "cloud_share": found.cloud_share,
             "cloud_calls": found.cloud_calls,
             "failed_calls": found.failed_calls,
