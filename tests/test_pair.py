@@ -25,7 +25,7 @@ from edgewise import (
 )
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudSession
-from edgewise.cloud.bridge import Bridge
+from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.cloud.wrapped import WrappedCloud
 from edgewise.edge.base import Needs
 from edgewise.errors import CloudError, CloudUnavailable, ModelError, UsageError

@@ -9,19 +9,18 @@ from msgspec.structs import asdict, replace
 
 from edgewise.addresses import from_home
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge import bridged
-from edgewise.cloud.sent_files import CountsFile, PayloadsFile, counts_place
-from edgewise.cloud.sent_record import SentRecord
+from edgewise.cloud.bridge.adapter import bridged
+from edgewise.cloud.record.files import CountsFile, PayloadsFile, counts_place
+from edgewise.cloud.record.record import SentRecord
 from edgewise.edge.base import EdgeAbilities, EdgeModel
 from edgewise.edge.vocabulary import require_fitting
 from edgewise.errors import UsageError
 from edgewise.grammar.calls import call_reader, collected
 from edgewise.grammar.compiled import Grammar
 from edgewise.grammar.form import AnswerForm, form_from, grammar_of
-from edgewise.loop.account import Account
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.generation import Generation
-from edgewise.loop.policy import Policy
+from edgewise.loop.policy import Policy, SharedBudget
 from edgewise.parts import (
     cloud_address,
     make_billing,
@@ -140,7 +139,7 @@ class Pair:
                 billing=self.billing,
             )
             self._opened = opened.pop_all()
-        self._accounts: dict[float, Account] = {}
+        self._budgets: dict[float, SharedBudget] = {}
 
     @property
     def policy(self) -> Policy:
@@ -153,7 +152,7 @@ class Pair:
 
     def forget(self) -> None:
         """Begin new budgets, as for a new conversation, of which the cloud knows nothing."""
-        self._accounts.clear()
+        self._budgets.clear()
         self.record.forget()
 
     def both(self) -> tuple[EdgeModel, CloudModel]:
@@ -236,8 +235,8 @@ class Pair:
         if form is not None:
             grammar = grammar_of(self.edge.tokenizer, form)
         policy = policy or self.policy
-        account = self._account(policy)
-        taken = account.take()
+        shared = self._shared(policy)
+        taken = shared.take()
         try:
             return self.decoder.stream(
                 self.prompt(prompt, tools=form.tools if form else ()),
@@ -247,20 +246,22 @@ class Pair:
                 budget=taken,
                 grammar=grammar,
                 policy=policy,
-                at_end=lambda left: account.settle(taken, left),
+                at_end=lambda left: shared.settle(taken, left),
                 **told,
             )
         except BaseException:
-            account.settle(taken, taken)
+            shared.settle(taken, taken)
             raise
 
-    def _account(self, policy: Policy) -> Account:
+    def _shared(self, policy: Policy) -> SharedBudget:
         """The budget of a cloud share over the pair's life; without a share nothing is kept.
 
         Shares of a thousandth apart or less have one together, so that there are never too many.
         """
         share = policy.cloud_share
-        return Account() if share is None else self._accounts.setdefault(round(share, 3), Account())
+        if share is None:
+            return SharedBudget()
+        return self._budgets.setdefault(round(share, 3), SharedBudget())
 
     def close(self) -> None:
         """Close what this pair opened, and nothing else."""

@@ -12,17 +12,17 @@ from msgspec.structs import asdict
 
 from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, meant, resolve
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge import bridged
+from edgewise.cloud.bridge.adapter import bridged
+from edgewise.cloud.bridge.context_filter import Plain, Viewing
 from edgewise.cloud.key import cloud_key
-from edgewise.cloud.view import Plain, Viewing
+from edgewise.costs.billing import Billing
+from edgewise.costs.daily import DailyTotal, spent_place
+from edgewise.costs.meter import Limits
+from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel, EdgeOptions, Tokenizer
 from edgewise.edge.named import EDGES
 from edgewise.errors import ModelError, RouterMismatch, UsageError
-from edgewise.loop.billing import Billing
-from edgewise.loop.cost import Limits
 from edgewise.loop.policy import Policy
-from edgewise.loop.price import price_of
-from edgewise.loop.spent import SpentFile, spent_place
 from edgewise.prompts import require_text
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
@@ -93,7 +93,7 @@ def proven_cloud(
     Nor is there one to name where the cloud is no URL, and a URL must be at an allowed host.
     """
     from edgewise.cloud.hosts import hosts_of, require_allowed
-    from edgewise.cloud.named import check_name
+    from edgewise.engines.registry import check_name
 
     if settings.cloud_engine != _DEFAULTS.cloud_engine:
         check_name(settings.cloud_engine)
@@ -103,9 +103,9 @@ def proven_cloud(
     address = cloud_address(settings)
     if is_url(address):
         require_allowed(address, hosts)
-        from edgewise.cloud.reach import reach
+        from edgewise.cloud.connect import connect
 
-        return reach(
+        return connect(
             address,
             edge.tokenizer,
             key=cloud_key(settings),
@@ -129,7 +129,7 @@ def proven_cloud(
 
 def viewing(settings: Settings) -> Viewing | None:
     """What the cloud gets to see; None for everything. Raises `UsageError`."""
-    from edgewise.cloud.recent import Recent, amount_of
+    from edgewise.cloud.bridge.context_filter import Recent, amount_of
     from edgewise.cloud.redaction.rules import redaction_of
     from edgewise.cloud.redaction.view import Redacted
 
@@ -262,9 +262,8 @@ def make_billing(settings: Settings) -> Billing | None:
     Raises `UsageError`, for limits without a price as well.
     """
     if settings.price is None:
-        for name in ("max_cost", "max_cost_day", "allow_dearer"):
-            given = getattr(settings, name)
-            if given is not None and given is not False:
+        for name in ("max_cost", "max_cost_day"):
+            if getattr(settings, name) is not None:
                 raise UsageError(
                     f"{spelled(name)} needs to know what the cloud's tokens cost",
                     hint="give their price",
@@ -278,9 +277,9 @@ def make_billing(settings: Settings) -> Billing | None:
             hint="set HOME or XDG_STATE_HOME",
             setting="max_cost_day",
         )
-    limits = Limits(not settings.allow_dearer, _most(settings, "max_cost"), day)
+    limits = Limits(answer=_most(settings, "max_cost"), day=day)
     return Billing(
-        price_of(settings.price), limits=limits, spent=SpentFile(place) if place else None
+        price_of(settings.price), limits=limits, daily=DailyTotal(place) if place else None
     )
 
 
@@ -296,8 +295,8 @@ def _most(settings: Settings, name: str) -> Decimal | None:
 def require_usable(settings: Settings) -> None:
     """Raises `UsageError` for a value that no command takes, whichever models there are."""
     from edgewise.cloud.hosts import hosts_of
-    from edgewise.cloud.named import check_name
     from edgewise.engines.http import require_keyless
+    from edgewise.engines.registry import check_name
 
     for name in NAMES:
         if isinstance(text := getattr(settings, name), str):

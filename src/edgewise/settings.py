@@ -108,10 +108,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str | None,
         _about("view", "Words to redact as well, separated by commas, or @FILE, one a line."),
     ] = None
-    push: Annotated[
-        Literal["auto", "never"],
-        _about("routing", "Send a gateway prompt and answer ahead of consults (auto), or never."),
-    ] = "auto"
     router: Annotated[
         str | None,
         _about(
@@ -136,10 +132,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     run_ahead: Annotated[
         int, _about("policy", "Tokens the edge may draft during a consult; 0 waits.")
     ] = 16
-    redraft: Annotated[
-        Literal["exact", "always", "never"],
-        _about("policy", "Read drafts behind a changed token again in one pass."),
-    ] = "exact"
     deadline: Annotated[
         float | None, _about("policy", "Timeout of a consult, seconds; default: adaptive.")
     ] = None
@@ -181,9 +173,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float | None,
         _about("costs", "Most that all consults of a day (UTC) may cost, of every process."),
     ] = None
-    allow_dearer: Annotated[
-        bool, _about("costs", "Go on asking when that is dearer than the cloud alone.")
-    ] = False
     slots: Annotated[
         int | None, _about("serving", "Answers written at the same time; default: 4.")
     ] = None

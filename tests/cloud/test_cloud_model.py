@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from edgewise import parts
-from edgewise.cloud.connect import connect
+from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import EngineCloud
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.engines.http import checked_address
 from edgewise.errors import CloudRejected, UsageError
 from edgewise.gateway.server import engines_at
@@ -45,7 +45,7 @@ def listing(owner: str, names: list[str]) -> Reply:
 def test_a_version_at_the_end_of_an_address_is_taken_as_meant(given: str, meant: str) -> None:
     assert checked_address(given) == meant
     for engine in ("vllm", "gateway"):
-        cloud = connect(given, engine=engine)
+        cloud = open_engine(given, engine=engine)
         assert cloud.name == meant
         cloud.close()
 
@@ -55,7 +55,7 @@ def test_a_version_at_the_end_of_an_address_is_taken_as_meant(given: str, meant:
 )
 def test_the_named_model_is_the_one_that_is_asked(owner: str, routes: dict[Route, Reply]) -> None:
     with serving({**routes, ("GET", "/v1/models"): listing(owner, NAMES)}) as server:
-        cloud = connect(server.url + "/v1", model=NAMES[250])
+        cloud = open_engine(server.url + "/v1", model=NAMES[250])
         cloud.check(ByteTokenizer())
         cloud.open(Prompt((104, 105))).ask([104, 105], 1, Sampling(), 30).result()
         cloud.close()
@@ -70,7 +70,7 @@ def test_the_named_model_is_the_one_that_is_asked(owner: str, routes: dict[Route
 def test_without_a_name_it_is_the_first() -> None:
     routes = {**vllm_routes(), ("GET", "/v1/models"): listing("vllm", NAMES)}
     with serving(routes) as server:
-        cloud = connect(server.url)
+        cloud = open_engine(server.url)
         cloud.check(ByteTokenizer())
         cloud.close()
         assert {body["model"] for body in server.bodies("/tokenize")} == {NAMES[0]}
@@ -85,7 +85,7 @@ def test_a_name_that_is_not_served_is_one_sentence_with_some_that_are(owner: str
         ("GET", "/v1/models"): listing(owner, [long, *NAMES]),
     }
     with serving(routes) as server:
-        cloud = connect(server.url, model="owner/modle-12")
+        cloud = open_engine(server.url, model="owner/modle-12")
         with pytest.raises(CloudRejected) as refused:
             cloud.check(ByteTokenizer())
         cloud.close()
@@ -101,11 +101,11 @@ def test_a_name_that_is_not_served_is_one_sentence_with_some_that_are(owner: str
 def test_a_gateway_serves_what_it_serves() -> None:
     engine = ScriptedEngine()
     with gateway([engine.url]) as running:
-        right = connect(running.url, model="scripted")
+        right = open_engine(running.url, model="scripted")
         assert isinstance(right, GatewayCloud)
         right.check(ByteTokenizer())
         right.close()
-        wrong = connect(running.url, model="other")
+        wrong = open_engine(running.url, model="other")
         with pytest.raises(CloudRejected, match=r"serves no model 'other'; it serves 'scripted'\."):
             wrong.check(ByteTokenizer())
         wrong.close()
@@ -150,7 +150,7 @@ def test_a_llama_server_of_several_models_is_told_which() -> None:
         ("POST", "/completion"): completed,
     }
     with serving(routes) as server:
-        cloud = connect(server.url, model=NAMES[5])
+        cloud = open_engine(server.url, model=NAMES[5])
         cloud.check(ByteTokenizer())
         cloud.close()
         bodies = [body for _, body in server.asked if body]
@@ -162,7 +162,7 @@ def test_an_adapter_of_sglangs_is_refused() -> None:
     adapter = {"id": "mine", "owned_by": "sglang", "parent": "base"}
     models = said({"data": [{"id": "base", "owned_by": "sglang", "parent": None}, adapter]})
     with serving({**sglang_routes(), ("GET", "/v1/models"): models}) as server:
-        cloud = connect(server.url, model="mine")
+        cloud = open_engine(server.url, model="mine")
         with pytest.raises(CloudRejected, match=r"'mine' .* is an adapter of 'base'; name 'base'"):
             cloud.check(ByteTokenizer())
         cloud.close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgewise.cloud.bridge import bridged
+from edgewise.cloud.bridge.adapter import bridged
 from edgewise.parts import viewing
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
@@ -39,4 +39,4 @@ def test_a_local_class_stays(model: str, status: int) -> None:
     got, text, cloud = answered("email=local", replying("", prompt=""), model)
     assert got == status, text
     assert cloud.opened == 0
-    assert ("This conversation is local" in text) == (status == 400)
+    assert ("local" in text) == (status == 400)

@@ -77,19 +77,7 @@ def load(
                     sent_file=sent_file,
                 )
             )
-        answering = Answering(
-            edge=pair.edge,
-            router=pair.router,
-            card=pair.card,
-            settings=one.settings,
-            cloud=pair.cloud,
-            record=pair.record,
-            billing=pair.billing,
-            slots=one.slots,
-            queue=queue,
-            local=local,
-            name=one.name,
-        )
+        answering = Answering(pair, slots=one.slots, queue=queue, local=local, name=one.name)
         stack.callback(answering.close)
         answerings.append(answering)
     return Models(answerings)
