@@ -16,9 +16,9 @@ from edgewise_lab.bench.frontier.billing import (
     positions_computed,
     priced,
 )
+from edgewise_lab.bench.frontier.pair_systems import MeasuredStore, measure
 from edgewise_lab.bench.frontier.report import MeasuredAnswers, frontier
 from edgewise_lab.bench.frontier.shown import notes, plots, tables
-from edgewise_lab.bench.frontier.store import MeasuredStore, measure
 from edgewise_lab.bench.frontier.whole import (
     Whole,
     cost_of,

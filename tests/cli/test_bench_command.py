@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from edgewise.addresses import bundled
 from tests.cli.conftest import Edgewise
-from tests.llama_server_process import llama_server
 
 pytestmark = pytest.mark.deep
 
@@ -61,25 +59,6 @@ def test_a_link_that_cannot_be_measured_is_refused(
     assert (result.code, result.out) == (2, "")
     assert sentence in result.err
     assert result.err.count("\n") == 1
-
-
-def test_the_papers_method_is_compared(edgewise: Edgewise) -> None:
-    with llama_server(bundled("cloud")) as url:
-        result = edgewise(
-            *("bench", "paper", "--cloud", url, "--json", "--rounds", "1", "--tokens", "16"),
-            *("--round-trip", "20", "--cloud-share", "0.25", "--context", "32"),
-        )
-    assert result.code == 0, result.err
-    found = json.loads(result.out)
-    assert found["share"] == pytest.approx(0.25, abs=0.1)
-    assert found["ratio_low"] <= found["ratio"] <= found["ratio_high"]
-    assert min(found["edge"], found["edgewise"], found["paper"]) > 0
-
-
-def test_the_papers_method_needs_an_engine(edgewise: Edgewise) -> None:
-    result = edgewise("bench", "paper")
-    assert result.code == 2
-    assert "--cloud http" in result.err
 
 
 def test_a_trace_is_shown(edgewise: Edgewise, tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ import pytest
 
 from edgewise.routers.card import RouterCard
 from edgewise.routers.constant import Constant
-from edgewise_lab.evaluation.cautions import cautions
-from edgewise_lab.evaluation.plan import Contender
+from edgewise_lab.evaluation.plan import Contender, cautions
 from edgewise_lab.evaluation.report import CLOUD, EDGE, Row, rows
 from edgewise_lab.evaluation.store import Cell
 from edgewise_lab.evaluation.systems import Outcome

@@ -94,15 +94,15 @@ def test_a_second_round_is_labelled_by_the_router_of_its_own_first(tmp_path: Pat
         second.fit()
         return asked
 
-    journal = tmp_path / "router" / "data" / "labels-citer-pair.jsonl"
+    log = tmp_path / "router" / "data" / "labels-citer-pair.jsonl"
     assert rounds(("hidden",)) > 0
-    held = journal.read_bytes()
+    held = log.read_bytes()
     assert rounds(("hidden",)) == 0
-    assert journal.read_bytes() == held
+    assert log.read_bytes() == held
     assert rounds(("scalars",)) > 0
     assert rounds(("hidden",)) == 0
     # Kept, and the last ones again.
-    assert journal.read_bytes().endswith(held)
+    assert log.read_bytes().endswith(held)
 
 
 def test_references_must_come_with_the_task(tmp_path: Path) -> None:

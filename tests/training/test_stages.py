@@ -157,7 +157,7 @@ def test_a_cloud_that_goes_away_at_any_moment(tmp_path: Path, whole: Path, gone:
 
 @pytest.mark.parametrize("name", ["answers.jsonl", "labels-mismatch.jsonl"])
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.999])
-def test_a_journal_that_was_cut_anywhere(
+def test_a_run_log_that_was_cut_anywhere(
     tmp_path: Path, whole: Path, name: str, keep: float
 ) -> None:
     folder = Path(shutil.copytree(whole, tmp_path / "router"))
