@@ -12,13 +12,14 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 LAYERS = (
     ("errors",),
-    ("registry", "events", "settings", "hub"),
+    ("registry", "events", "sandbox", "settings", "hub"),
     ("completion", "addresses", "listening"),
     ("edge",),
     ("sampling", "prompts"),
     ("grammar",),
     ("routers", "wire", "engines"),
     ("cloud", "keys"),
+    ("costs",),
     ("loop",),
     ("advice", "testing", "traces", "gateway"),
     ("parts",),

@@ -11,7 +11,7 @@ import structlog
 
 from edgewise.completion import Completion
 from edgewise.engines.base import Client, Engine
-from edgewise.engines.proof import Proof
+from edgewise.engines.vocabulary_check import Proof
 from edgewise.errors import (
     CloudError,
     CloudRejected,

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 
 from edgewise.engines.base import Engine, Watched
-from edgewise.engines.spelling import FEW, agree
+from edgewise.engines.detokenization import FEW, agree
 from edgewise.errors import OtherVocabulary
 
 KEPT = 64

@@ -246,7 +246,7 @@ def _row(conditions: Conditions, ways: dict[str, Way]) -> LinkRow:
     step = float(seconds[0].sum() / max(1.0, counts[0].sum()))
     consults = waiting.total("cloud_calls")
     p = consults / waiting.tokens
-    d = waiting.total("changing_tokens") / max(1, consults)
+    d = waiting.total("correction_tokens") / max(1, consults)
     trip = conditions.round_trip + conditions.engine
     margins = _margins(waiting.answers, ahead.answers)
     return LinkRow(

@@ -56,7 +56,7 @@ EngineTime = Annotated[
     *("edge", "edge_engine", "router", "threads", "gpu_layers"),
     unaffected=[
         *("cloud", *CONNECTING, "cloud_tokenizer", "cloud_key", *VIEW),
-        *(*POLICY, "on_cloud_error", "push"),
+        *(*POLICY, "on_cloud_error"),
         *("max_tokens", *DRAWS, "system", "ctx", *COSTS, *SERVING, *RECORD),
     ],
 )
@@ -89,7 +89,7 @@ def edge(
 
 @app.command()
 @takes(
-    *(*ONE_VOCABULARY, "router", "run_ahead", "redraft", "ctx", "threads"),
+    *(*ONE_VOCABULARY, "router", "run_ahead", "ctx", "threads"),
     reads=["cloud_key", "cloud_share", "gpu_layers"],
     unaffected=[*DRAWS, *SERVING, *RECORD],
 )

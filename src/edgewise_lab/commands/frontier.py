@@ -55,7 +55,7 @@ COMMIT_POINT, LARGER_EDGE = "commit point", "larger edge"
 @takes(
     *(*ONE_VOCABULARY, "run_ahead", "ctx", "threads"),
     reads=["cloud_key", "router", "cloud_share", "gpu_layers"],
-    unaffected=[*DRAWS, "on_cloud_error", "push", *SERVING, *RECORD],
+    unaffected=[*DRAWS, "on_cloud_error", *SERVING, *RECORD],
 )
 def frontier(
     task: shared.TaskName = "pocketqa",
