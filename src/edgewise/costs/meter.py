@@ -112,7 +112,7 @@ class _Call(NamedTuple):
 
 
 class AnswerCosts:
-    """One answer's meter, owned by its thread. Implements `loop.consults.AnswerCosts`."""
+    """One answer's meter, owned by its thread. Implements `loop.consults.CostMeter`."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ _GRACE = 0.25
 """Seconds past the deadline before a backend that does not keep it is given up."""
 
 
-class AnswerCosts(Protocol):
+class CostMeter(Protocol):
     """What holds consults to their cost; implemented by `edgewise.costs`."""
 
     limited: bool
@@ -75,7 +75,7 @@ class Consults:
         start: int,
         breaker: Breaker,
         latency: Latency,
-        meter: AnswerCosts | None = None,
+        meter: CostMeter | None = None,
         local: bool = False,
     ) -> None:
         """`session`, and `sent`, the record of what it sends, are closed by whoever opened them.
