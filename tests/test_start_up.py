@@ -40,6 +40,15 @@ def test_help_imports_little(flag: str) -> None:
     assert not every & {"numpy", "aiohttp", "huggingface_hub", "prompt_toolkit", "jinja2"}
 
 
+def test_an_answer_of_the_bundled_pair_imports_what_it_needs() -> None:
+    """No engine's client, no hub, no editor of lines: each would take as long as the answer."""
+    ours, every = loaded(_COUNT, "run", "What is the capital of France?", "--max-tokens", "1")
+    assert "edgewise.edge.llamacpp.model" in ours
+    assert len(ours) < 120, ours
+    assert not every & {"aiohttp", "huggingface_hub", "httpx2", "prompt_toolkit", "jinja2"}
+    assert not every & {"edgewise.server", "edgewise.gateway"}
+
+
 def test_the_package_imports_little() -> None:
     code = "import sys, json, edgewise; print(json.dumps([[n for n in sys.modules if n.startswith("
     code += "'edgewise')], list(sys.modules)]), file=sys.stderr)"

@@ -93,9 +93,10 @@ def proven_cloud(
     Nor is there one to name where the cloud is no URL, and a URL must be at an allowed host.
     """
     from edgewise.cloud.hosts import hosts_of, require_allowed
-    from edgewise.engines.registry import check_name
 
     if settings.cloud_engine != _DEFAULTS.cloud_engine:
+        from edgewise.engines.registry import check_name
+
         check_name(settings.cloud_engine)
     # What is wrong with it shows wherever the cloud is.
     shown = viewing(settings)
