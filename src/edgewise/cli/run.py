@@ -167,7 +167,7 @@ def _schema(path: Path) -> dict[str, object]:
     try:
         return msgspec.json.decode(data, type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"The schema {str(path)!r} is no JSON object: {error}.") from error
+        raise UsageError(f"The schema {str(path)!r} is not a JSON object: {error}.") from error
 
 
 def _open(path: Path) -> BinaryIO:

@@ -30,7 +30,7 @@ def sent(
         raise UsageError("There is no home folder to keep counts in; set HOME or XDG_STATE_HOME.")
     messages, unread = CountsFile(place).read()
     if unread:
-        render.note(f"{unread} lines of {place} are no counts and are left out")
+        render.note(f"{unread} lines of {place} are not counts and are left out")
     answers = by_answer(messages)[-limit:]
     kept = {first.answer for first, _ in answers}
     shown = [message for message in messages if message.answer in kept]
