@@ -20,7 +20,6 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from benchmarks import random_qwen
-from benchmarks.markdown import line
 from benchmarks.memory import peak_memory
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.vocabulary import fingerprint
@@ -32,6 +31,7 @@ from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard
 from edgewise.routers.mlp import Mlp
 from edgewise.routers.named import ROUTERS
 from edgewise_lab.bench.speed import Ratio, Speed, measure, random_prompt
+from edgewise_lab.tables import line
 from tests.smollm2_file import INSTALL, smollm2_file
 
 HIDDEN_LAYER = 64

@@ -22,7 +22,6 @@ from typing import NamedTuple
 import aiohttp
 import numpy as np
 
-from benchmarks.markdown import line
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
@@ -38,6 +37,7 @@ from edgewise.wire.protocol import (
     from_gateway,
     tokenizer_fingerprint,
 )
+from edgewise_lab.tables import line
 from tests.doubles.scripted_engine import reply_to
 from tests.llama_server_process import free_port
 

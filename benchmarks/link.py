@@ -2,7 +2,7 @@
 
 The bundled pair with its router, the cloud model in a real llama-server behind a gateway process,
 an emulated link between device and gateway. The edge is as slow as a 0.5B-shaped model is here and
-now (measured first, by batch; `--pace` names another), consults are `--engine` ms longer. See
+now (measured first, by batch; --model names another), consults are `--engine` ms longer. See
 `edgewise_lab.bench.link`. Prints Markdown; `--json FILE` keeps the figures, `--plot FILE` draws
 time per token over the round trip.
 """
@@ -20,24 +20,23 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks import random_qwen
-from benchmarks.markdown import line
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.parts import open_router
 from edgewise.settings import Settings
 from edgewise_lab.bench.gateway_process import gateway_process
 from edgewise_lab.bench.link import Conditions, Figure, Gaps, LinkBench, LinkRow
-from edgewise_lab.bench.pace import PACES, Pace, measured
+from edgewise_lab.bench.pace import Pace, measured
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.tables import line
 from tests.llama_server_process import llama_server
 
 HEAD = ["RTT, ms", "loss", "asked", "p", "d", "waiting / edge", "ahead / edge", "bound"]
 HEAD += ["ahead / bound", "ahead / waiting", "TTFT / edge", "gaps of the edge, ms"]
 HEAD += ["gaps waiting", "gaps ahead", "decodes a token", "cloud tokens wasted", "late"]
 HEAD += ["identical", "right: edge / waiting / ahead"]
-ONE_GUESS = ["one guess / edge", "ahead / one guess", "excess over the bound's: one guess", "ahead"]
 
 
 def figure(found: Figure) -> str:
@@ -46,15 +45,6 @@ def figure(found: Figure) -> str:
 
 def gaps(found: Gaps) -> str:
     return " / ".join(f"{1000 * gap:.0f}" for gap in (found.p50, found.p95, found.p99))
-
-
-def beyond(row: LinkRow) -> list[str]:
-    """Cells of `ONE_GUESS`, where it was measured."""
-    if row.one_guess is None or row.ahead_over_one_guess is None:
-        return []
-    over = [(one.value - 1) / (row.bound - 1) for one in (row.one_guess, row.ahead)]
-    ratios = [figure(row.one_guess), figure(row.ahead_over_one_guess)]
-    return [*ratios, *(f"{part:.2f}" for part in over)]
 
 
 def drawn(row: LinkRow) -> list[str]:
@@ -80,7 +70,6 @@ def drawn(row: LinkRow) -> list[str]:
             f"{row.late}",
             f"{row.identical} of {row.questions}" + (f" ({margins})" if margins else ""),
             " / ".join(f"{right:.0%}" for right in row.right),
-            *beyond(row),
         ]
     )
 
@@ -136,17 +125,12 @@ def main() -> None:
     parser.add_argument("--engine", type=float, default=25, help="ms added to a consult")
     parser.add_argument("--model", type=Path, help="0.5B-shaped GGUF; made when missing")
     parser.add_argument("--dead", type=int, default=4, help="answers whose link goes dead")
-    parser.add_argument("--one-guess", action="store_true", help="measure that way as well")
-    parser.add_argument("--pace", choices=PACES, help="instead of a 0.5B's, measured here and now")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        if options.pace:
-            pace = PACES[options.pace]
-        else:
-            pace = paced_as(options.model or random_qwen.build(folder / "qwen.gguf"))
+        pace = paced_as(options.model or random_qwen.build(folder / "qwen.gguf"))
         model = LlamaModel(bundled("edge"), threads=1)
         stack.callback(model.close)
         router, card = open_router(Settings(), model)
@@ -168,19 +152,16 @@ def main() -> None:
             if threshold is None:
                 parser.error(f"no threshold for {share}; known: {sorted(card.thresholds)}")
             engine_seconds = options.engine / 1000
-            conditions = Conditions(trip / 1000, share, threshold, loss, engine_seconds)
-            plan.append(conditions._replace(one_guess=options.one_guess))
+            plan.append(Conditions(trip / 1000, share, threshold, loss, engine_seconds))
         progress = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
-        ways = 3 + options.one_guess
-        bar = progress.add_task("answers", total=ways * len(plan) * options.questions)
+        bar = progress.add_task("answers", total=3 * len(plan) * options.questions)
         rows = [bench.row(conditions, lambda: progress.advance(bar)) for conditions in plan]
         dead = bench.silence(plan[-1]._replace(loss=0.0), options.dead)
     if options.json:
         options.json.write_bytes(msgspec.json.encode(rows))
     if options.plot:
         plot(rows, options.engine / 1000, options.plot)
-    head = [*HEAD, *ONE_GUESS] if options.one_guess else HEAD
-    print("\n".join(line(head, head=True) + [text for row in rows for text in drawn(row)]))
+    print("\n".join(line(HEAD, head=True) + [text for row in rows for text in drawn(row)]))
     print(f"\nEdge {1000 * pace.seconds[0]:.1f} ms a step, {options.questions} questions a line.")
     longest = ", ".join(f"{seconds:.2f}" for seconds in dead)
     print(f"Longest silence of answers whose link went dead, s: {longest}.")

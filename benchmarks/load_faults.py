@@ -27,9 +27,9 @@ import numpy as np
 
 from benchmarks.faults.attacks import SILENT, attacked, silent
 from benchmarks.load_devices import Report
-from benchmarks.markdown import line
 from edgewise.addresses import bundled
 from edgewise.wire.protocol import PATH
+from edgewise_lab.tables import line
 from tests.doubles.scripted_engine import reply_to
 from tests.llama_server_process import free_port
 

@@ -30,17 +30,17 @@ from statistics import quantiles
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from benchmarks.markdown import line
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import LlamaServer
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.keys.keys import add_key
 from edgewise.listening.logs import json_lines
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
+from edgewise_lab.tables import line
 from tests.gateway.running import gateway
 from tests.llama_server_process import RECOMMENDED, llama_server
 

@@ -17,11 +17,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from benchmarks.edge_speed import ROUTER, gguf, routers_for, scoring
-from benchmarks.markdown import line
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.routers.base import Router
 from edgewise_lab.bench.speed import bare, random_prompt, through
+from edgewise_lab.tables import line
 
 BARE = "bare"
 

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks import random_qwen
-from benchmarks.markdown import line
 from benchmarks.random_qwen import Shape
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise_lab.bench.paper_method import compare
+from edgewise_lab.tables import line
 from tests.llama_server_process import llama_server
 
 HEAD = ["RTT, ms", "consulted", "of them changed", "edge alone, ms a token", "Edgewise"]

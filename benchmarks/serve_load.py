@@ -17,7 +17,7 @@ from statistics import median
 
 import aiohttp
 
-from benchmarks.markdown import line
+from edgewise_lab.tables import line
 from tests.server.serving import serving
 
 WORDS = ("copper", "iron", "gold", "silver", "tin", "lead", "zinc", "nickel", "mercury", "sulfur")

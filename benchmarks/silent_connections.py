@@ -21,7 +21,6 @@ from typing import NamedTuple
 import aiohttp
 import numpy as np
 
-from benchmarks.markdown import line
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.wire.protocol import (
     PATH,
@@ -35,6 +34,7 @@ from edgewise.wire.protocol import (
     from_gateway,
     tokenizer_fingerprint,
 )
+from edgewise_lab.tables import line
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.listening.processes import Process, server
 

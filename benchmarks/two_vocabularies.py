@@ -16,14 +16,12 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.markdown import line
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel, CloudSession, then
-from edgewise.cloud.bridge import Bridge
-from edgewise.cloud.named import AUTO
-from edgewise.cloud.reach import reach
-from edgewise.cloud.seam import BLANKS
-from edgewise.cloud.text import TextCloud
+from edgewise.cloud.bridge.adapter import Bridge
+from edgewise.cloud.bridge.text import TextCloud
+from edgewise.cloud.bridge.word_boundary import BLANKS
+from edgewise.cloud.connect import connect
 from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, Tokenizer
@@ -31,6 +29,7 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.tokenizer import open_tokenizer
 from edgewise.edge.vocabulary import bytes_of
 from edgewise.engines.base import NOBODY, Client, Described
+from edgewise.engines.registry import AUTO
 from edgewise.engines.text import GoneOn, TextEngine
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
@@ -38,6 +37,7 @@ from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.routers.constant import Random
 from edgewise.sampling import Sampling
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from edgewise_lab.tables import line
 from tests.llama_server_process import llama_server
 from tests.smollm2_file import INSTALL, smollm2_file
 
@@ -215,7 +215,7 @@ def ways(edge: Path, cloud: Path, questions: Sequence[str], *, most: int, thresh
             own = open_tokenizer(str(cloud)) if way == "ids" else None
             with ExitStack() as stack:
                 engine = AUTO if way == "ids" else "llama-server-text"
-                model, proof = reach(url, small.tokenizer, own=own, engine=engine)
+                model, proof = connect(url, small.tokenizer, own=own, engine=engine)
                 stack.enter_context(closing(model))
                 found = joined(small, model, questions, most=most, threshold=threshold)
             told = ", ".join(f"{name} {count}" for name, count in sorted(found.consults.items()))

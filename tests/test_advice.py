@@ -21,9 +21,9 @@ from edgewise.advice import (
     outlook,
 )
 from edgewise.cloud.engine import LlamaServer
+from edgewise.costs.price import Price
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudError
-from edgewise.loop.price import Price
 from edgewise.testing.link import Link, Quality
 from edgewise_lab.bench.pace import EnginePace, Pace, PacedEdge, PacedEngine
 from tests.doubles.scripted_engine import Misdeed, ScriptedEngine

@@ -19,7 +19,7 @@ from edgewise.advice import (
     excess,
     money,
 )
-from edgewise.loop.price import Price
+from edgewise.costs.price import Price
 
 LONG = 1e6
 """Tokens, so that a prompt counts for nothing."""

@@ -10,20 +10,20 @@ import msgspec
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.cloud.sent_files import MAX_COUNTS
-from edgewise.cloud.sent_record import KEPT_ANSWERS, KEPT_CONVERSATIONS
+from edgewise.cloud.record.files import MAX_COUNTS
+from edgewise.cloud.record.record import KEPT_ANSWERS, KEPT_CONVERSATIONS
+from edgewise.costs.billing import KEPT_CONVERSATIONS as BILLED_CONVERSATIONS
+from edgewise.costs.price import Price
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import Fault
 from edgewise.events import Reason
 from edgewise.gateway.server import DRAIN_SECONDS
-from edgewise.loop.billing import KEPT_CONVERSATIONS as BILLED_CONVERSATIONS
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
-from edgewise.loop.price import Price
 from edgewise.pair import Pair
 from edgewise.server.decoding import LOCAL_HEADER
 from edgewise.server.local_messages import KEPT
-from tests.documents import PAGES, name_of
+from tests.documents import PAGES, RECORDS, name_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -108,7 +108,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", [*PAGES, *RECORDS], ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if "://" in target:

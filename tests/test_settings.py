@@ -146,10 +146,10 @@ def refusing(folder: Path, toml: str, *refused: str, **environment: str) -> Sett
 
 
 def test_what_a_reader_cannot_honour_is_refused_with_its_place(tmp_path: Path) -> None:
-    toml = "span = 2\nmax-tokens = 5\ntop_k = 3\n"
+    toml = "span = 2\nmax-tokens = 5\ntop_p = 0.3\n"
     with pytest.raises(UsageError) as caught:
-        refusing(tmp_path, toml, "span", "system", "top_k", EDGEWISE_SYSTEM="Be brief.")
-    for named in ("span in edgewise.toml", "top-k", "EDGEWISE_SYSTEM"):
+        refusing(tmp_path, toml, "span", "system", "top_p", EDGEWISE_SYSTEM="Be brief.")
+    for named in ("span in edgewise.toml", "top-p in edgewise.toml", "EDGEWISE_SYSTEM"):
         assert named in str(caught.value)
     assert refusing(tmp_path, toml, "system").span == 2
 
@@ -202,7 +202,7 @@ def test_a_share_may_be_in_percent_everywhere(tmp_path: Path, written: str, shar
 
 @pytest.mark.parametrize("written", ["%", "5%%", "five", "5 % of them"])
 def test_what_is_no_share_is_told(written: str) -> None:
-    with pytest.raises(UsageError, match=r"0\.05"):
+    with pytest.raises(UsageError, match=r"0\.05, or 5%"):
         settings_of({"cloud_share": written})
 
 

@@ -20,7 +20,7 @@ from benchmarks.capacity.memory import (
     routed_offloaded,
 )
 from benchmarks.capacity.sessions import LATE, LIMIT, Found, Load
-from benchmarks.markdown import line
+from edgewise_lab.tables import line
 
 TOKENS = (500, 1000, 4000)
 SHARES = (0.01, 0.03, 0.05, 0.07)

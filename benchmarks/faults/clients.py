@@ -16,7 +16,7 @@ from benchmarks.faults.processes import Service, gateway_service, serve_service,
 from benchmarks.faults.rig import PROMPT, answer_at, whole, written
 from benchmarks.faults.table import Row, told
 from edgewise.keys import keys
-from edgewise.loop.breaker import Breaker
+from edgewise.loop.health import Breaker
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.wire.protocol import (
     PATH,

@@ -13,7 +13,7 @@ from benchmarks.faults.rig import Other, answer_at, answer_of, positions, whole,
 from benchmarks.faults.table import Row, told
 from benchmarks.faults.tireless import Tireless
 from edgewise.cloud.engine import LlamaServer
-from edgewise.engines.proof import FRESH_SECONDS
+from edgewise.engines.vocabulary_check import FRESH_SECONDS
 from edgewise.loop.decoder import Answer
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.doubles.scripted_engine import ScriptedEngine

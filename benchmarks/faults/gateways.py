@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.faults.processes import Service, gateway_service
 from benchmarks.faults.rig import answer_at, positions, whole, written
 from benchmarks.faults.table import Row, told
-from edgewise.loop.breaker import Breaker
+from edgewise.loop.health import Breaker
 from edgewise.testing.link import Link
 from tests.doubles.scripted_engine import ScriptedEngine
 

@@ -27,7 +27,7 @@ START_SECONDS = 60.0
 ANSWER_SECONDS = 60.0
 
 _GATEWAY = f"""
-from edgewise.engines import proof
+from edgewise.engines import vocabulary_check as proof
 from edgewise.gateway import fleet
 fleet.HEALTH_SECONDS = {HEALTH_SECONDS}
 # An engine that stops in the middle of a look may leave it unanswered.

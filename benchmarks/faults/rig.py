@@ -16,11 +16,11 @@ from typing import NamedTuple
 from benchmarks.faults.processes import HEALTH_SECONDS, watched
 from benchmarks.faults.table import Row, told
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.gateway import fleet
 from edgewise.keys import keys
-from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
 from edgewise.testing.link import Link, Quality

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from benchmarks.markdown import line
+from edgewise_lab.tables import line
 
 SEEN = 0.9
 """Of the tries: an engine may be out of use for a moment by what was done to it before."""

@@ -1,6 +1,6 @@
 """A circuit breaker that never opens: every token is asked for, however often that fails."""
 
-from edgewise.loop.breaker import Breaker
+from edgewise.loop.health import Breaker
 
 
 class Tireless(Breaker):

@@ -23,9 +23,8 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.frontier.pocket import MAIN, MID, NOTES, RUN_AHEAD, Pocket, Twice
+from benchmarks.frontier.pocket import MAIN, NOTES, RUN_AHEAD, SLOWER, Pocket, Twice
 from benchmarks.frontier.query_router import query_router, scores_of
-from benchmarks.markdown import line
 from edgewise.errors import UsageError
 from edgewise_lab.bench.frontier.report import CLOUD, EDGE, Frontier, MeasuredAnswers, frontier
 from edgewise_lab.bench.frontier.shown import notes, plots, tables
@@ -132,7 +131,7 @@ def conditions(pocket: Pocket, options: argparse.Namespace) -> dict[str, object]
     return {
         "round_trip_ms": options.trip,
         "edge_step_ms": 1000 * HALF_BILLION.seconds[0],
-        "larger_edge_times": MID,
+        "larger_edge_times": SLOWER,
         "cloud_pace": pocket.pace._asdict(),
         "run_ahead": RUN_AHEAD,
     }
@@ -150,9 +149,7 @@ def manifest(
 def tell(found: Frontier, options: argparse.Namespace) -> None:
     """Tables in Markdown, and what else was asked for."""
     for table in tables(found):
-        print(f"\n{table.title}:\n")
-        print("\n".join(line(table.head, head=True)))
-        print("\n".join(text for cells in table.lines for text in line(cells)))
+        print(f"\n{table.title}:\n\n{table.markdown}")
     print("\n" + "\n".join(f"- {sentence}" for sentence in notes(found)))
     told = (f"{name.replace('_', ' ')} {value}" for name, value in found.conditions.items())
     print(f"\nConditions: {', '.join(told)}.")

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.markdown import line
 from benchmarks.real_weights.stages import ANSWERS, CONTEXT, LABELS
 from benchmarks.real_weights.walks import ValueOrWalk
 from edgewise.edge.base import Floats
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise_lab.evaluation.store import read
+from edgewise_lab.tables import line
 from edgewise_lab.training.collect import Sample, collect_features
 from edgewise_lab.training.data import Data, data_of
 from edgewise_lab.training.fit import Recipe, fit

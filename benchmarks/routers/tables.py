@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from benchmarks.markdown import line, percent
 from benchmarks.routers import plan as plans
 from benchmarks.routers.compare import MODES, Compared, Mode
 from benchmarks.routers.shards import CLOUD, COMMIT, EDGE, ORACLE
 from edgewise_lab.evaluation.statistics import Seeds, pooled_difference, pooled_gap
 from edgewise_lab.evaluation.systems import Outcome, cloud_share
+from edgewise_lab.tables import line, percent
 
 READINGS = ("right", "strict")
 GATE_LIMIT, ORACLE_LIMIT = 0.40, 0.95

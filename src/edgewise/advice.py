@@ -13,8 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
+from edgewise.costs.price import Price
 from edgewise.edge.base import EdgeModel, Tokenizer
-from edgewise.loop.price import Price
 from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.sampling import Sampling
 

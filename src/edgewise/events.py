@@ -165,7 +165,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     `cached_tokens` of the prompt were in the edge's KV cache already.
     `edge_tokens + cloud_tokens` is the number of `Token`s. `wasted_tokens` were returned by the
-    cloud and dropped, or asked for in vain; `changing_tokens` are first tokens of consults that
+    cloud and dropped, or asked for in vain; `correction_tokens` are first tokens of consults that
     differ from what the edge would have written. `cloud_share` is `share_of` them. Prompt tokens
     the cloud had cached and computed are those of answered consults, by its engine's own meter;
     None where there were consults and it has none. `cloud_completion_tokens` is what it wrote in
@@ -178,7 +178,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     edge_tokens: int
     cloud_tokens: int
     wasted_tokens: int
-    changing_tokens: int
+    correction_tokens: int
     cloud_share: float
     cloud_calls: int
     failed_calls: int

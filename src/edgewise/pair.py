@@ -9,19 +9,18 @@ from msgspec.structs import asdict, replace
 
 from edgewise.addresses import from_home
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge import bridged
-from edgewise.cloud.sent_files import CountsFile, PayloadsFile, counts_place
-from edgewise.cloud.sent_record import SentRecord
+from edgewise.cloud.bridge.adapter import bridged
+from edgewise.cloud.record.files import CountsFile, PayloadsFile, counts_place
+from edgewise.cloud.record.record import SentRecord
 from edgewise.edge.base import EdgeAbilities, EdgeModel
 from edgewise.edge.vocabulary import require_fitting
 from edgewise.errors import UsageError
 from edgewise.grammar.calls import call_reader, collected
 from edgewise.grammar.compiled import Grammar
 from edgewise.grammar.form import AnswerForm, form_from, grammar_of
-from edgewise.loop.account import Account
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.generation import Generation
-from edgewise.loop.policy import Policy
+from edgewise.loop.policy import Policy, SharedBudget
 from edgewise.parts import (
     cloud_address,
     make_billing,
@@ -30,6 +29,7 @@ from edgewise.parts import (
     open_edge,
     open_router,
     sampling_of,
+    sampling_with,
     viewing,
 )
 from edgewise.prompts import (
@@ -45,7 +45,7 @@ from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.routers.named import checked_router
 from edgewise.sampling import Sampling
-from edgewise.settings import Settings, settings_of, spelled
+from edgewise.settings import Settings, names_in, settings_of, spelled
 
 
 class Wishes(TypedDict, total=False):
@@ -139,7 +139,7 @@ class Pair:
                 billing=self.billing,
             )
             self._opened = opened.pop_all()
-        self._accounts: dict[float, Account] = {}
+        self._budgets: dict[float, SharedBudget] = {}
 
     @property
     def policy(self) -> Policy:
@@ -152,7 +152,7 @@ class Pair:
 
     def forget(self) -> None:
         """Begin new budgets, as for a new conversation, of which the cloud knows nothing."""
-        self._accounts.clear()
+        self._budgets.clear()
         self.record.forget()
 
     def both(self) -> tuple[EdgeModel, CloudModel]:
@@ -229,35 +229,39 @@ class Pair:
         for name in wishes:
             if name not in Wishes.__annotations__:
                 raise UsageError(f"One answer cannot have another {spelled(name)} than its pair.")
+        # Of the sampling's wishes some are not settings: they have one sensible value.
+        drawn = {n: wishes.pop(n) for n in (*wishes,) if n in Sampling.__struct_fields__}
         own = settings_of({**asdict(self.settings), **wishes}) if wishes else self.settings
         if form is not None:
             grammar = grammar_of(self.edge.tokenizer, form)
         policy = policy or self.policy
-        account = self._account(policy)
-        taken = account.take()
+        shared = self._shared(policy)
+        taken = shared.take()
         try:
             return self.decoder.stream(
                 self.prompt(prompt, tools=form.tools if form else ()),
                 max_tokens=own.max_tokens,
-                sampling=sampling or sampling_of(own),
+                sampling=sampling or sampling_with(own, drawn),
                 stop=(stop,) if isinstance(stop, str) else stop,
                 budget=taken,
                 grammar=grammar,
                 policy=policy,
-                at_end=lambda left: account.settle(taken, left),
+                at_end=lambda left: shared.settle(taken, left),
                 **told,
             )
         except BaseException:
-            account.settle(taken, taken)
+            shared.settle(taken, taken)
             raise
 
-    def _account(self, policy: Policy) -> Account:
+    def _shared(self, policy: Policy) -> SharedBudget:
         """The budget of a cloud share over the pair's life; without a share nothing is kept.
 
         Shares of a thousandth apart or less have one together, so that there are never too many.
         """
         share = policy.cloud_share
-        return Account() if share is None else self._accounts.setdefault(round(share, 3), Account())
+        if share is None:
+            return SharedBudget()
+        return self._budgets.setdefault(round(share, 3), SharedBudget())
 
     def close(self) -> None:
         """Close what this pair opened, and nothing else."""
@@ -278,8 +282,7 @@ def open_pair(
     sent_file: Path | None = None,
 ) -> Pair:
     """The pair that the settings name, `slots` answers at a time. Raises as `Pair`."""
-    # The key guards a server, which asks for it itself.
-    own = replace(settings, slots=slots, api_key=None)
+    own = replace(settings, slots=slots)
     return Pair(**asdict(own), keep_prefixes=keep_prefixes, sent_file=sent_file)
 
 
@@ -293,18 +296,15 @@ def open_models(settings: Settings) -> Pair:
 
 _NEVER = "constant:0"
 _DEFAULTS = Settings()
-_OF_LOADING = ("edge_engine", "ctx", "threads", "gpu_layers", "slots")
-_OF_CONNECTING = (
-    *("cloud_key", "cloud_key_env", "cloud_model", "cloud_engine", "cloud_hosts"),
-    "cloud_tokenizer",
-)
+_OF_LOADING = ("edge_engine", *names_in("machine", "serving"))
+_OF_CONNECTING = names_in("connection", "key", "tokenizer")
 
 
 def _chosen(parts: Mapping[str, object], settings: Mapping[str, object]) -> Settings:
     """The settings of a pair, parts of which may be open already."""
     named = {name: _address(part) for name, part in parts.items() if part is not None}
     chosen = settings_of({**settings, **named})
-    fixed = ["api_key"]
+    fixed: list[str] = []
     if _is_open(parts["cloud"]):
         fixed += _OF_CONNECTING
     if _is_open(parts["edge"]) and (_is_open(parts["cloud"]) or cloud_address(chosen) == "none"):

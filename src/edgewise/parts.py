@@ -2,24 +2,27 @@
 
 import logging
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 
+import msgspec
+from msgspec.structs import asdict
+
 from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, meant, resolve
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge import bridged
+from edgewise.cloud.bridge.adapter import bridged
+from edgewise.cloud.bridge.context_filter import Plain, Viewing
 from edgewise.cloud.key import cloud_key
-from edgewise.cloud.view import Plain, Viewing
+from edgewise.costs.billing import Billing
+from edgewise.costs.daily import DailyTotal, spent_place
+from edgewise.costs.meter import Limits
+from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel, EdgeOptions, Tokenizer
 from edgewise.edge.named import EDGES
 from edgewise.errors import ModelError, RouterMismatch, UsageError
-from edgewise.loop.billing import Billing
-from edgewise.loop.cost import Limits
 from edgewise.loop.policy import Policy
-from edgewise.loop.price import price_of
-from edgewise.loop.spent import SpentFile, spent_place
 from edgewise.prompts import require_text
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
@@ -32,7 +35,7 @@ from edgewise.routers.named import (
     router_of,
 )
 from edgewise.sampling import Sampling
-from edgewise.settings import NAMES, Settings, spelled
+from edgewise.settings import NAMES, Settings, shared, spelled
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +93,7 @@ def proven_cloud(
     Nor is there one to name where the cloud is no URL, and a URL must be at an allowed host.
     """
     from edgewise.cloud.hosts import hosts_of, require_allowed
-    from edgewise.cloud.named import check_name
+    from edgewise.engines.registry import check_name
 
     check_name(settings.cloud_engine)
     # What is wrong with it shows wherever the cloud is.
@@ -99,9 +102,9 @@ def proven_cloud(
     address = cloud_address(settings)
     if is_url(address):
         require_allowed(address, hosts)
-        from edgewise.cloud.reach import reach
+        from edgewise.cloud.connect import connect
 
-        return reach(
+        return connect(
             address,
             edge.tokenizer,
             key=cloud_key(settings),
@@ -125,7 +128,7 @@ def proven_cloud(
 
 def viewing(settings: Settings) -> Viewing | None:
     """What the cloud gets to see; None for everything. Raises `UsageError`."""
-    from edgewise.cloud.recent import Recent, amount_of
+    from edgewise.cloud.bridge.context_filter import Recent, amount_of
     from edgewise.cloud.redaction.rules import redaction_of
     from edgewise.cloud.redaction.view import Redacted
 
@@ -166,7 +169,6 @@ def _require_no_wish(settings: Settings, address: str) -> None:
     for setting, what, which in (
         ("cloud_tokenizer", "tokenizer", in_file),
         ("cloud_model", "model", "is none"),
-        ("cloud_key_env", "key", "is none"),
     ):
         if getattr(settings, setting) is not None:
             raise UsageError(
@@ -248,17 +250,9 @@ def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
         share = DEFAULT_SHARE
     calibrated = card.start(share) if card and share is not None else None
     start = settings.threshold if settings.threshold is not None else calibrated
-    return Policy(
-        threshold=0.5 if start is None else start,
-        cloud_share=share,
-        max_cloud_tokens=settings.max_cloud_tokens,
-        span=settings.span,
-        deadline=settings.deadline,
-        on_cloud_error=settings.on_cloud_error,
-        run_ahead=settings.run_ahead,
-        redraft=settings.redraft,
-        push=settings.push,
-    )
+    values = shared(settings, Policy)
+    values |= {"threshold": 0.5 if start is None else start, "cloud_share": share}
+    return Policy(**values)
 
 
 def make_billing(settings: Settings) -> Billing | None:
@@ -267,9 +261,8 @@ def make_billing(settings: Settings) -> Billing | None:
     Raises `UsageError`, for limits without a price as well.
     """
     if settings.price is None:
-        for name in ("max_cost", "max_cost_day", "allow_dearer"):
-            given = getattr(settings, name)
-            if given is not None and given is not False:
+        for name in ("max_cost", "max_cost_day"):
+            if getattr(settings, name) is not None:
                 raise UsageError(
                     f"{spelled(name)} needs to know what the cloud's tokens cost",
                     hint="give their price",
@@ -283,9 +276,9 @@ def make_billing(settings: Settings) -> Billing | None:
             hint="set HOME or XDG_STATE_HOME",
             setting="max_cost_day",
         )
-    limits = Limits(not settings.allow_dearer, _most(settings, "max_cost"), day)
+    limits = Limits(answer=_most(settings, "max_cost"), day=day)
     return Billing(
-        price_of(settings.price), limits=limits, spent=SpentFile(place) if place else None
+        price_of(settings.price), limits=limits, daily=DailyTotal(place) if place else None
     )
 
 
@@ -301,8 +294,8 @@ def _most(settings: Settings, name: str) -> Decimal | None:
 def require_usable(settings: Settings) -> None:
     """Raises `UsageError` for a value that no command takes, whichever models there are."""
     from edgewise.cloud.hosts import hosts_of
-    from edgewise.cloud.named import check_name
     from edgewise.engines.http import require_keyless
+    from edgewise.engines.registry import check_name
 
     for name in NAMES:
         if isinstance(text := getattr(settings, name), str):
@@ -337,10 +330,12 @@ def _load(settings: Settings, engine: str, address: str, keep_prefixes: bool) ->
 
 def sampling_of(settings: Settings) -> Sampling:
     """The sampling that the settings name. Raises `UsageError`."""
-    return Sampling(
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
-        min_p=settings.min_p,
-        seed=settings.seed or 0,
-    )
+    return Sampling(**{**shared(settings, Sampling), "seed": settings.seed or 0})
+
+
+def sampling_with(settings: Settings, wishes: Mapping[str, object]) -> Sampling:
+    """The settings' sampling, with what one answer wishes otherwise. Raises `UsageError`."""
+    try:
+        return msgspec.convert({**asdict(sampling_of(settings)), **wishes}, Sampling)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"The sampling is not valid: {error}.") from error

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -20,8 +20,11 @@ PREFIX = "EDGEWISE_"
 MAX_FILE = 64 << 10
 """Largest `edgewise.toml`, bytes."""
 
-_EITHER = (("threshold", "cloud_share"), ("cloud_key", "cloud_key_env"))
+_EITHER = {"threshold": "cloud_share", "cloud_share": "threshold"}
 """Settings of which a source gives one."""
+
+_OF_SERVE = "api_key"
+"""Not a setting: an option of `serve`, which may stand in the environment too."""
 
 # An orchestrator tells a container of the services beside it, under their names.
 _SERVICE = re.compile(r"(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT|PORT)(?:_\w+)?")
@@ -42,171 +45,136 @@ _BOUNDS = {
 }
 
 
+def _about(group: str, description: str) -> Meta:
+    return Meta(description=description, extra={"group": group})
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that may stand in `edgewise.toml`; flags and `Pair`'s keywords are these."""
+    """Everything that may stand in `edgewise.toml`; flags and `Pair`'s keywords are these.
+
+    A setting is a field here and what reads it. Its group says which commands take it (`names_in`).
+    """
 
     edge: Annotated[
-        str,
-        Meta(description="Edge model: a GGUF file, owner/repo[:QUANT], hf://..., or bundled."),
+        str, _about("models", "Edge model: a GGUF file, owner/repo[:QUANT], hf://... or bundled.")
     ] = "bundled"
     cloud: Annotated[
         str | None,
-        Meta(
-            description="Cloud model: an engine's URL, a GGUF as for the edge, bundled or none; "
-            "default: bundled beside a bundled edge, else none."
+        _about("models", "Cloud model: an engine's URL, a model as for the edge, or none."),
+    ] = None
+    edge_engine: Annotated[
+        str, _about("models", "Engine of the edge: llamacpp, mlx, onnx, transformers or auto.")
+    ] = "auto"
+    cloud_engine: Annotated[
+        str,
+        _about(
+            "connection",
+            "What answers at the cloud's URL: llama-server, vllm, sglang, gateway, a dialect of "
+            "text APIs such as chat, or auto.",
         ),
-    ] = None
-    cloud_key: Annotated[
-        str | None, Meta(description="Key for the cloud's URL; it travels as a bearer token.")
-    ] = None
-    cloud_key_env: Annotated[
+    ] = "auto"
+    cloud_hosts: Annotated[
         str | None,
-        Meta(description="Variable that holds the cloud's key; no edgewise.toml may name it."),
+        _about("connection", "Hosts that a cloud may be at, separated by commas; refuse others."),
     ] = None
     cloud_model: Annotated[
         str | None,
-        Meta(
-            description="Which of the models that the cloud's URL serves; default: of vLLM, SGLang "
-            "and llama-server the first, elsewhere the only one."
-        ),
+        _about("connection", "Which of the models at the cloud's URL; default: the first or only."),
     ] = None
-    cloud_engine: Annotated[
-        str,
-        Meta(
-            description="What answers at the cloud's URL: llama-server, vllm, sglang, fireworks, "
-            "cerebras, gateway, a dialect of APIs that take text (such as chat), or what a package "
-            "adds; auto finds out."
-        ),
-    ] = "auto"
+    cloud_key: Annotated[
+        str | None, _about("key", "Key for the cloud's URL, sent as a bearer token.")
+    ] = None
     cloud_tokenizer: Annotated[
         str | None,
-        Meta(
-            description="Tokenizer of a cloud at a URL that has another vocabulary than the edge: "
-            "a GGUF, a folder with tokenizer.json, or a hub repository of either."
-        ),
-    ] = None
-    cloud_hosts: Annotated[
-        str | None,
-        Meta(
-            description="Hosts that a cloud may be at, with or without a port, separated by "
-            "commas; another is refused before any connection."
+        _about(
+            "tokenizer",
+            "Tokenizer of a cloud with another vocabulary: a GGUF, a folder with tokenizer.json, "
+            "or a hub repository.",
         ),
     ] = None
     cloud_context: Annotated[
         str | None,
-        Meta(
-            description="Show the cloud the last messages of a conversation alone, such as 6, or "
-            "the last tokens, such as 2000tokens, and always the system message."
-        ),
+        _about("view", "Send the cloud only the last messages (6) or tokens (2000tokens)."),
     ] = None
     redact: Annotated[
         str | None,
-        Meta(
-            description="Private words that the cloud gets placeholders for: on, or some of email, "
-            "phone, iban, card, ip, secret and what a package adds, each alone or as =mask, "
-            "=local (nothing is sent any more) or =allow, separated by commas; off."
+        _about(
+            "view",
+            "Send placeholders for private words: on, or some of email, phone, iban, card, ip, "
+            "secret, each alone or as =mask, =local (send nothing more) or =allow; off.",
         ),
     ] = None
     redact_words: Annotated[
         str | None,
-        Meta(description="Words to redact besides, separated by commas, or @FILE, one a line."),
+        _about("view", "Words to redact as well, separated by commas, or @FILE, one a line."),
     ] = None
-    push: Annotated[
-        Literal["auto", "never"],
-        Meta(
-            description="Send a gateway prompt and answer ahead of consults (auto), or only what "
-            "a consult needs (never)."
-        ),
-    ] = "auto"
-    edge_engine: Annotated[
-        str,
-        Meta(
-            description="What runs the edge model: llamacpp, mlx, onnx, transformers or a "
-            "registered engine; auto goes by what lies at its address."
-        ),
-    ] = "auto"
     router: Annotated[
         str | None,
-        Meta(
-            description="bundled, max-prob, margin, entropy, random, constant:VALUE, "
-            "module:Class, ./file.py:Class, or a checkpoint's folder or hub repository; default: "
-            "bundled for the bundled edge, else entropy."
+        _about(
+            "routing",
+            "bundled, max-prob, margin, entropy, random, constant:VALUE, module:Class, "
+            "./file.py:Class, or a checkpoint's folder or hub repository.",
         ),
     ] = None
     cloud_share: Annotated[
         float | None,
-        Meta(description="Fraction of the tokens the cloud may write: 0.05 or 5%; default: 5%."),
+        _about("policy", "Fraction of tokens from the cloud: 0.05 or 5%; default: 5%."),
     ] = None
     threshold: Annotated[
-        float | None, Meta(description="Ask the cloud from this score on, instead of a share.")
+        float | None, _about("policy", "Ask the cloud from this score on, instead of a share.")
     ] = None
     max_cloud_tokens: Annotated[
-        int | None, Meta(description="Absolute cap on cloud tokens per answer.")
+        int | None, _about("policy", "Absolute cap on cloud tokens per answer.")
     ] = None
     span: Annotated[
-        int,
-        Meta(description="Tokens per consult, or words of a cloud with another vocabulary."),
+        int, _about("policy", "Tokens per consult, or words if the vocabularies differ.")
     ] = 1
     run_ahead: Annotated[
-        int, Meta(description="Tokens the edge may guess ahead while a consult flies; 0 waits.")
+        int, _about("policy", "Tokens the edge may draft during a consult; 0 waits.")
     ] = 16
-    redraft: Annotated[
-        Literal["exact", "always", "never"],
-        Meta(
-            description="Read guesses behind a changed token again in one pass, where that is "
-            "quicker: where it is exact, always, or never."
-        ),
-    ] = "exact"
     deadline: Annotated[
-        float | None,
-        Meta(description="Seconds a consult may take; default: as the latency is, 0.5 to 5."),
+        float | None, _about("policy", "Timeout of a consult, seconds; default: adaptive.")
     ] = None
     on_cloud_error: Annotated[
         Literal["edge", "raise"],
-        Meta(description="When a consult fails: go on with the edge's token, or stop."),
+        _about("routing", "When a consult fails: go on with the edge's token, or stop."),
     ] = "edge"
     max_tokens: Annotated[
-        int | None, Meta(description="Longest answer, tokens; default: until the context is full.")
+        int | None, _about("sampling", "Longest answer, tokens; default: the context's end.")
     ] = None
-    temperature: Annotated[float, Meta(description="0 is greedy.")] = 0.0
-    top_k: Annotated[int, Meta(description="Keep the K likeliest; 0 is off.")] = 0
-    top_p: Annotated[float, Meta(description="Keep the likeliest up to this mass; 1 is off.")] = 1.0
-    min_p: Annotated[float, Meta(description="Drop below this part of the best; 0 is off.")] = 0.0
+    temperature: Annotated[float, _about("sampling", "0 is greedy.")] = 0.0
+    top_p: Annotated[float, _about("draws", "Keep the likeliest up to this mass; 1 is off.")] = 1.0
     seed: Annotated[
-        int | None, Meta(description="Seed of the draws; default: 0, in serve another each time.")
+        int | None, _about("draws", "Seed of the draws; default: 0, in serve a new one each time.")
     ] = None
-    system: Annotated[str | None, Meta(description="System message.")] = None
+    system: Annotated[str | None, _about("system", "System message.")] = None
     ctx: Annotated[
-        int | None, Meta(description="Context, tokens; default: the model's, at most 4096.")
+        int | None, _about("machine", "Context, tokens; default: the model's, at most 4096.")
     ] = None
-    threads: Annotated[int | None, Meta(description="CPU threads; default: all but one.")] = None
+    threads: Annotated[int | None, _about("machine", "CPU threads; default: all but one.")] = None
     gpu_layers: Annotated[
-        int | Literal["auto"], Meta(description="Layers on the GPU: auto or a number.")
+        int | Literal["auto"], _about("machine", "Layers on the GPU: auto or a number.")
     ] = "auto"
     sent_counts: Annotated[
-        bool, Meta(description="Keep counts, never text, of what leaves, for edgewise sent.")
+        bool, _about("record", "Keep counts, never text, of what leaves, for edgewise sent.")
     ] = True
     price: Annotated[
         str | None,
-        Meta(
-            description="What the cloud's tokens cost: IN,CACHED,OUT, money per million, or a TOML "
-            "file with input, cached and output."
+        _about(
+            "costs",
+            "Price of the cloud's tokens: IN,CACHED,OUT, money per million, or a TOML file with "
+            "input, cached and output.",
         ),
     ] = None
     max_cost: Annotated[
-        float | None, Meta(description="Most that an answer's consults may cost.")
+        float | None, _about("costs", "Most that an answer's consults may cost.")
     ] = None
     max_cost_day: Annotated[
         float | None,
-        Meta(description="Most that all consults of a day (UTC) may cost, of every process."),
+        _about("costs", "Most that all consults of a day (UTC) may cost, of every process."),
     ] = None
-    allow_dearer: Annotated[
-        bool,
-        Meta(description="Consult on where that makes an answer dearer than the cloud alone."),
-    ] = False
-    slots: Annotated[int | None, Meta(description="Answers written at once; default 4.")] = None
-    api_key: Annotated[
-        str | None, Meta(description="Key that clients need; better in EDGEWISE_API_KEY.")
+    slots: Annotated[
+        int | None, _about("serving", "Answers written at the same time; default: 4.")
     ] = None
 
     def __post_init__(self) -> None:
@@ -220,9 +188,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 NAMES = Settings.__struct_fields__
 _DEFAULTS = Settings()
+FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 
 Vet = Callable[[Settings, Mapping[str, str]], None]
-"""Told the settings and, by name, where those that are set were set last; may refuse them."""
+"""Called with the settings and, by name, the source of each that is set; may raise."""
+
+
+def names_in(*groups: str) -> tuple[str, ...]:
+    """The settings of these groups, in the order of the groups and of their fields."""
+    by_group: dict[str, list[str]] = {}
+    for name, field in FIELDS.items():
+        meta: Meta = get_args(field.type)[1]
+        assert meta.extra is not None
+        by_group.setdefault(meta.extra["group"], []).append(name)
+    return tuple(name for group in groups for name in by_group[group])
+
+
+def shared(settings: Settings, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The settings that `kind` has fields of the same names for."""
+    return {name: getattr(settings, name) for name in kind.__struct_fields__ if name in NAMES}
 
 
 def load(
@@ -237,10 +221,10 @@ def load(
 ) -> Settings:
     """Merge the three sources; flags that are None were not given. Raises `UsageError`.
 
-    A `file` of the same form stands between the folder's and the environment. A source that names
-    one half of an either-or pair (threshold and cloud share, a key and the variable that holds it)
-    drops the other half of the sources below it. What of the result is in `refused` and no default
-    is more than `reader`, a command, can honour. `vet` may refuse it.
+    A `file` of the same form stands between the folder's and the environment. A source that gives a
+    threshold drops the cloud share of the sources below it, and the other way round. `reader`, a
+    command, cannot honour the settings in `refused`, unless they have their defaults. `vet` may
+    raise as well.
     """
     merged: dict[str, object] = {}
     places: dict[str, str] = {}
@@ -253,9 +237,8 @@ def load(
     ]
     for source, where in sources:
         _checked(source, where)
-        for one, other in (*_EITHER, *(pair[::-1] for pair in _EITHER)):
-            if one in source:
-                merged.pop(other, None)
+        for name in _EITHER.keys() & source.keys():
+            merged.pop(_EITHER[name], None)
         merged.update(source)
         places |= dict.fromkeys(source, where)
     found = _checked(merged, "the settings")
@@ -283,14 +266,14 @@ def variable(name: str) -> str:
 
 
 def _require_honoured(found: Settings, refused: Mapping[str, str], reader: str) -> None:
-    told = [
+    unread = [
         f"{variable(name) if where == ENVIRONMENT else spelled(name)} in {where}"
         for name, where in refused.items()
         if getattr(found, name) != getattr(_DEFAULTS, name)
     ]
-    if told:
-        which = " and ".join(", ".join(told).rsplit(", ", 1))
-        them = "it" if len(told) == 1 else "them"
+    if unread:
+        which = " and ".join(", ".join(unread).rsplit(", ", 1))
+        them = "it" if len(unread) == 1 else "them"
         raise UsageError(f"{reader} cannot honour {which}", hint=f"take {them} out there")
 
 
@@ -298,7 +281,7 @@ def file_bytes(path: Path, called: str = FILE) -> bytes:
     """What a file of settings holds, `called` so in errors. Raises `UsageError`."""
     try:
         if path.exists() and not path.is_file():  # a pipe would be read for ever
-            raise UsageError(f"{called} is no file.")
+            raise UsageError(f"{called} is not a file.")
         with path.open("rb") as file:
             content = file.read(MAX_FILE + 1)
     except OSError as error:
@@ -327,10 +310,9 @@ def _from_file(path: Path, called: str, *, own: bool = False) -> dict[str, objec
         found: dict[str, object] = msgspec.toml.decode(content, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{called} is not valid TOML: {error}.") from error
-    names = {name.replace("-", "_"): value for name, value in found.items()}
-    for name in names:
-        require_known(name, f"{called} has the unknown key {name!r}", spelled)
-    return names
+    for key in found:
+        require_known(key.replace("-", "_"), f"{called} has the unknown key {key!r}", spelled)
+    return {key.replace("-", "_"): value for key, value in found.items()}
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
@@ -340,10 +322,12 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
             name = key.removeprefix(PREFIX).lower()
             if name in NAMES:
                 found[name] = value
+            elif name == _OF_SERVE:
+                continue
             elif difflib.get_close_matches(name, NAMES, 1, _TYPO):
                 require_known(name, f"The environment has the unknown variable {key!r}", variable)
             elif not _SERVICE.fullmatch(name.upper()):
-                _log.warning("%s in the environment is no setting, so nothing reads it.", key)
+                _log.warning("%s in the environment is not a setting, so nothing reads it.", key)
     return found
 
 
@@ -370,7 +354,7 @@ def _checked(values: Mapping[str, object], where: str) -> Settings:
             given["cloud_share"] = fraction(share)
         except ValueError as error:
             raise UsageError(
-                f"cloud-share in {where} is not valid: {share!r} is no share",
+                f"cloud-share in {where} is not valid: {share!r} is not a share",
                 hint="give a fraction such as 0.05, or 5%",
                 setting="cloud_share",
             ) from error
@@ -386,8 +370,4 @@ def _checked(values: Mapping[str, object], where: str) -> Settings:
         ) from error
     if found.threshold is not None and found.cloud_share is not None:
         raise UsageError(f"Give a threshold or a cloud share, not both (in {where}).")
-    if found.cloud_key is not None and found.cloud_key_env is not None:
-        raise UsageError(
-            f"Give the cloud's key or the variable that holds it, not both (in {where})."
-        )
     return found

@@ -167,13 +167,3 @@ def test_a_target_has_a_host_and_a_port() -> None:
     assert http_target("http://localhost:8080") == ("localhost", 8080)
     assert http_target("http://localhost") == ("localhost", 80)
     assert http_target("http://[::1]:1/") == ("::1", 1)
-
-
-def test_one_guess_is_measured_where_it_is_wanted(engine: ScriptedEngine, row: LinkRow) -> None:
-    assert row.one_guess is None
-    both = bench(engine.url).row(HALFWAY._replace(one_guess=True))
-    assert both.one_guess is not None
-    assert both.ahead_over_one_guess is not None
-    assert 1 < both.one_guess.value < both.waiting.value
-    ratio = both.ahead.value / both.one_guess.value
-    assert both.ahead_over_one_guess.value == pytest.approx(ratio)

@@ -6,11 +6,11 @@ import pytest
 
 from benchmarks.two_vocabularies import Overheard, joined
 from edgewise.addresses import bundled
-from edgewise.cloud.named import AUTO
-from edgewise.cloud.reach import reach
-from edgewise.cloud.text import TextCloud
+from edgewise.cloud.bridge.text import TextCloud
+from edgewise.cloud.connect import connect
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.tokenizer import open_tokenizer
+from edgewise.engines.registry import AUTO
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.llama_server_process import llama_server
 from tests.pocket_models import OTHER
@@ -23,7 +23,7 @@ def test_twenty_answers_join_byte_by_byte(way: str) -> None:
     own = open_tokenizer(str(other)) if way == "ids" else None
     with llama_server(other) as url, LlamaModel(bundled("edge"), threads=1) as edge:
         engine = AUTO if way == "ids" else "llama-server-text"
-        cloud, proof = reach(url, edge.tokenizer, own=own, engine=engine)
+        cloud, proof = connect(url, edge.tokenizer, own=own, engine=engine)
         with closing(cloud):
             assert isinstance(cloud, TextCloud) == (way == "text")
             assert "exact, keeps blanks" in proof or way == "ids"

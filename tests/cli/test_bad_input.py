@@ -59,7 +59,7 @@ def test_a_text_that_fills_no_context_is_refused_early(
         (["--cloud-share", "1.5"], "share must be from 0 to 1, not 1.5"),
         (["--cloud-share", "-0.1"], "share must be from 0 to 1"),
         (["--cloud-share", "nan"], "not nan"),
-        (["--cloud-share", "lots"], "'lots' is no share; give a fraction"),
+        (["--cloud-share", "lots"], "'lots'"),
         (["--threshold", "2"], "threshold must be from 0 to 1"),
         (["--threshold", "0.5", "--cloud-share", "0.1"], "not both"),
         (["--max-tokens", "0"], "max-tokens must be"),
@@ -72,8 +72,6 @@ def test_a_text_that_fills_no_context_is_refused_early(
         (["--temperature", "-1"], "temperature must be"),
         (["--temperature", "nan"], "temperature must be"),
         (["--top-p", "0"], "top-p must be"),
-        (["--top-k", "-1"], "top-k must be"),
-        (["--min-p", "2"], "min-p must be"),
         (["--seed", "-1"], "seed must be"),
         (["--seed", "9223372036854775808"], "seed must be"),
         (["--stop", ""], "stop string is empty"),
@@ -102,7 +100,6 @@ def test_a_text_that_fills_no_context_is_refused_early(
         (["--cloud", NOWHERE, "--cloud-tokenizer", "none.gguf"], "There is no file 'none.gguf'"),
         (["--cloud", NOWHERE, "--cloud-tokenizer", "."], "There is no tokenizer.json in '.'"),
         (["--cloud", NOWHERE, "--cloud-tokenizer", "broken.txt"], "is not a GGUF file"),
-        (["--cloud", NOWHERE, "--cloud-key-env", "NO_SUCH"], "'NO_SUCH', which should hold the"),
         (["--cloud", "none", "--cloud-model", "large"], "and the cloud 'none' is none; leave the"),
         (["--edge", "bpe.gguf", "--router", "made-for-another"], "made for an edge model"),
         (["--router", "coin"], "There is no router 'coin'"),
@@ -271,36 +268,20 @@ def test_a_folders_file_says_where_text_goes(edgewise: Edgewise, tmp_path: Path)
     assert told not in edgewise("run", "Hello", "--cloud", "none").err
 
 
-KEYS: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
-    "the environment's key": ("", {"EDGEWISE_CLOUD_KEY": "secret-1"}, ()),
-    "the environment's key beside the file's": (
-        "cloud-key = 'theirs'",
-        {"EDGEWISE_CLOUD_KEY": "secret-1"},
-        (),
-    ),
-    "a variable that the file names": ("cloud-key-env = 'MINE'", {}, ()),
-    "a variable that a flag names": ("", {}, ("--cloud-key-env", "MINE")),
-    "a variable that the environment names": ("", {"EDGEWISE_CLOUD_KEY_ENV": "MINE"}, ()),
-    "one beside the file's key": ("cloud-key = 'theirs'", {}, ("--cloud-key-env", "MINE")),
-}
-
-
 @pytest.mark.parametrize("command", [("run", "Hello"), ("chat",), ("doctor",), ("serve",)])
-@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("line", ["", "cloud-key = 'theirs'"])
 def test_a_folders_file_gets_no_key_that_it_did_not_bring(
     edgewise: Edgewise,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    line: str,
     command: tuple[str, ...],
 ) -> None:
-    """Whoever made the folder may be anybody: neither variable nor host for one is theirs."""
-    line, variables, flags = KEYS[name]
-    for variable, value in {"MINE": "secret-1", **variables}.items():
-        monkeypatch.setenv(variable, value)
+    """Whoever made the folder may be anybody: the host that a key goes to is not theirs to name."""
+    monkeypatch.setenv("EDGEWISE_CLOUD_KEY", "secret-1")
     with closing(ScriptedEngine()) as engine:
         (tmp_path / "edgewise.toml").write_text(f"cloud = '{engine.url}'\n{line}\n")
-        refused = edgewise(*command, *flags)
+        refused = edgewise(*command)
         assert_one_sentence(refused, "edgewise.toml")
         assert "secret-1" not in refused.err
         assert (engine.looks, engine.strays.total()) == (0, 0)

@@ -55,8 +55,8 @@ def test_a_limit_for_an_answer(edgewise: Edgewise) -> None:
 @pytest.mark.deep
 def test_a_limit_for_a_day_holds_over_runs(edgewise: Edgewise, state: Path) -> None:
     with llama_server(bundled("cloud")) as engine:
-        asked = ("run", QUESTION, "--cloud", engine, "--threshold", "0", "--max-tokens", "6")
-        asked = (*asked, *PRICE, "--allow-dearer", "--deadline", "30", "--json")
+        asked = ("run", QUESTION, "--cloud", engine, "--max-tokens", "6")
+        asked = (*asked, *PRICE, "--cloud-share", "1", "--deadline", "30", "--json")
         first = json.loads(edgewise(*asked).out)["usage"]["cost"]["paid"]
         most = round(1.5 * first, 9)
         paid = [first]
@@ -88,7 +88,6 @@ def test_a_broken_file_ends_it_at_once(edgewise: Edgewise, state: Path) -> None:
         (("--max-cost", "1"), "max-cost needs to know what the cloud's tokens cost"),
         (("--max-cost", "0"), "max-cost needs to know what the cloud's tokens cost"),
         (("--max-cost-day", "1"), "max-cost-day needs to know"),
-        (("--allow-dearer",), "allow-dearer needs to know"),
         ((*PRICE, "--max-cost", "-1"), "max-cost must be 0 or more"),
         ((*PRICE, "--max-cost", "nan"), "max-cost must be 0 or more"),
         ((*PRICE, "--max-cost-day", "inf"), "max-cost-day must be 0 or more"),

@@ -58,7 +58,7 @@ def found(edgewise: Edgewise, *arguments: str, stdin: bytes = b"") -> Any:
 class TestBesideTheBundledCloud:
     def test_run_consults(self, edgewise: Edgewise, converted: Converted) -> None:
         usage = found(edgewise, "run", HARD, *converted.pair, *EAGER)["usage"]
-        assert usage["cloud_calls"] >= usage["changing_tokens"] > 0
+        assert usage["cloud_calls"] >= usage["correction_tokens"] > 0
 
     def test_the_bundled_router_reads_its_hidden_states(
         self, edgewise: Edgewise, converted: Converted, caplog: pytest.LogCaptureFixture

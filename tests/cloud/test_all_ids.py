@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.addresses import bundled
+from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import EngineCloud, LlamaServer
-from edgewise.cloud.reach import reach
 from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.engines import all_ids
-from edgewise.engines import proof as proofs
-from edgewise.engines.all_ids import compare_all
+from edgewise.engines import detokenization as all_ids
+from edgewise.engines import vocabulary_check as proofs
 from edgewise.engines.base import Client
+from edgewise.engines.detokenization import compare_all
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -91,11 +91,11 @@ class TestRealServers:
             with pytest.raises(VocabularyMismatch, match=r"writes '<tool_response>' .*id 269"):
                 told(url, older.tokenizer)
             # The server names its file, which lies here: its own ids, between words.
-            reached, how = reach(url, older.tokenizer)
+            reached, how = connect(url, older.tokenizer)
             reached.close()
             assert reached.seams is not None
             assert "all 277 ids stand for the same" in how
-            reached, how = reach(url, later.tokenizer)
+            reached, how = connect(url, later.tokenizer)
             reached.close()
             assert reached.seams is None
             assert "all 277 ids" in how
@@ -243,7 +243,7 @@ class TestEngines:
     @pytest.mark.parametrize("dialect", ["llama-server", "vllm", "vllm-completions", "sglang"])
     def test_each_dialect(self, dialect: Dialect) -> None:
         engine = ScriptedEngine(dialect=dialect)
-        reached, how = reach(engine.url, BYTES)
+        reached, how = connect(engine.url, BYTES)
         assert ALL in how
         assert reached.proof == how
         other = ByteTokenizer("<other>")

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from edgewise.cloud.connect import connect
+from edgewise.cloud.connect import open_engine
 from edgewise.completion import Sent
-from edgewise.engines.retry_after import seconds_told
+from edgewise.engines.http import seconds_told
 from edgewise.errors import CloudUnavailable
 from edgewise.events import Consult, Event, Token
 from edgewise.loop.decoder import Decoder, collect
@@ -21,7 +21,7 @@ from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from tests.doubles.engine_dialects import DIALECTS, HOSTED, Writing
+from tests.doubles.engine_dialects import DIALECTS, Writing
 from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine, Twisted
 
 PROMPT, TEXT = "sky: ", "blue"
@@ -39,7 +39,7 @@ def answered(
     engine: ScriptedEngine, fault: Misdeed, *, first: int = 1 << 30, deadline: float = 5.0
 ) -> tuple[str, list[Consult], list[Token]]:
     """A whole answer whose first consults go wrong, with every token asked for."""
-    with closing(connect(engine.url)) as cloud:
+    with closing(open_engine(engine.url)) as cloud:
         cloud.check(ByteTokenizer())
         begun = engine.asked
         engine.fault = lambda number: fault if number < begun + first else None
@@ -103,8 +103,6 @@ def test_it_is_a_reason_on_the_token_and_the_answer_goes_on(
     engine: ScriptedEngine, what: str
 ) -> None:
     fault, reason = WRONG[what]
-    if what == "a message that calls a tool" and engine.speaks in HOSTED:
-        reason = "rejected"
     if what in OF_SERVERS and engine.speaks == "llama-server":
         pytest.skip("its replies have no such end")
     text, consults, tokens = answered(engine, fault)
@@ -121,7 +119,7 @@ def later(seconds: float) -> str:
 @pytest.mark.parametrize("status", [429, 503])
 def test_who_says_when_is_asked_again_then(engine: ScriptedEngine, status: int) -> None:
     """Both times are told, with what they sent."""
-    with closing(connect(engine.url)) as cloud:
+    with closing(open_engine(engine.url)) as cloud:
         cloud.check(ByteTokenizer())
         first = engine.asked
         busy = Edited(lambda _: b"", status=status, headers={"Retry-After": "0.3"})
@@ -144,7 +142,7 @@ def test_a_date_is_a_time_as_well() -> None:
 
 
 def test_beyond_the_deadline_it_is_not_waited_for(engine: ScriptedEngine) -> None:
-    with closing(connect(engine.url)) as cloud:
+    with closing(open_engine(engine.url)) as cloud:
         cloud.check(ByteTokenizer())
         first = engine.asked
         busy = Edited(lambda _: b"", status=429, headers={"Retry-After": "700"})
@@ -156,7 +154,7 @@ def test_beyond_the_deadline_it_is_not_waited_for(engine: ScriptedEngine) -> Non
 
 
 def test_it_is_asked_again_once_alone(engine: ScriptedEngine) -> None:
-    with closing(connect(engine.url)) as cloud:
+    with closing(open_engine(engine.url)) as cloud:
         cloud.check(ByteTokenizer())
         first = engine.asked
         busy = Edited(lambda _: b"", status=429, headers={"Retry-After": "0"})

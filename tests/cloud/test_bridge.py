@@ -9,10 +9,10 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge import Bridge, bridged
-from edgewise.cloud.connect import connect
+from edgewise.cloud.bridge.adapter import Bridge, bridged
+from edgewise.cloud.bridge.session import AT_ONCE, LONGEST
+from edgewise.cloud.connect import open_engine
 from edgewise.cloud.local import LocalCloud
-from edgewise.cloud.transport import AT_ONCE, LONGEST
 from edgewise.completion import Completion, Sent
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.tokenizer import open_tokenizer
@@ -252,7 +252,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[CloudModel]:
             url = request.getfixturevalue("engine")
             if request.param == "gateway":
                 url = stack.enter_context(gateway([url])).url
-            cloud = connect(url)
+            cloud = open_engine(url)
         yield stack.enter_context(closing(cloud))
 
 

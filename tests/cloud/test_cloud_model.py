@@ -1,22 +1,21 @@
-"""`--cloud-model` and `--cloud-key-env`: which of many models is meant, and whose key travels."""
+"""`--cloud-model` and the cloud's key: which of many models is meant, and what travels."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgewise import parts
-from edgewise.cloud.connect import connect
+from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import EngineCloud
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.engines.http import checked_address
 from edgewise.errors import CloudRejected, UsageError
 from edgewise.gateway.server import engines_at
 from edgewise.pair import Pair
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.settings import Settings, load
+from edgewise.settings import Settings
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
 from tests.cloud.dialects import Reply, Route, said, serving, sglang_routes, vllm_routes
 from tests.doubles.scripted_engine import ScriptedEngine
@@ -46,7 +45,7 @@ def listing(owner: str, names: list[str]) -> Reply:
 def test_a_version_at_the_end_of_an_address_is_taken_as_meant(given: str, meant: str) -> None:
     assert checked_address(given) == meant
     for engine in ("vllm", "gateway"):
-        cloud = connect(given, engine=engine)
+        cloud = open_engine(given, engine=engine)
         assert cloud.name == meant
         cloud.close()
 
@@ -56,7 +55,7 @@ def test_a_version_at_the_end_of_an_address_is_taken_as_meant(given: str, meant:
 )
 def test_the_named_model_is_the_one_that_is_asked(owner: str, routes: dict[Route, Reply]) -> None:
     with serving({**routes, ("GET", "/v1/models"): listing(owner, NAMES)}) as server:
-        cloud = connect(server.url + "/v1", model=NAMES[250])
+        cloud = open_engine(server.url + "/v1", model=NAMES[250])
         cloud.check(ByteTokenizer())
         cloud.open(Prompt((104, 105))).ask([104, 105], 1, Sampling(), 30).result()
         cloud.close()
@@ -71,7 +70,7 @@ def test_the_named_model_is_the_one_that_is_asked(owner: str, routes: dict[Route
 def test_without_a_name_it_is_the_first() -> None:
     routes = {**vllm_routes(), ("GET", "/v1/models"): listing("vllm", NAMES)}
     with serving(routes) as server:
-        cloud = connect(server.url)
+        cloud = open_engine(server.url)
         cloud.check(ByteTokenizer())
         cloud.close()
         assert {body["model"] for body in server.bodies("/tokenize")} == {NAMES[0]}
@@ -86,7 +85,7 @@ def test_a_name_that_is_not_served_is_one_sentence_with_some_that_are(owner: str
         ("GET", "/v1/models"): listing(owner, [long, *NAMES]),
     }
     with serving(routes) as server:
-        cloud = connect(server.url, model="owner/modle-12")
+        cloud = open_engine(server.url, model="owner/modle-12")
         with pytest.raises(CloudRejected) as refused:
             cloud.check(ByteTokenizer())
         cloud.close()
@@ -102,11 +101,11 @@ def test_a_name_that_is_not_served_is_one_sentence_with_some_that_are(owner: str
 def test_a_gateway_serves_what_it_serves() -> None:
     engine = ScriptedEngine()
     with gateway([engine.url]) as running:
-        right = connect(running.url, model="scripted")
+        right = open_engine(running.url, model="scripted")
         assert isinstance(right, GatewayCloud)
         right.check(ByteTokenizer())
         right.close()
-        wrong = connect(running.url, model="other")
+        wrong = open_engine(running.url, model="other")
         with pytest.raises(CloudRejected, match=r"serves no model 'other'; it serves 'scripted'\."):
             wrong.check(ByteTokenizer())
         wrong.close()
@@ -130,12 +129,11 @@ def test_a_gateways_engine_is_asked_for_the_named_model() -> None:
         asyncio.run(_served_by_gateway("bundled", model="large"))
 
 
-def test_a_pair_takes_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROVIDER_KEY", "sk-provider")
+def test_a_pair_takes_both() -> None:
     routes = {**vllm_routes(), ("GET", "/v1/models"): listing("vllm", NAMES)}
     edge = ScriptedEdge(replying("blue", prompt="sky: "))
     with serving(routes) as server:
-        wishes: dict[str, Any] = {"cloud_model": NAMES[3], "cloud_key_env": "PROVIDER_KEY"}
+        wishes: dict[str, Any] = {"cloud_model": NAMES[3], "cloud_key": "sk-provider"}
         with Pair(edge, cloud=f"{server.url}/v1", router="constant:0", **wishes) as pair:
             assert isinstance(pair.cloud, EngineCloud)
             assert pair.cloud.engine.described.model == NAMES[3]
@@ -152,7 +150,7 @@ def test_a_llama_server_of_several_models_is_told_which() -> None:
         ("POST", "/completion"): completed,
     }
     with serving(routes) as server:
-        cloud = connect(server.url, model=NAMES[5])
+        cloud = open_engine(server.url, model=NAMES[5])
         cloud.check(ByteTokenizer())
         cloud.close()
         bodies = [body for _, body in server.asked if body]
@@ -164,28 +162,10 @@ def test_an_adapter_of_sglangs_is_refused() -> None:
     adapter = {"id": "mine", "owned_by": "sglang", "parent": "base"}
     models = said({"data": [{"id": "base", "owned_by": "sglang", "parent": None}, adapter]})
     with serving({**sglang_routes(), ("GET", "/v1/models"): models}) as server:
-        cloud = connect(server.url, model="mine")
+        cloud = open_engine(server.url, model="mine")
         with pytest.raises(CloudRejected, match=r"'mine' .* is an adapter of 'base'; name 'base'"):
             cloud.check(ByteTokenizer())
         cloud.close()
-
-
-@pytest.mark.parametrize("value", [None, ""])
-def test_a_variable_that_holds_no_key(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PROVIDER_KEY", raising=False)
-    if value is not None:
-        monkeypatch.setenv("PROVIDER_KEY", value)
-    chosen = Settings(cloud="http://127.0.0.1:9", cloud_key_env="PROVIDER_KEY")
-    with pytest.raises(UsageError, match=r"^The variable 'PROVIDER_KEY', .* is (not set|empty); "):
-        parts.proven_cloud(chosen, ScriptedEdge(noise()))
-
-
-@pytest.mark.parametrize("name", ["sk-secret-1", "", "a" * 200, "A=B", "KEY\0", "\ud800"])
-def test_what_is_no_variables_name_is_not_repeated(name: str) -> None:
-    chosen = Settings(cloud="http://127.0.0.1:9", cloud_key_env=name)
-    with pytest.raises(UsageError, match="is no variable's name; give a name") as refused:
-        parts.proven_cloud(chosen, ScriptedEdge(noise()))
-    assert not name or name not in str(refused.value)
 
 
 @pytest.mark.parametrize("key", ["sk-1\n", "sk-1\r\nX-Other: 1", "sk 1", "schlüssel"])
@@ -196,19 +176,8 @@ def test_what_can_be_no_key_is_a_sentence(key: str) -> None:
             parts.proven_cloud(chosen, ScriptedEdge(noise()))
 
 
-@pytest.mark.parametrize("setting", ["cloud_model", "cloud_key_env"])
 @pytest.mark.parametrize("cloud", ["none", "bundled"])
-def test_nothing_is_wished_of_a_cloud_at_no_url(setting: str, cloud: str) -> None:
-    wished: dict[str, Any] = {setting: "large"}
-    with pytest.raises(UsageError, match="is for a cloud at a URL, and the cloud") as refused:
-        parts.proven_cloud(Settings(cloud=cloud, **wished), ScriptedEdge(noise()))
-    assert refused.value.setting == setting
-
-
-def test_a_key_and_the_variable_that_holds_one(tmp_path: Path) -> None:
-    both = {"EDGEWISE_CLOUD_KEY": "sk-1", "EDGEWISE_CLOUD_KEY_ENV": "PROVIDER_KEY"}
-    with pytest.raises(UsageError, match="not both"):
-        load({}, environment=both, folder=tmp_path)
-    flag = {"cloud_key_env": "PROVIDER_KEY"}
-    found = load(flag, environment={"EDGEWISE_CLOUD_KEY": "sk-1"}, folder=tmp_path)
-    assert (found.cloud_key, found.cloud_key_env) == (None, "PROVIDER_KEY")
+def test_nothing_is_wished_of_a_cloud_at_no_url(cloud: str) -> None:
+    with pytest.raises(UsageError, match=repr(cloud)) as refused:
+        parts.proven_cloud(Settings(cloud=cloud, cloud_model="large"), ScriptedEdge(noise()))
+    assert refused.value.setting == "cloud_model"

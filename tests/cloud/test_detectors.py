@@ -13,10 +13,10 @@ from typing import ClassVar
 import pytest
 
 from edgewise import registry
+from edgewise.cloud.bridge.context_filter import Preceding
 from edgewise.cloud.redaction.base import DETECTORS, EXACT, Span
 from edgewise.cloud.redaction.rules import redaction_of
 from edgewise.cloud.redaction.view import Redacted
-from edgewise.cloud.view import Preceding
 from edgewise.errors import UsageError, Withheld
 
 NUMBERS = ("phone", "iban", "card")

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.cloud.bridge import Bridge
-from edgewise.cloud.connect import connect
-from edgewise.cloud.found_tokenizer import linked
+from edgewise.cloud.bridge.adapter import Bridge
+from edgewise.cloud.connect import linked, open_engine, tokenizer_address
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.hub.tokenizer import HubTokenizer
-from edgewise.engines.tokenizer_address import tokenizer_address
 from edgewise.errors import VocabularyMismatch
 from edgewise.pair import Pair
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
@@ -68,7 +66,7 @@ def routes(own: Tokenizer, model: dict[str, Any], owner: str = "vllm") -> dict[R
     ("said_of_it", "url", "address"),
     [
         (["owner/model"], ELSEWHERE, "owner/model"),
-        ([None, "", "large", "owner/model-1.5_B"], ELSEWHERE, "owner/model-1.5_B"),
+        (["", "large", "owner/model-1.5_B"], ELSEWHERE, "owner/model-1.5_B"),
         (["../model", "a/../b", "a..b/c", "owner/..", "/owner", "owner/"], HERE, None),
         (["https://evil.example/model", "hf://owner/model", "a/b@main", "a/b:Q4"], HERE, None),
         (["accounts/fireworks/models/m", "a/b/c", "a b/c", "a/b\n", "á/b"], HERE, None),
@@ -81,7 +79,7 @@ def routes(own: Tokenizer, model: dict[str, Any], owner: str = "vllm") -> dict[R
     ],
 )
 def test_what_can_be_used_of_what_an_engine_says(
-    said_of_it: list[str | None], url: str, address: str | None
+    said_of_it: list[str], url: str, address: str | None
 ) -> None:
     assert tokenizer_address(said_of_it, url) == address
 
@@ -111,7 +109,7 @@ def test_other_engines_say_it_otherwise(owner: str, own: Tokenizer, folder: Path
     found["GET", "/get_model_info"] = said({"model_path": "/x", "tokenizer_path": str(folder)})
     found["GET", "/props"] = said({"total_slots": 1, "model_path": str(bundled("cloud"))})
     found["POST", "/completion"] = said({"tokens": [97]})
-    with serving(found) as server, closing(connect(server.url)) as cloud:
+    with serving(found) as server, closing(open_engine(server.url)) as cloud:
         link, proof = linked(cloud, ByteTokenizer())
         assert isinstance(link, Bridge)
         assert "its tokenizer is that of '/" in proof
@@ -121,7 +119,7 @@ def test_other_engines_say_it_otherwise(owner: str, own: Tokenizer, folder: Path
 def test_what_an_engine_names_must_give_its_ids(own: Tokenizer) -> None:
     """A file that is there and says other things, as a liar or a careless operator may name."""
     lie = {"root": str(OTHER)}
-    with serving(routes(own, lie)) as server, closing(connect(server.url)) as cloud:
+    with serving(routes(own, lie)) as server, closing(open_engine(server.url)) as cloud:
         with pytest.raises(VocabularyMismatch, match="does not help: it splits text into") as told:
             linked(cloud, ByteTokenizer())
         assert str(told.value).startswith(f"The cloud model at '{server.url}' splits ")
@@ -133,7 +131,7 @@ def test_what_an_engine_names_must_give_its_ids(own: Tokenizer) -> None:
 def test_where_nothing_is_named_it_is_the_sentence_as_before(
     own: Tokenizer, model: dict[str, Any]
 ) -> None:
-    with serving(routes(own, model)) as server, closing(connect(server.url)) as cloud:
+    with serving(routes(own, model)) as server, closing(open_engine(server.url)) as cloud:
         with pytest.raises(VocabularyMismatch) as told:
             linked(cloud, ByteTokenizer())
         assert "does not help" not in str(told.value)
@@ -142,13 +140,13 @@ def test_where_nothing_is_named_it_is_the_sentence_as_before(
 SCRIPT = """
 import json, sys
 from contextlib import closing
-from edgewise.cloud.connect import connect
-from edgewise.cloud.found_tokenizer import linked
+from edgewise.cloud.connect import open_engine
+from edgewise.cloud.connect import linked
 from edgewise.errors import EdgewiseError
 from edgewise.testing.scripted_edge import ByteTokenizer
 
 for url in json.loads(sys.argv[1]):
-    with closing(connect(url, engine="vllm")) as cloud:
+    with closing(open_engine(url, engine="vllm")) as cloud:
         try:
             print(type(linked(cloud, ByteTokenizer())[0]).__name__)
         except EdgewiseError as error:

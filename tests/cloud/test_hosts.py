@@ -2,20 +2,10 @@
 
 import pytest
 
-from edgewise.cloud.gateway import GatewayCloud
 from edgewise.cloud.hosts import hosts_of, require_allowed
-from edgewise.cloud.sent_record import SentRecord
 from edgewise.errors import UsageError
-from edgewise.loop.decoder import Decoder
-from edgewise.loop.policy import Policy
 from edgewise.pair import Pair
-from edgewise.routers.constant import Constant
 from edgewise.testing import ScriptedCloud, ScriptedEdge, noise
-from edgewise.testing.scripted_edge import ByteTokenizer
-from edgewise.wire.protocol import Push, from_device
-from tests.cloud.recording import recording
-from tests.doubles.scripted_engine import ScriptedEngine
-from tests.gateway.running import gateway
 from tests.visited import visited
 
 
@@ -87,26 +77,3 @@ def test_a_pair_connects_to_no_other_host() -> None:
 def test_a_cloud_that_is_open_already_cannot_be_judged() -> None:
     with pytest.raises(UsageError, match="cannot honour cloud-hosts"):
         Pair(ScriptedEdge(noise()), cloud=ScriptedCloud(noise()), cloud_hosts="good.example")
-
-
-@pytest.mark.parametrize("push", ["auto", "never"])
-def test_nothing_is_pushed_where_that_is_off(push: str) -> None:
-    engine = ScriptedEngine()
-    with gateway([engine.url]) as running, recording(running.url) as recorder:
-        cloud, record = GatewayCloud(recorder.url), SentRecord()
-        cloud.check(ByteTokenizer())
-        for score in (0.0, 1.0):
-            recorder.forget()
-            policy = Policy(threshold=0.5, push="never" if push == "never" else "auto")
-            edge = ScriptedEdge(noise())
-            decoder = Decoder(
-                edge, router=Constant(score), policy=policy, cloud=cloud, record=record
-            )
-            sent = decoder.generate(list(b"Q: sky? A:"), max_tokens=40).usage.sent
-            pushed = [one for one in recorder.messages if isinstance(from_device(one), Push)]
-            assert (sent.pushes > 0) == (push == "auto" and score == 0.0) or score == 1.0
-            assert bool(pushed) == (push == "auto")
-            # Without a consult nothing leaves at all.
-            assert (sent.bytes == 0) == (push == "never" and score == 0.0)
-        cloud.close()
-    engine.close()

@@ -18,7 +18,7 @@ import trustme
 
 from edgewise import parts
 from edgewise.cloud.engine import LlamaServer
-from edgewise.engines.refusals import Redirected
+from edgewise.engines.http import Redirected
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -28,8 +28,8 @@ from edgewise.errors import (
     CloudUnavailable,
     UsageError,
 )
-from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise.engines.llama_slots import LINGER_SECONDS, Place, SlotTable
+from edgewise.engines.llama_server import LINGER_SECONDS, Place, SlotTable
 from edgewise.errors import CloudRejected, CloudUnavailable
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.cloud.bridge import Bridge
+from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.cloud.local import LocalCloud
 from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
 from edgewise.completion import Completion

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from edgewise.cloud.probe import Habits, Reuse, habits, reuse
+from edgewise.cloud.bridge.capabilities import Habits, Reuse, habits, reuse
 from edgewise.errors import CloudRejected, CloudUnavailable
 from tests.cloud.text_engine import Speaks, TextDouble, writing
 

@@ -11,9 +11,9 @@ from edgewise.addresses import bundled
 from edgewise.cloud.engine import LlamaServer, Vllm
 from edgewise.completion import Completion
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.engines import proof as proofs
+from edgewise.engines import vocabulary_check as proofs
 from edgewise.engines.base import Client
-from edgewise.engines.proof import Proof
+from edgewise.engines.vocabulary_check import Proof
 from edgewise.errors import (
     CloudError,
     CloudTimeout,

@@ -8,15 +8,15 @@ import pytest
 from msgspec.structs import replace
 
 from edgewise.addresses import bundled
-from edgewise.cloud.bridge import Bridge
+from edgewise.cloud.bridge.adapter import Bridge
+from edgewise.cloud.bridge.capabilities import Habits
+from edgewise.cloud.bridge.text import TextCloud
+from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import EngineCloud
-from edgewise.cloud.probe import Habits
-from edgewise.cloud.reach import reach
-from edgewise.cloud.text import TextCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.tokenizer import open_tokenizer
 from edgewise.engines.llama_server import LlamaServerEngine
-from edgewise.engines.text_dialects import TEXT_DIALECTS
+from edgewise.engines.registry import BY_TEXT
 from edgewise.errors import (
     CloudProtocolError,
     CloudRefused,
@@ -52,7 +52,7 @@ ASKED = "Count. "
 PROMPT = Prompt(tuple(ASKED.encode()), (Message("user", "Count."),))
 COUNTED = "one two three four five six seven eight nine ten"
 
-HOSTED = [name for name in TEXT_DIALECTS if name not in ("completions", "llama-server-text")]
+HOSTED = [name for name in BY_TEXT if name not in ("completions", "llama-server-text")]
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def answered(cloud: TextCloud, *, seed: int = 0) -> Answer:
 @pytest.mark.parametrize("name", HOSTED)
 def test_a_dialect_that_is_named_is_the_one_that_is_asked(name: str) -> None:
     with scripted(name) as server:
-        cloud, proof = reach(server.url, EDGE, engine=name)
+        cloud, proof = connect(server.url, EDGE, engine=name)
         with closing(cloud):
             assert isinstance(cloud, TextCloud)
             assert "exact, keeps blanks" in proof
@@ -96,7 +96,7 @@ def test_a_dialect_that_is_named_is_the_one_that_is_asked(name: str) -> None:
 
 
 def test_an_edgewise_server_is_called_what_it_is() -> None:
-    with scripted("edgewise") as server, closing(reach(server.url, EDGE)[0]) as cloud:
+    with scripted("edgewise") as server, closing(connect(server.url, EDGE)[0]) as cloud:
         assert isinstance(cloud, TextCloud)
         assert cloud.engine.dialect == "Edgewise"
 
@@ -108,7 +108,7 @@ def test_an_unknown_api_is_asked_by_text_as_it_likes(
 ) -> None:
     caplog.set_level(logging.INFO, "edgewise")
     with scripted(dialect, habit) as server:
-        cloud, _ = reach(server.url, EDGE)
+        cloud, _ = connect(server.url, EDGE)
         with closing(cloud):
             assert isinstance(cloud, TextCloud)
             assert cloud.habits.echoes == (habit == "echo")
@@ -125,7 +125,7 @@ def test_an_unknown_api_is_asked_by_text_as_it_likes(
 def test_one_that_goes_on_in_no_dialect_is_one_sentence(habit: Habit) -> None:
     with scripted("chat", habit) as server:
         with pytest.raises(CloudRejected, match="goes on with no answer") as refused:
-            reach(server.url, EDGE)
+            connect(server.url, EDGE)
         why = "begins an answer anew" if habit == "restart" else "does not take the beginning"
         assert why in refused.value.message
         assert "chat" in refused.value.message
@@ -133,51 +133,51 @@ def test_one_that_goes_on_in_no_dialect_is_one_sentence(habit: Habit) -> None:
         assert refused.value.setting == "cloud_tokenizer"
         assert "\n" not in str(refused.value)
         with pytest.raises(CloudRejected, match=why):
-            reach(server.url, EDGE, engine="chat")
+            connect(server.url, EDGE, engine="chat")
 
 
 def test_a_mistake_of_the_users_is_told_at_once() -> None:
     with scripted("chat", key="right") as server:
         with pytest.raises(CloudRefused, match="refused the key"):
-            reach(server.url, EDGE, key="wrong")
+            connect(server.url, EDGE, key="wrong")
         assert server.requests == []
         with pytest.raises(CloudRejected, match="serves no model 'mine'") as refused:
-            reach(server.url, EDGE, key="right", model="mine")
+            connect(server.url, EDGE, key="right", model="mine")
         assert refused.value.setting == "cloud_model"
         server.models = ["one", "two"]
         with pytest.raises(CloudRejected, match="serves 2 models; name one: 'one', 'two'"):
-            reach(server.url, EDGE, key="right")
-        cloud, _ = reach(server.url, EDGE, key="right", model="two")
+            connect(server.url, EDGE, key="right")
+        cloud, _ = connect(server.url, EDGE, key="right", model="two")
         cloud.close()
     with pytest.raises(CloudUnavailable):
-        reach("http://127.0.0.1:9", EDGE)
+        connect("http://127.0.0.1:9", EDGE)
 
 
 def test_a_tokenizer_is_used_or_refused() -> None:
     own = ByteTokenizer("<other>")
     with scripted("completions") as server:
         with pytest.raises(UsageError, match="renders the cloud's chat template here") as refused:
-            reach(server.url, EDGE, engine="completions")
+            connect(server.url, EDGE, engine="completions")
         assert refused.value.setting == "cloud_tokenizer"
     with scripted("chat") as server:
         with pytest.raises(UsageError, match="no tokenizer is needed"):
-            reach(server.url, EDGE, engine="chat", own=own)
+            connect(server.url, EDGE, engine="chat", own=own)
         assert server.requests == []
         with pytest.raises(CloudRejected, match=r"goes on with no answer .*\(completions: "):
-            reach(server.url, EDGE, own=own)
+            connect(server.url, EDGE, own=own)
 
 
 def test_an_engine_by_ids_stays_one() -> None:
     with closing(ScriptedEngine()) as engine:
-        cloud, proof = reach(engine.url, EDGE)
+        cloud, proof = connect(engine.url, EDGE)
         with closing(cloud):
             assert isinstance(cloud, EngineCloud)
             assert "same ids" in proof
         engine.mark = 1
         with pytest.raises(VocabularyMismatch, match="name the engine 'llama-server-text'"):
-            reach(engine.url, EDGE, engine="llama-server")
+            connect(engine.url, EDGE, engine="llama-server")
         with pytest.raises(VocabularyMismatch, match="as its tokenizer does"):
-            reach(engine.url, EDGE, own=ByteTokenizer("<other>"))
+            connect(engine.url, EDGE, own=ByteTokenizer("<other>"))
 
 
 @pytest.mark.deep
@@ -189,7 +189,7 @@ def test_a_real_engine_of_another_vocabulary_is_asked_by_ids_or_by_text(
         url = stack.enter_context(llama_server(OTHER))
         edge = stack.enter_context(LlamaModel(bundled("edge"), threads=1)).tokenizer
         # It is on this device and says which file it serves.
-        by_ids, proof = reach(url, edge)
+        by_ids, proof = connect(url, edge)
         stack.enter_context(closing(by_ids))
         assert isinstance(by_ids, Bridge)
         assert "which the engine named" in proof
@@ -198,7 +198,7 @@ def test_a_real_engine_of_another_vocabulary_is_asked_by_ids_or_by_text(
             return None
 
         monkeypatch.setattr(LlamaServerEngine, "tokenizer_named", untold)
-        cloud, _ = reach(url, edge)
+        cloud, _ = connect(url, edge)
         stack.enter_context(closing(cloud))
         assert isinstance(cloud, TextCloud)
         assert cloud.engine.dialect == "llama-server"
@@ -208,11 +208,11 @@ def test_a_real_engine_of_another_vocabulary_is_asked_by_ids_or_by_text(
         assert found is not None
         assert found.computed < found.prompt / 2
         own = stack.enter_context(LlamaModel(OTHER, threads=1)).tokenizer
-        by_ids, _ = reach(url, edge, own=own)
+        by_ids, _ = connect(url, edge, own=own)
         stack.enter_context(closing(by_ids))
         assert isinstance(by_ids, Bridge)
         with pytest.raises(VocabularyMismatch, match="llama-server-text"):
-            reach(url, edge, engine="llama-server")
+            connect(url, edge, engine="llama-server")
 
 
 @pytest.mark.deep
@@ -223,7 +223,7 @@ def test_what_real_servers_do_shows_with_a_model_that_cannot_count() -> None:
         edge = stack.enter_context(LlamaModel(bundled("edge"), threads=1)).tokenizer
         url = stack.enter_context(llama_server(OTHER))
         for name, habits in (("chat", Habits(echoes=True, meter=True)), ("completions", Habits())):
-            cloud, _ = reach(url, edge, engine=name, own=own if name == "completions" else None)
+            cloud, _ = connect(url, edge, engine=name, own=own if name == "completions" else None)
             stack.enter_context(closing(cloud))
             assert isinstance(cloud, TextCloud)
             assert replace(cloud.habits, meter=habits.meter) == habits
@@ -231,8 +231,8 @@ def test_what_real_servers_do_shows_with_a_model_that_cannot_count() -> None:
             pytest.skip("needs llama-cpp-python[server]")
         url = stack.enter_context(llama_cpp_server(OTHER))
         with pytest.raises(CloudRejected, match="begins an answer anew"):
-            reach(url, edge, engine="chat")
-        stack.enter_context(closing(reach(url, edge, engine="completions", own=own)[0]))
+            connect(url, edge, engine="chat")
+        stack.enter_context(closing(connect(url, edge, engine="completions", own=own)[0]))
 
 
 @pytest.mark.parametrize("dialect", ["chat", "ollama", "llama-server-text"])
@@ -255,7 +255,7 @@ def test_what_goes_wrong_in_flight_is_a_reason_and_the_answer_goes_on(
     if dialect == "llama-server-text" and fault in (FILTERED, TOOL_CALL):
         pytest.skip("it has none")
     with scripted(dialect) as server:
-        cloud, _ = reach(server.url, EDGE, engine=dialect)
+        cloud, _ = connect(server.url, EDGE, engine=dialect)
         with closing(cloud):
             server.fault = lambda number: fault
             decoder = Decoder(
@@ -274,7 +274,7 @@ def test_a_reply_cut_at_every_byte_is_never_half_a_word() -> None:
     """The link ends inside of the body, which was announced whole."""
     said: list[bytes] = []
     with scripted("chat") as server:
-        cloud, _ = reach(server.url, EDGE, engine="chat")
+        cloud, _ = connect(server.url, EDGE, engine="chat")
         with closing(cloud):
             body = b'{"choices":[{"message":{"content":" two three"},"finish_reason":"length"}]}'
             head = (

@@ -10,11 +10,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from edgewise.cloud.bridge.context_filter import Preceding
+from edgewise.cloud.bridge.word_boundary import kept
 from edgewise.cloud.redaction.normal import Normal
 from edgewise.cloud.redaction.rules import redaction_of
 from edgewise.cloud.redaction.view import Redacted, RedactedSight
-from edgewise.cloud.seam import kept
-from edgewise.cloud.view import Preceding
 from edgewise.errors import Withheld
 from edgewise.prompts import Message
 

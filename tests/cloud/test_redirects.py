@@ -12,10 +12,10 @@ import trustme
 from aiohttp import web
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.connect import connect
+from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
-from edgewise.cloud.gateway import GatewayCloud
-from edgewise.engines.refusals import Redirected
+from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.engines.http import Redirected
 from edgewise.errors import CloudError
 from edgewise.pair import Pair
 from edgewise.prompts import Prompt
@@ -133,7 +133,7 @@ class Turning(DialectServer):
 def test_one_that_was_proven_leads_nowhere_later(leading: Leading, routes: Any) -> None:
     """In a consult, in what it is asked beside it, and when it is proven again."""
     with closing(Turning(routes())) as server:
-        cloud = connect(server.url, key="sk-secret")
+        cloud = open_engine(server.url, key="sk-secret")
         with closing(cloud):
             cloud.check(ByteTokenizer())
             server.leads, before = leading.elsewhere, len(server.asked)
@@ -158,5 +158,5 @@ def test_an_allowed_host_leads_to_no_other(leading: Leading, engine: str) -> Non
 
 def test_who_looks_for_an_engine_there_is_told_so(leading: Leading) -> None:
     with pytest.raises(Redirected):
-        connect(leading.secure, key="sk-secret")
+        open_engine(leading.secure, key="sk-secret")
     assert leading.came == []

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import assume, given
 
-from edgewise.cloud.seam import (
+from edgewise.cloud.bridge.word_boundary import (
     Seams,
     added,
     divides,

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from edgewise.cloud.engine import LlamaServer
-from edgewise.cloud.gateway import GatewayCloud
-from edgewise.cloud.sent_files import CountsFile, PayloadsFile, SentMessage, counts_place
-from edgewise.cloud.sent_record import SentRecord, by_answer
+from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.record.files import CountsFile, PayloadsFile, SentMessage, counts_place
+from edgewise.cloud.record.record import SentRecord, by_answer
 from edgewise.errors import UsageError
 from edgewise.events import Consult, Token
 from edgewise.loop.decoder import Decoder

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge import Bridge
-from edgewise.cloud.engine import Cerebras, Fireworks, LlamaServer, Sglang, Vllm
-from edgewise.cloud.gateway import GatewayCloud
-from edgewise.cloud.sent_files import Payload
-from edgewise.cloud.sent_record import SentRecord, summed
+from edgewise.cloud.bridge.adapter import Bridge
+from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
+from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.record.files import Payload
+from edgewise.cloud.record.record import SentRecord, summed
 from edgewise.edge.base import PROBES
 from edgewise.edge.vocabulary import bytes_of
 from edgewise.events import Consult, Event, Finished, SentCounts
@@ -43,18 +43,13 @@ CLOUDS: dict[str, Callable[[str], CloudModel]] = {
     "vllm": Vllm,
     "vllm-completions": Vllm,
     "sglang": Sglang,
-    "fireworks": Fireworks,
-    "cerebras": Cerebras,
     "gateway": GatewayCloud,
 }
 QUESTION = Message("user", "Where does the café get its coffee?")
 FIXED = {tuple(ord(one) ^ 1 for one in text) for text in PROBES if text.isascii()}
 """What a proof may ask an engine of the other vocabulary."""
 
-DIALECTS: tuple[Dialect, ...] = (
-    *("llama-server", "vllm", "vllm-completions", "sglang"),
-    *("fireworks", "cerebras"),
-)
+DIALECTS: tuple[Dialect, ...] = (*("llama-server", "vllm", "vllm-completions", "sglang"),)
 
 
 @dataclass
@@ -70,7 +65,7 @@ class Wired:
     def prove(self) -> "Wired":
         """Once proven, whatever its proofs send is the same whoever asks what."""
         self.cloud.check(ByteTokenizer())
-        self.fixed = frozenset(self.recorder.messages)
+        self.fixed = frozenset(one for one in self.recorder.messages if one[:1] == b"{")
         self.recorder.forget()
         return self
 
@@ -216,11 +211,7 @@ def test_a_connection_that_breaks_is_in_the_record(wired: Wired) -> None:
         time.sleep(0.5)
 
 
-def test_an_engine_of_another_vocabulary_is_sent_nothing_more(
-    wired: Wired, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # An API that bills its looks is not looked at as often.
-    monkeypatch.setattr("edgewise.engines.hosted.LOOK_SECONDS", 4.0)
+def test_an_engine_of_another_vocabulary_is_sent_nothing_more(wired: Wired) -> None:
     wired.answered([QUESTION])
     wired.engine.mark = 1
     wired.require_equal()

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgewise.cloud.reach import reach
-from edgewise.cloud.sent_files import Payload, PayloadsFile
-from edgewise.cloud.sent_record import SentRecord, summed
-from edgewise.cloud.text import TextCloud
+from edgewise.cloud.bridge.text import TextCloud
+from edgewise.cloud.connect import connect
+from edgewise.cloud.record.files import Payload, PayloadsFile
+from edgewise.cloud.record.record import SentRecord, summed
 from edgewise.events import Finished, SentCounts
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
@@ -103,7 +103,7 @@ def wired(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wired]:
     with ExitStack() as stack:
         server = stack.enter_context(closing(ScriptedText(request.param)))
         recorder = stack.enter_context(recording(server.url))
-        cloud, _ = reach(recorder.url, ByteTokenizer(), engine=request.param)
+        cloud, _ = connect(recorder.url, ByteTokenizer(), engine=request.param)
         stack.enter_context(closing(cloud))
         assert isinstance(cloud, TextCloud)
         recorder.forget()

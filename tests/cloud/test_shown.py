@@ -14,13 +14,13 @@ import pytest
 from benchmarks.redaction import KNOWN, OWN, framed
 from edgewise import settings as settings_module
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.bridge import Bridge, bridged
-from edgewise.cloud.reach import reach
-from edgewise.cloud.recent import amount_of
+from edgewise.cloud.bridge.adapter import Bridge, bridged
+from edgewise.cloud.bridge.context_filter import amount_of
+from edgewise.cloud.connect import connect
+from edgewise.cloud.record.record import SentRecord
 from edgewise.cloud.redaction.normal import Normal
-from edgewise.cloud.sent_record import SentRecord
 from edgewise.completion import Completion
-from edgewise.engines.text_dialects import TEXT_DIALECTS
+from edgewise.engines.registry import BY_TEXT
 from edgewise.errors import CloudRejected, UsageError, Withheld
 from edgewise.events import Consult, Event, Token
 from edgewise.loop.decoder import Decoder, collect
@@ -258,7 +258,7 @@ def test_no_planted_private_word_crosses_the_socket(far: str) -> None:
             target = stack.enter_context(gateway([engine.url])).url
         recorder = stack.enter_context(recording(target))
         shown = viewing(Settings(redact=classes, redact_words=",".join(OWN)))
-        model, _ = reach(recorder.url, EDGE, engine=far, viewing=shown)
+        model, _ = connect(recorder.url, EDGE, engine=far, viewing=shown)
         stack.callback(model.close)
         consults = 0
         for at in range(0, PLANTED, 25):
@@ -277,7 +277,7 @@ def test_no_planted_private_word_crosses_the_socket(far: str) -> None:
 
 
 def _far(kind: str) -> ScriptedEngine | ScriptedText:
-    return ScriptedText(kind) if kind in TEXT_DIALECTS else ScriptedEngine()
+    return ScriptedText(kind) if kind in BY_TEXT else ScriptedEngine()
 
 
 def _answered(model: CloudModel, messages: list[Message], answer: str, *, seed: int) -> int:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given
 
-from edgewise.cloud.probe import Habits
-from edgewise.cloud.reasoning import Reasoning
+from edgewise.cloud.bridge.capabilities import Habits
+from edgewise.cloud.bridge.reasoning import Reasoning
+from edgewise.cloud.bridge.text import TextCloud
+from edgewise.cloud.bridge.word_boundary import REPEATED
 from edgewise.cloud.redaction.rules import redaction_of
 from edgewise.cloud.redaction.view import Redacted
-from edgewise.cloud.seam import REPEATED
-from edgewise.cloud.text import TextCloud
 from edgewise.completion import Completion
 from edgewise.edge.base import Floats
 from edgewise.engines.base import Described
@@ -24,8 +24,8 @@ from edgewise.errors import (
     NothingUsable,
     VocabularyMismatch,
 )
-from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, Prompt
 from edgewise.routers.constant import Constant, Random
@@ -188,7 +188,7 @@ def test_another_model_is_probed_before_its_words_are_taken(
     engine = TextDouble()
     with closing(TextCloud(engine, edge=EDGE)) as cloud:
         cloud.check(EDGE)
-        monkeypatch.setattr("edgewise.cloud.text.LOOK_SECONDS", -1.0)
+        monkeypatch.setattr("edgewise.cloud.bridge.text.LOOK_SECONDS", -1.0)
         requests = len(engine.asked)
         assert wording(ask(cloud, "one")) == " two"
         assert len(engine.asked) == requests + 1

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from edgewise.completion import Sent
 from edgewise.engines.base import Client
+from edgewise.engines.registry import BY_TEXT, ENGINES
 from edgewise.engines.text import GoneOn, TextEngine
-from edgewise.engines.text_dialects import TEXT_DIALECTS, CompletionsText, LlamaServerText
+from edgewise.engines.text_dialects import CompletionsText, LlamaServerText
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -42,18 +43,18 @@ from tests.outside_bytes import json_like
 
 MESSAGES = [Message("user", "Count in words from one to ten.")]
 BEGUN = "one two three"
-CHATS = [name for name in TEXT_DIALECTS if name not in ("llama-server-text", "completions")]
+CHATS = [name for name in BY_TEXT if name not in ("llama-server-text", "completions")]
 OPENAI = [name for name in CHATS if name != "ollama"]
 FAMILIES = ["llama-server-text", "ollama", "deepseek", "completions"]
 """One of each form of reply."""
-THINKERS = [name for name in TEXT_DIALECTS if name != "completions"]
+THINKERS = [name for name in BY_TEXT if name != "completions"]
 
 _T = TypeVar("_T")
 
 
 def opened(dialect: str, url: str, **options: Any) -> TextEngine:
     if dialect != "completions":
-        return TEXT_DIALECTS[dialect](url, **options)
+        return ENGINES.load(dialect)(url, **options)
     tokenizer = ByteTokenizer()
     tokenizer.chat_template = TEMPLATE
     return CompletionsText(url, tokenizer=tokenizer, **options)
@@ -104,7 +105,7 @@ def answered(
 # Habits: the caller is told what came, and finds out by itself.
 
 
-@pytest.mark.parametrize("dialect", TEXT_DIALECTS)
+@pytest.mark.parametrize("dialect", BY_TEXT)
 def test_habits_come_as_they_are(dialect: str) -> None:
     with serving(dialect) as server:
         came: dict[str, str] = {}
@@ -117,7 +118,7 @@ def test_habits_come_as_they_are(dialect: str) -> None:
     assert came["restart"].startswith("one two")
 
 
-@pytest.mark.parametrize("dialect", TEXT_DIALECTS)
+@pytest.mark.parametrize("dialect", BY_TEXT)
 def test_a_refusal_keeps_the_apis_own_words(dialect: str) -> None:
     with serving(dialect, habit="refuse") as server, pytest.raises(CloudRejected, match=PREFILL):
         gone_on(opened(dialect, server.url))
@@ -160,7 +161,7 @@ def test_each_chat_api_is_told_in_its_own_words(
         assert not {"continue_final_message", "add_generation_prompt"} & anew.keys()
 
 
-@pytest.mark.parametrize("dialect", TEXT_DIALECTS)
+@pytest.mark.parametrize("dialect", BY_TEXT)
 def test_a_drawn_answer_is_asked_for_in_words_that_it_knows(dialect: str) -> None:
     with serving(dialect) as server:
         sampling = Sampling(temperature=0.7, top_p=0.9, seed=3)
@@ -228,7 +229,7 @@ def test_a_conversation_that_ends_with_an_answer_is_refused(dialect: str) -> Non
     assert not server.asked
 
 
-@pytest.mark.parametrize("dialect", TEXT_DIALECTS)
+@pytest.mark.parametrize("dialect", BY_TEXT)
 def test_no_messages_are_refused(dialect: str) -> None:
     with serving(dialect) as server, pytest.raises(CloudRejected):
         gone_on(opened(dialect, server.url), messages=[])
@@ -292,7 +293,7 @@ def test_a_template_that_cannot_be_rendered_is_a_failed_consult() -> None:
 # Keys, models and addresses.
 
 
-@pytest.mark.parametrize("dialect", TEXT_DIALECTS)
+@pytest.mark.parametrize("dialect", BY_TEXT)
 def test_a_wrong_key_is_refused(dialect: str) -> None:
     with serving(dialect) as server:
         server.key = "right"
@@ -342,7 +343,7 @@ def test_an_engine_that_is_another_is_no_dialect_of_this_one(dialect: str, other
     assert found.value.setting == "cloud_engine"
 
 
-@pytest.mark.parametrize("dialect", TEXT_DIALECTS)
+@pytest.mark.parametrize("dialect", BY_TEXT)
 def test_a_path_where_nothing_is(dialect: str) -> None:
     with serving(dialect) as server:
         engine = opened(dialect, f"{server.url}/elsewhere", model="scripted")
@@ -408,7 +409,7 @@ def test_what_is_no_reply_is_a_fault(
         answered(dialect, fault)
 
 
-@pytest.mark.parametrize("dialect", TEXT_DIALECTS)
+@pytest.mark.parametrize("dialect", BY_TEXT)
 def test_without_usage_nothing_is_told(dialect: str) -> None:
     gone = answered(dialect, NO_USAGE)
     assert gone.text == " four five"
@@ -552,7 +553,7 @@ def test_a_request_that_is_given_up_leaves_the_engine_usable() -> None:
 # What travels.
 
 
-@pytest.mark.parametrize("dialect", TEXT_DIALECTS)
+@pytest.mark.parametrize("dialect", BY_TEXT)
 def test_what_travels_is_counted_to_the_byte(dialect: str) -> None:
     sent = Sent()
     with serving(dialect) as server:
@@ -567,7 +568,7 @@ def test_what_travels_is_counted_to_the_byte(dialect: str) -> None:
     assert sent.ids == 0
 
 
-@pytest.mark.parametrize("dialect", TEXT_DIALECTS)
+@pytest.mark.parametrize("dialect", BY_TEXT)
 def test_messages_and_answer_arrive_as_they_are(dialect: str) -> None:
     begun = "one two\n\n  “三” é\u200d🙂"
     messages = [Message("system", "Be «brief»."), Message("user", "Was?\n\n1 < 2 & 3")]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import Vllm
-from edgewise.cloud.reach import reach
 from edgewise.completion import Completion
 from edgewise.engines.base import Client
 from edgewise.engines.vllm import COMPLETIONS, GENERATE, VllmEngine
@@ -186,7 +186,7 @@ def test_one_that_lies_from_the_first_request_on_is_said_to_lie() -> None:
         with closing(Vllm(server.url)) as cloud, pytest.raises(CloudProtocolError, match="3"):
             cloud.check(ByteTokenizer())
         with pytest.raises(CloudProtocolError, match="3"):
-            reach(server.url, ByteTokenizer())
+            connect(server.url, ByteTokenizer())
         assert not any("chat" in path for path, _ in server.asked)
 
 

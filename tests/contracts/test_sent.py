@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.cloud.engine import Cerebras, Fireworks, LlamaServer, Sglang, Vllm
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
+from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.cloud.local import LocalCloud
 from edgewise.completion import Sent
 from edgewise.errors import CloudError, CloudTimeout, CloudUnavailable
@@ -55,13 +55,9 @@ ENGINES: dict[str, Callable[[str], CloudModel]] = {
     "vllm_generate": Vllm,
     "vllm_completions": Vllm,
     "sglang": Sglang,
-    "fireworks": Fireworks,
-    "cerebras": Cerebras,
 }
 SCRIPTED: dict[str, Dialect] = {
     "llama_server": "llama-server",
-    "fireworks": "fireworks",
-    "cerebras": "cerebras",
 }
 
 

@@ -15,8 +15,9 @@ from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines.http import HttpEngine
 from edgewise.engines.llama_server import LlamaServerEngine
+from edgewise.engines.registry import BY_TEXT, ENGINES
 from edgewise.engines.text import GoneOn, TextEngine
-from edgewise.engines.text_dialects import TEXT_DIALECTS, CompletionsText
+from edgewise.engines.text_dialects import CompletionsText
 from edgewise.engines.vllm import VllmEngine
 from edgewise.errors import CloudRejected
 from edgewise.prompts import Message, prompt_ids
@@ -136,17 +137,15 @@ def templated() -> ByteTokenizer:
 def opened(dialect: str, url: str, tokenizer: Tokenizer) -> TextEngine:
     if dialect == "completions":
         return CompletionsText(url, tokenizer=tokenizer)
-    return TEXT_DIALECTS[dialect](url)
+    return ENGINES.load(dialect)(url)
 
 
-@pytest.fixture(
-    params=[*TEXT_DIALECTS, *[pytest.param(name, marks=pytest.mark.deep) for name in REAL]]
-)
+@pytest.fixture(params=[*BY_TEXT, *[pytest.param(name, marks=pytest.mark.deep) for name in REAL]])
 def api(
     request: pytest.FixtureRequest, background: Background, own: LlamaModel, servers: Any
 ) -> Iterator[Api]:
     name: str = request.param
-    if name in TEXT_DIALECTS:
+    if name in BY_TEXT:
         server = ScriptedText(name)
         engine = opened(name, server.url, templated())
         made = Api(name, engine, background, COUNTING, numbers(COUNTING, ""), server)

@@ -12,15 +12,14 @@ import pytest
 from typing_extensions import get_protocol_members
 
 from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.cloud.late import LateCloud
 from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
 from edgewise.loop.decoder import Decoder
-from edgewise.loop.plug import Plug
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from edgewise.traces.recorder import Recorder
 from edgewise_lab.bench.frontier.billing import RecordedCloud
+from edgewise_lab.bench.late import LateCloud
 
 
 class Call:
@@ -55,7 +54,6 @@ MODELS: dict[str, Callable[[Any], Any]] = {
     "late": lambda cloud: LateCloud(cloud, lambda written, computed: 0.0),
     "recorded": RecordedCloud,
     "traced": recorded,
-    "plugged": Plug().cloud,
 }
 MEMBERS = [
     (kind, name)

@@ -1,8 +1,7 @@
 """How engines say the same: for a scripted engine that speaks as any of them.
 
-llama-server, vLLM and SGLang are as their sources say; Fireworks and Cerebras as their documents
-and SDKs do, never compared with the APIs themselves. Values are whatever they are told to be,
-right or not: an id may be a word, a meter negative.
+They are as their sources say. Values are whatever they are told to be, right or not: an id may be a
+word, a meter negative.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,17 +9,14 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-Dialect = Literal["llama-server", "vllm", "vllm-completions", "sglang", "fireworks", "cerebras"]
-HOSTED: tuple[Dialect, ...] = ("fireworks", "cerebras")
-"""Those of a catalogue: they tell neither health nor ids of a text in a request of its own."""
+Dialect = Literal["llama-server", "vllm", "vllm-completions", "sglang"]
 
 
 class Writing(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine says it wrote: `ids`, with `logprobs` and candidates (id, logprob) each.
 
     `ended` says whether the model ended it, or is the reason in the dialect's own word. `cached`
-    and `computed` are its meter, `took` its time in the dialect's own unit. `prompt` is what it
-    read, which is told in front of `ids` as well where it was to `echo`.
+    and `computed` are its meter, `took` its time in the dialect's own unit.
     """
 
     ids: list[object]
@@ -30,34 +26,25 @@ class Writing(msgspec.Struct, frozen=True, kw_only=True):
     cached: object = 0
     computed: object = 1
     took: object = 0.0
-    prompt: list[object] = []
-    echo: bool = False
 
 
 class Wanted(NamedTuple):
-    """What a request asks for: `n` tokens after `ids`, or after a `text` that is to be read.
-
-    `model` is the one that it names, `echo` whether what was read is to be told.
-    """
+    """What a request asks for: `n` tokens after `ids`."""
 
     ids: list[int]
     n: int
-    text: str | None = None
-    model: str | None = None
-    echo: bool = False
 
 
 class Spoken(NamedTuple):
     """A dialect: where it is asked, by whose models it is known, how it asks and answers.
 
-    `root` is what its paths begin with, `spelled` what it calls the text of ids.
+    `spelled` is what it calls the text of ids.
     """
 
     path: str
     owner: str
     wanted: Callable[[bytes], Wanted]
     reply: Callable[[Writing], object]
-    root: str = ""
     spelled: str = "prompt"
 
 
@@ -79,16 +66,6 @@ class _GenerateRequest(msgspec.Struct):
 class _CompletionRequest(msgspec.Struct):
     prompt: list[int]
     max_tokens: int
-
-
-class _HostedRequest(msgspec.Struct):
-    model: str
-    prompt: list[int] | str
-    max_tokens: int
-    return_token_ids: bool = False
-    return_raw_tokens: bool = False
-    prompt_cache_isolation_key: str | None = None
-    echo: bool = False
 
 
 class _SglangRequest(msgspec.Struct):
@@ -156,52 +133,6 @@ def _completion_reply(writing: Writing) -> object:
     }
 
 
-def _hosted_wanted(body: bytes) -> Wanted:
-    asked = msgspec.json.decode(body, type=_HostedRequest)
-    text = asked.prompt if isinstance(asked.prompt, str) else None
-    ids = asked.prompt if isinstance(asked.prompt, list) else []
-    return Wanted(ids, asked.max_tokens, text, asked.model, asked.echo)
-
-
-def _fireworks_reply(writing: Writing) -> object:
-    content = [
-        {
-            "token": "",
-            "token_id": token,
-            "logprob": logprob,
-            "bytes": [],
-            "text_offset": 0,
-            "top_logprobs": [
-                {"token": "", "token_id": one, "logprob": value, "bytes": []} for one, value in top
-            ],
-        }
-        for token, logprob, top in _rows(writing)
-    ]
-    choice = {
-        "index": 0,
-        "text": "",
-        "token_ids": writing.ids,
-        "prompt_token_ids": writing.prompt,
-        "logprobs": {"content": content},
-        **_end(writing),
-    }
-    usage = {**_usage(writing), "completion_tokens": len(writing.ids)}
-    return {"object": "text_completion", "choices": [choice], "usage": usage}
-
-
-def _cerebras_reply(writing: Writing) -> object:
-    tokens = [*writing.prompt, *writing.ids] if writing.echo else writing.ids
-    choice = {"index": 0, "text": None, "tokens": tokens, "logprobs": None, **_end(writing)}
-    usage = {**_usage(writing), "completion_tokens": len(writing.ids)}
-    times = {"total_time": writing.took}
-    return {
-        "object": "text_completion",
-        "choices": [choice],
-        "usage": usage,
-        "time_info": times,
-    }
-
-
 def _sglang_wanted(body: bytes) -> Wanted:
     asked = msgspec.json.decode(body, type=_SglangRequest)
     return Wanted(asked.input_ids, asked.sampling_params.max_new_tokens)
@@ -258,8 +189,4 @@ DIALECTS: Mapping[Dialect, Spoken] = {
     "vllm": Spoken("/inference/v1/generate", "vllm", _generate_wanted, _generate_reply),
     "vllm-completions": Spoken("/v1/completions", "vllm", _completion_wanted, _completion_reply),
     "sglang": Spoken("/generate", "sglang", _sglang_wanted, _sglang_reply, spelled="text"),
-    "fireworks": Spoken(
-        "/v1/completions", "fireworks", _hosted_wanted, _fireworks_reply, "/inference"
-    ),
-    "cerebras": Spoken("/v1/completions", "Cerebras", _hosted_wanted, _cerebras_reply),
 }

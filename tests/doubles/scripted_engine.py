@@ -19,7 +19,7 @@ from aiohttp import web
 
 from edgewise.edge.base import Tokenizer
 from edgewise.testing.scripted_edge import ByteTokenizer
-from tests.doubles.engine_dialects import DIALECTS, HOSTED, Dialect, Wanted, Writing
+from tests.doubles.engine_dialects import DIALECTS, Dialect, Wanted, Writing
 
 Misbehaviour = Literal["hang", "reset", "error", "busy", "declined", "garbage"]
 """What to do with a request instead of answering it."""
@@ -106,13 +106,12 @@ class ScriptedEngine:
         self.tokenizer: Tokenizer = tokenizer or ByteTokenizer()
         self.model, self.mark = "scripted", 0
         self.others: list[str] = []
-        self.beginning: list[int] = []
-        self.reads = self.detokenized = 0
+        self.detokenized = 0
         self.detokenizes = True
         self.key: str | None = None
         self.size: int | None = None
         self.speaks = dialect
-        self._dialect, self._hosted = DIALECTS[dialect], dialect in HOSTED
+        self._dialect = DIALECTS[dialect]
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -122,7 +121,7 @@ class ScriptedEngine:
     @property
     def url(self) -> str:
         """Where it listens."""
-        return f"http://127.0.0.1:{self.port}{self._dialect.root}"
+        return f"http://127.0.0.1:{self.port}"
 
     @property
     def listening(self) -> bool:
@@ -150,13 +149,11 @@ class ScriptedEngine:
 
     async def _start(self, port: int) -> int:
         app = web.Application(client_max_size=_MAX_BODY, middlewares=[self._let_in])
-        root = self._dialect.root
-        app.router.add_get(f"{root}/v1/models", self._models)
-        app.router.add_post(f"{root}{self._dialect.path}", self._complete)
-        if not self._hosted:
-            app.router.add_get("/health", self._health)
-            app.router.add_post("/tokenize", self._tokenize)
-            app.router.add_post("/detokenize", self._detokenize)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post(self._dialect.path, self._complete)
+        app.router.add_get("/health", self._health)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/detokenize", self._detokenize)
         app.router.add_route("*", "/{path:.*}", self._stray)
         self._runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05
@@ -219,14 +216,6 @@ class ScriptedEngine:
         if asked.n == 0:
             self.prefills += 1
             return _json({"tokens": []})
-        if self._hosted and asked.model not in (self.model, *self.others):
-            return web.Response(status=404, body=b'{"error": {"code": "NOT_FOUND"}}')
-        if asked.text is not None:
-            self.reads += 1
-            said = [*self.beginning, *self.tokenizer.encode(asked.text)]
-            read = asked._replace(ids=[token ^ self.mark for token in said])
-            reply = self._dialect.reply(self._written(read))
-            return await self._reply(request, reply, self.aside(request.path))
         number, self.asked = self.asked, self.asked + 1
         self.running += 1
         try:
@@ -266,8 +255,6 @@ class ScriptedEngine:
             top=[[(token, -0.1)] for token in written],
             ended=written[-1] in self.tokenizer.eos_ids,
             cached=len(asked.ids) - 1,
-            prompt=list(asked.ids),
-            echo=asked.echo,
         )
 
     async def _reply(

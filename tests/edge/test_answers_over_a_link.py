@@ -115,7 +115,7 @@ def assert_same(ahead: Answer, waiting: Answer, logits: Callable[[Sequence[int]]
             return
         written.append(one.id)
     assert len(ahead.tokens) == len(waiting.tokens)
-    assert ahead.usage.changing_tokens == waiting.usage.changing_tokens
+    assert ahead.usage.correction_tokens == waiting.usage.correction_tokens
 
 
 @given(

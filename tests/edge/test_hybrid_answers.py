@@ -42,7 +42,7 @@ def test_the_answer_is_that_of_the_waiting_loop(kind: str, hybrid_paths: HybridP
             waiting = answer(TEXT[:length], ScriptedCloud(other), run_ahead=0)
             ahead = answer(TEXT[:length], Slow(other, [0, 9, 3, 16, 1]), run_ahead=16)
             assert written(ahead) == written(waiting)
-            changing += ahead.usage.changing_tokens
+            changing += ahead.usage.correction_tokens
         assert changing > 3
 
 

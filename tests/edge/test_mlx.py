@@ -159,7 +159,7 @@ def test_running_ahead_changes_no_answer(folders: Folders, kind: str) -> None:
             ahead = answer(text, Slow(other, [0, 9, 3, 16, 1]), run_ahead=16)
             written = [[(t.id, t.source, t.reason) for t in a.tokens] for a in (ahead, waiting)]
             assert written[0] == written[1]
-            changing += ahead.usage.changing_tokens
+            changing += ahead.usage.correction_tokens
         assert changing > 1
 
 

@@ -9,9 +9,9 @@ import httpx2
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.cloud import gateway as device_side
-from edgewise.cloud.gateway import GatewayCloud
-from edgewise.cloud.reach import reach
+from edgewise.cloud.connect import connect
+from edgewise.cloud.gateway import cloud as device_side
+from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines.base import NOBODY, Client
@@ -73,7 +73,7 @@ def test_a_real_engine_behind_it(model_folder: Path) -> None:
                 told(running.url, model.tokenizer)
             # Whoever has the cloud's tokenizer speaks its ids.
             with LlamaModel(paths[1], threads=1, context=32) as own:
-                reached, how = reach(running.url, model.tokenizer, own=own.tokenizer)
+                reached, how = connect(running.url, model.tokenizer, own=own.tokenizer)
                 assert reached.seams is not None
                 assert "all 277 ids were compared before" in how
                 reached.close()

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from edgewise.completion import Completion
 from edgewise.edge.base import PROBES
-from edgewise.engines import proof as proofs
+from edgewise.engines import vocabulary_check as proofs
 from edgewise.engines.base import NOBODY, Client, Described
 from edgewise.errors import (
     CloudProtocolError,

@@ -17,11 +17,11 @@ import pytest
 import trustme
 
 from edgewise.addresses import bundled
-from edgewise.cloud.gateway import HEARTBEAT_SECONDS, GatewayCloud
+from edgewise.cloud.gateway.cloud import HEARTBEAT_SECONDS, GatewayCloud
 from edgewise.edge.base import EdgeModel, Floats
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
 from edgewise.testing.scripted_edge import SIZE, ByteTokenizer, ScriptedEdge

@@ -13,7 +13,7 @@ import uvicorn
 from benchmarks.protocol_exchange import BEGIN, END, PAGE, Side, exchange, text_engine, words
 from edgewise import completion
 from edgewise.addresses import bundled
-from edgewise.cloud import gateway as device_side
+from edgewise.cloud.gateway import cloud as device_side
 from edgewise.edge.base import PROBES
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.gateway import connection, consults, server

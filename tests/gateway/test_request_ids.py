@@ -9,7 +9,7 @@ import structlog
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import Sglang, Vllm
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.completion import Sent
 from edgewise.errors import CloudError, CloudUnavailable
 from edgewise.events import Consult

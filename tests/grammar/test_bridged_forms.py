@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from edgewise.cloud.bridge import Bridge
+from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.events import Consult, Token
 from edgewise.grammar.form import AnswerForm, grammar_of
 from edgewise.loop.decoder import Decoder

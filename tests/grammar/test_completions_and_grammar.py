@@ -84,7 +84,7 @@ def test_a_completion_that_breaks_the_form_is_refused(grammar: Any, run_ahead: i
     assert set(reasons(answer)) == {"f", "g"}
     usage = answer.usage
     assert usage.failed_calls == usage.cloud_calls == usage.wasted_tokens == len(consults) > 0
-    assert usage.cloud_tokens == usage.changing_tokens == 0
+    assert usage.cloud_tokens == usage.correction_tokens == 0
     assert usage.cloud_share == pytest.approx(len(consults) / len(answer.tokens))
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from edgewise.edge.base import Floats
 from edgewise.events import Token
 from edgewise.grammar.form import AnswerForm, grammar_of
-from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant, Random
 from edgewise.sampling import Sampling
@@ -104,7 +104,7 @@ def told(answer: Answer) -> list[object]:
     """What must not depend on the run-ahead."""
     tokens = [(t.id, t.text, t.source, t.reason, t.logprob) for t in answer.tokens]
     counts = answer.usage
-    return [answer.finish_reason, tokens, counts.cloud_tokens, counts.changing_tokens]
+    return [answer.finish_reason, tokens, counts.cloud_tokens, counts.correction_tokens]
 
 
 @given(
@@ -114,7 +114,6 @@ def told(answer: Answer) -> list[object]:
     span=st.integers(1, 6),
     run_ahead=st.integers(1, 8),
     temperature=st.sampled_from([0.0, 1.0]),
-    redraft=st.sampled_from(["always", "exact", "never"]),
     share=st.sampled_from([None, 0.3, 1.0]),
     back=st.floats(0, 1),
 )
@@ -125,7 +124,6 @@ def test_an_answer_is_json_of_its_schema(
     span: int,
     run_ahead: int,
     temperature: float,
-    redraft: Any,
     share: float | None,
     back: float,
 ) -> None:
@@ -147,7 +145,6 @@ def test_an_answer_is_json_of_its_schema(
             cloud_share=share,
             span=span,
             run_ahead=ahead,
-            redraft=redraft,
         )
         options = {"sampling": Sampling(temperature=temperature, seed=seed), "max_tokens": 300}
         answers.append(made.generate(IDS, grammar=grammar, **options))

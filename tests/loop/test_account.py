@@ -6,16 +6,22 @@ from collections.abc import Sequence
 import hypothesis.strategies as st
 from hypothesis import given
 
-from edgewise.loop.account import Account
 from edgewise.loop.decoder import Decoder, collect
-from edgewise.loop.policy import INITIAL_CREDIT, MAX_CREDIT, MAX_LOG_ODDS, Budget, Policy
+from edgewise.loop.policy import (
+    INITIAL_CREDIT,
+    MAX_CREDIT,
+    MAX_LOG_ODDS,
+    Budget,
+    Policy,
+    SharedBudget,
+)
 from edgewise.routers.constant import Random
 from edgewise.testing import ScriptedCloud, ScriptedEdge, noise
 
 IDS = list(b"Q: sky? A:")
 
 
-def one(account: Account, policy: Policy, tokens: int, seed: int) -> tuple[int, int]:
+def one(account: SharedBudget, policy: Policy, tokens: int, seed: int) -> tuple[int, int]:
     """Cloud tokens, used and wasted, and output tokens of an answer on the account."""
     decoder = Decoder(
         ScriptedEdge(noise(seed)),
@@ -32,14 +38,14 @@ def one(account: Account, policy: Policy, tokens: int, seed: int) -> tuple[int, 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.sampled_from([0.05, 0.2, 0.5]))
 def test_short_answers_one_after_the_other_keep_the_share(lengths: list[int], share: float) -> None:
-    account, policy = Account(), Policy(cloud_share=share)
+    account, policy = SharedBudget(), Policy(cloud_share=share)
     told = [one(account, policy, length, seed) for seed, length in enumerate(lengths)]
     cloud, output = (sum(counts) for counts in zip(*told, strict=True))
     assert cloud <= INITIAL_CREDIT + share * output + 1e-6
 
 
 def test_what_was_wasted_ahead_is_paid_for_by_the_next_answers() -> None:
-    account = Account()
+    account = SharedBudget()
     policy = Policy(cloud_share=0.2, run_ahead=12)
     told = [one(account, policy, 20, seed) for seed in range(30)]
     cloud, output = (sum(counts) for counts in zip(*told, strict=True))
@@ -49,7 +55,7 @@ def test_what_was_wasted_ahead_is_paid_for_by_the_next_answers() -> None:
 
 
 def test_answers_side_by_side_share_the_one_initial_credit() -> None:
-    account, policy = Account(), Policy(cloud_share=0.1)
+    account, policy = SharedBudget(), Policy(cloud_share=0.1)
     told: list[tuple[int, int]] = []
 
     def answer_many(first: int) -> None:
@@ -67,7 +73,7 @@ def test_answers_side_by_side_share_the_one_initial_credit() -> None:
 
 
 def test_the_credit_is_taken_once_and_given_back() -> None:
-    account = Account()
+    account = SharedBudget()
     first, second = account.take(), account.take()
     assert (first.credit, second.credit) == (INITIAL_CREDIT, 0.0)
     account.settle(second, Budget(credit=0.25, shift=-1.0))
@@ -77,7 +83,7 @@ def test_the_credit_is_taken_once_and_given_back() -> None:
 
 
 def test_a_debt_goes_to_the_next_answer() -> None:
-    account = Account()
+    account = SharedBudget()
     taken = account.take()
     account.settle(taken, Budget(credit=-3.0))
     debtor = account.take()
@@ -87,7 +93,7 @@ def test_a_debt_goes_to_the_next_answer() -> None:
 
 @given(st.lists(st.tuples(st.floats(-40, 40), st.floats(-40, 40)), max_size=20))
 def test_savings_and_the_threshold_stay_in_bounds(left: Sequence[tuple[float, float]]) -> None:
-    account = Account()
+    account = SharedBudget()
     for credit, shift in left:
         account.settle(account.take(), Budget(credit=credit, shift=shift))
     kept = account.take()

@@ -1,6 +1,6 @@
 """The circuit breaker, with a clock of its own."""
 
-from edgewise.loop.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
+from edgewise.loop.health import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
 
 
 def broken(now: list[float]) -> Breaker:

@@ -16,8 +16,8 @@ from edgewise.errors import (
     UsageError,
 )
 from edgewise.events import Consult, Finished, SentCounts, Token
-from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Answer, Decoder, collect
+from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Budget, Policy
 from edgewise.routers.constant import Constant, Random
 from edgewise.routers.uncertainty import MaxProb
@@ -56,7 +56,7 @@ def test_the_cloud_writes_the_critical_token_and_no_other() -> None:
     assert result.tokens[2].edge
     assert result.tokens[-1].id == EOS
     assert result.finish_reason == "stop"
-    assert result.usage.changing_tokens == 1
+    assert result.usage.correction_tokens == 1
     assert result.usage.cloud_share == 1 / 6
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.engine import LlamaServer
 from edgewise.loop.decoder import Decoder
-from edgewise.loop.latency import ENOUGH, RECENT, Latency
+from edgewise.loop.health import ENOUGH, RECENT, Latency
 from edgewise.loop.policy import (
     LONGEST_DEADLINE,
     LONGEST_READING,

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Literal
 
 import hypothesis.strategies as st
 import pytest
@@ -12,8 +11,8 @@ from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeAbilities, Rewinds
 from edgewise.errors import CloudTimeout, CloudUnavailable
 from edgewise.events import Consult, Pending, Rewound, Token
-from edgewise.loop.breaker import Breaker
 from edgewise.loop.decoder import Answer, Decoder, collect
+from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Budget, Policy
 from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant, Random
@@ -82,7 +81,7 @@ def told(answer: Answer) -> list[object]:
         ],
         answer.usage.edge_tokens,
         answer.usage.cloud_tokens,
-        answer.usage.changing_tokens,
+        answer.usage.correction_tokens,
     ]
 
 
@@ -113,7 +112,6 @@ def agreeing(seed: int, agreement: float):
     cap=st.sampled_from([None, None, 0, 3, 9]),
     span=st.integers(1, 4),
     temperature=st.sampled_from([0.0, 1.0]),
-    redraft=st.sampled_from(["exact", "always", "always", "never"]),
     stop=st.sampled_from([(), ("a",), ("\x00", "zz"), ("e", "qu")]),
     ending=st.booleans(),
     failing=st.sampled_from([0, 0, 2, 3]),
@@ -128,7 +126,6 @@ def test_the_answer_is_that_of_the_waiting_loop(
     cap: int | None,
     span: int,
     temperature: float,
-    redraft: Literal["exact", "always", "never"],
     stop: tuple[str, ...],
     ending: bool,
     failing: int,
@@ -153,7 +150,6 @@ def test_the_answer_is_that_of_the_waiting_loop(
             span=span,
             deadline=60,
             run_ahead=ahead,
-            redraft=redraft,
         )
         decoder = Decoder(
             ScriptedEdge(ends(noise(seed) if seed % 2 else forgetful(seed))),

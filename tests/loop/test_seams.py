@@ -12,7 +12,7 @@ from hypothesis import given
 
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.cloud.bridge import Bridge, bridged
+from edgewise.cloud.bridge.adapter import Bridge, bridged
 from edgewise.cloud.local import LocalCloud
 from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
 from edgewise.completion import Completion, Sent

@@ -5,7 +5,7 @@ from itertools import pairwise
 import hypothesis.strategies as st
 from hypothesis import given
 
-from edgewise.loop.text import Characters, Stops
+from edgewise.loop.state import Characters, Stops
 
 
 @given(st.binary(max_size=40), st.lists(st.integers(0, 40)))

@@ -7,13 +7,13 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from edgewise.cloud.base import CloudModel
-from edgewise.loop.billing import Billing
+from edgewise.costs.billing import Billing
+from edgewise.pair import Pair
 from edgewise.routers.constant import Constant
 from edgewise.server.answering import Answering
 from edgewise.server.app import make_app
 from edgewise.server.callers import Callers
 from edgewise.server.models import Models
-from edgewise.settings import Settings
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
 
 TEXT = "The sky is blue."
@@ -56,13 +56,7 @@ def answering_of(
     **settings: Any,
 ) -> Answering:
     """One answer at a time over scripted models."""
-    return Answering(
-        edge=edge,
-        router=Constant(score),
-        card=None,
-        settings=Settings(**{"threshold": 0.5, "run_ahead": 0, **settings}),
-        cloud=cloud,
-        slots=1,
-        queue=queue,
-        billing=billing,
-    )
+    own = {"threshold": 0.5, "run_ahead": 0, "sent_counts": False, **settings}
+    pair = Pair(edge, cloud=cloud or "none", router=Constant(score), **own)
+    pair.billing = pair.decoder.billing = billing
+    return Answering(pair, slots=1, queue=queue)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edgewise.cloud.engine import LlamaServer
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.edge.base import Floats
 from edgewise.errors import (
     CloudError,
@@ -24,7 +24,7 @@ from edgewise.errors import (
 from edgewise.server.errors import REQUEST_FIELDS, ApiError, api_error, unexpected
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
-from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from tests.doubles.scripted_engine import Misbehaviour, ScriptedEngine
 from tests.gateway.running import gateway
 from tests.server.in_process import ASK, CHAT, TEXT, app
@@ -124,10 +124,9 @@ def test_an_engines_request_is_named_in_the_502(
     engine = ScriptedEngine()
     with gateway([engine.url]) as running:
         cloud = LlamaServer(engine.url) if through == "engine" else GatewayCloud(running.url)
-        cloud.check(ByteTokenizer())
-        number = engine.asked
-        engine.fault = lambda asked: fault
         with app(cloud, on_cloud_error="raise") as client:
+            number = engine.asked
+            engine.fault = lambda asked: fault
             response = client.post("/v1/completions", json=ASK)
         cloud.close()
     engine.close()

@@ -69,7 +69,7 @@ def test_a_form_that_takes_long_keeps_no_other_prompt_waiting(
             refused = over.result()
             assert refused.status_code == 429
             assert int(refused.headers["retry-after"]) > 0
-            assert "forms of 3 answers are being compiled" in refused.json()["error"]["message"]
+            assert refused.json()["error"]["message"].startswith("3 ")
             assert ask(max_tokens=1).result(PATIENCE).status_code == 200
             counted = ask("messages/count_tokens", tools=[TOOL]).result(PATIENCE)
             assert counted.json()["input_tokens"] > 0

@@ -41,7 +41,7 @@ def test_how_the_edge_would_have_ended(url: str) -> None:
     # Nothing of it left, and the prompt was in the KV cache.
     assert ghost["usage"]["edgewise"]["cloud_calls"] == 0
     assert ghost["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-    assert pair["usage"]["edgewise"]["changing_tokens"] >= len(changed) > 0
+    assert pair["usage"]["edgewise"]["correction_tokens"] >= len(changed) > 0
 
 
 def test_prompts_ids_come_once_and_only_where_asked_for() -> None:

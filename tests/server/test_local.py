@@ -9,11 +9,11 @@ import pytest
 from openai import OpenAI
 from starlette.testclient import TestClient
 
-from edgewise.cloud.engine import Cerebras, Fireworks, LlamaServer, Sglang, Vllm
-from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
+from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.prompts import Message
 from edgewise.server.local_messages import LocalMessages
-from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
+from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from edgewise.wire.protocol import Ask, Push, from_device
 from tests.cloud.recording import Recorder, ids_of, recording
 from tests.doubles.engine_dialects import Dialect
@@ -28,8 +28,6 @@ CLOUDS: dict[str, tuple[Any, Dialect]] = {
     "llama-server": (LlamaServer, "llama-server"),
     "vllm": (Vllm, "vllm"),
     "sglang": (Sglang, "sglang"),
-    "fireworks": (Fireworks, "fireworks"),
-    "cerebras": (Cerebras, "cerebras"),
     "gateway": (GatewayCloud, "llama-server"),
 }
 
@@ -46,10 +44,10 @@ def watched(name: str) -> Iterator[tuple[TestClient, Recorder]]:
         recorder = stack.enter_context(recording(target))
         cloud = made(recorder.url)
         stack.callback(cloud.close)
-        cloud.check(ByteTokenizer())
-        recorder.forget()
         edge = ScriptedEdge(noise(), context=1 << 14)
-        yield stack.enter_context(app(cloud, edge=edge, run_ahead=4)), recorder
+        client = stack.enter_context(app(cloud, edge=edge, run_ahead=4))
+        recorder.forget()
+        yield client, recorder
 
 
 def crossed(recorder: Recorder) -> str:

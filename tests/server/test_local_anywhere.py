@@ -16,7 +16,7 @@ from edgewise.cloud.engine import LlamaServer
 from edgewise.prompts import Message
 from edgewise.server.callers import Callers
 from edgewise.server.local_messages import LocalMessages
-from edgewise.testing.scripted_edge import SIZE, ByteTokenizer, ScriptedEdge
+from edgewise.testing.scripted_edge import SIZE, ScriptedEdge
 from tests.cloud.recording import Recorder, recording
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.server.at_port import at_port
@@ -104,10 +104,9 @@ def asking(callers: Callers | None = None) -> Iterator[Asking]:
         recorder = stack.enter_context(recording(engine.url))
         cloud = LlamaServer(recorder.url)
         stack.callback(cloud.close)
-        cloud.check(ByteTokenizer())
-        recorder.forget()
         edge = ScriptedEdge(letters, context=1 << 14)
         served = answering_of(edge, cloud, queue=8)
+        recorder.forget()
         found = Asking(stack.enter_context(at_port(served)), recorder)
         stack.callback(found.client.close)
         yield found

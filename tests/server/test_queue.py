@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.server.admission import Admission
+from edgewise.server.answering import Admission
 from edgewise.server.errors import ApiError
 from edgewise.testing.link import Link, Quality
 from tests.llama_server_process import llama_server
@@ -74,8 +74,8 @@ def test_a_client_that_leaves_frees_its_place() -> None:
                 assert time.monotonic() - begun < 60
 
     with llama_server(bundled("cloud")) as engine:
-        link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=10.0))
-        # A consult in ten seconds, and a dozen of them in an answer.
+        link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=2.0))
+        # A consult in two seconds, and a dozen of them in an answer.
         flags = ("--slots", "1", "--queue", "0", "--threads", "1", "--span", "2")
         with serving(*flags, "--cloud", link.url, "--router", "constant:1") as url:
             for stream in (True, False, True, False):

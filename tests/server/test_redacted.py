@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgewise.cloud.bridge import bridged
+from edgewise.cloud.bridge.adapter import bridged
 from edgewise.parts import viewing
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from edgewise.cloud.engine import LlamaServer
-from edgewise.loop.billing import Billing
-from edgewise.loop.cost import Limits
-from edgewise.loop.price import price_of
+from edgewise.costs.billing import Billing
+from edgewise.costs.meter import Limits
+from edgewise.costs.price import price_of
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.server.in_process import ASK, CHAT, app
 

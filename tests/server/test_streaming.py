@@ -8,7 +8,7 @@ import pytest
 
 from edgewise.errors import CloudUnavailable
 from edgewise.server import streaming
-from edgewise.server.admission import Admission
+from edgewise.server.answering import Admission
 from edgewise.server.streaming import EventStream
 
 

@@ -176,7 +176,7 @@ def test_a_cloud_of_the_same_weights_changes_nothing(
         policy = Policy(threshold=THRESHOLD, run_ahead=run_ahead, deadline=60)
         answer = asked(Decoder(model, router=Entropy(), policy=policy, cloud=cloud), prompt)
     assert answer.usage.cloud_calls > 0
-    assert answer.usage.changing_tokens == 0
+    assert answer.usage.correction_tokens == 0
     assert answer.text == text
 
 
@@ -197,7 +197,7 @@ def test_running_ahead_changes_no_answer(
             policy = Policy(threshold=THRESHOLD, cloud_share=share, run_ahead=ahead, deadline=60)
             decoder = Decoder(smaller, router=Entropy(), policy=policy, cloud=cloud)
             answers.append(asked(decoder, prompt))
-    assert answers[0].usage.changing_tokens > 0
+    assert answers[0].usage.correction_tokens > 0
     pairs = zip(*(answer.tokens for answer in answers), strict=True)
     other = next(((left, right) for left, right in pairs if told(left) != told(right)), None)
     assert other is None or near_tie(*other)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from edgewise.cloud.engine import Cerebras, EngineCloud, Fireworks, LlamaServer, Sglang, Vllm
+from edgewise.cloud.engine import EngineCloud, LlamaServer, Sglang, Vllm
 from edgewise.completion import Completion
-from edgewise.engines.named import ENGINES
+from edgewise.engines.registry import ENGINES
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer
 from tests.doubles.engine_dialects import DIALECTS, Dialect, Writing
@@ -18,15 +18,11 @@ NAMES = {
     "vllm": "vllm",
     "vllm-completions": "vllm",
     "sglang": "sglang",
-    "fireworks": "fireworks",
-    "cerebras": "cerebras",
 }
 CLOUDS: dict[str, type[EngineCloud]] = {
     "llama-server": LlamaServer,
     "vllm": Vllm,
     "sglang": Sglang,
-    "fireworks": Fireworks,
-    "cerebras": Cerebras,
 }
 
 
@@ -46,10 +42,8 @@ def test_a_consult_says_the_same_in_every_dialect(dialect: Dialect) -> None:
     engine.close()
     first = reply_to([1, 2, 3])
     assert completion.ids == (first, reply_to([1, 2, 3, first]))
-    # Of Cerebras' log-probs nobody knows whose they are.
-    untold = dialect == "cerebras"
-    assert completion.logprobs == ((None, None) if untold else (-0.1, -0.1))
-    assert [top[0].id for top in completion.top] == ([] if untold else list(completion.ids))
+    assert completion.logprobs == (-0.1, -0.1)
+    assert [top[0].id for top in completion.top] == list(completion.ids)
     assert (completion.cached, completion.computed, completion.stopped) == (2, 1, False)
 
 

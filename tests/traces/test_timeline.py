@@ -59,7 +59,7 @@ def finished(total: float, wait: float = 0.0, **counts: int) -> Finished:
         "edge_tokens": 2,
         "cloud_tokens": 1,
         "wasted_tokens": 0,
-        "changing_tokens": 0,
+        "correction_tokens": 0,
         "cloud_calls": 1,
         "failed_calls": 0,
         "cloud_prompt_cached": 0,
@@ -104,7 +104,7 @@ def test_the_time_of_an_answer_is_shared_out() -> None:
             token(1, 0.5, "cloud"),
             step(5, 0.01),
             token(2, 0.2),
-            finished(1.0, wait=0.25, changing_tokens=1),
+            finished(1.0, wait=0.25, correction_tokens=1),
         )
     )
     assert (found.tokens, found.cloud_tokens) == (3, 1)

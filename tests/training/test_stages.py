@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgewise.cloud.bridge import Bridge
+from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.cloud.local import LocalCloud
 from edgewise.errors import (
     CloudUnavailable,

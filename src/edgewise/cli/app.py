@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Iterator, MutableMapping, Sequence
 from importlib.metadata import entry_points, version
-from importlib.util import find_spec
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -52,14 +51,6 @@ LABORATORY = {
 """The line of the help of commands that the laboratory adds, which need not be installed."""
 
 _LAB_LINE = "pip install 'edgewise[lab]'"
-_LAB_TARGETS = {
-    "demo": "edgewise_lab.commands.demo:demo",
-    "eval": "edgewise_lab.commands.eval:evaluate",
-    "train": "edgewise_lab.commands.train:train",
-    "router": "edgewise_lab.commands.router:app",
-    "bench": "edgewise_lab.commands.bench:app",
-}
-"""For an editable installation from before the laboratory had entry points."""
 _ADDED: Registry[Any] = Registry("command", "edgewise.commands", {})
 
 
@@ -79,8 +70,6 @@ class _Commands(MutableMapping[str, Any]):
             return attribute(_BUILT_IN[name].target)
         if name in _ADDED:
             return _ADDED.load(name)
-        if name in LABORATORY and _lab_is_here():
-            return attribute(_LAB_TARGETS[name])
         if name in LABORATORY:
             raise UsageError(
                 f"{name!r} is a command of Edgewise's laboratory, which is not installed",
@@ -95,15 +84,10 @@ class _Commands(MutableMapping[str, Any]):
         raise TypeError("a command is never removed")
 
     def __iter__(self) -> Iterator[str]:
-        laboratory = LABORATORY if _lab_is_here() else ()
-        return iter(dict.fromkeys((*_BUILT_IN, *_ADDED.names(), *laboratory)))
+        return iter(dict.fromkeys((*_BUILT_IN, *_ADDED.names())))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
-
-
-def _lab_is_here() -> bool:
-    return find_spec("edgewise_lab") is not None
 
 
 class _Group(TyperGroup):
@@ -124,7 +108,7 @@ class _Group(TyperGroup):
             for name, package in packages.items()
         ]
         rows += [
-            (name, said if _lab_is_here() else f"{said} ({_LAB_LINE})")
+            (name, f"{said} ({_LAB_LINE})")
             for name, said in LABORATORY.items()
             if name not in packages
         ]

@@ -27,7 +27,6 @@ app = typer.Typer(
 
 Key = Annotated[str, typer.Argument(help="A setting, as in edgewise.toml: cloud-share.")]
 
-_SECRET = frozenset({"cloud_key", "api_key"})
 _DEFAULT = "default"
 
 
@@ -117,7 +116,7 @@ def _in_force() -> list[SettingInForce]:
     return [
         SettingInForce(
             spelled(name),
-            "(set)" if name in _SECRET and name in places else getattr(chosen, name),
+            "(set)" if name == "cloud_key" and name in places else getattr(chosen, name),
             _told(name, places.get(name, _DEFAULT)),
         )
         for name in NAMES

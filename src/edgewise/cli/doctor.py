@@ -25,17 +25,17 @@ from edgewise.advice import (
 from edgewise.cli import options, render
 from edgewise.cli.options import COSTS, MODELS, RECORD, SAMPLING, VIEW, takes
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.probe import Reuse, reuse_by_ids
-from edgewise.cloud.recent import amount_of
+from edgewise.cloud.bridge.capabilities import Reuse, reuse_by_ids
+from edgewise.cloud.bridge.context_filter import amount_of
+from edgewise.cloud.bridge.text import PROBE_SECONDS, TextCloud
 from edgewise.cloud.redaction.rules import redaction_of
-from edgewise.cloud.text import PROBE_SECONDS, TextCloud
+from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel
 from edgewise.edge.engine import default_threads
 from edgewise.edge.llamacpp import library as binding
 from edgewise.engines.base import Abilities
 from edgewise.errors import CloudError, EdgewiseError
 from edgewise.loop.policy import LONGEST_DEADLINE
-from edgewise.loop.price import price_of
 from edgewise.prompts import Message, prompt_of
 from edgewise.sampling import Sampling
 from edgewise.settings import Settings
@@ -59,8 +59,8 @@ class Check(msgspec.Struct, frozen=True):
     *(*MODELS, *VIEW, "router", "cloud_share", "price", "threads", "gpu_layers"),
     reads=["cloud_key", "deadline", "run_ahead", "ctx", "slots"],
     unaffected=[
-        *("threshold", "max_cloud_tokens", "span", "redraft", "on_cloud_error"),
-        *(*SAMPLING, "system", "api_key", "push", *_LIMITS, *RECORD),
+        *("threshold", "max_cloud_tokens", "span", "on_cloud_error"),
+        *(*SAMPLING, "system", *_LIMITS, *RECORD),
     ],
 )
 def doctor(context: typer.Context, chosen: Settings, json: options.Json = False) -> None:
@@ -352,6 +352,6 @@ def _leaves(chosen: Settings) -> Check:
         "what leaves the device",
         "warn",
         f"each consult sends the prompt and the answer so far, as token ids or text, to {address}; "
-        f"to a gateway they go as they come, unless --push never{'; '.join(['', *shown])}",
+        f"to a gateway they go as they come{'; '.join(['', *shown])}",
         "use --cloud none to keep everything here; edgewise sent shows what left",
     )

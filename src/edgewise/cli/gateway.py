@@ -55,9 +55,9 @@ LogLevel = Annotated[Level, typer.Option(help="What is logged: debug, info, warn
 # A device's settings are none of its: clients are named by keys, engines by addresses.
 @app.callback()
 @takes(
-    *("cloud_model", "cloud_key_env"),
+    "cloud_model",
     reads=["cloud_key"],
-    unaffected=everything_but("cloud_model", "cloud_key_env", "cloud_key"),
+    unaffected=everything_but("cloud_model", "cloud_key"),
 )
 def gateway(
     context: typer.Context,

@@ -7,16 +7,13 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Protocol, Union, get_args, get_origin
 
-import msgspec
 import typer
 
 from edgewise import settings
 from edgewise.addresses import is_url, meant
 from edgewise.cli import render
-from edgewise.engines.http import require_keyless
 from edgewise.errors import EdgewiseError, UsageError, VocabularyMismatch
-from edgewise.routers.named import runs_code
-from edgewise.settings import NAMES, Settings
+from edgewise.settings import FIELDS, NAMES, Settings, names_in
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
@@ -46,30 +43,24 @@ def share_option(about: str) -> Any:
 Names = tuple[str, ...]
 Command = Callable[..., None]
 
-CONNECTING: Names = ("cloud_engine", "cloud_hosts", "cloud_model", "cloud_key_env")
-ONE_VOCABULARY: Names = ("edge", "edge_engine", "cloud", *CONNECTING)
-MODELS: Names = (*ONE_VOCABULARY, "cloud_tokenizer")
-VIEW: Names = ("cloud_context", "redact", "redact_words")
-"""What the cloud gets to see, behind a bridge."""
-POLICY: Names = (
-    *("cloud_share", "threshold", "max_cloud_tokens", "span"),
-    *("run_ahead", "redraft", "deadline"),
-)
-ROUTING: Names = ("router", *POLICY, "on_cloud_error", "push")
-DRAWS: Names = ("top_k", "top_p", "min_p", "seed")
-"""Without a temperature there are none."""
-SAMPLING: Names = ("max_tokens", "temperature", *DRAWS)
-MACHINE: Names = ("ctx", "threads", "gpu_layers")
-SERVING: Names = ("slots", "api_key")
-COSTS: Names = ("price", "max_cost", "max_cost_day", "allow_dearer")
-RECORD: Names = ("sent_counts",)
+CONNECTING = names_in("connection")
+ONE_VOCABULARY = names_in("models", "connection")
+MODELS = (*ONE_VOCABULARY, *names_in("tokenizer"))
+VIEW = names_in("view")
+POLICY = names_in("policy")
+ROUTING = names_in("routing", "policy")
+DRAWS = names_in("draws")
+SAMPLING = names_in("sampling", "draws")
+MACHINE = names_in("machine")
+SERVING = names_in("serving")
+COSTS = names_in("costs")
+RECORD = names_in("record")
 """Of answers to users; benchmarks and tasks keep no record."""
 
 SettingsWith = Callable[[Path], Settings]
 """The command's settings with those of one more file."""
 
 _CHOSEN, _CHOSEN_WITH, _CONTEXT = "chosen", "chosen_with", "_context"
-_FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 
 
 def takes(
@@ -158,35 +149,32 @@ def fix(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:
 def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
     """Refuse what a file of settings may not do; `places` says where each setting was given.
 
-    A file runs no code and names no variable of the environment. A cloud that it names gets no key
-    but the file's own, and the user is told of that cloud. Raises `UsageError`.
+    A file runs no code. A cloud that it names gets no key but the file's own, and stderr names that
+    cloud. Raises `UsageError`.
     """
     named = (settings.ENVIRONMENT, settings.FLAGS)
     of_file = {name: where for name, where in places.items() if where not in named}
-    if "router" in of_file and chosen.router and runs_code(chosen.router):
-        raise UsageError(
-            f"router in {of_file['router']} runs code, which a file may not",
-            hint="name it with --router or EDGEWISE_ROUTER",
-        )
-    if "cloud_key_env" in of_file:
-        raise UsageError(
-            f"cloud-key-env in {of_file['cloud_key_env']} would send what the environment holds, "
-            f"which a file may not",
-            hint="name the variable with --cloud-key-env or EDGEWISE_CLOUD_KEY_ENV",
-        )
+    if "router" in of_file and chosen.router:
+        from edgewise.routers.named import runs_code
+
+        if runs_code(chosen.router):
+            raise UsageError(
+                f"router in {of_file['router']} runs code, which a file may not",
+                hint="name it with --router or EDGEWISE_ROUTER",
+            )
     cloud = meant(chosen.cloud or "")
     if is_url(cloud):
+        from edgewise.engines.http import require_keyless
+
         require_keyless(cloud)
     if "cloud" in of_file and is_url(cloud):
-        for name in ("cloud_key", "cloud_key_env"):
-            if getattr(chosen, name) and places.get(name) != of_file["cloud"]:
-                raise UsageError(
-                    f"{of_file['cloud']} names the cloud {chosen.cloud!r}, and "
-                    f"a file may not say where {settings.spelled(name)} of "
-                    f"{places.get(name)} goes",
-                    hint="name the cloud with --cloud or EDGEWISE_CLOUD, or put its own key into "
-                    "that file",
-                )
+        if chosen.cloud_key and places["cloud_key"] != of_file["cloud"]:
+            raise UsageError(
+                f"{of_file['cloud']} names the cloud {chosen.cloud!r}, and a file may not say "
+                f"where the cloud-key of {places['cloud_key']} goes",
+                hint="name the cloud with --cloud or EDGEWISE_CLOUD, or put its own cloud-key into "
+                "that file",
+            )
         render.note(f"{of_file['cloud']} names the cloud: {chosen.cloud}")
 
 
@@ -223,7 +211,7 @@ def _keyword(
 
 def _option(name: str) -> inspect.Parameter:
     """The option of a field: its help, and its type or nothing (not given)."""
-    annotation, meta = get_args(_FIELDS[name].type)
+    annotation, meta = get_args(FIELDS[name].type)
     union = get_origin(annotation) in (Union, UnionType)
     kinds = [k for k in (get_args(annotation) if union else (annotation,)) if k is not NoneType]
     # A choice between a word and a number comes as text, which `settings.load` converts; so does a
@@ -232,6 +220,6 @@ def _option(name: str) -> inspect.Parameter:
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=typer.Option(None, help=f"{meta.description}{_default(_FIELDS[name].default)}"),
+        default=typer.Option(None, help=f"{meta.description}{_default(FIELDS[name].default)}"),
         annotation=kind | None,
     )

@@ -9,8 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from edgewise.cli import options, render
-from edgewise.cloud.sent_files import CountsFile, SentMessage, counts_place
-from edgewise.cloud.sent_record import by_answer, summed
+from edgewise.cloud.record.files import CountsFile, SentMessage, counts_place
+from edgewise.cloud.record.record import by_answer, summed
 from edgewise.errors import UsageError
 from edgewise.events import SentCounts
 

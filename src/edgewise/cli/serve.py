@@ -37,6 +37,22 @@ if TYPE_CHECKING:
     from edgewise.server.callers import Callers
     from edgewise.server.models import Models
 
+ModelFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=FILE",
+        help="Serve a model by this name, with its settings in FILE; repeatable.",
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="EDGEWISE_API_KEY",
+        show_envvar=False,
+        help="Key that clients need; better in EDGEWISE_API_KEY.",
+    ),
+]
+
 OPEN_FILES = 64
 """Left for the connections of each model's cloud."""
 
@@ -48,14 +64,7 @@ OPEN_FILES = 64
 def serve(
     chosen: Settings,
     chosen_with: SettingsWith,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=FILE",
-            help="A model by its name, with its settings in FILE, which is as edgewise.toml; "
-            "repeatable. The flags hold for all.",
-        ),
-    ] = None,
+    model: ModelFiles = None,
     queue: Annotated[
         int, typer.Option(min=0, help="Answers of a model that may wait; more get a 429.")
     ] = 32,
@@ -69,6 +78,7 @@ def serve(
         Path | None, typer.Option(help="File of clients' keys, instead of one; see keys add.")
     ] = None,
     limits: Limits = None,
+    api_key: ApiKey = None,
     certificate: CertificateFile = None,
     private_key: PrivateKeyFile = None,
     connections: Most = None,
@@ -79,9 +89,9 @@ def serve(
     edgewise:t0.3 asks by a fixed threshold, so that answers are reproducible. What a request
     leaves out is as the flags say. With --model the names are yours.
     """
-    _require_guarded(host, chosen.api_key, keys)
+    _require_guarded(host, api_key, keys)
     _require_extra()
-    callers = _callers(chosen.api_key, keys, limits)
+    callers = _callers(api_key, keys, limits)
     origins = _origins(cors_origin)
     listens = ListenFlags(certificate, private_key, connections)
     listens.require_whole()

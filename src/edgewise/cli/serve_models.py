@@ -77,19 +77,7 @@ def load(
                     sent_file=sent_file,
                 )
             )
-        answering = Answering(
-            edge=pair.edge,
-            router=pair.router,
-            card=pair.card,
-            settings=one.settings,
-            cloud=pair.cloud,
-            record=pair.record,
-            billing=pair.billing,
-            slots=one.slots,
-            queue=queue,
-            local=local,
-            name=one.name,
-        )
+        answering = Answering(pair, slots=one.slots, queue=queue, local=local, name=one.name)
         stack.callback(answering.close)
         answerings.append(answering)
     return Models(answerings)
@@ -106,12 +94,6 @@ def _named(given: str, chosen: Settings, chosen_with: SettingsWith) -> ServedMod
     require_name(name)
     path = from_home(file)
     settings = chosen_with(path)
-    if settings.api_key != chosen.api_key:
-        raise UsageError(
-            f"api-key in {path} is the server's and no model's",
-            hint="take it out there",
-            setting="api_key",
-        )
     return ServedModel(name, settings, path)
 
 

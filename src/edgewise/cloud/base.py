@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from edgewise.cloud.seam import Seams
+from edgewise.cloud.bridge.word_boundary import Seams
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.edge.scoring import Scored

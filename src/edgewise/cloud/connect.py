@@ -1,22 +1,309 @@
-"""The cloud model behind a URL."""
+"""Connecting to the cloud model behind a URL.
+
+It is asked by ids where its vocabulary is the edge's, or its tokenizer is known here; else by text.
+Where nobody named its tokenizer, the engine may name one. That decides nothing: what lies there
+must give the ids that the engine gives for fixed strings before it is used.
+"""
 
 import asyncio
+import inspect
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.named import AUTO, CLOUDS, check_name
-from edgewise.engines.detect import found_at
-from edgewise.engines.named import model_for
+from edgewise.cloud.bridge.adapter import bridged
+from edgewise.cloud.bridge.context_filter import Viewing
+from edgewise.cloud.bridge.text import TextCloud
+from edgewise.cloud.engine import EngineCloud
+from edgewise.edge.base import Tokenizer
+from edgewise.edge.tokenizer import open_repository_tokenizer, open_tokenizer
+from edgewise.engines.base import Engine
+from edgewise.engines.http import Redirected
+from edgewise.engines.registry import (
+    AUTO,
+    BY_IDS,
+    BY_TEXT,
+    ENGINES,
+    GATEWAY,
+    UnknownEngine,
+    check_name,
+    engine_at,
+    model_for,
+)
+from edgewise.engines.text import TextEngine
+from edgewise.errors import (
+    CloudError,
+    CloudProtocolError,
+    CloudRejected,
+    EdgewiseError,
+    UsageError,
+    VocabularyMismatch,
+)
+from edgewise.listening.sockets import is_loopback
+
+_TEXT = "-text"
+"""Ends the name of a text dialect of an engine by ids."""
+
+_OF_THE_PROMPT = "completions"
+"""The one that needs the model's own tokenizer, for its template."""
+
+ASK_SECONDS = 10.0
+"""How long an engine may take to say where its tokenizer lies."""
+
+# As a hub names repositories; no other address, no place on this disk.
+_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+
+_LONGEST_PATH = 1000
+
+_log = logging.getLogger(__name__)
+
+
+def open_engine(
+    url: str, *, key: str | None = None, engine: str = AUTO, model: str | None = None
+) -> CloudModel:
+    """The cloud model at `url`, by an engine of that name that takes ids; nothing is proven.
+
+    With "auto" it is asked what it is. Of several models there, `model` names one. Raises
+    `UsageError` for another engine's name, for one that takes text, and for a model's where that
+    engine takes none; a `CloudError` where "auto" finds none that is known.
+    """
+    check_name(engine)
+    name = asyncio.run(engine_at(url, key=key, model=model)) if engine == AUTO else engine
+    make = ENGINES.load(name)
+    if _is_text(make):
+        raise UsageError(
+            f"The engine {name!r} takes text, so the edge's tokenizer must be known", hint="connect"
+        )
+    made = make(url, key=key, **model_for(make, name, model))
+    return EngineCloud(made) if isinstance(made, Engine) else made
 
 
 def connect(
-    url: str, *, key: str | None = None, engine: str = AUTO, model: str | None = None
-) -> CloudModel:
-    """The cloud model at `url`, by a name of `CLOUDS` or, with "auto", as it says itself.
+    url: str,
+    edge: Tokenizer,
+    *,
+    key: str | None = None,
+    engine: str = AUTO,
+    model: str | None = None,
+    own: Tokenizer | None = None,
+    viewing: Viewing | None = None,
+) -> tuple[CloudModel, str]:
+    """The cloud model at `url`, checked for an `edge`, and how its vocabulary was proven.
 
-    Of several models there, `model` names one. Raises `UsageError` for another engine's name, or a
-    model's where that engine takes none; a `CloudError` where "auto" finds none that is known.
+    `engine` is a name of `ENGINES`. With "auto" the server says what it is; where its vocabulary is
+    another, and neither `own` nor the engine leads to its tokenizer, it is asked by text. What else
+    is there is asked by text, in each dialect until one continues an answer. Raises a `CloudError`,
+    `VocabularyMismatch` or another `UsageError`.
     """
-    check_name(engine)
-    name = asyncio.run(found_at(url, key=key, model=model)) if engine == AUTO else engine
-    make = CLOUDS.load(name)
-    return make(url, key=key, **model_for(make, name, model))
+    way = _Way(url, edge, key, model, own, viewing)
+    if engine != AUTO:
+        check_name(engine)
+        if _is_text(ENGINES.load(engine)):
+            return way.by_text(engine)
+        try:
+            return way.by_ids(engine)
+        except VocabularyMismatch as error:
+            raise _with_text(error, engine) from error
+    try:
+        found = asyncio.run(engine_at(url, key=key, model=model))
+    except UnknownEngine as error:
+        return way.by_any_text(error)
+    if found in BY_TEXT:
+        return way.by_text(found)
+    try:
+        return way.by_ids(found)
+    except (VocabularyMismatch, CloudRejected) as error:
+        if own is not None or error.setting == "cloud_model" or found == GATEWAY:
+            raise
+        _log.info("%s: it is asked by text", error.message.rstrip("."))
+        text = found + _TEXT
+        return way.by_text(text) if text in BY_TEXT else way.by_any_text(error)
+
+
+def _is_text(make: object) -> bool:
+    return isinstance(make, type) and issubclass(make, TextEngine)
+
+
+class _Way:
+    """What is known of a cloud before it is reached."""
+
+    def __init__(
+        self,
+        url: str,
+        edge: Tokenizer,
+        key: str | None,
+        model: str | None,
+        own: Tokenizer | None,
+        viewing: Viewing | None,
+    ) -> None:
+        self._url, self._edge, self._viewing = url, edge, viewing
+        self._key, self._model, self._own = key, model, own
+
+    def by_ids(self, name: str) -> tuple[CloudModel, str]:
+        """By an engine of that name, behind a bridge where its tokenizer is here and another."""
+        cloud = open_engine(self._url, key=self._key, engine=name, model=self._model)
+        try:
+            return linked(cloud, self._edge, self._own, self._viewing)
+        except BaseException:
+            cloud.close()
+            raise
+
+    def by_text(self, name: str) -> tuple[CloudModel, str]:
+        """In that dialect."""
+        make = ENGINES.load(name)
+        more: dict[str, Any] = dict(model_for(make, name, self._model))
+        if "tokenizer" in inspect.signature(make).parameters:
+            if self._own is None:
+                raise UsageError(
+                    f"The cloud engine {name!r} renders the cloud's chat template here",
+                    hint="name the tokenizer of the model that it serves",
+                    setting="cloud_tokenizer",
+                )
+            more["tokenizer"] = self._own
+        elif self._own is not None:
+            raise UsageError(
+                f"The cloud engine {name!r} takes text, for which no tokenizer is needed",
+                hint="leave the tokenizer out",
+                setting="cloud_tokenizer",
+            )
+        made = make(self._url, key=self._key, **more)
+        # Nothing here counts as the cloud does; the edge's tokens are of about its size.
+        view = self._viewing(self._edge) if self._viewing else None
+        cloud = TextCloud(made, edge=self._edge, view=view)
+        try:
+            return cloud, cloud.check(self._edge)
+        except BaseException:
+            cloud.close()
+            raise
+
+    def by_any_text(self, unknown: EdgewiseError) -> tuple[CloudModel, str]:
+        """In the first dialect that goes on; raises a `CloudRejected` that names those tried."""
+        tried: dict[str, EdgewiseError] = {}
+        for name in self._fitting():
+            try:
+                reached = self.by_text(name)
+            except (CloudRejected, CloudProtocolError) as error:
+                if isinstance(error, Redirected) or error.setting in ("cloud_model", "cloud_key"):
+                    raise
+                tried[name] = error
+            else:
+                _log.info("%r is asked by text, as %s", self._url, name)
+                return reached
+        raise _none_goes_on(self._url, tried) from unknown
+
+    def _fitting(self) -> Sequence[str]:
+        """With a tokenizer that is named, the dialect that needs it."""
+        alone = [_OF_THE_PROMPT]
+        return alone if self._own is not None else [one for one in BY_TEXT if one not in alone]
+
+
+def _with_text(error: VocabularyMismatch, engine: str) -> VocabularyMismatch:
+    """An engine by ids that was named stays one: text is for who names it."""
+    if engine + _TEXT not in ENGINES or error.setting != "cloud_tokenizer":
+        return error
+    return VocabularyMismatch(
+        error.message,
+        hint=f"{error.hint}, or name the engine {engine + _TEXT!r}, which is asked by text",
+        setting=error.setting,
+    )
+
+
+def _none_goes_on(url: str, tried: dict[str, EdgewiseError]) -> CloudRejected:
+    """Those that said the same are named together."""
+    said: dict[str, list[str]] = {}
+    for name, error in tried.items():
+        said.setdefault(error.message.rstrip("."), []).append(name)
+    listed = "; ".join(f"{', '.join(names)}: {why}" for why, names in said.items())
+    return CloudRejected(
+        f"{url!r} goes on with no answer that was begun, in none of the dialects that Edgewise "
+        f"knows ({listed})",
+        hint="choose another model or provider, or name the cloud's tokenizer: it is asked by "
+        f"completions then, and {', '.join(BY_IDS)} by ids",
+        setting="cloud_tokenizer",
+    )
+
+
+def linked(
+    cloud: CloudModel,
+    edge: Tokenizer,
+    own: Tokenizer | None = None,
+    viewing: Viewing | None = None,
+) -> tuple[CloudModel, str]:
+    """`cloud` once it is checked, behind a bridge where its vocabulary is another; how it was.
+
+    `own` is its tokenizer; without one an engine is asked where its lies. `viewing` is what it gets
+    to see. Raises as `CloudModel.check`; `cloud` stays open then.
+    """
+    link = bridged(cloud, edge, own, viewing)
+    try:
+        return link, link.check(edge)
+    except VocabularyMismatch as error:
+        if own is not None or not isinstance(cloud, EngineCloud):
+            raise
+        address, found = _found(cloud, error)
+    link = bridged(cloud, edge, found, viewing)
+    return link, f"{link.check(edge)}; its tokenizer is that of {address!r}, which the engine named"
+
+
+def _found(cloud: EngineCloud, mismatch: VocabularyMismatch) -> tuple[str, Tokenizer]:
+    """Where the engine's tokenizer lies, and it; raises `VocabularyMismatch`, with why."""
+    if cloud.engine.vocabulary is None:
+        raise mismatch
+    try:
+        names = cloud.submit(cloud.engine.tokenizer_names(), ASK_SECONDS).result()
+    except CloudError:
+        names = ()
+    address = tokenizer_address(names, cloud.engine.url)
+    if address is None:
+        raise mismatch
+    try:
+        return address, _proven(address, cloud.engine)
+    except UsageError as why:
+        raise VocabularyMismatch(
+            f"{mismatch.message.rstrip('.')} (the engine names {address!r}, which does not help: "
+            f"{why.message.rstrip('.')})",
+            hint=mismatch.hint,
+            setting=mismatch.setting,
+        ) from why
+
+
+def _proven(address: str, engine: Engine) -> Tokenizer:
+    repository = is_repository(address)
+    found = open_repository_tokenizer(address) if repository else open_tokenizer(address)
+    try:
+        engine.prove(found)
+    except VocabularyMismatch as error:
+        raise VocabularyMismatch("it splits text into other ids than the engine") from error
+    return found
+
+
+def tokenizer_address(said: Iterable[str], url: str) -> str | None:
+    """The first of what the engine at `url` said that can be used; None where nothing can.
+
+    A hub's repository (owner/repo), or the path of a GGUF or of a folder with `tokenizer.json`,
+    which counts only where the engine is on this device.
+    """
+    here = is_loopback(urlsplit(url).hostname or "")
+    return next((name for name in said if is_repository(name) or (here and _lies_here(name))), None)
+
+
+def is_repository(name: str) -> bool:
+    """Whether that is how a hub names a repository."""
+    return _REPOSITORY.fullmatch(name) is not None and ".." not in name
+
+
+def _lies_here(name: str) -> bool:
+    # Two slashes lead to other machines, on Windows.
+    if len(name) > _LONGEST_PATH or not name.isprintable() or name[:2] in ("//", "\\\\"):
+        return False
+    path = Path(name)
+    try:
+        whole = path.is_absolute() and ".." not in path.parts
+        gguf = path.suffix == ".gguf" and path.is_file()
+        return whole and (gguf or (path / "tokenizer.json").is_file())
+    except (OSError, ValueError):
+        return False

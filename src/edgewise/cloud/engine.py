@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from msgspec.structs import replace
 
@@ -13,15 +13,13 @@ from edgewise.cloud.base import CloudModel, require_meant, with_end
 from edgewise.cloud.io_thread import IoThread
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
-from edgewise.engines.all_ids import COMPARE_SECONDS, compare_all
 from edgewise.engines.base import PROBE_SECONDS, Abilities, Client, Engine
-from edgewise.engines.cerebras import CerebrasEngine
-from edgewise.engines.fireworks import FireworksEngine
+from edgewise.engines.detokenization import COMPARE_SECONDS, compare_all, spelling_of
+from edgewise.engines.http import HttpEngine
 from edgewise.engines.llama_server import LlamaServerEngine
-from edgewise.engines.proof import Proof
 from edgewise.engines.sglang import SglangEngine
-from edgewise.engines.spelling import spelling_of
 from edgewise.engines.vllm import VllmEngine
+from edgewise.engines.vocabulary_check import Proof
 from edgewise.errors import CloudRejected
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
@@ -123,36 +121,28 @@ class EngineSession:
         """The engine's cache forgets by itself."""
 
 
-class LlamaServer(EngineCloud):
-    """Implements `CloudModel`. `https` is verified; the key travels as a bearer token."""
+class _Named(EngineCloud):
+    """Over an engine of one kind. `https` is verified; the key travels as a bearer token."""
+
+    kind: ClassVar[type[HttpEngine]]
 
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
-        super().__init__(LlamaServerEngine(url, key=key, model=model))
+        super().__init__(self.kind(url, key=key, model=model))
 
 
-class Vllm(EngineCloud):
-    """Implements `CloudModel`, as `LlamaServer`."""
+class LlamaServer(_Named):
+    """A llama-server at a URL."""
 
-    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
-        super().__init__(VllmEngine(url, key=key, model=model))
-
-
-class Sglang(EngineCloud):
-    """Implements `CloudModel`, as `LlamaServer`."""
-
-    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
-        super().__init__(SglangEngine(url, key=key, model=model))
+    kind = LlamaServerEngine
 
 
-class Fireworks(EngineCloud):
-    """Implements `CloudModel`, as `LlamaServer`."""
+class Vllm(_Named):
+    """A vLLM server at a URL."""
 
-    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
-        super().__init__(FireworksEngine(url, key=key, model=model))
+    kind = VllmEngine
 
 
-class Cerebras(EngineCloud):
-    """Implements `CloudModel`, as `LlamaServer`."""
+class Sglang(_Named):
+    """An SGLang server at a URL."""
 
-    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
-        super().__init__(CerebrasEngine(url, key=key, model=model))
+    kind = SglangEngine

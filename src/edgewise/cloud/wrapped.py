@@ -4,7 +4,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 
 from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.cloud.seam import Seams
+from edgewise.cloud.bridge.word_boundary import Seams
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.edge.scoring import Scored

@@ -16,7 +16,12 @@ import msgspec
 
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import PROBES, Tokenizer
-from edgewise.errors import CloudProtocolError, CloudRejected, VocabularyMismatch
+from edgewise.errors import (
+    CloudProtocolError,
+    CloudRejected,
+    CloudUnavailable,
+    VocabularyMismatch,
+)
 from edgewise.events import Candidate
 from edgewise.sampling import Sampling
 
@@ -33,6 +38,12 @@ _ALL = "\n".join(PROBES)
 
 # Every vocabulary has them.
 _ANY_IDS = (1, 2, 3)
+
+COMPLETIONS = "/v1/completions"
+
+_FILTERED = frozenset(["content_filter"])
+_CALLS = frozenset(["tool_calls", "tool_call", "function_call"])
+_BROKEN = frozenset(["abort", "error"])
 
 _T = TypeVar("_T")
 
@@ -115,6 +126,7 @@ class Engine(ABC):
     """
 
     dialect: ClassVar[str]
+    owner: ClassVar[str] = ""
     connections = 0
 
     def __init__(self, url: str) -> None:
@@ -179,12 +191,9 @@ class Engine(ABC):
         """Whether prefix caches can be kept apart."""
         return False
 
-    async def tokenizer_named(self) -> str | None:
-        """Where its tokenizer may lie, as it says itself: see `tokenizer_address`.
-
-        None where it says nothing that can be used; raises a `CloudError`.
-        """
-        return None
+    async def tokenizer_names(self) -> Sequence[str]:
+        """Where its tokenizer may lie, as it says itself; raises a `CloudError`."""
+        return ()
 
     async def advice(self) -> str | None:
         """What is to be changed where several tenants share the engine; None where nothing is.
@@ -351,6 +360,49 @@ def sampling_fields(sampling: Sampling, position: int) -> dict[str, Any]:
         "min_p": sampling.min_p,
         "seed": sampling.seed_at(position),
     }
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class Meter(msgspec.Struct):
+    """`usage`, as an engine counts; what it does not tell is None."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+    @property
+    def cached(self) -> int | None:
+        """Prompt tokens that came from the cache."""
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+
+    @property
+    def computed(self) -> int | None:
+        """Prompt tokens that did not."""
+        return uncached(self.prompt_tokens, self.cached)
+
+
+def only(choices: Sequence[_T], dialect: str) -> _T:
+    """The one choice that was asked for; raises `CloudProtocolError`."""
+    if len(choices) != 1:
+        raise CloudProtocolError(f"{dialect} sent {len(choices)} choices for one prompt.")
+    return choices[0]
+
+
+def has_ended(reason: str | None, dialect: str) -> bool:
+    """Whether the model ended the text, by a reply's reason; otherwise it wrote all it was to.
+
+    Raises a `CloudError` where what came is no continuation that can be used.
+    """
+    if reason in _FILTERED:
+        raise CloudRejected(f"{dialect}'s content filter ended the reply")
+    if reason in _CALLS:
+        raise CloudRejected(f"{dialect} called a tool where words were asked for")
+    if reason in _BROKEN:
+        raise CloudUnavailable(f"{dialect} broke the reply off", hint="try again shortly")
+    return reason == "stop"
 
 
 def _all_of(told: Sequence[list[int] | None]) -> tuple[list[int], ...] | None:

@@ -2,8 +2,13 @@
 
 import asyncio
 import difflib
+import math
+import os
+import re
 import ssl
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from types import SimpleNamespace
 from typing import Annotated, ClassVar, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -13,12 +18,10 @@ import msgspec
 
 from edgewise.completion import MOST_IDS, Sent
 from edgewise.engines.base import NOBODY, REQUEST_ID, Client, Described, Engine
-from edgewise.engines.refusals import bounded, not_now, unreachable
-from edgewise.engines.retry_after import HEADER, seconds_told
-from edgewise.engines.tokenizer_address import tokenizer_address
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
+    CloudRefused,
     CloudRejected,
     CloudUnavailable,
     UsageError,
@@ -28,6 +31,20 @@ _MAX_REPLY = 4 << 20
 # Of the names of models in a sentence.
 _MOST_SHOWN, _MOST_COMPARED, _LONGEST_NAME = 8, 1_000, 100
 _IDLE_SECONDS = 4.0
+
+MAX_REQUEST_ID = 64
+"""Longest request id that is kept of an engine's, characters."""
+
+
+_SAID: dict[type[Exception], str] = {
+    aiohttp.ClientConnectorDNSError: "its name is not found",
+    aiohttp.ClientConnectorSSLError: "the TLS handshake failed",
+    aiohttp.ServerDisconnectedError: "it hung up",
+    TimeoutError: "it did not answer in time",
+}
+
+_SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
+
 _T = TypeVar("_T")
 
 
@@ -107,7 +124,7 @@ class Endpoint:
             raise CloudProtocolError(f"{self.url!r} sent a reply of more than {_MAX_REPLY} bytes.")
         if response.status == 200:
             return
-        later = seconds_told(response.headers.get(HEADER))
+        later = seconds_told(response.headers.get("Retry-After"))
         problem = not_now(self.url, response.status, request_id, later)
         problem = problem or self.declined(response.status, body, bounded(request_id))
         # Of an engine that is busy or broken nobody knows what it computed, and bills.
@@ -198,10 +215,10 @@ class HttpEngine(Endpoint, Engine):
                 raise
             return Described()
 
-    async def tokenizer_named(self) -> str | None:
+    async def tokenizer_names(self) -> Sequence[str]:
         served = await served_model(self)
         said = [served.parent] if served.parent else [served.root, served.id]
-        return tokenizer_address(await self.loaded_from() + said, self.url)
+        return [name for name in (*await self.loaded_from(), *said) if name]
 
     async def loaded_from(self) -> list[str | None]:
         """Where the engine has its model or tokenizer from, beside what `/v1/models` says."""
@@ -391,3 +408,82 @@ def shown(names: Sequence[str], like: str) -> str:
 def described(served: Served) -> Described:
     """What an engine says of its model."""
     return Described(served.id, served.meta.n_vocab if served.meta else None)
+
+
+class Redirected(CloudRejected):
+    """The address leads to another, which may be anybody's: keys and prompts do not follow."""
+
+
+def not_now(
+    url: str, status: int, request_id: str | None = None, later: float | None = None
+) -> CloudError | None:
+    """What an HTTP status says of the address, the key or the moment; None for any other.
+
+    `later` is in how many seconds it wants to be asked again, where it said so.
+    """
+    if 300 <= status < 400:
+        return Redirected(
+            f"{url!r} redirects elsewhere (HTTP {status}), and no redirect is followed",
+            hint="give the address that it leads to",
+            request_id=bounded(request_id),
+        )
+    if status in (401, 403):
+        return CloudRefused(
+            f"{url!r} refused the key",
+            hint="set EDGEWISE_CLOUD_KEY, or the variable that holds its key, to one it accepts",
+            request_id=bounded(request_id),
+        )
+    if status in (408, 429) or status >= 500:
+        busy = CloudUnavailable(
+            f"{url!r} is not ready (HTTP {status})",
+            hint="try again " + ("shortly" if later is None else f"in {later:g} s"),
+            request_id=bounded(request_id),
+        )
+        busy.retry_after = later if status in (429, 503) else None
+        return busy
+    return None
+
+
+def unreachable(url: str, error: Exception) -> CloudUnavailable:
+    """Why no connection could be made or kept."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return CloudUnavailable(
+            f"The certificate of {url!r} is not trusted",
+            hint="for a private authority set SSL_CERT_FILE to its certificate",
+        )
+    hint = "check the address and that it runs"
+    if isinstance(error, aiohttp.ClientConnectorSSLError):
+        hint = "check the address: a server without TLS is at http://"
+    return CloudUnavailable(f"The cloud at {url!r} cannot be reached ({_why(error)})", hint=hint)
+
+
+def _why(error: Exception) -> str:
+    """In words that are no library's, as far as there are some."""
+    for kind, said in _SAID.items():
+        if isinstance(error, kind):
+            return said
+    number = error.errno if isinstance(error, OSError) else None
+    return os.strerror(number).lower() if number else type(error).__name__
+
+
+def bounded(request_id: str | None) -> str | None:
+    """What can stand in a frame, a log and a terminal."""
+    if not request_id:
+        return None
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in request_id)[
+        :MAX_REQUEST_ID
+    ]
+
+
+def seconds_told(header: str | None) -> float | None:
+    """Seconds from now, 0 or more; None where there is no such header, or it says nothing."""
+    said = (header or "").strip()
+    if _SECONDS.fullmatch(said):
+        return float(said)
+    try:
+        when = parsedate_to_datetime(said)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    zoned = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+    seconds = (zoned - datetime.now(UTC)).total_seconds()
+    return max(0.0, seconds) if math.isfinite(seconds) else None

@@ -13,12 +13,12 @@ from edgewise.engines.base import (
     Described,
     candidates,
     for_each,
+    has_ended,
     of_kept,
     sampling_fields,
     side_by_side,
     uncached,
 )
-from edgewise.engines.completions import has_ended
 from edgewise.engines.http import HttpEngine, decoded, described, served_model
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected
 from edgewise.sampling import Sampling
@@ -52,7 +52,7 @@ class _Info(msgspec.Struct):
 class SglangEngine(HttpEngine):
     """Implements `Engine`. Its prefix cache is exact to the token."""
 
-    dialect = "SGLang"
+    dialect, owner = "SGLang", "sglang"
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY

@@ -1,23 +1,22 @@
 """How each API that takes text is told to go on with an answer that was begun.
 
-Chat APIs differ in a few fields, which are a table. Where a server lets the prompt be written as
+Chat APIs differ in a few fields. Where a server lets the prompt be written as
 text, the answer stands behind what the model's chat template makes of the messages.
 """
 
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import msgspec
 
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.base import NOBODY, Client, sampling_fields
-from edgewise.engines.text import GoneOn, TextEngine
-from edgewise.engines.text_endpoint import Declined, PromptText, TextEndpoint, turns
+from edgewise.engines.text import Declined, PromptText, TextEndpoint, turns
 from edgewise.engines.text_replies import (
     AskedText,
+    GoneOn,
     of_completion,
     of_llama_server,
     of_ollama,
@@ -28,62 +27,10 @@ from edgewise.prompts import Message, render
 from edgewise.prompts.special import ControlTokens
 from edgewise.sampling import Sampling
 
-
-class ChatDialect(msgspec.Struct, frozen=True, kw_only=True):
-    """What a chat API is sent beside the messages; `name` is what sentences call it.
-
-    `begun` are fields of the request, and `last` of its last message, that make it go on;
-    `unbegun` those of a request for an answer from its beginning. `quiet` switches thinking off.
-    `filters` are the names it has beside `top_p`, sent `always` or where they filter; `seed` is
-    its name for one. `bases` are where its path may begin, `serves` as in `TextEndpoint`.
-    """
-
-    name: str
-    begun: Mapping[str, object] = {}
-    last: Mapping[str, object] = {}
-    quiet: Mapping[str, object] = {}
-    filters: frozenset[str] = frozenset()
-    always: bool = False
-    seed: str | None = "seed"
-    bases: tuple[str, ...] | None = None
-    serves: str | None = None
-
-
 _NO_TEMPLATE_THOUGHTS = {"chat_template_kwargs": {"enable_thinking": False}}
 _NO_THOUGHTS = {"thinking": {"type": "disabled"}}
 _NO_EFFORT = {"reasoning_effort": "none"}
 _FILTERS = frozenset({"top_k", "min_p"})
-
-VLLM = ChatDialect(
-    name="vLLM",
-    begun={"continue_final_message": True, "add_generation_prompt": False},
-    quiet=_NO_TEMPLATE_THOUGHTS,
-    filters=_FILTERS,
-    always=True,
-    serves="vllm",
-)
-SGLANG = ChatDialect(
-    name="SGLang",
-    begun={"continue_final_message": True},
-    quiet=_NO_TEMPLATE_THOUGHTS,
-    filters=_FILTERS,
-    always=True,
-    serves="sglang",
-)
-DEEPSEEK = ChatDialect(
-    name="DeepSeek", last={"prefix": True}, quiet=_NO_THOUGHTS, seed=None, bases=("/beta",)
-)
-MISTRAL = ChatDialect(name="Mistral", last={"prefix": True}, quiet=_NO_EFFORT, seed="random_seed")
-QWEN = ChatDialect(
-    name="Qwen",
-    last={"partial": True},
-    quiet={"enable_thinking": False},
-    filters=frozenset({"top_k"}),
-)
-MOONSHOT = ChatDialect(name="Moonshot", last={"partial": True}, quiet=_NO_THOUGHTS, seed=None)
-LM_STUDIO = ChatDialect(name="LM Studio", quiet=_NO_EFFORT, filters=frozenset({"top_k"}))
-EDGEWISE = ChatDialect(name="Edgewise", quiet=_NO_EFFORT, filters=_FILTERS, serves="edgewise")
-TRAILING = ChatDialect(name="chat completions", quiet=_NO_EFFORT)
 
 
 class ChatText(TextEndpoint):
@@ -91,16 +38,26 @@ class ChatText(TextEndpoint):
 
     A field that switches thinking off, the temperature of greedy answers and the seed are left
     out from then on where an API declines a request because of them and answers without.
+
+    Another API is a subclass. `begun` are fields of the request, and `last` of its last message,
+    that make it continue; `quiet` switches thinking off. `filters` are the names it has beside
+    `top_p`, sent `always` or where they filter; `seed` is its name for one. `chat_bases` are where
+    the path may begin, where that is not as in `TextEndpoint`.
     """
 
-    def __init__(
-        self, url: str, *, chat: ChatDialect, key: str | None = None, model: str | None = None
-    ) -> None:
+    dialect = "chat completions"
+    begun: ClassVar[Mapping[str, object]] = {}
+    last: ClassVar[Mapping[str, object]] = {}
+    quiet: ClassVar[Mapping[str, object]] = _NO_EFFORT
+    filters: ClassVar[frozenset[str]] = frozenset()
+    always: ClassVar[bool] = False
+    seed: ClassVar[str | None] = "seed"
+    chat_bases: ClassVar[tuple[str, ...] | None] = None
+
+    def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
         """Raises `UsageError` as `TextEndpoint`."""
         super().__init__(url, key=key, model=model)
-        self._chat = chat
-        self.dialect, self.serves = chat.name, chat.serves
-        for base in chat.bases or ():
+        for base in self.chat_bases or ():
             self.url = self.url.removesuffix(base)
         self._unwanted: frozenset[str] = frozenset()
 
@@ -115,11 +72,11 @@ class ChatText(TextEndpoint):
         spoken = turns(self.url, messages)
         body: dict[str, Any] = {"model": await self.model_name(), "messages": spoken}
         if answer:
-            spoken.append({"role": "assistant", "content": answer, **self._chat.last})
-            body |= self._chat.begun
+            spoken.append({"role": "assistant", "content": answer, **self.last})
+            body |= self.begun
         drawn = self._drawn(sampling, len(answer))
-        body |= {"max_tokens": n, "stream": False, **drawn, **self._chat.quiet}
-        optional = {*self._chat.quiet, *([self._chat.seed] if self._chat.seed else [])}
+        body |= {"max_tokens": n, "stream": False, **drawn, **self.quiet}
+        optional = {*self.quiet, *([self.seed] if self.seed else [])}
         if sampling.greedy:
             optional.add("temperature")
         replied = await self._replied(body, optional, client)
@@ -143,29 +100,101 @@ class ChatText(TextEndpoint):
 
     async def _posted(self, body: Mapping[str, Any], client: Client) -> bytes:
         return await self.found(
-            lambda base: self.post(f"{base}/chat/completions", body, client), self._chat.bases
+            lambda base: self.post(f"{base}/chat/completions", body, client), self.chat_bases
         )
 
     def _drawn(self, sampling: Sampling, position: int) -> dict[str, Any]:
         """How it draws, in its own words; raises `CloudRejected` for what it has none for."""
         if sampling.greedy:
             return {"temperature": 0}
-        chat = self._chat
         filters = {"top_k": sampling.top_k, "min_p": sampling.min_p}
         for name, value in filters.items():
-            if value and name not in chat.filters:
+            if value and name not in self.filters:
                 raise CloudRejected(
                     f"{self.dialect} has no {name.replace('_', '-')}, so its words cannot be drawn "
                     "as asked",
                     hint="leave it off",
                     setting=name,
                 )
-        if chat.always:
+        if self.always:
             filters["top_k"] = sampling.top_k or -1
-        sent = {name: filters[name] for name in chat.filters if chat.always or filters[name]}
-        seed = {chat.seed: sampling.seed_at(position)} if chat.seed else {}
-        top_p = {"top_p": sampling.top_p} if chat.always or sampling.top_p < 1 else {}
+        sent = {name: filters[name] for name in self.filters if self.always or filters[name]}
+        seed = {self.seed: sampling.seed_at(position)} if self.seed else {}
+        top_p = {"top_p": sampling.top_p} if self.always or sampling.top_p < 1 else {}
         return {"temperature": sampling.temperature, **top_p, **sent, **seed}
+
+
+class VllmText(ChatText):
+    """vLLM."""
+
+    dialect, owner = "vLLM", "vllm"
+    begun: ClassVar[Mapping[str, object]] = {
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+    }
+    quiet = _NO_TEMPLATE_THOUGHTS
+    filters = _FILTERS
+    always = True
+
+
+class SglangText(ChatText):
+    """SGLang."""
+
+    dialect, owner = "SGLang", "sglang"
+    begun: ClassVar[Mapping[str, object]] = {"continue_final_message": True}
+    quiet = _NO_TEMPLATE_THOUGHTS
+    filters = _FILTERS
+    always = True
+
+
+class DeepSeekText(ChatText):
+    """DeepSeek's API."""
+
+    dialect = "DeepSeek"
+    last: ClassVar[Mapping[str, object]] = {"prefix": True}
+    quiet = _NO_THOUGHTS
+    seed = None
+    chat_bases = ("/beta",)
+
+
+class MistralText(ChatText):
+    """Mistral's API."""
+
+    dialect = "Mistral"
+    last: ClassVar[Mapping[str, object]] = {"prefix": True}
+    seed = "random_seed"
+
+
+class QwenText(ChatText):
+    """Qwen's API (DashScope)."""
+
+    dialect = "Qwen"
+    last: ClassVar[Mapping[str, object]] = {"partial": True}
+    quiet: ClassVar[Mapping[str, object]] = {"enable_thinking": False}
+    filters = frozenset({"top_k"})
+
+
+class MoonshotText(ChatText):
+    """Moonshot's API."""
+
+    dialect = "Moonshot"
+    last: ClassVar[Mapping[str, object]] = {"partial": True}
+    quiet = _NO_THOUGHTS
+    seed = None
+
+
+class LmStudioText(ChatText):
+    """LM Studio."""
+
+    dialect = "LM Studio"
+    filters = frozenset({"top_k"})
+
+
+class EdgewiseText(ChatText):
+    """Another `edgewise serve`."""
+
+    dialect, owner = "Edgewise", "edgewise"
+    filters = _FILTERS
 
 
 class OllamaText(TextEndpoint):
@@ -211,7 +240,7 @@ class _Prompt(msgspec.Struct):
 class LlamaServerText(PromptText):
     """Implements `TextEngine` by llama-server's `/apply-template` and `/completion`."""
 
-    dialect, serves = "llama-server", "llama-server"
+    dialect, owner = "llama-server", "llamacpp"
 
     async def go_on(
         self,
@@ -315,32 +344,3 @@ class CompletionsText(PromptText):
 
 def _names(said: str, field: str) -> bool:
     return re.search(rf"\b{re.escape(field)}\b", said) is not None
-
-
-class TextFactory(Protocol):
-    """What opens an API of one dialect; raises `UsageError` for what is no address."""
-
-    def __call__(
-        self, url: str, *, key: str | None = None, model: str | None = None
-    ) -> TextEngine: ...
-
-
-TEXT_DIALECTS: Mapping[str, TextFactory] = {
-    "llama-server-text": LlamaServerText,
-    "ollama": OllamaText,
-    "deepseek": partial(ChatText, chat=DEEPSEEK),
-    "vllm-text": partial(ChatText, chat=VLLM),
-    "sglang-text": partial(ChatText, chat=SGLANG),
-    "mistral": partial(ChatText, chat=MISTRAL),
-    "qwen": partial(ChatText, chat=QWEN),
-    "moonshot": partial(ChatText, chat=MOONSHOT),
-    "lm-studio": partial(ChatText, chat=LM_STUDIO),
-    "chat": partial(ChatText, chat=TRAILING),
-    "edgewise": partial(ChatText, chat=EDGEWISE),
-    "completions": CompletionsText,
-}
-"""By the names that users give them, in the order in which an unknown API may be asked.
-
-Paths of their own come first, which others decline; then fields that others may not know; then the
-plain trailing message, that some take for an answer given. The last needs a tokenizer too.
-"""

@@ -5,7 +5,6 @@ from typing import NamedTuple, NoReturn, TypeVar
 import msgspec
 
 from edgewise.engines.http import decoded
-from edgewise.engines.text import GoneOn
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable
 
 THINK = "<think>"
@@ -29,6 +28,21 @@ _LONGEST_SAID = 200
 _SLACK = 256
 
 _T = TypeVar("_T")
+
+
+class GoneOn(msgspec.Struct, frozen=True, kw_only=True):
+    """What an API wrote, as it came: it may begin with what it was sent.
+
+    `ended` where it ended the answer there, and was not cut. `prompt`, `cached` and `written` are
+    tokens by the provider's own usage, `cached` those of the `prompt` that it had; None where it
+    does not tell.
+    """
+
+    text: str
+    ended: bool
+    prompt: int | None = None
+    cached: int | None = None
+    written: int | None = None
 
 
 class AskedText(NamedTuple):

@@ -12,19 +12,22 @@ import msgspec
 
 from edgewise.completion import Completion
 from edgewise.engines.base import (
+    COMPLETIONS,
     NOBODY,
     TOP,
     Abilities,
     Client,
     Described,
+    Meter,
     Priority,
     candidates,
     for_each,
+    has_ended,
     of_kept,
+    only,
     sampling_fields,
     side_by_side,
 )
-from edgewise.engines.completions import COMPLETIONS, Meter, has_ended, only
 from edgewise.engines.http import HttpEngine, decoded, described, served_model
 from edgewise.errors import CloudError, CloudProtocolError, CloudRefused, CloudRejected
 from edgewise.sampling import Sampling
@@ -80,7 +83,7 @@ class _Completion(msgspec.Struct):
 class VllmEngine(HttpEngine):
     """Implements `Engine`."""
 
-    dialect = "vLLM"
+    dialect, owner = "vLLM", "vllm"
 
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
         super().__init__(url, key=key, model=model)

@@ -12,8 +12,8 @@ import structlog
 
 from edgewise.completion import Completion
 from edgewise.engines.base import Client, Engine, Watched
-from edgewise.engines.proof import Proof
-from edgewise.engines.spelling import FEW, agree
+from edgewise.engines.detokenization import FEW, agree
+from edgewise.engines.vocabulary_check import Proof
 from edgewise.errors import (
     CloudError,
     CloudRejected,

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import structlog
 from starlette.applications import Starlette
 
-from edgewise.cloud.named import AUTO
 from edgewise.engines.base import Engine, side_by_side
-from edgewise.engines.detect import GATEWAY, found_at
-from edgewise.engines.named import ENGINES, model_for
+from edgewise.engines.registry import AUTO, GATEWAY, engine_at, engine_by_ids, model_for
 from edgewise.errors import UsageError
 from edgewise.gateway.app import Gateway
 from edgewise.listening.origins import ANY
@@ -37,7 +35,7 @@ async def engines_at(
             "The bundled engine serves one model", hint="leave it out", setting="cloud_model"
         )
     if kind != AUTO:
-        ENGINES.load(kind)
+        engine_by_ids(kind)
         if BUNDLED in addresses:
             raise UsageError(
                 f"The bundled engine is no {kind}", hint="leave the kind out", setting="engine_kind"
@@ -51,7 +49,7 @@ async def engines_at(
 async def _kind_at(address: str, key: str | None, kind: str, model: str | None) -> str:
     if address == BUNDLED:
         return BUNDLED
-    name = await found_at(address, key=key, model=model) if kind == AUTO else kind
+    name = await engine_at(address, key=key, model=model) if kind == AUTO else kind
     if name == GATEWAY:
         raise UsageError(f"{address!r} is a gateway itself", hint="name the engine behind it")
     return name
@@ -62,7 +60,7 @@ def _engine(address: str, kind: str, key: str | None, model: str | None) -> Engi
         from edgewise.gateway.bundled import BundledEngine
 
         return BundledEngine()
-    make = ENGINES.load(kind)
+    make = engine_by_ids(kind)
     return make(address, key=key, **model_for(make, kind, model))
 
 

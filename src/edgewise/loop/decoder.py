@@ -6,15 +6,14 @@ import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.sent_record import SentRecord
+from edgewise.cloud.record.record import SentRecord
+from edgewise.costs.billing import Billing
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.events import Event, Finished, FinishReason, Timing, Token, Usage
 from edgewise.grammar.compiled import Grammar
-from edgewise.loop.billing import Billing
-from edgewise.loop.breaker import Breaker
 from edgewise.loop.generation import Generation
-from edgewise.loop.latency import Latency
+from edgewise.loop.health import Breaker, Latency
 from edgewise.loop.policy import Budget, Policy
 from edgewise.loop.state import Rules
 from edgewise.prompts import Prompt, ToolCall
@@ -123,11 +122,8 @@ class Decoder:
             policy = policy.edge_alone()
         able = self.edge.abilities
         if able.rewinds == "no":
-            # A guess that does not stand would cost reading everything again.
+            # A draft that is rejected would cost reading everything again.
             policy = replace(policy, run_ahead=0)
-        if able.rewinds != "anywhere" or not able.batch_logits:
-            # Nor is there a mark in the middle of a pass.
-            policy = replace(policy, redraft="never")
         return policy
 
     def generate(

@@ -1,21 +1,25 @@
 """The decoding loop: step, score, decide, consult, write. There is one; everything streams.
 
 All that changes from token to token lies in one immutable `State` per position, or follows from the
-position (random draws). So rewinding means going back to a state.
+position (random draws). So a rollback goes back to a state.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.completion import Completion
+from edgewise.costs.meter import AnswerCosts
 from edgewise.edge.base import Needs
 from edgewise.errors import BreaksGrammar, CloudError, Fault, NothingUsable
 from edgewise.events import (
+    Candidate,
+    Consult,
     Event,
     Finished,
     Pending,
@@ -23,22 +27,34 @@ from edgewise.events import (
     Rewound,
     SentCounts,
     Source,
+    Timing,
     Token,
     Usage,
     share_of,
 )
 from edgewise.grammar.compiled import Grammar
-from edgewise.loop.ahead import Read, Reader, RunAhead
-from edgewise.loop.billing import AnswerBill
 from edgewise.loop.consults import Consults, Flight
 from edgewise.loop.policy import Budget
+from edgewise.loop.speculate import Read, Reader, Speculation
 from edgewise.loop.state import Rules, State
-from edgewise.loop.telling import Clock, consult_over
 from edgewise.prompts import Prompt, last_turn
 from edgewise.sampling import Sampling
 
 if TYPE_CHECKING:
     from edgewise.loop.decoder import Decoder
+
+# Reasons for which the share cannot be reached, whatever the threshold.
+_REFUSED = ("cost", "withheld")
+
+
+class _Known(TypedDict, total=False):
+    id: int
+    text: str
+    source: Source
+    reason: Reason | Fault
+    logprob: float | None
+    edge: tuple[Candidate, ...]
+    cloud: tuple[Candidate, ...]
 
 
 class _Awaited(NamedTuple):
@@ -55,7 +71,7 @@ class Generation(Iterator[Event]):
 
     def __init__(
         self,
-        parts: "Decoder",
+        decoder: "Decoder",
         prompt: Prompt,
         rules: Rules,
         *,
@@ -67,11 +83,11 @@ class Generation(Iterator[Event]):
         grammar: Grammar | None = None,
         at_end: Callable[[Budget], None] = lambda left: None,
     ) -> None:
-        """`cloud` is how this answer reaches the model of its `parts`.
+        """`cloud` is how this answer reaches the model of its `decoder`.
 
         `at_end` is told once, as the answer is closed, the budget that it leaves.
         """
-        self._parts, self._prompt, self._cloud = parts, prompt, cloud
+        self._decoder, self._prompt, self._cloud = decoder, prompt, cloud
         self._rules, self._tokenizer = rules, rules.tokenizer
         self._ids = list(prompt.ids)
         self._states = [State(budget=budget)]
@@ -79,33 +95,33 @@ class Generation(Iterator[Event]):
         self._awaited: _Awaited | None = None
         self._finished = False
         self._pending, self._candidates, self._at_end = pending, candidates, at_end
-        self._clock = Clock()
-        self._bill = self._billed()
+        self._clock = _Clock()
+        self._costs = self._billed()
         self._constraint = grammar.constraint(rules.prompt) if grammar else None
         with ExitStack() as stack:
-            needs = parts.router.needs | (Needs.NOTHING if sampling.greedy else Needs.LOGITS)
-            edge = parts.edge.session(needs, top=parts.router.top)
+            needs = decoder.router.needs | (Needs.NOTHING if sampling.greedy else Needs.LOGITS)
+            edge = decoder.edge.session(needs, top=decoder.router.top)
             stack.callback(edge.close)
             self._cached = edge.open(prompt.ids)
-            if parts.edge.abilities.rewinds == "checkpoints":
+            if decoder.edge.abilities.rewinds == "checkpoints":
                 # An edited message, or a template that rewrites the last turn, comes back to there.
                 edge.checkpoint(last_turn(rules.tokenizer, prompt))
             self._consults = self._opened(sampling, stack)
             reader = Reader(
-                edge, parts.router, sampling, candidates=candidates, constraint=self._constraint
+                edge, decoder.router, sampling, candidates=candidates, constraint=self._constraint
             )
-            self._ahead = RunAhead(
-                self._ids, edge, reader, self._consults, rules=rules, latency=parts.latency
+            self._speculation = Speculation(
+                self._ids, edge, reader, self._consults, rules=rules, latency=decoder.latency
             )
             self._closing = stack.pop_all()
         self._closed = False
 
-    def _billed(self) -> AnswerBill | None:
-        """The answer's bill, where the cloud's tokens have a price."""
-        parts, rules = self._parts, self._rules
-        if parts.billing is None:
+    def _billed(self) -> AnswerCosts | None:
+        """The answer's costs, where the cloud's tokens have a price."""
+        decoder, rules = self._decoder, self._rules
+        if decoder.billing is None:
             return None
-        return parts.billing.answer(
+        return decoder.billing.answer(
             self._prompt.ids,
             rules.tokenizer,
             self._cloud,
@@ -115,12 +131,12 @@ class Generation(Iterator[Event]):
 
     def _opened(self, sampling: Sampling, stack: ExitStack) -> Consults | None:
         """A session with the cloud, where the answer may come to ask; `stack` closes it."""
-        rules, parts, cloud = self._rules, self._parts, self._cloud
+        rules, decoder, cloud = self._rules, self._decoder, self._cloud
         if cloud is None or not rules.policy.asks:
             return None
         # Closed last: what leaves while the session closes is recorded, too.
         tokenizer = cloud.own_tokenizer or rules.tokenizer
-        sent = parts.record.answer(self._prompt, cloud.name, tokenizer)
+        sent = decoder.record.answer(self._prompt, cloud.name, tokenizer)
         stack.callback(sent.close)
         session = cloud.open(self._prompt)
         stack.callback(session.close)
@@ -129,13 +145,12 @@ class Generation(Iterator[Event]):
             sent=sent,
             policy=rules.policy,
             sampling=sampling,
-            size=rules.tokenizer.size,
             seams=rules.seams,
             start=rules.prompt,
-            breaker=parts.breaker,
-            latency=parts.latency,
-            meter=self._bill.meter if self._bill else None,
-            here=cloud.here,
+            breaker=decoder.breaker,
+            latency=decoder.latency,
+            meter=self._costs,
+            local=cloud.here,
         )
         stack.callback(consults.drop)
         # While the edge reads the prompt the cloud can, too.
@@ -159,7 +174,7 @@ class Generation(Iterator[Event]):
             raise ValueError(f"cannot rewind to token {index}")
         del self._states[index + 1 :]
         del self._ids[self._rules.prompt + index :]
-        self._ahead.drop(len(self._ids))
+        self._speculation.drop(len(self._ids))
         self._awaited = None
         self._events.clear()
         self._finished = False
@@ -172,7 +187,10 @@ class Generation(Iterator[Event]):
                 self._closing.close()
             finally:
                 # Once the consults are cancelled.
-                self._close_bill()
+                if self._costs is not None:
+                    sent, record = self._consults and self._consults.sent, self._decoder.record
+                    name = sent.conversation if sent else record.conversation(self._prompt)
+                    self._costs.close(self._ids, name)
                 self._at_end(self.budget)
 
     def __next__(self) -> Event:
@@ -200,44 +218,43 @@ class Generation(Iterator[Event]):
         self.close()
 
     def _advance(self) -> None:
-        """Write one token, guess one ahead, or finish."""
+        """Write one token, draft one, or finish."""
         state = self._states[-1]
         if self._awaited is not None:
-            self._guess_or_take(self._awaited, state)
+            self._draft_or_take(self._awaited, state)
         elif state.end is not None:
             self._finish(state)
         elif state.queue:
             self._write_cloud(state, "span")
         else:
-            read = self._ahead.read()
+            read = self._speculation.read()
             decision = state.decide(
                 read.score, read.token, self._ids, self._rules, forced=read.forced
             )
-            outcome = self._consulted(decision.ask) if decision.ask else decision.reason
+            outcome: Flight | Reason = decision.reason
+            if decision.ask:
+                consults = self._consults
+                outcome = consults.ask(self._ids, decision.ask) if consults else "no_cloud"
             if isinstance(outcome, Flight):
                 self._awaited = _Awaited(outcome, read.detailed())
             else:
                 self._write_edge(state, read, outcome)
 
-    def _consulted(self, ask: int) -> Flight | Reason:
-        """The consult for the next token, or why there is none."""
-        return "no_cloud" if self._consults is None else self._consults.ask(self._ids, ask)
-
-    def _guess_or_take(self, awaited: _Awaited, state: State) -> None:
-        """Another step ahead while the consult flies, or its outcome."""
+    def _draft_or_take(self, awaited: _Awaited, state: State) -> None:
+        """While the consult flies, one draft token more; then its outcome."""
         flight, read = awaited
         assert self._consults is not None
         if self._rules.policy.run_ahead and not self._consults.lands(flight):
-            self._ahead.begin(flight, read, state)
-            guess = self._ahead.forward()
-            if guess is not None:
-                self._tell_pending(guess)
+            self._speculation.begin(flight, read, state)
+            draft = self._speculation.forward()
+            if draft is not None:
+                self._report_draft(draft)
                 return
         self._awaited = None
         try:
             completion = self._consults.completion(flight, self._ids, read.token)
         except CloudError as error:
-            self._tell_over(flight, error)
+            self._report_consult(flight, error)
             insists = self._rules.policy.on_cloud_error == "raise"
             if insists and not isinstance(error, NothingUsable):
                 raise
@@ -246,94 +263,119 @@ class Generation(Iterator[Event]):
             self._take(completion, flight, read, state)
 
     def _take(self, completion: Completion, flight: Flight, read: Read, state: State) -> None:
-        """Go on with a completion, as far as the answer's form allows it."""
+        """Go on with a completion, as far as the grammar allows it."""
         fit = len(completion.ids)
         if self._constraint is not None:
             fit = self._constraint.fitting(self._ids, completion.ids, ends=completion.stopped)
-        self._parts.latency.judged(changed=fit > 0 and completion.ids[0] != read.token)
+        self._decoder.latency.judged(changed=fit > 0 and completion.ids[0] != read.token)
         answered = state.answered(completion, read.token, fit, self._rules)
         if fit:
-            self._tell_over(flight, completion)
+            self._report_consult(flight, completion)
             self._write_cloud(answered, "critical", read)
         else:
-            said = "What the cloud wrote is nothing that the answer's form allows here."
-            self._tell_over(flight, BreaksGrammar(said))
-            self._write_edge(answered, read, BreaksGrammar.reason)
-
-    def _tell_over(self, flight: Flight, outcome: Completion | CloudError) -> None:
-        assert self._consults is not None
-        about = self._consults.sent.about(flight.sent)
-        self._events.append(consult_over(self.index, flight, outcome, about))
-
-    def _tell_pending(self, guess: int) -> None:
-        if self._pending:
-            index = self.index + len(self._ahead.guesses) - 1
-            text = self._tokenizer.piece(guess).decode("utf-8", "replace")
-            self._events.append(Pending(index, guess, text))
+            error = BreaksGrammar("The response format allows nothing that the cloud wrote here.")
+            self._report_consult(flight, error)
+            self._write_edge(answered, read, error.reason)
 
     def _write_edge(self, state: State, read: Read, reason: Reason | Fault) -> None:
-        known = read.candidates if self._candidates else ()
         after, text = state.write(
             read.token,
             "edge",
             self._rules,
-            waits=state.waits_after(reason),
-            held=reason in ("cost", "withheld"),
+            pending=state.pending_after(reason),
+            over_budget=reason in _REFUSED,
         )
-        token = self._token(after, read.token, text, "edge", reason, read.logprob, read.score)
-        self._append(after, replace(token, threshold=self._held(state, read), edge=known))
+        token = self._token(
+            state,
+            read,
+            id=read.token,
+            text=text,
+            source="edge",
+            reason=reason,
+            logprob=read.logprob,
+            edge=read.candidates if self._candidates else (),
+        )
+        self._append(after, token)
 
     def _write_cloud(self, state: State, reason: Reason, read: Read | None = None) -> None:
-        """The next token of a completion; `read` is the edge's step where it was asked for."""
+        """Write the next token of a completion; `read` is the edge's step that it was asked at."""
         first = state.queue[0]
         after, text = state.write(first.id, "cloud", self._rules, ends=first.ends)
-        score, known = (read.score, read.candidates) if read else (None, ())
-        token = self._token(after, first.id, text, "cloud", reason, first.logprob, score)
-        held = self._held(state, read)
-        self._append(after, replace(token, threshold=held, edge=known, cloud=first.top))
+        token = self._token(
+            state,
+            read,
+            id=first.id,
+            text=text,
+            source="cloud",
+            reason=reason,
+            logprob=first.logprob,
+            edge=read.candidates if read else (),
+            cloud=first.top,
+        )
+        self._append(after, token)
 
-    def _held(self, state: State, read: Read | None) -> float | None:
-        """The threshold that the score of a step was held against."""
+    def _token(self, state: State, read: Read | None, **known: Unpack[_Known]) -> Token:
+        """The token written at `state`; `read` is the step whose score decided on it."""
         policy = self._rules.policy
-        return policy.threshold_now(state.budget) if read and policy.asks else None
-
-    def _token(
-        self,
-        after: State,
-        token: int,
-        text: str,
-        source: Source,
-        reason: Reason | Fault,
-        logprob: float | None,
-        score: float | None,
-    ) -> Token:
         seconds, wait = self._clock.token(self._consults.waited if self._consults else 0.0)
         return Token(
-            index=after.index - 1,
-            id=token,
-            text=text,
-            source=source,
-            score=score,
-            logprob=logprob,
+            index=state.index,
+            score=read.score if read else None,
+            threshold=policy.threshold_now(state.budget) if read and policy.asks else None,
             seconds=seconds,
             wait=wait,
-            reason=reason,
+            **known,
         )
 
     def _append(self, after: State, token: Token) -> None:
-        """Make `token` the answer's next: what was guessed stands, or goes."""
+        """Make `token` the answer's next; drafts that disagree are rolled back."""
         self._ids.append(token.id)
         self._states.append(after)
         self._events.append(token)
-        if after.end is None:
-            guesses, consults = self._ahead.follow(token.id, token.score)
-            if self._pending and guesses > 1:
-                # The first of them was never told: it stood beside the awaited token.
-                self._events.append(Rewound(token.index, guesses - 1, consults))
-            if self._consults is not None and not self._ahead.guesses:
-                self._consults.push(self._ids, after)
+        if after.end is not None:
+            self._speculation.drop(len(self._ids) - 1)
+            return
+        dropped, consults = self._speculation.follow(token.id)
+        if self._pending and dropped > 1:
+            # The first draft was never reported: it stood for the awaited token.
+            self._events.append(Rewound(token.index, dropped - 1, consults))
+        if self._consults is not None and not self._speculation.drafts:
+            self._consults.push(self._ids, after)
+
+    def _report_draft(self, draft: int) -> None:
+        if self._pending:
+            index = self.index + len(self._speculation.drafts) - 1
+            text = self._tokenizer.piece(draft).decode("utf-8", "replace")
+            self._events.append(Pending(index, draft, text))
+
+    def _report_consult(self, flight: Flight, outcome: Completion | CloudError) -> None:
+        """Report that the consult for the next token is over."""
+        assert self._consults is not None
+        about, sent = self._consults.sent.about(flight.sent), flight.sent
+        consult = Consult(
+            index=self.index,
+            outcome=outcome.reason if isinstance(outcome, CloudError) else "answered",
+            asked=flight.ask,
+            answered=0,
+            sent_ids=sent.ids,
+            sent_bytes=sent.bytes,
+            seconds=time.monotonic() - flight.begun,
+            request_id=sent.request_id,
+            host=about.host if about.bytes else "",
+            new_tokens=about.new_tokens,
+            new_characters=about.new_characters,
+        )
+        if isinstance(outcome, CloudError):
+            consult = replace(consult, message=str(outcome))
         else:
-            self._ahead.drop(len(self._ids) - 1)
+            consult = replace(
+                consult,
+                answered=len(outcome.ids),
+                cached=outcome.cached,
+                computed=outcome.computed,
+                engine_seconds=outcome.engine_seconds,
+            )
+        self._events.append(consult)
 
     def _finish(self, state: State) -> None:
         """Release what is held back, and sum up."""
@@ -359,7 +401,7 @@ class Generation(Iterator[Event]):
             edge_tokens=counts.edge,
             cloud_tokens=counts.cloud,
             wasted_tokens=wasted,
-            changing_tokens=counts.changing,
+            correction_tokens=counts.corrections,
             cloud_share=share_of(counts.cloud, wasted, state.index),
             cloud_calls=counts.calls + (consults.dropped if consults else 0),
             failed_calls=counts.failed,
@@ -367,11 +409,27 @@ class Generation(Iterator[Event]):
             cloud_prompt_computed=counts.computed,
             cloud_completion_tokens=counts.billed,
             sent=consults.sent.counts() if consults else SentCounts(),
-            cost=self._bill.cost(self._ids) if self._bill else None,
+            cost=self._costs.cost(self._ids) if self._costs else None,
         )
 
-    def _close_bill(self) -> None:
-        if self._bill is not None:
-            sent = self._consults.sent if self._consults else None
-            name = sent.conversation if sent else self._parts.record.conversation(self._prompt)
-            self._bill.close(self._ids, name)
+
+class _Clock:
+    """Seconds since the start, between tokens, and of those spent waiting for the cloud."""
+
+    def __init__(self) -> None:
+        self._started = self._last = time.monotonic()
+        self._first: float | None = None
+        self._waited = 0.0
+
+    def token(self, waited: float) -> tuple[float, float]:
+        """Seconds since the last token, and of those waited; `waited` is since the start."""
+        now = time.monotonic()
+        seconds, self._last = now - self._last, now
+        wait, self._waited = waited - self._waited, waited
+        if self._first is None:
+            self._first = now - self._started
+        return seconds, wait
+
+    def timing(self) -> Timing:
+        total = time.monotonic() - self._started
+        return Timing(ttft=self._first or 0.0, total=total, wait=self._waited)

@@ -1,14 +1,14 @@
 """When to consult: threshold, cloud share, cap, span and deadline live here and nowhere else."""
 
 import math
+import threading
 from typing import Literal
 
 import msgspec
 
 from edgewise.errors import UsageError
 from edgewise.events import Reason
-from edgewise.loop.latency import Latency
-from edgewise.loop.redraft import Redrafts
+from edgewise.loop.health import Latency
 
 INITIAL_CREDIT = 2.0
 """Consults that an answer may make before it has earned them, tokens."""
@@ -63,11 +63,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     every token asked for counts, unless the consult failed before its deadline. `span` is tokens
     per consult, or words where the cloud has another vocabulary, `deadline` seconds per consult;
     without one it follows the measured latency. While a consult flies the edge goes on from its own
-    guess for up to `run_ahead` tokens; 0 waits. Under a cap guesses send no consults of their own.
-    Unless `redraft` is "never", what was guessed behind a token that the cloud changed is read
-    again behind the cloud's, in one pass, where that gains time: with "exact" only where such
-    passes gave the same bits as passes over one id, so that no near tie comes out otherwise.
-    Unless `push` is "never", a session that can is told of prompt and answer ahead of consults.
+    token for up to `run_ahead` draft tokens; 0 waits. Under a cap drafts send no consults.
     """
 
     threshold: float = 0.5
@@ -77,8 +73,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     on_cloud_error: Literal["edge", "raise"] = "edge"
     run_ahead: int = 0
-    redraft: Literal["exact", "always", "never"] = "exact"
-    push: Literal["auto", "never"] = "auto"
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:
@@ -118,12 +112,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_cloud_tokens is not None or self.cloud_share == 1:
             return False
         return self.cloud_share is None or budget.credit - wasted >= ask
-
-    def redrafts(self, redrafts: Redrafts, score: float) -> bool:
-        """Whether guesses behind a changed token of this score are to be read again now."""
-        if self.redraft == "never" or (self.redraft == "exact" and redrafts.exact is False):
-            return False
-        return redrafts.pays(score)
 
     def edge_alone(self) -> "Policy":
         """The same, with a cloud that is never asked."""
@@ -224,6 +212,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(budget, credit=budget.credit - wasted, charged=0)
 
     def _room(self, budget: Budget) -> int:
+        """Tokens that the cap leaves; `span`, more than which nobody asks, without a cap."""
         if self.max_cloud_tokens is None:
             return self.span
         return self.max_cloud_tokens - budget.charged
@@ -233,3 +222,32 @@ def _shifted(threshold: float, shift: float) -> float:
     """Move a probability along the log-odds axis."""
     bounded = min(max(threshold, 1e-6), 1 - 1e-6)
     return 1 / (1 + math.exp(-(math.log(bounded / (1 - bounded)) + shift)))
+
+
+class SharedBudget:
+    """One budget for many answers, over the life of a pair or a server; thread-safe.
+
+    Each answer takes all the credit there is and gives back what it leaves. One that starts while
+    another holds the credit has none and earns its own. So over all answers the cloud's tokens,
+    used and wasted, stay within share x output tokens + the one initial credit, but for what was
+    wasted last.
+    """
+
+    def __init__(self) -> None:
+        self._free = Budget()
+        self._lock = threading.Lock()
+
+    def take(self) -> Budget:
+        """The budget that an answer starts with: all of the credit, or the debt."""
+        with self._lock:
+            taken, self._free = self._free, msgspec.structs.replace(self._free, credit=0.0)
+            return taken
+
+    def settle(self, taken: Budget, left: Budget) -> None:
+        """After an answer that started with `taken` and left `left` (`Generation.budget`)."""
+        with self._lock:
+            shift = self._free.shift + left.shift - taken.shift
+            self._free = Budget(
+                credit=min(self._free.credit + left.credit, MAX_CREDIT),
+                shift=max(-MAX_LOG_ODDS, min(shift, MAX_LOG_ODDS)),
+            )

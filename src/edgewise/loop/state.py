@@ -1,29 +1,29 @@
-"""Where an answer stands: everything that a rewind restores, one immutable value per position.
+"""Where an answer stands: all that a rollback restores, in one immutable value per position.
 
-The same pure functions decide for the answer and for the guesses beyond it, so a guess that is
-confirmed was decided on as the answer would have.
+The same pure functions decide for the answer and for draft tokens beyond it, so a draft that is
+accepted was decided on as the answer would have.
 """
 
+import codecs
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from edgewise.cloud.seam import Seams
+from edgewise.cloud.bridge.word_boundary import Seams
 from edgewise.completion import Completion, metered
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import CloudError, CloudTimeout, Fault
 from edgewise.events import Candidate, FinishReason, Reason, Source
 from edgewise.loop.policy import Budget, Decision, Policy
-from edgewise.loop.text import Characters, Stops
 
 
 class Rules(NamedTuple):
     """What holds for a whole answer: `prompt` and `context` in ids, `max_tokens` in tokens.
 
-    With `seams` consults are made there alone, for words instead of tokens. Control tokens in
-    `shown` are text in this answer.
+    With `seams` the cloud has another vocabulary: it is asked at word boundaries, for words.
+    Control tokens in `shown` are text in this answer.
     """
 
     policy: Policy
@@ -42,7 +42,7 @@ class Counts(msgspec.Struct, frozen=True):
     edge: int = 0
     cloud: int = 0
     wasted: int = 0
-    changing: int = 0
+    corrections: int = 0
     calls: int = 0
     failed: int = 0
     cached: int | None = 0
@@ -51,9 +51,9 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Queued(msgspec.Struct, frozen=True):
-    """A token that a completion holds and that is still to be written.
+    """A completion's token that is still to be written.
 
-    `ends`: the cloud ended the answer with it; `last`: all that the cloud said ends with it.
+    `ends`: the cloud ended the answer with it; `last`: the completion's last token.
     """
 
     id: int
@@ -63,15 +63,78 @@ class Queued(msgspec.Struct, frozen=True):
     last: bool
 
 
+class Characters(NamedTuple):
+    """Bytes of an incomplete character (at most three)."""
+
+    pending: bytes = b""
+
+    def feed(self, piece: bytes) -> tuple[str, "Characters"]:
+        """Decode `piece` behind what is pending; invalid bytes become U+FFFD.
+
+        Over any split of a byte string the texts join to `data.decode("utf-8", "replace")`.
+        """
+        if not self.pending and piece.isascii():
+            return piece.decode("ascii"), self
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(self.pending + piece)
+        return text, Characters(decoder.getstate()[0])
+
+    def flush(self) -> str:
+        """The text of an unfinished character at the end of an answer."""
+        return self.pending.decode("utf-8", "replace")
+
+
+class Stops(NamedTuple):
+    """Text held back because a stop string may be forming in it."""
+
+    held: str = ""
+
+    def feed(self, text: str, stops: Sequence[str]) -> tuple[str, "Stops", str | None]:
+        """Returns what can be shown, the next state, and the first stop string that is complete.
+
+        What can be shown never holds any part of a stop string; behind a match nothing is shown.
+        """
+        if not stops and not self.held:
+            return text, self, None
+        whole = self.held + text
+        matches = [(at, stop) for stop in stops if (at := whole.find(stop)) >= 0]
+        if matches:
+            at, stop = min(matches)
+            return whole[:at], Stops(), stop
+        keep = max((_overlap(whole, stop) for stop in stops), default=0)
+        return whole[: len(whole) - keep], Stops(whole[len(whole) - keep :]), None
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0
+
+
+class Boundary(msgspec.Struct, frozen=True):
+    """State of a cloud with another vocabulary, which can only be asked at word boundaries.
+
+    `pending`: a consult was wanted in this word and is deferred to its end. `at_boundary`: the
+    cloud's text ended here, so it may be asked again.
+    """
+
+    pending: bool = False
+    at_boundary: bool = False
+
+
+_NO_BOUNDARY = Boundary()
+
+
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """Where an answer stands after `index` tokens.
 
-    `characters` and `stops` hold text back; `queue` is what is left of a completion, `owed` how
-    many tokens (or words) a completion that is only expected will still bring; `end` is set where
-    the answer is over, `stopped` where a stop string did it. `waits`: a consult was wanted in the
-    word so far; `divided`: a completion's words end here. `held`: the last one that was wanted
-    would have cost too much, so until one goes the controller, whose share cannot be reached,
-    lowers no threshold.
+    `characters` and `stops` hold text back. `queue` is the rest of a completion; `owed` counts the
+    tokens (or words) that an expected one will still bring, while speculating. `over_budget`: the
+    last consult was refused for its cost or privacy; until one is sent the threshold controller
+    is frozen, since its share cannot be reached. `end` is set where the answer is over, `stopped`
+    where a stop string ended it.
     """
 
     budget: Budget
@@ -80,9 +143,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     stops: Stops = Stops()
     queue: tuple[Queued, ...] = ()
     owed: int = 0
-    waits: bool = False
-    divided: bool = False
-    held: bool = False
+    boundary: Boundary = _NO_BOUNDARY
+    over_budget: bool = False
     counts: Counts = Counts()
     end: FinishReason | None = None
     stopped: str | None = None
@@ -90,42 +152,43 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     def decide(
         self, score: float, token: int, ids: Sequence[int], rules: Rules, *, forced: bool = False
     ) -> Decision:
-        """Whether to consult behind `ids`, where the edge would write `token`, and for how many.
+        """Whether to consult behind `ids`, where the edge would write `token`, for how many tokens.
 
-        A consult that is wanted where none may be made is made at the next seam; none is where
-        `token` is `forced`.
+        If the cloud cannot be asked here (inside a word), ask at the next word boundary. Never ask
+        where the grammar allows one token only (`forced`).
         """
         if forced:
             return Decision(0, "forced")
-        decision = rules.policy.decide(1.0 if self.waits else score, self.budget)
+        decision = rules.policy.decide(1.0 if self.boundary.pending else score, self.budget)
         if not decision.ask:
             return decision
         if rules.seams is not None:
-            refused = rules.seams.refused(ids, rules.prompt, token, divided=self.divided)
+            refused = rules.seams.refused(
+                ids, rules.prompt, token, divided=self.boundary.at_boundary
+            )
             if refused is not None:
                 return Decision(0, refused)
-        return replace(decision, ask=min(decision.ask, rules.max_tokens - self.index))
+        return Decision(min(decision.ask, rules.max_tokens - self.index), decision.reason)
 
-    def waits_after(self, reason: Reason | Fault) -> bool:
-        """Whether a consult is still wanted behind a token of the edge's with this reason."""
-        return reason == "mid_word" or (reason == "forced" and self.waits)
+    def pending_after(self, reason: Reason | Fault) -> bool:
+        """Whether a consult stays wanted behind an edge token with this reason."""
+        return reason == "mid_word" or (reason == "forced" and self.boundary.pending)
 
     def expecting(self, ask: int, rules: Rules) -> "State":
-        """After a consult whose completion is assumed to bring all `ask` tokens, or words."""
-        # What a word will cost shows as it is guessed.
+        """While speculating: after a consult assumed to bring all `ask` tokens, or words."""
+        # The cost of a word is known once it is drafted.
         charged = ask if rules.seams is None else 0
         return replace(self, owed=ask, budget=rules.policy.charge(self.budget, charged))
 
     def reaching(self, token: int, ids: Sequence[int], rules: Rules) -> "State":
-        """Behind `ids`, with one word less to come where the guess `token` opens another."""
+        """Behind `ids`: one word less is owed if the draft `token` begins another."""
         opens = rules.seams is not None and rules.seams.opens(ids, rules.prompt, token)
         return replace(self, owed=self.owed - 1) if self.owed and opens else self
 
     def answered(self, completion: Completion, token: int, fit: int, rules: Rules) -> "State":
         """After a consult, where the edge would have written `token`.
 
-        Of the completion's ids the first `fit` are what the answer's form allows; the others, and a
-        consult with none, are wasted.
+        The grammar allows the first `fit` ids of the completion; the others are wasted.
         """
         tops = completion.top or ((),) * len(completion.ids)
         last = len(completion.ids) - 1
@@ -146,7 +209,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
                 calls=counts.calls + 1,
                 failed=counts.failed + (not fit),
                 wasted=counts.wasted + kept - len(queue),
-                changing=counts.changing + (fit > 0 and completion.ids[0] != token),
+                corrections=counts.corrections + (fit > 0 and completion.ids[0] != token),
                 cached=metered(counts.cached, completion.cached),
                 computed=metered(counts.computed, completion.computed),
                 billed=counts.billed + completion.billed,
@@ -179,13 +242,13 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         rules: Rules,
         *,
         ends: bool = False,
-        waits: bool = False,
-        held: bool = False,
+        pending: bool = False,
+        over_budget: bool = False,
     ) -> tuple["State", str]:
-        """After one more token, and what text can be shown for it.
+        """The state after one more token, and the text that can be shown for it.
 
-        `ends`: it ends the answer; `waits`: a consult was wanted in its place, and still is;
-        `held`: one would have cost too much.
+        `ends`: it ends the answer. `pending`: a consult was wanted here and still is.
+        `over_budget`: one was refused for its cost or privacy.
         """
         ended = ends or token in rules.tokenizer.eos_ids
         piece = b"" if ended else rules.tokenizer.piece(token)
@@ -200,20 +263,20 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         elif index == rules.max_tokens or rules.prompt + index > rules.context:
             end = "length"
         by_cloud = by == "cloud"
-        held = (held or self.held) and not by_cloud
-        budget, owed = self.budget, max(0, self.owed - 1)
+        over_budget = (over_budget or self.over_budget) and not by_cloud
+        budget, owed, boundary = self.budget, max(0, self.owed - 1), _NO_BOUNDARY
         if rules.seams is not None:
             budget, owed = rules.policy.charge(budget, min(1, self.owed)), self.owed
+            boundary = Boundary(pending, len(self.queue) == 1 and self.queue[0].last)
         after = State(
             index=index,
-            budget=rules.policy.written(budget, by_cloud=by_cloud, steers=not held),
+            budget=rules.policy.written(budget, by_cloud=by_cloud, steers=not over_budget),
             characters=Characters() if matched else characters,
             stops=stops,
             queue=self.queue[1:],
             owed=owed,
-            waits=waits,
-            divided=rules.seams is not None and len(self.queue) == 1 and self.queue[0].last,
-            held=held,
+            boundary=boundary,
+            over_budget=over_budget,
             counts=replace(
                 counts, edge=counts.edge + (not by_cloud), cloud=counts.cloud + by_cloud
             ),

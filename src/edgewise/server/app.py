@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from msgspec.structs import asdict
 
-from edgewise.cloud.sent_record import by_answer
+from edgewise.cloud.record.record import by_answer
 from edgewise.listening.origins import ANY, OriginCheck
 from edgewise.parts import make_policy
 from edgewise.server import chat, completions, messages, responses, tokenizing, unplug
@@ -123,7 +123,7 @@ def _accounts(models: Models) -> APIRouter:
                 **asdict(counts),
             }
             for one in models.all
-            for first, counts in reversed(by_answer(one.record.messages()))
+            for first, counts in reversed(by_answer(one.pair.record.messages()))
         ]
         return {"object": "list", "data": sorted(found, key=lambda entry: -entry["at"])}
 
@@ -142,7 +142,7 @@ def _accounts(models: Models) -> APIRouter:
                 **asdict(found.cost),
             }
             for one in models.all
-            for found in (one.billing.conversations() if one.billing else [])
+            for found in (one.pair.billing.conversations() if one.pair.billing else [])
         ]
         return {
             "object": "savings",
@@ -156,9 +156,10 @@ def _accounts(models: Models) -> APIRouter:
 
 
 def _savings_of(answering: Answering) -> dict[str, Any]:
-    if answering.billing is None:
+    billing = answering.pair.billing
+    if billing is None:
         return {"model": answering.name, "answers": 0, "total": None}
-    found = answering.billing.savings()
+    found = billing.savings()
     return {"model": answering.name, "answers": found.answers, "total": asdict(found.cost)}
 
 
@@ -207,13 +208,14 @@ def _about(models: Models, counted: ServerMetrics, guarded: Sequence[Any]) -> AP
 
 
 def _health_of(answering: Answering) -> dict[str, Any]:
-    latency = answering.latency
+    decoder = answering.pair.decoder
+    latency = decoder.latency
     policy = make_policy(answering.settings, answering.card)
     return {
         "edge": answering.edge.name,
         "cloud": answering.cloud.name if answering.cloud else None,
         "vocabulary": answering.cloud.proof if answering.cloud else None,
-        "cloud_paused": answering.breaker.is_open,
+        "cloud_paused": decoder.breaker.is_open,
         "bundled": answering.bundled,
         "cloud_share": policy.cloud_share,
         "threshold": policy.threshold if policy.cloud_share is None else None,

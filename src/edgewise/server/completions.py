@@ -10,8 +10,7 @@ from edgewise.edge.base import Tokenizer
 from edgewise.edge.scoring import scored
 from edgewise.events import Candidate, Token
 from edgewise.prompts import Message, Prompt
-from edgewise.server.admission import Ticket
-from edgewise.server.answering import Answering, DecodeRequest, Scorer, Unread
+from edgewise.server.answering import Answering, DecodeRequest, Scorer, Ticket, Unread
 from edgewise.server.decoding import decode_request, marked
 from edgewise.server.errors import ApiError
 from edgewise.server.guards import JsonRoute

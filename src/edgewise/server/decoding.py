@@ -83,9 +83,9 @@ def decode_request(
         max_tokens=own.max_tokens if max_tokens is None else max_tokens,
         sampling=Sampling(
             temperature=either(body.temperature, own.temperature),
-            top_k=int(either(body.top_k, own.top_k)),
+            top_k=int(body.top_k or 0),
             top_p=either(body.top_p, own.top_p),
-            min_p=either(body.min_p, own.min_p),
+            min_p=body.min_p or 0.0,
             seed=_seed(body.seed, own.seed),
         ),
         stop=body.stops,

@@ -12,7 +12,7 @@ import msgspec
 from edgewise.edge.base import Tokenizer
 from edgewise.events import Candidate, Event, Finished, FinishReason, Pending, Rewound, Token, Usage
 from edgewise.prompts import Prompt
-from edgewise.server.admission import Ticket
+from edgewise.server.answering import Ticket
 from edgewise.server.errors import ApiError
 from edgewise.server.requests import ChatRequest, CompletionRequest, ignored
 
@@ -69,7 +69,7 @@ def usage(found: Usage) -> dict[str, Any]:
             "cloud_tokens": found.cloud_tokens,
             "edge_tokens": found.edge_tokens,
             "wasted_tokens": found.wasted_tokens,
-            "changing_tokens": found.changing_tokens,
+            "correction_tokens": found.correction_tokens,
             "cloud_share": found.cloud_share,
             "cloud_calls": found.cloud_calls,
             "failed_calls": found.failed_calls,

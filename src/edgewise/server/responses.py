@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 from edgewise.events import Event
 from edgewise.grammar.form import MAX_TOOLS
 from edgewise.prompts import Prompt
-from edgewise.server.admission import Ticket
+from edgewise.server.answering import Ticket
 from edgewise.server.chat import (
     ChatReply,
     call_of,

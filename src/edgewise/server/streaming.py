@@ -14,8 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from edgewise.errors import EdgewiseError
 from edgewise.events import Event, Finished, Token
-from edgewise.server.admission import Ticket
-from edgewise.server.answering import Answering, DecodeRequest
+from edgewise.server.answering import Answering, DecodeRequest, Ticket
 from edgewise.server.callers import Caller, caller_of
 from edgewise.server.errors import ApiError, api_error, unexpected
 from edgewise.server.local_messages import LocalAnswer

@@ -83,7 +83,7 @@ def timeline(records: Sequence[Record]) -> Timeline:
     ended = [record.event for record in records if isinstance(record.event, Answered)]
     answered = [end.seconds for end in ended if end.outcome == "answered"]
     told = [record.event for record in records if isinstance(record.event, Consult)]
-    changed = finished.usage.changing_tokens
+    changed = finished.usage.correction_tokens
     thrown = _thrown_away(records)
     in_vain = sum(step.seconds for step in thrown)
     busy = sum(step.seconds for step in steps)

@@ -8,7 +8,7 @@ step.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -38,8 +38,6 @@ from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.evaluation.tasks.grading import is_right
 
 WAYS = ("edge", "waiting", "ahead")
-ONE_GUESS = "one guess"
-"""Running ahead without reading guesses again."""
 
 Connect = Callable[[str], CloudModel]
 """From a URL to the cloud model behind it, checked."""
@@ -69,8 +67,7 @@ class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
     `thrown_away` are forward passes of the edge in vain, `wasted` cloud tokens, both per token
     when running ahead; `late` consults failed. `identical` answers of the two loops, with the
     logprob margins at the first differing token of the others (NaN: not known). `right` in the
-    order of `WAYS`. `one_guess` over `step` as well, where that way was measured, with
-    `ahead_over_one_guess`.
+    order of `WAYS`.
     """
 
     round_trip: float
@@ -95,8 +92,6 @@ class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
     identical: int
     margins: tuple[float, ...]
     right: tuple[float, float, float]
-    one_guess: Figure | None = None
-    ahead_over_one_guess: Figure | None = None
 
 
 class Way:
@@ -136,10 +131,7 @@ class Way:
 
 
 class Conditions(NamedTuple):
-    """What a row is measured under; seconds. The engine is slowed down to `engine` a consult.
-
-    With `one_guess` that way is measured as well, in the same turns.
-    """
+    """What a row is measured under; seconds. The engine is slowed down to `engine` a consult."""
 
     round_trip: float
     share: float
@@ -147,13 +139,11 @@ class Conditions(NamedTuple):
     loss: float = 0.0
     engine: float = 0.025
     run_ahead: int = 16
-    redraft: Literal["exact", "always", "never"] = "exact"
-    one_guess: bool = False
 
     @property
     def ahead(self) -> Policy:
         """That of running ahead."""
-        return Policy(threshold=self.threshold, run_ahead=self.run_ahead, redraft=self.redraft)
+        return Policy(threshold=self.threshold, run_ahead=self.run_ahead)
 
 
 class LinkBench:
@@ -217,8 +207,6 @@ class LinkBench:
             "waiting": Policy(threshold=threshold),
             "ahead": conditions.ahead,
         }
-        if conditions.one_guess:
-            policies[ONE_GUESS] = conditions._replace(redraft="never").ahead
         ways: dict[str, Way] = {}
         for name, policy in policies.items():
             edge: Any = PacedEdge(self._edge, self._pace)
@@ -250,8 +238,7 @@ def _longest_gap(decoder: Decoder, ids: Sequence[int], link: Link, max_tokens: i
 
 def _row(conditions: Conditions, ways: dict[str, Way]) -> LinkRow:
     edge, waiting, ahead = (ways[name] for name in WAYS)
-    one = [ONE_GUESS] if ONE_GUESS in ways else []
-    measured = [ways[name].answers for name in (*WAYS, *one)]
+    measured = [ways[name].answers for name in WAYS]
     counts = np.array([[len(a.tokens) - 1 for a in answers] for answers in measured], np.float64)
     read = np.array([a.timing.ttft for a in edge.answers])
     totals = np.array([[a.timing.total for a in answers] for answers in measured])
@@ -259,7 +246,7 @@ def _row(conditions: Conditions, ways: dict[str, Way]) -> LinkRow:
     step = float(seconds[0].sum() / max(1.0, counts[0].sum()))
     consults = waiting.total("cloud_calls")
     p = consults / waiting.tokens
-    d = waiting.total("changing_tokens") / max(1, consults)
+    d = waiting.total("correction_tokens") / max(1, consults)
     trip = conditions.round_trip + conditions.engine
     margins = _margins(waiting.answers, ahead.answers)
     return LinkRow(
@@ -285,8 +272,6 @@ def _row(conditions: Conditions, ways: dict[str, Way]) -> LinkRow:
         identical=len(read) - len(margins),
         margins=margins,
         right=(_mean(edge.right), _mean(waiting.right), _mean(ahead.right)),
-        one_guess=_ratio(seconds[3], counts[3], seconds[0], counts[0]) if one else None,
-        ahead_over_one_guess=_ratio(seconds[2], counts[2], seconds[3], counts[3]) if one else None,
     )
 
 

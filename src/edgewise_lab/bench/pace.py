@@ -40,12 +40,6 @@ HALF_BILLION = Pace(_SIZES, (0.029, 0.050, 0.069, 0.092, 0.144, 0.236, 0.441, 0.
 """Qwen2.5-0.5B in 4 bits on two cores of a server (random weights; `measured` gave it)."""
 
 
-FLAT = Pace((1, 2, 4, 8), (0.029, 0.030, 0.031, 0.033))
-"""As quick for one id, and bound by memory, as a GPU is: eight ids cost little more than one."""
-
-PACES = {"two-cores": HALF_BILLION, "flat": FLAT}
-
-
 def measured(model: EdgeModel, repeats: int = 7) -> Pace:
     """The pace of a model here, after 128 ids. It needs a context of 256."""
     ids = [int(i) for i in np.random.default_rng(0).integers(10, model.tokenizer.size // 2, 256)]

@@ -18,11 +18,9 @@ from edgewise.cloud.engine import EngineCloud
 from edgewise.completion import Completion
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Step, Tokenizer
 from edgewise.edge.vocabulary import bytes_of
-from edgewise.engines.base import NOBODY, Client, sampling_fields
-from edgewise.engines.completions import COMPLETIONS
-from edgewise.engines.detect import GATEWAY, found_at
+from edgewise.engines.base import COMPLETIONS, NOBODY, Client, sampling_fields
 from edgewise.engines.http import HttpEngine
-from edgewise.engines.named import ENGINES, model_for
+from edgewise.engines.registry import GATEWAY, engine_at, engine_by_ids, model_for
 from edgewise.engines.text_replies import AskedText, of_completion
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
@@ -103,12 +101,12 @@ def compare(
     plain HTTP, where `model` is one of those it serves; `engine_seconds` are added to each
     consult. Raises `UsageError` or `CloudError`.
     """
-    name = asyncio.run(found_at(url, key=key, model=model))
+    name = asyncio.run(engine_at(url, key=key, model=model))
     if name == GATEWAY:
         raise UsageError(
             f"{url!r} is a gateway, and the paper's method asks an engine", hint="name that"
         )
-    make = ENGINES.load(name)
+    make = engine_by_ids(name)
     named = model_for(make, name, model)
     prompt = prose(edge.tokenizer, context)
     router = Every(max(1, round(1 / share)))
@@ -150,7 +148,7 @@ def _round(
         edgewise=(end - middle) / written,
         paper=(time.monotonic() - end) / len(old.tokens),
         consults=answer.usage.cloud_tokens,
-        changed=answer.usage.changing_tokens,
+        changed=answer.usage.correction_tokens,
         written=written,
     )
 

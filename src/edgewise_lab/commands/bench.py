@@ -62,7 +62,7 @@ EngineTime = Annotated[
     *("edge", "edge_engine", "router", "threads", "gpu_layers"),
     unaffected=[
         *("cloud", *CONNECTING, "cloud_tokenizer", "cloud_key", *VIEW),
-        *(*POLICY, "on_cloud_error", "push"),
+        *(*POLICY, "on_cloud_error"),
         *("max_tokens", *DRAWS, "system", "ctx", *COSTS, *SERVING, *RECORD),
     ],
 )
@@ -95,7 +95,7 @@ def edge(
 
 @app.command()
 @takes(
-    *(*ONE_VOCABULARY, "router", "run_ahead", "redraft", "ctx", "threads"),
+    *(*ONE_VOCABULARY, "router", "run_ahead", "ctx", "threads"),
     reads=["cloud_key", "cloud_share", "gpu_layers"],
     unaffected=[*DRAWS, *SERVING, *RECORD],
 )
@@ -136,7 +136,7 @@ def link(
     tasks = with_calibration(
         task, "test", data=data, check=None, limit=questions, calibration=calibration
     )
-    first = Conditions(0.0, 0.0, 0.0, loss, engine_time / 1000, chosen.run_ahead, chosen.redraft)
+    first = Conditions(0.0, 0.0, 0.0, loss, engine_time / 1000, chosen.run_ahead)
     with render.progress(hidden=json) as progress:
         slowed = pace_named(pace, chosen)
         rows, cloud = _measured(chosen, tasks, slowed, shares, trips, first, progress)
@@ -152,12 +152,12 @@ def link(
 # Both methods ask at a fixed rhythm and not at a score, for one token at a time.
 @app.command()
 @takes(
-    *("edge", "edge_engine", "cloud", "cloud_hosts", "cloud_model", "cloud_key_env"),
+    *("edge", "edge_engine", "cloud", "cloud_hosts", "cloud_model"),
     *("threads", "gpu_layers"),
     reads=["cloud_key", "cloud_share"],
     unaffected=[
         # To an engine nothing is pushed.
-        *("router", "max_tokens", *DRAWS, "system", "ctx", "push", *SERVING, *RECORD),
+        *("router", "max_tokens", *DRAWS, "system", "ctx", *SERVING, *RECORD),
     ],
 )
 def paper(

@@ -43,7 +43,7 @@ _NAMED = 3
 @takes(
     *(*MODELS, *VIEW, "deadline", *MACHINE),
     reads=["cloud_key", "router", "cloud_share"],
-    unaffected=[*DRAWS, "run_ahead", "redraft", "on_cloud_error", *SERVING, *RECORD],
+    unaffected=[*DRAWS, "run_ahead", "on_cloud_error", *SERVING, *RECORD],
 )
 def evaluate(
     task: shared.TaskName,

@@ -29,7 +29,7 @@ from edgewise_lab.bench.frontier.pair_systems import (
 )
 from edgewise_lab.bench.frontier.report import CLOUD, EDGE, Frontier, MeasuredAnswers
 from edgewise_lab.bench.frontier.report import frontier as compared
-from edgewise_lab.bench.frontier.shown import FrontierTable, notes, plots, tables
+from edgewise_lab.bench.frontier.shown import notes, plots, tables
 from edgewise_lab.bench.frontier.store import MeasuredStore, measure
 from edgewise_lab.bench.link import http_target
 from edgewise_lab.bench.pace import UNPACED, EnginePace, Pace
@@ -42,6 +42,7 @@ from edgewise_lab.evaluation.plan import Contender, manifest
 from edgewise_lab.evaluation.systems import require_room
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.named import with_calibration
+from edgewise_lab.tables import FigureTable
 
 EMULATED_TRIP = 50.0
 """Round trip to the bundled cloud, which is on this machine, ms."""
@@ -53,7 +54,7 @@ COMMIT_POINT, LARGER_EDGE = "commit point", "larger edge"
 @takes(
     *(*ONE_VOCABULARY, "run_ahead", "ctx", "threads"),
     reads=["cloud_key", "router", "cloud_share", "gpu_layers"],
-    unaffected=[*DRAWS, "on_cloud_error", "push", *SERVING, *RECORD],
+    unaffected=[*DRAWS, "on_cloud_error", *SERVING, *RECORD],
 )
 def frontier(
     task: shared.TaskName = "pocketqa",
@@ -328,7 +329,7 @@ def _tell(found: Frontier, *, json: bool) -> None:
         render.note(sentence)
 
 
-def _drawn(table: FrontierTable) -> Table:
+def _drawn(table: FigureTable) -> Table:
     drawn = Table(title=table.title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
     for number, name in enumerate(table.head):
         drawn.add_column(name, justify="right" if number else "left", overflow="fold")

@@ -15,8 +15,8 @@ from edgewise.cli import render
 from edgewise.cli.render import metered, printable
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.hosts import hosts_of, require_allowed
-from edgewise.cloud.named import AUTO
 from edgewise.edge.base import EdgeModel
+from edgewise.engines.registry import AUTO
 from edgewise.errors import UsageError
 from edgewise.parts import cloud_address, open_cloud, open_edge
 from edgewise.settings import Settings
@@ -40,7 +40,7 @@ Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N q
 
 
 def without_cloud(chosen: Settings) -> Settings:
-    of_urls = {"cloud_tokenizer": None, "cloud_model": None, "cloud_key_env": None}
+    of_urls = {"cloud_tokenizer": None, "cloud_model": None}
     return replace(chosen, cloud="none", cloud_engine=AUTO, **of_urls)
 
 

@@ -48,8 +48,8 @@ JudgedBy = Annotated[
     reads=["cloud_key"],
     unaffected=[
         *("router", "cloud_share", "threshold"),
-        *("top_k", "top_p", "min_p", "run_ahead", "redraft", "on_cloud_error"),
-        *("push", *SERVING, *RECORD),
+        *("top_p", "run_ahead", "on_cloud_error"),
+        *(*SERVING, *RECORD),
     ],
 )
 def train(

@@ -87,7 +87,7 @@ def outcome_of(question: Question, answer: Answer) -> Outcome:
         cloud_tokens=usage.cloud_tokens,
         wasted_tokens=usage.wasted_tokens,
         consults=usage.cloud_calls - usage.failed_calls,
-        changed=usage.changing_tokens,
+        changed=usage.correction_tokens,
         failed=usage.failed_calls,
         cached=usage.cloud_prompt_cached,
         computed=usage.cloud_prompt_computed,

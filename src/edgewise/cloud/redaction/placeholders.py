@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from edgewise.cloud.bridge.context_filter import Meant
 from edgewise.cloud.redaction.base import Span
 from edgewise.cloud.redaction.normal import Normal, letters
-from edgewise.cloud.view import Meant
 
 LITERAL = "TEXT"
 """The label of what only looks like a placeholder."""

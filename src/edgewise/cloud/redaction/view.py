@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from edgewise.cloud.bridge.context_filter import Meant, Preceding
+from edgewise.cloud.bridge.word_boundary import is_unspaced
 from edgewise.cloud.redaction.base import TAIL, Span
 from edgewise.cloud.redaction.finder import MOST_FOUND, SECONDS, Finder, Local
 from edgewise.cloud.redaction.normal import letters
 from edgewise.cloud.redaction.placeholders import Forms, Placeholders
 from edgewise.cloud.redaction.rules import Redaction
-from edgewise.cloud.seam import is_unspaced
-from edgewise.cloud.view import Meant, Preceding
 from edgewise.errors import Withheld
 
 _KEPT = 8

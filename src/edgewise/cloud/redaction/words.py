@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from edgewise.addresses import from_home
+from edgewise.cloud.bridge.word_boundary import is_unspaced
 from edgewise.cloud.redaction.base import Span
 from edgewise.cloud.redaction.normal import Normal
-from edgewise.cloud.seam import is_unspaced
 from edgewise.errors import UsageError
 
 MOST = 10_000

@@ -55,7 +55,7 @@ function counters(answer, cloud) {
     first: milliseconds(timing?.ttft ?? tokens[0].seconds),
     rate: lasted ? (tokens.length / lasted).toFixed(1) : NONE,
     share: percent(own?.cloud_share ?? (cloud + late) / tokens.length),
-    calls: `${own?.changing_tokens ?? changed} / ${own?.cloud_calls ?? calls}`,
+    calls: `${own?.correction_tokens ?? changed} / ${own?.cloud_calls ?? calls}`,
   };
   return [...FIRST.map(([name, title]) => [name, title, now[name]]), ...(own ? atTheEnd(own, cloud) : [])];
 }

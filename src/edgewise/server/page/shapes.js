@@ -20,7 +20,7 @@ const token = {
 const timing = record(counts("ttft", "total"));
 const usage = record({
   edgewise: record({
-    ...counts("cloud_share", "changing_tokens", "cloud_calls"),
+    ...counts("cloud_share", "correction_tokens", "cloud_calls"),
     ...{ cloud_prompt_cached: maybe(number), cloud_prompt_computed: maybe(number), cloud_completion_tokens: maybe(number) },
     sent: maybe(record({ bytes: maybe(number) })),
     cost: maybe(record({ ...counts("paid", "alone", "saved"), currency: text })),

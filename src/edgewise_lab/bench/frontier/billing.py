@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
 from edgewise.completion import Completion, Sent, metered
+from edgewise.costs.price import BilledTokens, Price
 from edgewise.edge.kv import common_prefix
 from edgewise.errors import CloudError
-from edgewise.loop.price import Bill, Price
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise_lab.evaluation.systems import Outcome
@@ -43,7 +43,7 @@ class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
     `outcome` has its quality and its duration. `ttft` and `gap` are seconds to the first token, and
     the longest between two, as a user sees them. The edge made `decodes` forward passes over
     `positions` ids in all, prompt included. `sent` and `received` bytes travelled over the link;
-    None where there was none. `accepted` of `drafted` tokens stood where drafts were verified.
+    None where there was none.
     """
 
     outcome: Outcome
@@ -54,8 +54,6 @@ class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[CloudRequest, ...] = ()
     sent: int | None = None
     received: int | None = None
-    drafted: int = 0
-    accepted: int = 0
 
 
 Cost = Callable[[MeasuredAnswer], tuple[float, float]]
@@ -145,7 +143,7 @@ def _cost(prices: PriceList, request: Request) -> Decimal:
         raise ValueError(f"{request} has counts that cannot be")
     least = prices.cached_from
     cached = seen if least is not None and seen >= least else 0
-    cost = prices.of(Bill(input=prompt - cached, cached=cached, output=written))
+    cost = prices.of(BilledTokens(input=prompt - cached, cached=cached, output=written))
     if not prices.second:
         return cost
     if not 0 <= seconds < float("inf"):
@@ -224,8 +222,7 @@ EngineTime = Callable[[int, int], float]
 class RecordedCloud(WrappedCloud):
     """Implements `CloudModel`: `cloud`, whose consults are kept as `CloudRequest`s.
 
-    For one answer at a time. Sessions that are told of an answer ahead of its consults (`push`)
-    would read prompts that no request here shows, so they are to be told nothing.
+    For one answer at a time; nothing is pushed ahead of consults.
     """
 
     def __init__(self, cloud: CloudModel, seconds: EngineTime | None = None) -> None:
@@ -319,3 +316,7 @@ class _RecordedSession(WrappedSession):
         self._own.append(ask)
         self._asks.append(ask)
         return future
+
+    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+        # The engine would read prompts that no request here shows.
+        return 0

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.late import LateCloud
 from edgewise.completion import metered
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.errors import UsageError
@@ -29,6 +28,7 @@ from edgewise_lab.bench.frontier.systems import (
     pair_policy,
     timed_edge,
 )
+from edgewise_lab.bench.late import LateCloud
 from edgewise_lab.bench.pace import UNPACED, Pace, PacedEdge
 from edgewise_lab.evaluation.systems import CLOUD_DEADLINE, Outcome, question_prompt, text_of
 from edgewise_lab.evaluation.tasks.base import Question

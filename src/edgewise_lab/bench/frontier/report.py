@@ -60,8 +60,7 @@ class FrontierRow(msgspec.Struct, frozen=True, kw_only=True):
     `time` is the mean, with the median and the 95th percentile; `ttft` is a median, `gap` a 95th
     percentile. The edge made `decodes` passes over `positions` ids; the cloud had `requests`, for
     which its engine computed `read` prompt tokens in `engine_seconds`, by its own meter. `bills`
-    are over the cloud alone's, by the names of the price lists. None: not known. `accepted` is the
-    part of verified drafts that stood.
+    are over the cloud alone's, by the names of the price lists. None: not known.
     """
 
     system: str
@@ -91,7 +90,6 @@ class FrontierRow(msgspec.Struct, frozen=True, kw_only=True):
     bills: dict[str, float | None]
     sent: float | None
     received: float | None
-    accepted: float | None
 
 
 class EqualCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -295,7 +293,6 @@ def _row(
     main_right, main_strict = _graded(main.quality)
     timed = one.timed
     taken = [answer.outcome.seconds for answer in timed]
-    drafted = sum(answer.drafted for answer in timed)
     return FrontierRow(
         system=name,
         clock=one.clock,
@@ -324,7 +321,6 @@ def _row(
         bills=_bills(timed, cloud),
         sent=_known([answer.sent for answer in timed]),
         received=_known([answer.received for answer in timed]),
-        accepted=sum(answer.accepted for answer in timed) / drafted if drafted else None,
     )
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from edgewise.errors import UsageError
 from edgewise_lab.bench.frontier.report import (
@@ -15,17 +15,10 @@ from edgewise_lab.bench.frontier.report import (
     FrontierRow,
 )
 from edgewise_lab.evaluation.statistics import Interval
+from edgewise_lab.tables import FigureTable
 
 
-class FrontierTable(NamedTuple):
-    """`title` is a sentence, `lines` are as long as `head`."""
-
-    title: str
-    head: list[str]
-    lines: list[list[str]]
-
-
-def tables(found: Frontier) -> list[FrontierTable]:
+def tables(found: Frontier) -> list[FigureTable]:
     """Quality and time; what it costs; whole questions at equal cost."""
     return [_quality(found), _costs(found), _whole(found)]
 
@@ -35,7 +28,7 @@ def notes(found: Frontier) -> list[str]:
     return [f"{row.system}: {row.note}" for row in found.rows if row.note]
 
 
-def _quality(found: Frontier) -> FrontierTable:
+def _quality(found: Frontier) -> FigureTable:
     first = found.rows[0]
     head = ["system", "right, %", f"less {found.main}", "strict, %", "less", "share, %"]
     head += ["time p50 / p95, s", "first token, s", "longest gap p95, s", "time is"]
@@ -58,16 +51,16 @@ def _quality(found: Frontier) -> FrontierTable:
         ]
         for row in found.rows
     ]
-    return FrontierTable(title, head, lines)
+    return FigureTable(title, head, lines)
 
 
-def _costs(found: Frontier) -> FrontierTable:
+def _costs(found: Frontier) -> FigureTable:
     lists = list(found.rows[0].bills)
     head = ["system", *(f"bill: {name}" for name in lists), "requests", "read by the cloud"]
-    head += ["its engine, s", "sent / received, bytes", "edge passes", "over ids", "drafts stood"]
+    head += ["its engine, s", "sent / received, bytes", "edge passes", "over ids"]
     lines = [_cost(row, lists) for row in found.rows]
     title = "Costs an answer; bills over the cloud alone's (1), reads by the engine's own meter"
-    return FrontierTable(title, head, lines)
+    return FigureTable(title, head, lines)
 
 
 def _cost(row: FrontierRow, lists: Sequence[str]) -> list[str]:
@@ -80,16 +73,15 @@ def _cost(row: FrontierRow, lists: Sequence[str]) -> list[str]:
         f"{_told(row.sent, ',.0f')} / {_told(row.received, ',.0f')}",
         f"{row.decodes:.1f}",
         f"{row.positions:.0f}",
-        _told(row.accepted, ".0%"),
     ]
 
 
-def _whole(found: Frontier) -> FrontierTable:
+def _whole(found: Frontier) -> FigureTable:
     head = ["at the same", "whole questions", "sent, %", "right, %", f"{found.main} is ahead by"]
     head += ["strict, %", "ahead by"]
     lines = [_equal(one) for one in found.whole]
     title = f"Whole questions to the cloud at the cost of {found.main!r} (composed, exactly)"
-    return FrontierTable(title, head, lines)
+    return FigureTable(title, head, lines)
 
 
 def _equal(one: EqualCost) -> list[str]:

@@ -12,9 +12,8 @@ import msgspec
 
 from edgewise.completion import ADDED, MOST_SECONDS
 from edgewise.edge.base import EdgeModel, Tokenizer
-from edgewise.engines.completions import COMPLETIONS, Meter, has_ended, only
-from edgewise.engines.http import checked_address, decoded
-from edgewise.engines.refusals import not_now
+from edgewise.engines.base import COMPLETIONS, Meter, has_ended, only
+from edgewise.engines.http import checked_address, decoded, not_now
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout, CloudUnavailable
 from edgewise.events import Event, Finished, Token
 from edgewise.loop.decoder import Decoder, collect
@@ -94,17 +93,13 @@ class Travelled:
 def pair_policy(
     threshold: float, *, run_ahead: int = 0, max_cloud_tokens: int | None = None
 ) -> Policy:
-    """A pair's policy with a static threshold. A cloud that fails ends it: see `MeasuredSystem`.
-
-    Nothing is pushed ahead of consults, so that the engine's meter tells of all that it reads.
-    """
+    """A pair's policy with a static threshold. A cloud that fails ends it: see `MeasuredSystem`."""
     return Policy(
         threshold=threshold,
         run_ahead=run_ahead,
         max_cloud_tokens=max_cloud_tokens,
         deadline=LONGEST_DEADLINE,
         on_cloud_error="raise",
-        push="never",
     )
 
 

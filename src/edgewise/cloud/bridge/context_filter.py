@@ -1,0 +1,203 @@
+"""What a cloud gets to see of a conversation: all of it, or what a bridge's view leaves.
+
+Where the cloud is sent what the edge reads there is nothing to choose. A bridge writes the
+conversation anew for its cloud, so it may show less, or other words for some.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from edgewise.edge.base import Tokenizer
+from edgewise.errors import UsageError, Withheld
+from edgewise.prompts import Message
+
+_GIVEN = re.compile(r"(\d{1,9}) ?(messages|tokens)?")
+
+
+class Preceding(NamedTuple):
+    """What an answer follows, as a cloud is told: messages, else a `text` that was given as ids."""
+
+    messages: tuple[Message, ...] | None
+    text: str = ""
+
+
+class Meant(NamedTuple):
+    """What a cloud's words mean here, as far as that can be told.
+
+    `whole` are places in `text`, from and to, that are one word each. Behind the text something
+    is `left` where it ends early: words that may still become something else ("open"), or some
+    that mean nothing here ("unknown").
+    """
+
+    text: str
+    whole: tuple[tuple[int, int], ...] = ()
+    left: Literal["open", "unknown"] | None = None
+
+
+class Told(Protocol):
+    """An answer so far as a cloud is told it, and what its words behind it mean."""
+
+    @property
+    def text(self) -> str:
+        """What is shown. Of a longer answer it begins alike, or the cloud's cache misses."""
+        ...
+
+    def meant(self, reply: str, *, ended: bool) -> Meant:
+        """Of the cloud's words so far; `ended` where no more will come."""
+        ...
+
+
+class Sight(Protocol):
+    """One answer's view. What it shows of the same is always the same: caches go by it."""
+
+    @property
+    def shown(self) -> Preceding:
+        """What stands before the answer."""
+        ...
+
+    def answer(self, written: str, begun: str | None = None) -> Told:
+        """What is shown of an answer so far. Raises `Withheld` where nothing may be.
+
+        `begun` is the answer with the signs of calls that are control tokens, where it differs.
+        """
+        ...
+
+
+class View(Protocol):
+    """Makes a `Sight` for each answer; any thread may ask."""
+
+    @property
+    def name(self) -> str:
+        """Tells what it shows from what other views do; empty where that is everything."""
+        ...
+
+    def stays(self, before: Preceding) -> bool:
+        """Whether what stands before an answer makes the conversation local."""
+        ...
+
+    def of(self, before: Preceding) -> Sight:
+        """Of what stands before an answer. Raises `Withheld` where nothing may be shown."""
+        ...
+
+
+Viewing = Callable[[Tokenizer], View]
+"""A view for a cloud with this tokenizer."""
+
+
+class Unchanged(NamedTuple):
+    """Implements `Told`: as it was written."""
+
+    text: str
+
+    def meant(self, reply: str, *, ended: bool) -> Meant:
+        return Meant(reply)
+
+
+class Plain:
+    """Implements `View` and `Sight`: everything, as it is."""
+
+    name = ""
+
+    def __init__(self, before: Preceding | None = None) -> None:
+        self._preceding = before or Preceding(None)
+
+    @property
+    def shown(self) -> Preceding:
+        return self._preceding
+
+    def stays(self, before: Preceding) -> bool:
+        return False
+
+    def of(self, before: Preceding) -> "Plain":
+        return Plain(before)
+
+    def answer(self, written: str, begun: str | None = None) -> Unchanged:
+        return Unchanged(written)
+
+
+class Amount(NamedTuple):
+    """So many messages, or tokens."""
+
+    number: int
+    unit: Literal["messages", "tokens"]
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.unit}"
+
+
+def amount_of(given: str) -> Amount:
+    """`6` or `6messages`, `2000tokens`; a blank may be between. Raises `UsageError`."""
+    found = _GIVEN.fullmatch(given.strip())
+    if found is None or not int(found[1]):
+        raise UsageError(
+            f"cloud-context {given!r} is no amount",
+            hint="give a number of messages such as 6, or of tokens such as 2000tokens",
+        )
+    return Amount(int(found[1]), "tokens" if found[2] == "tokens" else "messages")
+
+
+class Recent:
+    """Implements `View` over another: whole messages, and the system's always.
+
+    What is shown begins with a message of the user's, as chat templates want it. The answer so far
+    is always shown.
+    """
+
+    def __init__(self, view: View, most: Amount, tokenizer: Tokenizer) -> None:
+        """Tokens are those of the contents, by the cloud's `tokenizer`."""
+        self._view, self._most, self._tokenizer = view, most, tokenizer
+        self.name = ", ".join(filter(None, (view.name, f"the last {most}")))
+
+    def stays(self, before: Preceding) -> bool:
+        return self._view.stays(before)
+
+    def of(self, before: Preceding) -> "_RecentSight":
+        """Raises `Withheld` where not even the last message may be shown."""
+        sight = self._view.of(before)
+        return _RecentSight(sight, self._shortened(sight.shown))
+
+    def _shortened(self, before: Preceding) -> Preceding:
+        if before.messages is None:
+            few = self._most.unit == "messages" or self._count([before.text]) <= self._most.number
+            self._require(few)
+            return before
+        messages = before.messages
+        first = self._first(messages)
+        while first < len(messages) and messages[first].role != "user":
+            first += 1
+        self._require(first < len(messages))
+        return Preceding(
+            tuple(one for at, one in enumerate(messages) if at >= first or one.role == "system")
+        )
+
+    def _first(self, messages: Sequence[Message]) -> int:
+        """The place of the first message that may be shown."""
+        system = [one.content for one in messages if one.role == "system"]
+        left = self._most.number - (self._count(system) if self._most.unit == "tokens" else 0)
+        for at in reversed(range(len(messages))):
+            if messages[at].role != "system":
+                left -= self._count([messages[at].content]) if self._most.unit == "tokens" else 1
+                if left < 0:
+                    return at + 1
+        return 0
+
+    def _count(self, texts: Sequence[str]) -> int:
+        return sum(len(self._tokenizer.encode(text)) for text in texts)
+
+    def _require(self, shown: bool) -> None:
+        if not shown:
+            raise Withheld(
+                f"The last message of the user's is not within the last {self._most}, "
+                "which is all that may be sent."
+            )
+
+
+class _RecentSight:
+    """Implements `Sight`."""
+
+    def __init__(self, sight: Sight, shown: Preceding) -> None:
+        self._sight, self.shown = sight, shown
+
+    def answer(self, written: str, begun: str | None = None) -> Told:
+        return self._sight.answer(written, begun)

@@ -1,0 +1,268 @@
+"""The seam between two vocabularies: where a consult may be made, what is kept of its reply.
+
+What the edge has written stays as it is, and a reply is appended in ids of the edge's: nothing in
+its KV cache is ever tokenised again. Consults are made, and replies end, between two words.
+"""
+
+import codecs
+import unicodedata
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from msgspec.structs import replace
+
+from edgewise.cloud.bridge.reasoning import Reasoning
+from edgewise.completion import Completion
+from edgewise.edge.base import Tokenizer
+from edgewise.edge.vocabulary import bytes_of, ids_spelling
+from edgewise.errors import CloudProtocolError, CloudRejected, NothingUsable
+
+BLANKS = " \t"
+
+REPEATED = 24
+"""Characters of an answer's beginning that a reply does not come to by chance."""
+
+_CONTEXT = 32
+"""Ids before a place that are read to judge it."""
+
+_UNSPACED = (
+    *((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF)),
+    *((0x2E80, 0x312F), (0x3190, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF)),
+)
+"""Scripts without spaces, where a word is a character: CJK, kana, Thai, Lao, Burmese, Khmer."""
+
+_JOINERS = "\u200c\u200d" + "".join(map(chr, range(0x1F3FB, 0x1F400)))
+"""They belong to the character before, as accents do: joiners, and colours of skin."""
+
+_LETTERS_OF_FLAGS = range(0x1F1E6, 0x1F200)
+"""Pictures one by one, but two of them make one."""
+
+
+class Kept(NamedTuple):
+    """What is kept of a reply. `complete`: no more of it is needed; `ends`: the answer with it."""
+
+    text: str
+    complete: bool
+    ends: bool
+
+
+def opens_word(before: str, after: str) -> bool:
+    """Whether a consult may stand between two texts by the look of them alone.
+
+    Where a word, or blanks before one, begin; `after` may be empty, as an end token is.
+    """
+    if not before or not after or before[-1].isspace():
+        return True
+    return _breaks(before[-_CONTEXT:] + after[0], len(before[-_CONTEXT:]))
+
+
+def held_back(written: str, *, lines: bool = False) -> tuple[str, str]:
+    """What is sent of an answer so far, and the blanks that are not; with `lines`, ends of lines.
+
+    Most vocabularies write a blank with the word behind, and some clouds drop whatever ends a text.
+    """
+    sent = written.rstrip(None if lines else BLANKS)
+    return sent, written[len(sent) :]
+
+
+def added(sent: str, reply: str) -> str:
+    """What a reply adds to what was sent, from who may write that again first.
+
+    Raises `NothingUsable` where all of a reply is how the answer begins: the model began it anew.
+    One that says something else later on, as a table's next row does, goes on with it.
+    """
+    begun, again = sent.lstrip(), reply.strip()
+    shorter = min(len(begun), len(again))
+    if shorter < REPEATED or begun[:shorter] != again[:shorter]:
+        return reply
+    if begun[:REPEATED] in begun[1:]:
+        # It repeats itself, and may once more.
+        return reply
+    if len(again) >= len(begun):
+        return reply.lstrip()[len(begun) :]
+    raise NothingUsable("The cloud model began the answer anew instead of going on.")
+
+
+def kept(
+    reply: bytes, held: str, words: int, *, ended: bool, whole: Sequence[tuple[int, int]] = ()
+) -> Kept:
+    """At most so many whole words of a reply, without blanks that the answer has already.
+
+    `ended` where the cloud ended the answer there. The last word is whole where another begins
+    behind it. Never a part of a character, nor U+FFFD, which stands for one. No word ends inside
+    of what is `whole`: places from and to, in characters.
+    """
+    read = characters(reply)
+    ended = ended and len(read.encode()) == len(reply)
+    text = read.removeprefix(held) if read.startswith(held) else read.lstrip(BLANKS + held)
+    gone = len(read) - len(text)
+    inside = {at - gone for start, end in whole for at in range(start + 1, end)}
+    ends = [at for at in range(1, len(text)) if at not in inside and _breaks(text, at)]
+    if len(ends) >= words and not (ended and text[ends[words - 1] :].isspace()):
+        return Kept(text[: ends[words - 1]], complete=True, ends=False)
+    if ended:
+        return Kept(text, complete=True, ends=True)
+    return Kept(text[: ends[-1]] if ends else "", complete=False, ends=False)
+
+
+def spelled(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[int]:
+    """Ids of `text` behind the ids `before`, as `ids_spelling`.
+
+    Raises `CloudProtocolError` for a vocabulary that has none.
+    """
+    found = ids_spelling(tokenizer, before, text)
+    if found is None:
+        raise CloudProtocolError("The cloud model's text has no ids in the edge's vocabulary.")
+    return found
+
+
+def divides(tokenizer: Tokenizer, text: str, at: int) -> bool:
+    """Whether the tokenizer, given `text`, writes a token's end at character `at`."""
+    data, wanted = text.encode(), len(text[:at].encode())
+    pieces = [tokenizer.piece(token) for token in tokenizer.encode(text)]
+    whole = b"".join(pieces)
+    # SentencePiece puts a blank before a text.
+    reached = len(data) - len(whole)
+    if reached not in (0, -1) or not whole.endswith(data):
+        return False
+    for piece in pieces:
+        if reached >= wanted:
+            break
+        reached += len(piece)
+    return reached == wanted or wanted == 0
+
+
+def characters(data: bytes) -> str:
+    """The whole characters at the beginning."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        text = data[: error.start].decode()
+    return text.partition("\ufffd")[0]
+
+
+def written_text(data: bytes) -> str | None:
+    """What an answer's bytes are shown as; None where the last character is not complete."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(data)
+    return None if decoder.getstate()[0] else text
+
+
+class Seams:
+    """Where a cloud with another vocabulary may be consulted in an answer of the edge's."""
+
+    def __init__(
+        self,
+        edge: Tokenizer,
+        cloud: Tokenizer | None = None,
+        *,
+        strips: bool = False,
+        reasons: bool | None = None,
+    ) -> None:
+        """Where both divide the text; without the `cloud`'s tokenizer, where a word opens.
+
+        One that `strips` loses the blanks that its replies begin with. `reasons` is whether one
+        that knows an answer without its thoughts can go on inside of these; None for others.
+        """
+        self._edge, self._cloud, self._strips = edge, cloud, strips
+        self._reasoning, self._reasons = Reasoning(edge), reasons
+
+    def refused(
+        self, ids: Sequence[int], start: int, token: int, *, divided: bool = False
+    ) -> Literal["mid_word", "reasoning"] | None:
+        """Why no consult may be made behind `ids`, an answer from `start` on; None where one may.
+
+        `token` is what the edge would write there: what it begins tells what is over. `divided`
+        where the words of a consult ended there.
+        """
+        keeps, reasons = self._reasoning.keeps, self._reasons
+        if reasons is not None and keeps(ids, start, token, inside=not reasons):
+            return "reasoning"
+        admitted = (divided and not self._strips) or self.admit(ids, start, token)
+        if admitted and self._strips:
+            admitted = self._blanks_before(ids, start, token) is not None
+        return None if admitted else "mid_word"
+
+    def admit(self, ids: Sequence[int], start: int, token: int) -> bool:
+        """Whether the text may be divided behind `ids`, as `refused`."""
+        return self._judged(ids, start, token, self._cloud)
+
+    def joined(
+        self, completion: Completion, ids: Sequence[int], start: int, token: int
+    ) -> Completion:
+        """A completion about what follows `ids`, as `refused`, with the blanks that it lost.
+
+        They are those of `token`. Raises `CloudRejected` where it may have had none.
+        """
+        reply = bytes_of(self._edge, completion.ids).decode("utf-8", "replace")
+        blanks = self._blanks_before(ids, start, token) if self._strips else None
+        if not blanks or not reply or reply[0].isspace():
+            return completion
+        if _kind(reply[0]) == "":
+            raise CloudRejected("Whether a blank stands before the cloud's words cannot be told.")
+        ends = [one for one in completion.ids[-1:] if one in self._edge.eos_ids]
+        found = (*spelled(self._edge, ids[start:], blanks + reply), *ends)
+        return replace(completion, ids=found, logprobs=(None,) * len(found))
+
+    def _blanks_before(self, ids: Sequence[int], start: int, token: int) -> str | None:
+        """Those of `token` before the cloud's words; None where that cannot be told.
+
+        Empty where the answer ends with some, or has not begun.
+        """
+        written = written_text(bytes_of(self._edge, ids[max(start, len(ids) - _CONTEXT) :]))
+        data = self._edge.piece(token)
+        piece = characters(data)
+        if data and not piece.strip():
+            return None
+        if not written or written[-1].isspace():
+            return ""
+        return piece[: len(piece) - len(piece.lstrip())] or None
+
+    def opens(self, ids: Sequence[int], start: int, token: int) -> bool:
+        """Whether a word opens with `token` behind `ids`."""
+        return self._judged(ids, start, token, None)
+
+    def _judged(self, ids: Sequence[int], start: int, token: int, cloud: Tokenizer | None) -> bool:
+        written = written_text(bytes_of(self._edge, ids[max(start, len(ids) - _CONTEXT) :]))
+        if written is None:
+            return False
+        piece = self._edge.piece(token)
+        if cloud is None:
+            return opens_word(written, characters(piece) or _like(piece))
+        sent, _ = held_back(written)
+        return divides(cloud, written + characters(piece), len(sent))
+
+
+def _breaks(text: str, at: int) -> bool:
+    """Whether a word ends at character `at`, which is inside of the text."""
+    after = text[at]
+    if unicodedata.category(after)[0] == "M" or after in _JOINERS or text[at - 1] == "\u200d":
+        return False
+    base = at - 1
+    while base and (unicodedata.category(text[base])[0] == "M" or text[base] in _JOINERS):
+        base -= 1
+    before = text[base]
+    if before.isspace() or after.isspace():
+        # Blanks belong to the word behind them.
+        return not before.isspace()
+    return is_unspaced(after) or is_unspaced(before) or _kind(before) != _kind(after)
+
+
+def _kind(char: str) -> str:
+    category = unicodedata.category(char)[0]
+    return category if category in "LN" else ""
+
+
+def is_unspaced(char: str) -> bool:
+    """Whether a character is a word: in scripts without spaces, and pictures."""
+    code = ord(char)
+    if unicodedata.category(char) == "So":
+        return code not in _LETTERS_OF_FLAGS
+    return any(first <= code <= last for first, last in _UNSPACED)
+
+
+def _like(piece: bytes) -> str:
+    """A character of the kind that the first byte of one begins; empty for no bytes."""
+    if not piece:
+        return ""
+    return "\u3042" if piece[0] in range(0xE3, 0xEA) else "\U0001f600" if piece[0] >= 0xF0 else "a"

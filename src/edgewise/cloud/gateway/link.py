@@ -1,0 +1,346 @@
+"""A device's session with a gateway, over connections that come and go."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import aiohttp
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
+
+from edgewise.completion import Completion, Sent
+from edgewise.edge.kv import common_prefix
+from edgewise.engines.base import TOP
+from edgewise.errors import (
+    CloudError,
+    CloudProtocolError,
+    CloudRefused,
+    CloudRejected,
+    CloudTimeout,
+    CloudUnavailable,
+    OtherVocabulary,
+)
+from edgewise.events import Candidate
+from edgewise.sampling import Sampling
+from edgewise.wire.protocol import (
+    MAX_SPAN,
+    VERSION,
+    VOCABULARY,
+    Ask,
+    Cancel,
+    Close,
+    Failed,
+    FromDevice,
+    FromGateway,
+    Ledger,
+    NeedFull,
+    Open,
+    Opened,
+    Push,
+    Reply,
+    encode,
+    from_gateway,
+    packed,
+    request_id,
+)
+
+OPEN_SECONDS = 5.0
+"""How long the gateway may take to answer `Open`."""
+
+CANCEL_SECONDS = 0.1
+"""How long a consult that was given up may take to say so."""
+
+MAX_MESSAGE = 500
+"""Longest message of a gateway's that is shown, characters."""
+
+TRIES = 3
+"""How often a gateway may ask for a whole prefix again."""
+
+
+_log = logging.getLogger(__name__)
+
+
+class Broken(Exception):
+    """The link broke in the middle; what was asked may be asked again."""
+
+
+_ERRORS: Mapping[str, type[CloudError]] = {
+    error.reason: error
+    for error in (CloudUnavailable, CloudTimeout, CloudRefused, CloudRejected, CloudProtocolError)
+} | {VOCABULARY: OtherVocabulary}
+
+_Waiting = dict[int, "asyncio.Future[Reply | NeedFull]"]
+
+
+class Opener(Protocol):
+    """What a link needs of the gateway it leads to; `tokenizer` is what `Open` says."""
+
+    name: str
+    tokenizer: str
+    links: "set[GatewayLink]"
+
+    async def socket(self) -> aiohttp.ClientWebSocketResponse:
+        """A new connection; raises a `CloudError`."""
+        ...
+
+    def require_model(self, served: str) -> None:
+        """Raises a `CloudError` unless `served` will do."""
+        ...
+
+    async def require_vocabulary(self) -> None:
+        """Raises a `CloudError` unless ids mean what they did when they were compared."""
+        ...
+
+
+class GatewayLink:
+    """A gateway session over connections that come and go. Lives in the I/O thread's loop."""
+
+    def __init__(self, gateway: Opener) -> None:
+        self._gateway = gateway
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._session = ""
+        self._ledger = Ledger()
+        self._sending = asyncio.Lock()
+        # Of this connection: those of an earlier one fail with it.
+        self._waiting: _Waiting = {}
+        self._count = secrets.randbelow(1 << 16)
+        gateway.links.add(self)
+
+    @property
+    def held(self) -> int:
+        """How many ids the gateway is thought to hold."""
+        return len(self._ledger)
+
+    def shared(self, ids: Sequence[int]) -> int:
+        """How many of `ids` the gateway is thought to hold already."""
+        return shared(self._ledger.ids, ids)
+
+    async def ask(
+        self, ids: list[int], n: int, sampling: Sampling, deadline: float, sent: Sent
+    ) -> Completion:
+        """Tried again over a new connection until `deadline`; raises a `CloudError`."""
+        if n > MAX_SPAN:
+            raise CloudRejected(
+                f"A gateway writes at most {MAX_SPAN} tokens at a time, not {n}",
+                hint="ask for fewer",
+            )
+        end = asyncio.get_running_loop().time() + deadline
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(Broken),
+            wait=wait_random_exponential(multiplier=0.05, max=1.0),
+            reraise=True,
+        )
+        async for attempt in retrying:
+            with attempt:
+                left = max(0.001, end - asyncio.get_running_loop().time())
+                return await self._ask_once(ids, n, sampling, left, sent)
+        raise AssertionError("tenacity gives up by raising")
+
+    async def push(self, ids: list[int], sent: Sent) -> None:
+        """Send what the gateway does not hold; raises a `CloudError`."""
+        async with self._sending:
+            await self._connected(sent)
+            position, new_ids = self._difference(ids)
+            if new_ids or position < len(self._ledger.ids):
+                self._ledger.put(position, new_ids)
+                with contextlib.suppress(Broken):
+                    await self._send(Push(position, new_ids, self._ledger.check), sent)
+
+    async def connect(self, sent: Sent) -> Opened:
+        """Make the connection and open, or resume, the session; raises a `CloudError`."""
+        socket = await self._gateway.socket()
+        try:
+            frame = await self._opened(socket, sent)
+        except BaseException:
+            await socket.close()
+            raise
+        self._session = frame.session
+        kept = 0 < frame.known <= len(self._ledger.ids)
+        self._ledger.put(frame.known if kept else 0, [])
+        if self._ledger.check != frame.check:
+            self._ledger.put(0, [])
+        self._socket, self._waiting = socket, {}
+        self._reader = asyncio.create_task(self._read(socket, self._waiting))
+        return frame
+
+    async def forget(self) -> None:
+        """Let the gateway drop the session, and hang up."""
+        if self._socket is not None:
+            with contextlib.suppress(Broken):
+                await self._send(Close(), Sent())
+            await self._hang_up()
+
+    async def _opened(self, socket: aiohttp.ClientWebSocketResponse, sent: Sent) -> Opened:
+        opening = encode(Open(VERSION, self._gateway.tokenizer, self._session))
+        try:
+            sent.add(0, opening, tells=False)
+            await socket.send_bytes(opening)
+            message = await socket.receive(OPEN_SECONDS)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise CloudUnavailable(
+                f"{self._gateway.name!r} broke off while the session was opened", hint="try again"
+            ) from error
+        if message.type is not aiohttp.WSMsgType.BINARY:
+            raise CloudUnavailable(
+                f"{self._gateway.name!r} hung up on a new session", hint="try again"
+            )
+        frame = from_gateway(message.data)
+        if isinstance(frame, Failed):
+            raise self._refusal(frame)
+        if not isinstance(frame, Opened):
+            raise CloudProtocolError(f"{self._gateway.name!r} did not open the session.")
+        self._gateway.require_model(frame.model)
+        await self._gateway.require_vocabulary()
+        return frame
+
+    async def _ask_once(
+        self, ids: list[int], n: int, sampling: Sampling, deadline: float, sent: Sent
+    ) -> Completion:
+        milliseconds = max(1, int(1000 * deadline))
+        for _ in range(TRIES):
+            async with self._sending:
+                await self._connected(sent)
+                position, new_ids = self._difference(ids)
+                self._ledger.put(position, new_ids)
+                self._count = (self._count + 1) % (1 << 32)
+                ask, check, drawn = self._count, self._ledger.check, packed(sampling)
+                sent.request_id = request_id(self._session, ask)
+                waiting = self._waiting
+                reply = waiting[ask] = asyncio.Future()
+                reply.add_done_callback(_heard)
+                try:
+                    await self._send(
+                        Ask(ask, position, new_ids, check, n, milliseconds, TOP, drawn), sent
+                    )
+                except BaseException:
+                    waiting.pop(ask).cancel()
+                    raise
+            answered = await self._reply(ask, reply, waiting, sent)
+            if isinstance(answered, Reply):
+                return _completion(answered)
+            self._ledger.put(0, [])
+        raise CloudProtocolError(f"{self._gateway.name!r} does not keep what it is sent.")
+
+    async def _reply(
+        self, ask: int, reply: "asyncio.Future[Reply | NeedFull]", waiting: _Waiting, sent: Sent
+    ) -> Reply | NeedFull:
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            # The deadline, or the decoder, gave up: spare the engine the rest.
+            if waiting is self._waiting:
+                with contextlib.suppress(Broken, TimeoutError):
+                    async with asyncio.timeout(CANCEL_SECONDS):
+                        await self._send(Cancel(ask), sent)
+            raise
+        finally:
+            waiting.pop(ask, None)
+
+    def _difference(self, ids: list[int]) -> tuple[int, list[int]]:
+        position = self.shared(ids)
+        return position, ids[position:]
+
+    async def _connected(self, sent: Sent) -> None:
+        if self._socket is None or self._socket.closed:
+            await self.connect(sent)
+
+    async def _send(self, frame: FromDevice, sent: Sent) -> None:
+        data = encode(frame)
+        socket = self._socket
+        if socket is None:
+            raise Broken
+        told = isinstance(frame, Ask | Push)
+        sent.add(len(frame.ids) if told else 0, data, tells=told)
+        try:
+            await socket.send_bytes(data)
+        except (aiohttp.ClientError, OSError) as error:
+            await self._hang_up()
+            raise Broken from error
+
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse, waiting: _Waiting) -> None:
+        """Hand replies to who waits for them, until the link breaks."""
+        problem: Exception = Broken()
+        try:
+            async for message in socket:
+                if isinstance(message.data, aiohttp.WebSocketError):
+                    raise CloudProtocolError(f"{self._gateway.name!r}: {message.data}.")
+                if message.type is aiohttp.WSMsgType.ERROR:
+                    break  # no pong came in time
+                if message.type is not aiohttp.WSMsgType.BINARY:
+                    raise CloudProtocolError(f"{self._gateway.name!r} sent a text message.")
+                self._take(from_gateway(message.data), waiting)
+        except CloudError as error:
+            problem = error
+        except (aiohttp.ClientError, OSError) as error:
+            # A ping cannot be answered where the other side is gone.
+            _log.debug("the link to %r broke: %s", self._gateway.name, error)
+        finally:
+            if self._socket is socket:
+                self._socket = None
+            for reply in waiting.values():
+                if not reply.done():
+                    reply.set_exception(problem)
+            await socket.close()
+
+    def _take(self, frame: FromGateway, waiting: _Waiting) -> None:
+        if isinstance(frame, Opened):
+            raise CloudProtocolError(f"{self._gateway.name!r} opened a session twice.")
+        if frame.ask is None:
+            if isinstance(frame, Failed):
+                raise self._refusal(frame)
+            self._ledger.put(0, [])
+            return
+        reply = waiting.get(frame.ask)
+        if reply is None or reply.done():
+            return  # it came too late
+        if isinstance(frame, Failed):
+            reply.set_exception(self._refusal(frame))
+        else:
+            reply.set_result(frame)
+
+    def _refusal(self, frame: Failed) -> CloudError:
+        later = f"it asks for {frame.retry_after} ms of patience" if frame.retry_after else None
+        error = _ERRORS.get(frame.reason, CloudProtocolError)(
+            f"{self._gateway.name!r}: {_plain(frame.message)}",
+            hint=later,
+            request_id=_plain(frame.request_id) if frame.request_id else None,
+        )
+        error.declined = isinstance(error, CloudRefused | CloudRejected)
+        return error
+
+    async def _hang_up(self) -> None:
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            await socket.close()
+
+
+def _plain(told: str) -> str:
+    """One line that a terminal can show."""
+    return "".join(c if c.isprintable() else " " for c in told[:MAX_MESSAGE])
+
+
+def shared(held: list[int], ids: Sequence[int]) -> int:
+    """How many ids both begin with."""
+    # Comparing lists is much faster than going through them.
+    return len(held) if held == list(ids[: len(held)]) else common_prefix(held, ids)
+
+
+def _heard(reply: "asyncio.Future[Reply | NeedFull]") -> None:
+    """A consult that was given up asks no more how its reply failed."""
+    if not reply.cancelled():
+        reply.exception()
+
+
+def _completion(reply: Reply) -> Completion:
+    return Completion(
+        ids=reply.ids,
+        logprobs=reply.logprobs,
+        top=tuple(tuple(Candidate(*pair) for pair in top) for top in reply.top),
+        stopped=reply.stopped,
+        cached=reply.cached,
+        computed=reply.computed,
+        engine_seconds=reply.engine_seconds,
+    )

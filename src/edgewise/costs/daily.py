@@ -1,0 +1,103 @@
+"""The daily budget: what all processes of a user spent, by day and currency, in a file."""
+
+import logging
+import os
+import sqlite3
+import time
+from contextlib import closing
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+
+from edgewise.cloud.record.files import counts_place
+from edgewise.errors import UsageError
+
+_BUSY_SECONDS = 5.0
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS spent "
+    "(day TEXT, currency TEXT, amount TEXT, PRIMARY KEY (day, currency))"
+)
+_SET = "INSERT OR REPLACE INTO spent VALUES (?, ?, ?)"
+_GET = "SELECT amount FROM spent WHERE day = ? AND currency = ?"
+
+_log = logging.getLogger(__name__)
+
+
+def spent_place() -> Path | None:
+    """Where the sums are kept; None for a user without a home."""
+    counts = counts_place()
+    return counts.with_name("spent.db") if counts else None
+
+
+def today() -> str:
+    """The day it is, by UTC: it does not move with the device."""
+    return time.strftime("%Y-%m-%d", time.gmtime())
+
+
+class DailyTotal:
+    """Sums by day and currency; any thread and any process may add."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._warned = False
+
+    def require_usable(self) -> None:
+        """Raises `UsageError` where nothing can be read or added."""
+        try:
+            self._add(today(), "", Decimal(0), None)
+        except (sqlite3.Error, OSError, InvalidOperation) as error:
+            raise UsageError(
+                f"What was spent today cannot be kept in {str(self.path)!r} ({error}), so nothing "
+                "holds a limit for the day",
+                hint="mend or delete that file, or leave the limit out",
+                setting="max_cost_day",
+            ) from error
+
+    def add(self, day: str, currency: str, cost: Decimal, most: Decimal | None = None) -> bool:
+        """Add to a day's sum, unless that makes it more than `most`; False for nothing added.
+
+        Nor is anything where the file cannot be used, which is logged, once.
+        """
+        try:
+            return self._add(day, currency, cost, most)
+        except (sqlite3.Error, OSError, InvalidOperation) as error:
+            if not self._warned:
+                _log.warning("what is spent is not kept in %r: %s", str(self.path), error)
+            self._warned = True
+            return False
+
+    def of(self, day: str, currency: str) -> Decimal:
+        """A day's sum. Raises `sqlite3.Error`, `OSError` or `InvalidOperation` as `add` logs."""
+        with closing(self._opened()) as file:
+            return _sum(file, day, currency)
+
+    def _add(self, day: str, currency: str, cost: Decimal, most: Decimal | None) -> bool:
+        with closing(self._opened()) as file:
+            # Nobody else reads a sum that is about to change.
+            file.execute("BEGIN IMMEDIATE")
+            found = _sum(file, day, currency)
+            if most is not None and cost > 0 and found + cost > most:
+                return False
+            file.execute(_SET, (day, currency, str(max(found + cost, Decimal(0)))))
+            file.execute("COMMIT")
+            return True
+
+    def _opened(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # For its owner only, before there is anything in it.
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        file = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
+        try:
+            file.execute(_TABLE)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+
+def _sum(file: sqlite3.Connection, day: str, currency: str) -> Decimal:
+    row = file.execute(_GET, (day, currency)).fetchone()
+    found = Decimal(str(row[0])) if row else Decimal(0)
+    if not found.is_finite():
+        raise InvalidOperation(f"{found} is not a sum")
+    # Less than nothing would be credit.
+    return max(found, Decimal(0))

@@ -1,0 +1,303 @@
+"""What one answer's consults cost, what the cloud alone would have cost, whether another may go.
+
+All of it follows from the provider's meter for consults that are over, and from the most that the
+others can be billed.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from decimal import Decimal
+from typing import NamedTuple
+
+from edgewise.cloud.base import CloudModel
+from edgewise.completion import Completion, Sent
+from edgewise.costs.daily import DailyTotal, today
+from edgewise.costs.price import NOTHING, BilledTokens, Price
+from edgewise.edge.base import Tokenizer
+from edgewise.edge.vocabulary import bytes_of
+from edgewise.errors import CloudError
+from edgewise.events import AnswerCost
+
+UNLIMITED = 1 << 30
+"""Requests of a consult that no limit bounds."""
+
+
+class Limits(NamedTuple):
+    """What consults may cost: no more than the cloud alone; `answer` an answer, `day` a day."""
+
+    alone: bool = True
+    answer: Decimal | None = None
+    day: Decimal | None = None
+
+
+class CostReport(NamedTuple):
+    """What was billed, and what the cloud alone would have cost."""
+
+    billed: BilledTokens = NOTHING
+    alone: Decimal = Decimal(0)
+
+    def plus(self, other: "CostReport") -> "CostReport":
+        """The sum of two."""
+        return CostReport(self.billed + other.billed, self.alone + other.alone)
+
+    def shown(self, price: Price) -> AnswerCost:
+        """As events and replies show it."""
+        paid = price.of(self.billed)
+        return AnswerCost(
+            paid=float(paid),
+            alone=float(self.alone),
+            saved=float(self.alone - paid),
+            currency=price.currency,
+            input_tokens=self.billed.input,
+            cached_tokens=self.billed.cached,
+            output_tokens=self.billed.output,
+            estimated=self.billed.estimated,
+        )
+
+
+class CloudTokens:
+    """Estimates token counts in the cloud's vocabulary.
+
+    Exact where the vocabulary is `shared`; else by the cloud's tokenizer if it is available, else
+    by the ratio of billed to local tokens.
+    """
+
+    def __init__(self, prompt: Sequence[int], edge: Tokenizer, cloud: CloudModel | None) -> None:
+        self._start, self._edge = len(prompt), edge
+        self.shared = self.exact = cloud is not None and cloud.seams is None
+        self._own = None if cloud is None or self.shared else cloud.own_tokenizer
+        self._ratio = 1.0
+        self._prompt, self._counted = prompt, None if self._own else len(prompt)
+
+    @property
+    def prompt(self) -> int:
+        """Of the prompt."""
+        if self._counted is None:
+            # Only once it is asked for: tokenizing a long prompt takes a while.
+            self._counted = self._count(self._prompt)
+        return self._counted
+
+    def written(self, ids: Sequence[int]) -> int:
+        """Of the answer in `ids`, which begin with the prompt."""
+        return self._count(ids[self._start :])
+
+    def measured(self, tokens: int, written: int, position: int) -> None:
+        """The meter counted `tokens` for `position` local ids; `written` of them are the answer."""
+        if not self.shared:
+            self._ratio = tokens / max(1, position)
+            self._counted = max(0, tokens - written)
+            self.exact = self._own is not None
+
+    def _count(self, ids: Sequence[int]) -> int:
+        if self._own is None:
+            return round(len(ids) * self._ratio)
+        return len(self._own.encode(bytes_of(self._edge, ids).decode("utf-8", "replace")))
+
+
+class _Call(NamedTuple):
+    """A sent consult. `tokens`: prompt length; `written`: how many of them are answer.
+
+    `expected`: predicted cache hits. `dearest`: the most it is billed without repeated requests,
+    `again` the most for each of those.
+    """
+
+    position: int
+    tokens: int
+    written: int
+    expected: int
+    dearest: BilledTokens
+    again: BilledTokens
+    sent: Sent
+    future: "Future[Completion]"
+
+
+class AnswerCosts:
+    """One answer's meter, owned by its thread. Implements `loop.consults.CostMeter`."""
+
+    def __init__(
+        self,
+        price: Price,
+        limits: Limits,
+        tokens: CloudTokens,
+        requests: Callable[[int], tuple[int, int]],
+        *,
+        whole: bool,
+        daily: DailyTotal | None = None,
+        report: Callable[[str, CostReport], None] = lambda conversation, report: None,
+    ) -> None:
+        """`requests` is `CloudModel.requests`; `whole` if no completion is cut short.
+
+        `daily` holds the limit of a day; `report` is called as the answer closes.
+        """
+        self.limited = limits != Limits(alone=False)
+        self._price, self._limits, self._tokens, self._requests = price, limits, tokens, requests
+        self._whole = whole and tokens.shared
+        self._report, self._daily = report, daily
+        # An answer counts for the day on which it began.
+        self._day, self._booked = today(), Decimal(0)
+        self._over = NOTHING
+        self._open: list[_Call] = []
+        self._first: _Call | None = None
+        self._prefix = 0  # tokens of the prompt that the first consult found cached
+        self._last = self._cached = 0  # prompt tokens of the last consult, and those cached then
+        self._missed = False
+
+    def admits(self, ids: Sequence[int], n: int) -> int:
+        """Requests that a consult for `n` tokens behind `ids` may take; 0 refuses it."""
+        self._settle()
+        spent = self._price.of(self._billed())
+        likely, dearest, _ = self._expected(ids, n)
+        # A token will be written here by either model; if none is cut off, all `n` of a completion.
+        alone = self._alone(self._tokens.written(ids) + (n if self._whole else 1))
+        limits = self._limits
+        if limits.alone and spent + self._price.of(likely) > alone:
+            return 0
+        if limits.answer is None and limits.day is None:
+            return UNLIMITED
+        # A broken connection repeats a request, and both are billed: if the limit has room.
+        cost, requests = self._price.of(dearest), self._requests(n)[0]
+        fitting = (count for count in (2, 1) if self._fits(spent + count * cost))
+        return requests * next(fitting, 0)
+
+    def sent(self, ids: Sequence[int], n: int, sent: Sent, future: "Future[Completion]") -> None:
+        """A consult is on its way; its outcome is read from `sent` and `future`."""
+        likely, dearest, again = self._expected(ids, n)
+        written = self._tokens.written(ids)
+        tokens = self._tokens.prompt + written
+        call = _Call(len(ids), tokens, written, likely.cached, dearest, again, sent, future)
+        self._open.append(call)
+        self._first = self._first or call
+
+    def report(self, ids: Sequence[int]) -> CostReport:
+        """Of the answer in `ids`, prompt included; what is in flight counts at the dearest."""
+        self._settle()
+        billed = self._billed()
+        if not self._tokens.exact:
+            billed += BilledTokens(estimated=True)
+        return CostReport(billed, self._alone(self._tokens.written(ids)))
+
+    def cost(self, ids: Sequence[int]) -> AnswerCost:
+        """As `report`, as events show it."""
+        return self.report(ids).shown(self._price)
+
+    def close(self, ids: Sequence[int], conversation: str) -> None:
+        """The answer is over: `ids` is all of it. What was booked and not spent is given back."""
+        report = self.report(ids)
+        self._report(conversation, report)
+        left = self._price.of(report.billed) - self._booked
+        if left and self._daily is not None:
+            self._daily.add(self._day, self._price.currency, left)
+
+    def _fits(self, most: Decimal) -> bool:
+        """Whether the answer may cost `most`; that much is booked for the day."""
+        if self._limits.answer is not None and most > self._limits.answer:
+            return False
+        if self._limits.day is None:
+            return True
+        more, currency = most - self._booked, self._price.currency
+        if self._daily is None or not self._daily.add(self._day, currency, more, self._limits.day):
+            return False
+        self._booked = most
+        return True
+
+    def _alone(self, written: int) -> Decimal:
+        prompt = self._tokens.prompt
+        cached = min(self._prefix, prompt)
+        return self._price.of(BilledTokens(input=prompt - cached, cached=cached, output=written))
+
+    def _expected(
+        self, ids: Sequence[int], n: int
+    ) -> tuple[BilledTokens, BilledTokens, BilledTokens]:
+        """What a consult is likely billed, at most, and at most for a request that is repeated."""
+        requests, asked = self._requests(n)
+        tokens = self._tokens.prompt + self._tokens.written(ids)
+        least = self._price.cached_from
+        # What was found cached is expected again; after a miss nothing else is known.
+        cached = self._cached
+        if least is not None and not self._missed:
+            cached = max(cached, self._last - least)
+        cached = min(tokens, cached)
+        # Each further request sends again what the ones before it wrote.
+        more = asked * requests * (requests - 1) // 2
+        return (
+            BilledTokens(input=tokens - cached, cached=cached, output=asked),
+            BilledTokens(input=requests * tokens + more, output=requests * asked, estimated=True),
+            BilledTokens(input=tokens + asked * (requests - 1), output=asked, estimated=True),
+        )
+
+    def _billed(self) -> BilledTokens:
+        billed = self._over
+        for call in self._open:
+            # A consult that was given up before it left cost nothing.
+            if not call.future.cancelled() or call.sent.requests:
+                billed += call.dearest + self._repeated(call)
+        return billed
+
+    def _repeated(self, call: _Call) -> BilledTokens:
+        """What repeated requests are billed at most: the meter of a completion counts none."""
+        # With a shared vocabulary a consult is one request.
+        repeats = call.sent.requests - 1 if self._tokens.shared else call.sent.repeats
+        return sum([call.again] * repeats, NOTHING)
+
+    def _settle(self) -> None:
+        """Count what is over. What was cancelled stays open: nobody knows what it is billed."""
+        still: list[_Call] = []
+        for call in self._open:
+            if call.future.cancelled() or not call.future.done():
+                still.append(call)
+            else:
+                self._over += self._outcome(call)
+        self._open = still
+
+    def _outcome(self, call: _Call) -> BilledTokens:
+        error = call.future.exception()
+        if error is None:
+            billed = self._metered(call.future.result(), call)
+            self._learn(billed, call)
+            return billed + self._repeated(call)
+        requests = call.sent.requests
+        declined = isinstance(error, CloudError) and error.declined and requests == 1
+        if requests and not declined:
+            return call.dearest + self._repeated(call)
+        if call is self._first:
+            # The cloud has cached nothing of it.
+            self._first = None
+        return NOTHING
+
+    def _metered(self, completion: Completion, call: _Call) -> BilledTokens:
+        """By the provider's meter; where it says nothing, as counted here and not cached."""
+        prompt, cached = completion.prompt, completion.cached
+        if prompt is None and cached is not None and completion.computed is not None:
+            prompt = cached + completion.computed
+        matters = self._price.cached != self._price.input
+        # A count of zero is not one: something was sent.
+        known = bool(prompt) and not (matters and cached is None)
+        if not prompt:
+            prompt = call.tokens * self._requests_of(call, call.tokens)
+        # What is counted exactly here is billed at least, whatever the meter says.
+        floor = call.tokens if self._tokens.shared else call.sent.ids
+        known, prompt = known and prompt >= floor, max(prompt, floor)
+        cached, output = min(cached or 0, prompt), completion.billed
+        if not output and completion.ids:
+            known, output = False, len(completion.ids)
+        return BilledTokens(
+            input=prompt - cached, cached=cached, output=output, estimated=not known
+        )
+
+    def _learn(self, billed: BilledTokens, call: _Call) -> None:
+        """What the next consult will find cached, from what this one found."""
+        requests = self._requests_of(call, billed.input + billed.cached)
+        tokens, cached = (billed.input + billed.cached) // requests, billed.cached // requests
+        self._tokens.measured(tokens, call.written, call.position)
+        if call is self._first:
+            # Further requests of a consult find what its first one sent.
+            self._prefix = max(0, billed.cached - (requests - 1) * tokens)
+        missed = cached < call.expected
+        self._missed = self._missed or missed
+        self._last, self._cached = tokens, 0 if missed else cached
+
+    def _requests_of(self, call: _Call, prompts: int) -> int:
+        """Requests that it took; a model in this process took as many as `prompts` are for."""
+        if self._tokens.shared:
+            return 1
+        return call.sent.requests or max(1, round(prompts / max(1, call.tokens)))

@@ -1,0 +1,117 @@
+"""A provider's price list. Money is counted in decimals, exactly, to six places at most."""
+
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from edgewise.addresses import from_home
+from edgewise.errors import UsageError
+
+MAX_PRICE = 1_000_000
+"""Dearest price, money per million tokens."""
+
+MAX_FILE = 4096
+"""Largest price list, bytes."""
+
+_PLACES = 6
+_MILLIONTH = Decimal("0.000001")
+
+
+class BilledTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens as a provider bills them: prompt, cached prompt, output.
+
+    `estimated`: its meter did not say all of it; what it left out counts at the dearest.
+    """
+
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+    estimated: bool = False
+
+    def __add__(self, other: "BilledTokens") -> "BilledTokens":
+        return BilledTokens(
+            input=self.input + other.input,
+            cached=self.cached + other.cached,
+            output=self.output + other.output,
+            estimated=self.estimated or other.estimated,
+        )
+
+
+NOTHING = BilledTokens()
+
+
+class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Money per million tokens: prompt, cached prompt, output. Raises `UsageError`.
+
+    `cached_from`: the provider caches a prompt that it was just sent, from so many tokens on; at
+    least a block of its cache.
+    """
+
+    input: Decimal
+    cached: Decimal
+    output: Decimal
+    currency: Annotated[str, Meta(max_length=8)] = ""
+    cached_from: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("input", "cached", "output"):
+            price: Decimal = getattr(self, name)
+            if not price.is_finite() or not 0 <= price <= MAX_PRICE:
+                raise _wrong(
+                    f"The price of {name} tokens must be from 0 to {MAX_PRICE:,} per million, "
+                    f"not {price}"
+                )
+            if price != round(price, _PLACES):
+                raise _wrong(f"The price of {name} tokens has more than six decimals")
+        if self.cached > self.input:
+            raise _wrong("The price of cached input tokens is above that of the others")
+        if not self.currency.isprintable():
+            raise _wrong("The currency has characters that cannot be shown")
+
+    def of(self, billed: BilledTokens) -> Decimal:
+        """What billed tokens come to."""
+        tokens = (
+            billed.input * self.input + billed.cached * self.cached + billed.output * self.output
+        )
+        return tokens * _MILLIONTH
+
+
+def price_of(given: str) -> Price:
+    """The price that the settings name: IN,CACHED,OUT, or a TOML file. Raises `UsageError`."""
+    parts = given.split(",")
+    try:
+        numbers = [Decimal(part.strip()) for part in parts]
+    except InvalidOperation:
+        return _read(from_home(given))
+    if len(numbers) != 3:
+        raise _wrong(f"The price {given!r} does not have three numbers")
+    return Price(input=numbers[0], cached=numbers[1], output=numbers[2])
+
+
+def _read(path: Path) -> Price:
+    unread = f"The price {str(path)!r} is neither three numbers nor a file that can be read"
+    try:
+        # A device would be read for ever.
+        if not path.is_file():
+            raise _wrong(unread)
+        if path.stat().st_size > MAX_FILE:
+            raise _wrong(f"The price list {str(path)!r} has more than {MAX_FILE} bytes")
+        data = path.read_bytes()
+    except OSError as error:
+        raise _wrong(f"{unread} ({error.strerror})") from error
+    try:
+        return msgspec.toml.decode(data, type=Price)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _wrong(f"The price list {str(path)!r} is not valid ({error})") from error
+
+
+def _wrong(message: str) -> UsageError:
+    return UsageError(
+        message,
+        hint="give IN,CACHED,OUT, money per million tokens, or a TOML file with input, cached and "
+        "output",
+        setting="price",
+    )

@@ -1,0 +1,149 @@
+"""Cloud engines by name: by ids, by text, a gateway, and what packages add.
+
+A class says what it is: `dialect` for sentences, `owner` as servers name it in `/v1/models`.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from edgewise.engines.base import PROBE_SECONDS
+from edgewise.engines.http import HttpEngine, Redirected, Served, named, served_models
+from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout, UsageError
+from edgewise.registry import Registry, or_meant
+
+AUTO = "auto"
+"""Stands for whatever is found at the URL."""
+
+GATEWAY = "gateway"
+
+BY_IDS = {
+    "llama-server": "edgewise.engines.llama_server:LlamaServerEngine",
+    "vllm": "edgewise.engines.vllm:VllmEngine",
+    "sglang": "edgewise.engines.sglang:SglangEngine",
+}
+"""A gateway can be started in front of these."""
+
+BY_TEXT = {
+    "llama-server-text": "edgewise.engines.text_dialects:LlamaServerText",
+    "ollama": "edgewise.engines.text_dialects:OllamaText",
+    "deepseek": "edgewise.engines.text_dialects:DeepSeekText",
+    "vllm-text": "edgewise.engines.text_dialects:VllmText",
+    "sglang-text": "edgewise.engines.text_dialects:SglangText",
+    "mistral": "edgewise.engines.text_dialects:MistralText",
+    "qwen": "edgewise.engines.text_dialects:QwenText",
+    "moonshot": "edgewise.engines.text_dialects:MoonshotText",
+    "lm-studio": "edgewise.engines.text_dialects:LmStudioText",
+    "chat": "edgewise.engines.text_dialects:ChatText",
+    "edgewise": "edgewise.engines.text_dialects:EdgewiseText",
+    "completions": "edgewise.engines.text_dialects:CompletionsText",
+}
+"""In the order in which an unknown API is asked.
+
+Paths of their own come first, which others decline; then fields that others may not know; then the
+plain trailing message, that some take for an answer given. The last needs a tokenizer too.
+"""
+
+ENGINES: Registry[Callable[..., Any]] = Registry(
+    "cloud engine",
+    "edgewise.cloud",
+    {**BY_IDS, **BY_TEXT, GATEWAY: "edgewise.cloud.gateway.cloud:GatewayCloud"},
+)
+"""An entry is a subclass of `HttpEngine` or `TextEngine`, or a factory of a `CloudModel`.
+
+Each is called with the URL and `key`, with `model` where one was named, so it may lack that.
+"""
+
+_LONGEST = 100
+
+
+class UnknownEngine(CloudRejected):
+    """What answers at an address is not an engine that takes ids, as far as it says."""
+
+
+def check_name(engine: str) -> None:
+    """Raises `UsageError` for what is neither "auto" nor a name of `ENGINES`."""
+    if engine != AUTO and engine not in ENGINES:
+        known = [AUTO, *ENGINES.names()]
+        raise UsageError(
+            f"There is no cloud engine {engine!r}",
+            hint=or_meant(engine, known, f"known are {', '.join(known)}"),
+            setting="cloud_engine",
+        )
+
+
+def engine_by_ids(name: str) -> type[HttpEngine]:
+    """The engine of that name. Raises `UsageError` for one that takes no ids."""
+    found = ENGINES.load(name)
+    if isinstance(found, type) and issubclass(found, HttpEngine):
+        return found
+    raise UsageError(
+        f"The engine {name!r} takes no token ids",
+        hint=f"name one that does: {', '.join(BY_IDS)}",
+        setting="engine_kind",
+    )
+
+
+def model_for(make: Callable[..., object], name: str, model: str | None) -> dict[str, str]:
+    """The argument that tells `make` which model was named; empty where none was.
+
+    Raises `UsageError` where what is called `name` does not take one.
+    """
+    if model is None:
+        return {}
+    try:
+        inspect.signature(make).bind("", key=None, model=model)
+    except TypeError as error:
+        raise UsageError(
+            f"The engine {name!r} takes no model by its name",
+            hint="leave the model out",
+            setting="cloud_model",
+        ) from error
+    return {"model": model}
+
+
+def owners() -> dict[str, str]:
+    """From what a server says of its models, in lower case, to the engine's name."""
+    names = (*BY_IDS, GATEWAY, "edgewise")
+    return {ENGINES.load(name).owner: name for name in names}  # pyright: ignore[reportFunctionMemberAccess]
+
+
+async def engine_at(url: str, *, key: str | None = None, model: str | None = None) -> str:
+    """The name of the engine, or of the gateway, at `url`; raises a `CloudError`.
+
+    It is the owner of `model`, or else of any of the models there.
+    """
+    asked = ENGINES.load("vllm")(url, key=key)
+    known = owners()
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            owner = _owner(await served_models(asked), model, known)
+    except TimeoutError as error:
+        raise CloudTimeout(f"{url!r} did not answer within {PROBE_SECONDS:g} s.") from error
+    except Redirected:
+        raise
+    except (CloudProtocolError, CloudRejected) as error:
+        raise UnknownEngine(
+            f"What answers at {url!r} is not an engine that Edgewise knows by itself "
+            f"({', '.join(known.values())})",
+            hint="check the address, or name the engine",
+            setting="cloud_engine",
+        ) from error
+    finally:
+        await asked.close()
+    if owner not in known:
+        raise UnknownEngine(
+            f"{url!r} serves a model of {owner[:_LONGEST]!r}, which is not one of "
+            f"{', '.join(known.values())}",
+            hint="if it is one of these all the same, name it",
+            setting="cloud_engine",
+        )
+    return known[owner]
+
+
+def _owner(models: Sequence[Served], model: str | None, known: dict[str, str]) -> str:
+    """A key of `known`, or the owner of the model where nobody there is one."""
+    first = named(models, model) or models[0]
+    owners = [one.owned_by for one in (first, *models)]
+    return next((one.lower() for one in owners if one.lower() in known), first.owned_by)

@@ -1,0 +1,148 @@
+"""What is known of the link to the cloud: whether it works, and how long consults take."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+FAILURES = 3
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+"""Seconds; a pause doubles with every probe that fails."""
+
+
+class Breaker:
+    """The circuit breaker. Closed: consults go. Open: they don't. Half open: one probe goes.
+
+    All answers of a decoder or a server share it; thread-safe.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failures = 0
+        self._pause = FIRST_PAUSE
+        self._until: float | None = None
+        self._probing = False
+        self._lock = threading.Lock()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether consults are paused."""
+        return self._until is not None
+
+    def allow(self) -> bool:
+        """Whether a consult may go now; when a pause is over, one probe may."""
+        with self._lock:
+            if self._until is None:
+                return True
+            if self._probing or self._clock() < self._until:
+                return False
+            self._probing = True
+            return True
+
+    def succeeded(self) -> None:
+        """A consult was answered."""
+        with self._lock:
+            self._failures = 0
+            self._pause = FIRST_PAUSE
+            self._until = None
+            self._probing = False
+
+    def forgone(self) -> None:
+        """A consult that was allowed was not made after all."""
+        with self._lock:
+            self._probing = False
+
+    def failed(self, *, silent: bool = False) -> None:
+        """A consult failed; `silent` where the answer waited for it until its deadline.
+
+        Such a wait is the worst a user sees, so one opens the breaker; a probe may go at once.
+        """
+        with self._lock:
+            self._failures += 1
+            if self._probing:
+                self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            if self._probing or self._failures >= FAILURES:
+                self._until = self._clock() + self._pause
+            elif silent and self._until is None:
+                self._until = self._clock()
+            self._probing = False
+
+
+RECENT = 16
+"""Consults that quantiles are taken over."""
+
+ENOUGH = 3
+"""Consults before a median says anything."""
+
+_WEIGHT = 1 / 8
+_MANY = 16
+
+
+class Latency:
+    """How long consults take, shared by all answers of a decoder; thread-safe.
+
+    An answer's first consults are counted apart (`first`): the engine may have to read the prompt.
+    All means are exponentially weighted (weight 1/8, as TCP's smoothed round-trip time, RFC 6298)
+    and None before the first value. `round_trip` and `engine` (the engine's own time) are seconds a
+    consult, `step` seconds a step of the edge, `reading` seconds for each prompt token that a first
+    consult computed, `changed` the part of completions that differed from the edge's token (at
+    first a half). `timeouts` counts consults in a row that were not answered in time.
+    """
+
+    def __init__(self) -> None:
+        self.round_trip: float | None = None
+        self.engine: float | None = None
+        self.step: float | None = None
+        self.changed = 0.5
+        self.reading: float | None = None
+        self.timeouts = 0
+        self._recent = {first: deque[float](maxlen=RECENT) for first in (False, True)}
+        self._lock = threading.Lock()
+
+    def answered(self, seconds: float, engine_seconds: float | None, *, first: bool) -> None:
+        """A consult took `seconds`, of which the engine says that `engine_seconds` were its own."""
+        with self._lock:
+            self.timeouts = 0
+            self._recent[first].append(seconds)
+            if engine_seconds is not None:
+                self.engine = _smoothed(self.engine, engine_seconds)
+            if not first:
+                trip = max(0.0, seconds - (engine_seconds or 0.0))
+                self.round_trip = _smoothed(self.round_trip, trip)
+
+    def read(self, seconds: float, tokens: int) -> None:
+        """An answer's first consult took `seconds`, and the cloud computed so many prompt tokens.
+
+        Where few are computed most of the time is not theirs, so it says nothing.
+        """
+        if tokens >= _MANY:
+            with self._lock:
+                self.reading = _smoothed(self.reading, seconds / tokens)
+
+    def stepped(self, seconds: float) -> None:
+        """The edge took `seconds` for one token."""
+        with self._lock:
+            self.step = _smoothed(self.step, seconds)
+
+    def judged(self, *, changed: bool) -> None:
+        """A completion confirmed the edge's token, or changed it."""
+        with self._lock:
+            self.changed = _smoothed(self.changed, float(changed))
+
+    def timed_out(self, deadline: float, *, first: bool) -> None:
+        """A consult was given up after `deadline` seconds: it would have taken at least those."""
+        with self._lock:
+            self.timeouts += 1
+            self._recent[first].append(deadline)
+
+    def quantile(self, part: float, *, first: bool = False) -> float | None:
+        """That quantile of the recent consults, seconds; None before there are enough."""
+        with self._lock:
+            recent = list(self._recent[first])
+        return float(np.quantile(recent, part)) if len(recent) >= ENOUGH else None
+
+
+def _smoothed(mean: float | None, value: float) -> float:
+    return value if mean is None else mean + _WEIGHT * (value - mean)

@@ -1,0 +1,198 @@
+"""Reading the edge model's steps, at the answer's end and speculatively beyond it.
+
+While a consult flies, the edge goes on from its own token as if the completion were to confirm it.
+These draft tokens are decided on by the answer's own rules. If the completion agrees, their steps
+and consults are used; if not, they are rolled back. So speculation changes no answer.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from edgewise.edge.base import EdgeSession, Step
+from edgewise.errors import UsageError
+from edgewise.events import Candidate, Reason
+from edgewise.grammar.compiled import Allowed, Constraint
+from edgewise.loop.consults import Consults, Flight
+from edgewise.loop.health import Latency
+from edgewise.loop.state import Rules, State
+from edgewise.routers.base import Router
+from edgewise.sampling import Sampling
+
+CANDIDATES = 5
+"""Edge candidates reported with a token that the cloud was asked for."""
+
+
+class Read(NamedTuple):
+    """What the loop needs of a step, copied before the engine's next decode.
+
+    `token` is what the edge would write. Score, logprob and candidates are the model's own: a
+    grammar does not change them. `forced`: the grammar allows this token only.
+    """
+
+    score: float
+    token: int
+    logprob: float
+    step: Step
+    candidates: tuple[Candidate, ...] = ()
+    forced: bool = False
+
+    def detailed(self) -> "Read":
+        """With the edge's candidates; only valid before the engine's next decode."""
+        return (
+            self if self.candidates else self._replace(candidates=self.step.candidates(CANDIDATES))
+        )
+
+
+class Reader:
+    """The edge's steps as the loop reads them: the router's score, the token drawn, its logprob."""
+
+    def __init__(
+        self,
+        edge: EdgeSession,
+        router: Router,
+        sampling: Sampling,
+        *,
+        candidates: bool,
+        constraint: Constraint | None = None,
+    ) -> None:
+        """With `candidates` every read has them, not only those that a consult may follow."""
+        self._edge, self._router, self._sampling = edge, router, sampling
+        self._candidates, self._constraint = candidates, constraint
+
+    def read(self, ids: Sequence[int], drafts: Sequence[int] = ()) -> Read:
+        """Read the next step, which stands behind `ids` and `drafts`.
+
+        Raises `UsageError` for a router's score outside [0, 1], and as `Constraint.allowed`.
+        """
+        step = self._edge.step()
+        score = self._router.score(step)
+        if not _is_score(score):
+            raise UsageError(
+                f"The router {type(self._router).__name__!r} gave the score {score!r}, which is "
+                "not a number from 0 to 1",
+                hint="mend its score()",
+                setting="router",
+            )
+        if self._constraint is None:
+            token = self._sampling.choose(step)
+            read = Read(score, token, step.logprob(token), step)
+        else:
+            read = self._constrained(step, score, self._constraint.allowed(ids, drafts))
+        return read.detailed() if self._candidates else read
+
+    def _constrained(self, step: Step, score: float, allowed: Allowed) -> Read:
+        token = step.proposed
+        likeliest = token < len(allowed.mask) and bool(allowed.mask[token])
+        if not (self._sampling.greedy and likeliest):
+            token = self._sampling.choose(step, allowed.mask)
+        return Read(score, token, step.logprob(token), step, forced=allowed.forced)
+
+
+class Speculation:
+    """The edge session, which holds the answer's ids and the `drafts` behind them."""
+
+    def __init__(
+        self,
+        ids: list[int],
+        edge: EdgeSession,
+        reader: Reader,
+        consults: Consults | None,
+        *,
+        rules: Rules,
+        latency: Latency,
+    ) -> None:
+        """`ids` is the answer's own list, prompt included."""
+        self._ids, self._edge, self._reader = ids, edge, reader
+        self._consults, self._rules, self._latency = consults, rules, latency
+        self.drafts: list[int] = []
+        self._reads: dict[int, Read] = {}
+        self._tip: State | None = None
+
+    def read(self) -> Read:
+        """The step at the answer's end: computed while speculating, or now."""
+        return self._reads.pop(len(self._ids), None) or self._reader.read(self._ids)
+
+    def begin(self, flight: Flight, read: Read, state: State) -> None:
+        """The answer waits for `flight` now; drafts begin with the edge's own token, of `read`."""
+        if not self.drafts:
+            self._edge.checkpoint(len(self._ids))
+            self._draft(state.expecting(flight.ask, self._rules), read)
+
+    def forward(self) -> int | None:
+        """Draft one token more and return it; None where speculation ends."""
+        tip = self._tip
+        if tip is None or not 0 < len(self.drafts) < self._rules.policy.run_ahead:
+            return None
+        read = self._read_ahead(len(self._ids) + len(self.drafts))
+        reason = None
+        if self._rules.seams is not None:
+            tip = tip.reaching(read.token, [*self._ids, *self.drafts], self._rules)
+        if not tip.owed:
+            tip, reason = self._decided(tip, read)
+        self._draft(tip, read, pending=reason is not None and tip.pending_after(reason))
+        return read.token
+
+    def follow(self, token: int) -> tuple[int, int]:
+        """The answer, which holds it already, goes on with `token`.
+
+        Returns how many drafts and how many consults were dropped for it.
+        """
+        if self.drafts and self.drafts[0] == token:
+            del self.drafts[0]
+            # At this position the answer asked for nothing, or for more.
+            return 0, self._drop_consults(0, len(self._ids))
+        dropped = len(self.drafts)
+        consults = self.drop(len(self._ids) - 1)
+        self._edge.extend([token])
+        return dropped, consults
+
+    def drop(self, position: int) -> int:
+        """Drop all drafts, roll the edge back to `position`; returns how many consults went."""
+        self._reads.clear()
+        self.drafts.clear()
+        self._tip = None
+        if position < self._edge.position:
+            self._edge.rewind(position)
+        return self._drop_consults()
+
+    def _read_ahead(self, position: int) -> Read:
+        """The step behind the drafts, kept: the answer may come there."""
+        if position not in self._reads:
+            begun = time.monotonic()
+            # In detail: the answer may consult here after all, when the step is long gone.
+            self._reads[position] = self._reader.read(self._ids, self.drafts).detailed()
+            self._latency.stepped(time.monotonic() - begun)
+        return self._reads[position]
+
+    def _decided(self, tip: State, read: Read) -> tuple[State, Reason]:
+        """Decide as the answer would here, and send the consult if it may be sent ahead."""
+        # Only word boundaries depend on the ids: else the list is not worth its copy.
+        ids = self._ids if self._rules.seams is None else [*self._ids, *self.drafts]
+        decision = tip.decide(read.score, read.token, ids, self._rules, forced=read.forced)
+        if not decision.ask or self._consults is None:
+            return tip, decision.reason
+        self._edge.checkpoint(len(self._ids) + len(self.drafts))
+        refused = self._consults.ask_ahead([*self._ids, *self.drafts], decision.ask, tip)
+        if refused is not None:
+            return tip, refused
+        return tip.expecting(decision.ask, self._rules), decision.reason
+
+    def _draft(self, state: State, read: Read, *, pending: bool = False) -> None:
+        """Go on with the edge's own token, unless the answer would end with it."""
+        by = "cloud" if state.owed else "edge"
+        after, _ = state.write(read.token, by, self._rules, pending=pending)
+        self._tip = None if after.end else after
+        if self._tip is not None:
+            self._edge.extend([read.token])
+            self.drafts.append(read.token)
+
+    def _drop_consults(self, start: int = 0, end: int | None = None) -> int:
+        return 0 if self._consults is None else self._consults.drop(start, end)
+
+
+def _is_score(score: object) -> bool:
+    # Routers are third-party code: text, None and arrays come as well as numbers.
+    return isinstance(score, float | int | np.floating) and 0.0 <= float(score) <= 1.0

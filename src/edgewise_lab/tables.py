@@ -1,0 +1,32 @@
+"""Tables of figures, for a terminal (`commands`) and in Markdown (`benchmarks/`)."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class FigureTable(NamedTuple):
+    """`title` is a sentence, `lines` are as long as `head`."""
+
+    title: str
+    head: list[str]
+    lines: list[list[str]]
+
+    @property
+    def markdown(self) -> str:
+        """The table without its title."""
+        return "\n".join([*line(self.head, head=True), *(t for c in self.lines for t in line(c))])
+
+
+def line(cells: Sequence[str], *, head: bool = False) -> list[str]:
+    """One line of a table, with the rule under it where it is the head."""
+    drawn = "| " + " | ".join(cells) + " |"
+    return [drawn, "|---" * len(cells) + "|"] if head else [drawn]
+
+
+def percent(figure: tuple[float, tuple[float, float]]) -> str:
+    """A figure and its 95 % interval; an end that is open is left out."""
+    value, ends = figure
+    if value != value:
+        return "no gap"
+    low, high = (f"{100 * end:.0f}" if abs(end) < 1e6 else "?" for end in ends)
+    return f"{100 * value:.0f} ({low} to {high})"

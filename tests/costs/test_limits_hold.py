@@ -1,0 +1,191 @@
+"""No limit is passed by a provider that repeats, is cut off, fails or lies in its meter.
+
+The invoice is what a provider bills that charges every request which reached it, whatever it said.
+"""
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from edgewise.cloud.base import CloudModel, CloudSession, then
+from edgewise.cloud.engine import EngineCloud, LlamaServer, Vllm
+from edgewise.cloud.wrapped import WrappedSession
+from edgewise.completion import Completion
+from edgewise.costs.billing import Billing
+from edgewise.costs.daily import DailyTotal, today
+from edgewise.costs.meter import Limits
+from edgewise.costs.price import price_of
+from edgewise.errors import CloudUnavailable
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.health import Breaker
+from edgewise.loop.policy import Policy
+from edgewise.prompts import Prompt
+from edgewise.routers.constant import Constant
+from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, replying
+from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine, Wire, reply_to
+
+PROMPT = "Q: sky? A:"
+IDS = list(PROMPT.encode())
+PRICE = price_of("2000,2000,8000")
+CUT = Wire([b""])
+"""The engine reads the request, computes, and the connection breaks."""
+
+Does = Callable[[int], Misdeed | None]
+
+
+class Provider:
+    """An engine, and what it bills: every request for a token that reached it."""
+
+    def __init__(self, engine: ScriptedEngine, does: Does) -> None:
+        self.invoice = Decimal(0)
+        engine.fault, engine.script = does, self._billed
+
+    def _billed(self, ids: Sequence[int]) -> int:
+        self.invoice += bill(len(ids), 1)
+        return reply_to(ids)
+
+
+def bill(prompt: int, written: int) -> Decimal:
+    return Decimal(2 * prompt + 8 * written) / 1000
+
+
+@pytest.fixture(params=["llama-server", "vllm"])
+def engine(request: pytest.FixtureRequest) -> Iterator[ScriptedEngine]:
+    with closing(ScriptedEngine(dialect=request.param)) as found:
+        yield found
+
+
+@pytest.fixture
+def cloud(engine: ScriptedEngine) -> Iterator[EngineCloud]:
+    kind = {"llama-server": LlamaServer, "vllm": Vllm}[engine.speaks]
+    with closing(kind(engine.url)) as made:
+        made.check(ByteTokenizer())
+        yield made
+
+
+MISDEEDS: dict[str, Does] = {
+    "nothing": lambda number: None,
+    "every other is cut": lambda number: CUT if number % 2 else None,
+    "all are cut": lambda number: CUT,
+    "errors": lambda number: "error",
+    "too busy": lambda number: "busy",
+    "busy for a moment": lambda number: Edited(status=429, headers={"Retry-After": "0"}),
+    "garbage": lambda number: "garbage",
+}
+
+
+@pytest.mark.parametrize("limit", ["0.03", "0.14"])
+@pytest.mark.parametrize("name", MISDEEDS)
+def test_the_limit_of_an_answer_holds(
+    engine: ScriptedEngine, cloud: EngineCloud, name: str, limit: str
+) -> None:
+    provider, most = Provider(engine, MISDEEDS[name]), Decimal(limit)
+    usage = decoder(cloud, Limits(False, most)).generate(IDS, max_tokens=12).usage
+    assert usage.cost is not None
+    assert 0 < provider.invoice <= Decimal(str(usage.cost.paid)) <= most
+
+
+@pytest.mark.parametrize("name", MISDEEDS)
+def test_the_limit_of_a_day_holds(
+    engine: ScriptedEngine, cloud: EngineCloud, name: str, tmp_path: Path
+) -> None:
+    provider, most = Provider(engine, MISDEEDS[name]), Decimal("0.2")
+    spent = DailyTotal(tmp_path / "spent.db")
+    for _ in range(4):
+        decoder(cloud, Limits(False, None, most), spent).generate(IDS, max_tokens=4)
+    assert 0 < provider.invoice <= spent.of(today(), "") <= most
+
+
+def decoder(cloud: CloudModel, limits: Limits, spent: DailyTotal | None = None) -> Decoder:
+    return Decoder(
+        ScriptedEdge(noise()),
+        router=Constant(1.0),
+        policy=Policy(deadline=30.0),
+        cloud=cloud,
+        # Failures do not end the asking: the limit alone does.
+        breaker=Patient(),
+        billing=Billing(PRICE, limits=limits, daily=spent),
+    )
+
+
+class Patient(Breaker):
+    def failed(self, *, silent: bool = False) -> None:
+        """Let the next consult go."""
+
+
+@pytest.mark.parametrize("limit", ["0.1", "0.3"])
+def test_a_meter_that_counts_nothing_is_not_believed(limit: str) -> None:
+    most = Decimal(limit)
+
+    class Lying(ScriptedCloud):
+        def open(self, prompt: Prompt) -> CloudSession:
+            return LyingSession(super().open(prompt))
+
+    class LyingSession(WrappedSession):
+        def ask(self, *given: Any) -> "Future[Completion]":
+            nothing = {"prompt": 0, "cached": 0, "computed": 0, "written": 0}
+            return then(super().ask(*given), lambda completion: replace(completion, **nothing))
+
+    cloud = Lying(noise(1))
+    answer = decoder(cloud, Limits(False, most)).generate(IDS, max_tokens=12)
+    invoice = sum(bill(len(ids), n) for ids, n in cloud.asks)
+    assert answer.usage.cost is not None
+    assert 0 < invoice <= Decimal(str(answer.usage.cost.paid)) <= most
+
+
+def test_an_answer_that_is_left_pays_for_what_had_left(
+    engine: ScriptedEngine, cloud: EngineCloud
+) -> None:
+    """The client goes while a consult flies: the provider computes it all the same."""
+    provider = Provider(engine, lambda number: "hang")
+    answering = decoder(cloud, Limits(False, Decimal(1)))
+    answering.policy = Policy(deadline=30.0, run_ahead=2)
+    with answering.stream(IDS, pending=True) as events:
+        next(events)
+        while not provider.invoice:
+            time.sleep(0.01)
+    assert answering.billing is not None
+    assert provider.invoice <= Decimal(str(answering.billing.savings().cost.paid))
+
+
+def test_a_pause_books_nothing_for_the_day(tmp_path: Path) -> None:
+    spent, breaker = DailyTotal(tmp_path / "spent.db"), Breaker(clock=lambda: 0.0)
+    booked: list[Decimal] = []
+
+    class Counting(DailyTotal):
+        def add(self, day: str, currency: str, cost: Decimal, most: Decimal | None = None) -> bool:
+            booked.append(cost)
+            return super().add(day, currency, cost, most)
+
+    for _ in range(3):
+        breaker.failed()
+    answer = Decoder(
+        ScriptedEdge(replying("blue sky", prompt=PROMPT)),
+        router=Constant(1.0),
+        policy=Policy(),
+        cloud=ScriptedCloud(noise(), fault=lambda ask: CloudUnavailable("gone.")),
+        breaker=breaker,
+        billing=Billing(PRICE, limits=Limits(False, None, Decimal(9)), daily=Counting(spent.path)),
+    ).generate(IDS)
+    assert {token.reason for token in answer.tokens} == {"circuit_open"}
+    assert booked == []
+
+
+def test_less_than_nothing_spent_is_no_credit(tmp_path: Path) -> None:
+    file = DailyTotal(tmp_path / "spent.db")
+    assert file.add(today(), "", Decimal(1))
+    with closing(sqlite3.connect(file.path)) as raw, raw:
+        raw.execute("UPDATE spent SET amount = '-100'")
+    assert file.of(today(), "") == 0
+    assert not file.add(today(), "", Decimal(2), Decimal(1))
+    # Nor where somebody deleted the file in the middle of an answer.
+    assert file.add(today(), "", Decimal(-5))
+    assert file.of(today(), "") == 0

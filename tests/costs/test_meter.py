@@ -1,0 +1,464 @@
+"""A bill is what the provider's meter says, to the token, and the dearest where it says nothing."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import pytest
+from msgspec.structs import replace
+
+from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.cloud.bridge.adapter import Bridge
+from edgewise.cloud.engine import LlamaServer, Vllm
+from edgewise.cloud.wrapped import WrappedCloud
+from edgewise.completion import Completion, Sent
+from edgewise.costs.billing import Billing
+from edgewise.costs.meter import AnswerCosts, CloudTokens, Limits
+from edgewise.costs.price import BilledTokens, price_of
+from edgewise.errors import (
+    CloudError,
+    CloudProtocolError,
+    CloudRejected,
+    CloudTimeout,
+    CloudUnavailable,
+    UsageError,
+)
+from edgewise.events import AnswerCost, Consult, Token
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
+from edgewise.pair import Pair
+from edgewise.prompts import Prompt
+from edgewise.routers.constant import Constant, Random
+from edgewise.sampling import Sampling
+from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, replying
+from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from tests.doubles.billed_cloud import BilledCloud, PrefixCache
+from tests.doubles.scripted_engine import ScriptedEngine, Twisted
+
+PRICE = price_of("2,0.5,8")
+FREE = Limits(alone=False)
+IDS = list(b"Q: sky? A:")
+
+
+class Raw(NamedTuple):
+    """A consult as the engine's own meter counted it, before anybody summed anything."""
+
+    cached: int | None
+    computed: int | None
+    written: int
+
+
+class Recording(WrappedCloud):
+    """A cloud whose completions are noted; everything else is the cloud's."""
+
+    def __init__(self, cloud: CloudModel) -> None:
+        super().__init__(cloud)
+        self._asked: list[Future[Completion]] = []
+
+    def open(self, prompt: Prompt) -> "CloudSession":
+        session = self.cloud.open(prompt)
+        ask = session.ask
+
+        def noted(*given: Any) -> "Future[Completion]":
+            self._asked.append(ask(*given))
+            return self._asked[-1]
+
+        session.ask = noted  # type: ignore[method-assign]
+        return session
+
+    def taken(self) -> list[Raw]:
+        """What came since the last time."""
+        found = [future.result() for future in self._asked]
+        self._asked.clear()
+        return [Raw(one.cached, one.computed, len(one.ids)) for one in found]
+
+
+def test_50_recorded_conversations_are_billed_to_the_token() -> None:
+    """Of the bundled pair, with the meter of the engine that runs the cloud model."""
+    billing = Billing(PRICE, limits=FREE)
+    with Pair(cloud_share=0.3, threads=1, deadline=30.0) as pair:
+        _, model = pair.both()
+        cloud = Recording(model)
+        decoder = Decoder(
+            pair.edge,
+            router=pair.router,
+            policy=Policy(threshold=0.02, deadline=30.0),
+            cloud=cloud,
+            billing=billing,
+        )
+        totals = [0, 0, 0]
+        for question in pocketqa().questions[:50]:
+            prompt = pair.prompt(question.prompt)
+            answer = decoder.generate(prompt, max_tokens=16)
+            cost, raw, size = answer.usage.cost, cloud.taken(), len(prompt.ids)
+            assert cost is not None
+            counts = [
+                sum(one.computed or 0 for one in raw),
+                sum(one.cached or 0 for one in raw),
+                sum(one.written for one in raw),
+            ]
+            assert counts == [cost.input_tokens, cost.cached_tokens, cost.output_tokens]
+            paid = 2 * counts[0] + 0.5 * counts[1] + 8 * counts[2]
+            found = min(size, raw[0].cached or 0) if raw else 0
+            alone = 2 * (size - found) + 0.5 * found + 8 * len(answer.tokens)
+            assert 1e6 * cost.paid == pytest.approx(paid)
+            assert 1e6 * cost.alone == pytest.approx(alone)
+            assert 1e6 * cost.saved == pytest.approx(alone - paid)
+            assert not cost.estimated
+            totals = [a + b for a, b in zip(totals, counts, strict=True)]
+        every = billing.savings()
+    assert every.answers == 50
+    assert totals[2] > 50
+    assert totals == [every.cost.input_tokens, every.cost.cached_tokens, every.cost.output_tokens]
+
+
+class ByHand(NamedTuple):
+    """What a provider's meter said of the consults of an answer, and what that comes to."""
+
+    prompt: int
+    written: int
+    consults: list[tuple[int, int | None, int | None, int]]
+    """Position, the prompt that was billed, cached, written."""
+    bill: tuple[int, int, int]
+    paid: str
+    alone: str
+
+
+BY_HAND = [
+    # One consult, nothing cached: 100 x 2 + 1 x 8 = 208; alone 100 x 2 + 10 x 8 = 280.
+    ByHand(100, 10, [(100, 100, 0, 1)], (100, 0, 1), "0.000208", "0.00028"),
+    # The second finds 100 of 105: 105 x 2 + 100 x 0.5 + 2 x 8 = 276; alone as before.
+    ByHand(100, 10, [(100, 100, 0, 1), (105, 105, 100, 1)], (105, 100, 2), "0.000276", "0.00028"),
+    # The first finds 64 of an earlier turn's, so the cloud alone would have too:
+    # 136 x 2 + 64 x 0.5 + 4 x 8 = 336; alone 136 x 2 + 64 x 0.5 + 50 x 8 = 704.
+    ByHand(200, 50, [(200, 200, 64, 4)], (136, 64, 4), "0.000336", "0.000704"),
+    # The meter tells computed tokens only by way of the whole: 30 x 2 + 20 x 0.5 + 8 = 78;
+    # alone 20 x 2 + 20 x 0.5 + 3 x 8 = 74.
+    ByHand(40, 3, [(41, 50, 20, 1)], (30, 20, 1), "0.000078", "0.000074"),
+    # No meter at all: 2 x (10 + 12) + 2 x 8 = 60, estimated; alone 10 x 2 + 5 x 8 = 60.
+    ByHand(10, 5, [(10, None, None, 1), (12, None, None, 1)], (22, 0, 2), "0.00006", "0.00006"),
+    # A cache that lost everything in between: (1000 + 1010 + 20) x 2 + 1000 x 0.5 + 3 x 8 = 4584;
+    # alone 1000 x 2 + 100 x 8 = 2800.
+    ByHand(
+        1000,
+        100,
+        [(1000, 1000, 0, 1), (1020, 1020, 1000, 1), (1010, 1010, 0, 1)],
+        (2030, 1000, 3),
+        "0.004584",
+        "0.0028",
+    ),
+]
+
+
+def metering(prompt: int, limits: Limits = FREE) -> AnswerCosts:
+    cloud = ScriptedCloud(noise())
+    tokens = CloudTokens([1] * prompt, ByteTokenizer(), cloud)
+    return AnswerCosts(PRICE, limits, tokens, cloud.requests, whole=True)
+
+
+def answered(completion: Completion) -> "Future[Completion]":
+    future: Future[Completion] = Future()
+    future.set_result(completion)
+    return future
+
+
+def wrote(n: int, **meter: int | None) -> Completion:
+    return Completion(ids=(97,) * n, logprobs=(None,) * n, **meter)  # type: ignore[arg-type]
+
+
+def reached() -> Sent:
+    sent = Sent()
+    sent.add(1, b"{}")
+    return sent
+
+
+@pytest.mark.parametrize("one", BY_HAND)
+def test_worked_out_by_hand(one: ByHand) -> None:
+    meter = metering(one.prompt)
+    for position, prompt, cached, n in one.consults:
+        completion = wrote(n, prompt=prompt, cached=cached)
+        meter.sent([1] * position, n, reached(), answered(completion))
+    found = meter.report([1] * (one.prompt + one.written))
+    estimated = one.consults[0][1] is None
+    assert found.billed == BilledTokens(
+        input=one.bill[0], cached=one.bill[1], output=one.bill[2], estimated=estimated
+    )
+    assert PRICE.of(found.billed) == Decimal(one.paid)
+    assert found.alone == Decimal(one.alone)
+
+
+def unanswered(error: CloudError | None = None, *, declined: bool = False) -> "Future[Completion]":
+    future: Future[Completion] = Future()
+    if error is not None:
+        error.declined = declined
+        future.set_exception(error)
+    return future
+
+
+def cancelled() -> "Future[Completion]":
+    future: Future[Completion] = Future()
+    future.cancel()
+    return future
+
+
+NEVER_LEFT, LEFT = Sent, reached
+
+
+@pytest.mark.parametrize(
+    ("future", "sent", "costs"),
+    [
+        (unanswered(CloudUnavailable("no connection")), NEVER_LEFT, False),
+        (unanswered(CloudUnavailable("cut")), LEFT, True),
+        (unanswered(CloudRejected("HTTP 400"), declined=True), LEFT, False),
+        (unanswered(CloudRejected("no whole word")), LEFT, True),
+        (unanswered(CloudTimeout("late")), LEFT, True),
+        (unanswered(CloudProtocolError("HTML")), LEFT, True),
+        (unanswered(), NEVER_LEFT, True),  # it flies, and may still leave
+        (unanswered(), LEFT, True),
+        (cancelled(), LEFT, True),
+        (cancelled(), NEVER_LEFT, False),
+    ],
+)
+def test_what_brought_nothing(
+    future: "Future[Completion]", sent: Callable[[], Sent], costs: bool
+) -> None:
+    meter = metering(100)
+    meter.sent([1] * 110, 3, sent(), future)
+    found = meter.report([1] * 110).billed
+    assert found == (BilledTokens(input=110, output=3, estimated=True) if costs else BilledTokens())
+
+
+def test_one_that_flew_is_billed_as_it_lands() -> None:
+    meter, future = metering(100), Future[Completion]()
+    meter.sent([1] * 100, 1, reached(), future)
+    assert meter.report([1] * 100).billed.estimated
+    future.set_result(wrote(1, prompt=100, cached=64))
+    assert meter.report([1] * 100).billed == BilledTokens(input=36, cached=64, output=1)
+
+
+def test_a_cached_price_that_is_the_full_one_needs_no_meter() -> None:
+    cloud = ScriptedCloud(noise())
+    tokens = CloudTokens([1] * 9, ByteTokenizer(), cloud)
+    price = price_of("2,2,8")
+    meter = AnswerCosts(price, FREE, tokens, cloud.requests, whole=True)
+    meter.sent([1] * 9, 1, reached(), answered(wrote(1, prompt=9)))
+    assert meter.report([1] * 9).billed == BilledTokens(input=9, output=1)
+
+
+def test_a_word_may_take_several_requests() -> None:
+    """A cloud of another vocabulary, text alone: counts by what its meter says of prompts."""
+
+    class Words(ScriptedCloud):
+        seams: Any = object()
+
+        def requests(self, n: int) -> tuple[int, int]:
+            return 4, 8
+
+    cloud = Words(noise())
+    tokens = CloudTokens([1] * 100, ByteTokenizer(), cloud)
+    meter = AnswerCosts(
+        PRICE, Limits(False, Decimal("0.000999")), tokens, cloud.requests, whole=True
+    )
+    # 4 x 100 + 8 x (1 + 2 + 3) prompt tokens and 32 written: 1,152 millionths.
+    assert not meter.admits([1] * 100, 1)
+    sent = reached()
+    sent.add(1, b"{}")
+    completion = wrote(2, prompt=308, cached=150, written=16)
+    meter.sent([1] * 100, 1, sent, answered(completion))
+    found = meter.report([1] * 110)
+    # 154 tokens a prompt; the second request found what the first one sent.
+    assert found.billed == BilledTokens(input=158, cached=150, output=16, estimated=True)
+    assert found.alone == PRICE.of(BilledTokens(input=154, output=15))
+
+
+def test_a_bridge_sums_what_each_request_is_billed() -> None:
+    own = ByteTokenizer(end="<other>")
+    prompt = "Q: sky? A:"
+
+    class Told(ScriptedCloud):
+        def open(self, prompt: Prompt) -> Any:
+            session = super().open(prompt)
+            ask = session.ask
+
+            def told(ids: Sequence[int], n: int, *more: Any) -> "Future[Completion]":
+                completion = ask(ids, n, *more).result()
+                return answered(replace(completion, prompt=len(ids), cached=4))
+
+            session.ask = told  # type: ignore[method-assign]
+            return session
+
+    cloud = Told(replying("incomprehensibly blue", prompt=prompt), tokenizer=own)
+    bridge = Bridge(cloud, own=own, edge=ByteTokenizer())
+    session = bridge.open(Prompt(tuple(prompt.encode())))
+    completion = session.ask(list(prompt.encode()), 1, Sampling(), 30).result()
+    assert len(cloud.asks) > 1
+    assert completion.prompt == sum(len(ids) for ids, _ in cloud.asks)
+    assert completion.cached == 4 * len(cloud.asks)
+    requests, asked = bridge.requests(1)
+    assert len(cloud.asks) <= requests
+    assert {n for _, n in cloud.asks} == {asked}
+
+
+@pytest.fixture(params=["llama-server", "vllm"])
+def engine(request: pytest.FixtureRequest) -> Iterator[tuple[ScriptedEngine, CloudModel]]:
+    found = ScriptedEngine(dialect=request.param)
+    cloud = {"llama-server": LlamaServer, "vllm": Vllm}[request.param](found.url)
+    cloud.check(ByteTokenizer())
+    yield found, cloud
+    cloud.close()
+    found.close()
+
+
+def cost_over(cloud: CloudModel, **policy: Any) -> tuple[AnswerCost, list[Consult]]:
+    decoder = Decoder(
+        ScriptedEdge(replying("blue sky today", prompt=bytes(IDS).decode())),
+        router=Random(3),
+        policy=Policy(deadline=30.0, **policy),
+        cloud=cloud,
+        billing=Billing(PRICE, limits=FREE),
+    )
+    with decoder.stream(IDS) as events:
+        told = list(events)
+    cost = told[-1].usage.cost  # type: ignore[union-attr]
+    assert cost is not None
+    return cost, [event for event in told if isinstance(event, Consult)]
+
+
+def test_an_engine_over_http(engine: tuple[ScriptedEngine, CloudModel]) -> None:
+    cost, consults = cost_over(engine[1], threshold=0.5)
+    assert len(consults) > 2
+    places = [len(IDS) + one.index for one in consults]
+    assert cost.input_tokens + cost.cached_tokens == sum(places)
+    assert cost.cached_tokens == sum(one.cached or 0 for one in consults)
+    assert cost.output_tokens == sum(one.answered for one in consults)
+
+
+@pytest.mark.parametrize("misdeed", ["busy", "declined", "error", "reset", "garbage"])
+def test_faults_over_http(engine: tuple[ScriptedEngine, CloudModel], misdeed: Any) -> None:
+    """Only a request that was declined costs nothing: who is busy or broken may have computed."""
+    served, cloud = engine
+    served.fault = lambda number: misdeed
+    cost, consults = cost_over(cloud, max_cloud_tokens=1, threshold=0.0)
+    assert consults[0].outcome != "answered"
+    assert cost.estimated == (misdeed != "declined")
+    assert (cost.paid > 0) == (misdeed != "declined")
+
+
+@pytest.mark.parametrize("meter", [{"cached": -1}, {"cached": 1 << 40}, {"cached": "many"}])
+def test_meters_that_lie(engine: tuple[ScriptedEngine, CloudModel], meter: dict[str, Any]) -> None:
+    served, cloud = engine
+    served.fault = lambda number: Twisted(lambda writing: replace(writing, **meter))
+    cost, consults = cost_over(cloud, threshold=0.0, max_cloud_tokens=1)
+    assert {one.outcome for one in consults} == {"protocol"}
+    assert cost.estimated
+    assert cost.output_tokens == len(consults)
+
+
+@pytest.mark.parametrize("prompt", [-1, 1 << 40, 100 + 65, True, 1.5, "9", float("nan")])
+def test_prompts_that_no_engine_bills(prompt: Any) -> None:
+    with pytest.raises(CloudProtocolError):
+        wrote(1, prompt=prompt).check(asked=1, prompt=100)
+
+
+def test_more_cached_than_billed() -> None:
+    with pytest.raises(CloudProtocolError, match="more cached prompt tokens"):
+        wrote(1, prompt=10, cached=11).check(asked=1, prompt=100)
+    wrote(1, prompt=101, cached=101).check(asked=1, prompt=101)
+
+
+def test_without_a_cloud_all_is_saved_and_estimated() -> None:
+    edge = ScriptedEdge(replying("blue", prompt=bytes(IDS).decode()))
+    decoder = Decoder(edge, router=Constant(1.0), policy=Policy(), billing=Billing(PRICE))
+    cost = decoder.generate(IDS).usage.cost
+    assert cost is not None
+    assert cost.paid == 0
+    assert cost.estimated
+    assert 1e6 * cost.saved == pytest.approx(2 * len(IDS) + 8 * 5)
+
+
+def test_without_a_price_there_is_no_cost() -> None:
+    decoder = Decoder(ScriptedEdge(noise()), router=Constant(1.0), policy=Policy())
+    assert decoder.generate(IDS, max_tokens=3).usage.cost is None
+
+
+def test_what_costs_hold_back_does_not_wind_the_threshold_down() -> None:
+    """Else the first consult that may go again would go for any token at all."""
+    text = "all of it but the first token is held back"
+    edge = ScriptedEdge(replying(text, prompt=bytes(IDS).decode()))
+    decoder = Decoder(
+        edge,
+        router=Constant(0.9),
+        policy=Policy(cloud_share=0.2),
+        cloud=BilledCloud(edge.script, None),
+        billing=Billing(price_of("1,1,1")),
+    )
+    with decoder.stream(IDS) as events:
+        tokens = [event for event in events if isinstance(event, Token)]
+        shift = events.budget.shift
+    assert [token.source for token in tokens] == ["cloud", *["edge"] * len(text)]
+    assert {token.reason for token in tokens[1:]} == {"cost"}
+    # One token by the cloud: half of what it is more than its share.
+    assert shift == pytest.approx(0.4)
+
+
+def test_a_pair_takes_a_price_and_sums_up() -> None:
+    edge = ScriptedEdge(replying("blue sky", prompt=bytes(IDS).decode()))
+    cloud = BilledCloud(edge.script, PrefixCache(4, 4))
+    with Pair(edge, cloud=cloud, router=Constant(0.9), threshold=0.5, price="2,0.5,8") as pair:
+        costs = [pair.ask(IDS).usage.cost for _ in range(2)]
+        assert pair.billing is not None
+        found = pair.billing.savings()
+    assert found.answers == 2
+    assert found.cost.output_tokens == sum(bill.output for bill in cloud.bills) == 7
+    assert found.cost.input_tokens == sum(bill.input for bill in cloud.bills)
+    assert found.cost.cached_tokens == sum(bill.cached for bill in cloud.bills) > 0
+    assert found.cost.paid == pytest.approx(sum(cost.paid for cost in costs if cost))
+    with pytest.raises(UsageError, match="max-cost needs to know"):
+        Pair(edge, cloud=cloud, max_cost=1.0)
+
+
+@pytest.mark.parametrize("billing", [None, Billing(PRICE), Billing(PRICE, limits=FREE)])
+def test_with_a_price_nothing_is_read_ahead_of_its_bill(billing: Billing | None) -> None:
+    """A push is billed like a prompt, and no meter tells of it."""
+    pushed: list[int] = []
+
+    class Pushed(ScriptedCloud):
+        def open(self, prompt: Prompt) -> Any:
+            session = super().open(prompt)
+            session.push = lambda ids, sent=None: pushed.append(len(ids)) or 0  # type: ignore[method-assign]
+            return session
+
+    script = replying("blue", prompt=bytes(IDS).decode())
+    decoder = Decoder(
+        ScriptedEdge(script),
+        router=Constant(0.0),
+        policy=Policy(),
+        cloud=Pushed(script),
+        billing=billing,
+    )
+    decoder.generate(IDS)
+    assert bool(pushed) == (billing is None)
+
+
+def test_guesses_send_no_consults_where_costs_are_limited() -> None:
+    """So an answer depends on what the provider has cached, and not on the link."""
+    text = "blue sky over the hills"
+    script = replying(text, prompt=bytes(IDS).decode())
+    asks: dict[str, int] = {}
+    for name, limits in (("limited", Limits(alone=False, answer=Decimal(1))), ("free", FREE)):
+        cloud = ScriptedCloud(script, delay=0.02)
+        decoder = Decoder(
+            ScriptedEdge(script),
+            router=Constant(1.0),
+            policy=Policy(span=1, run_ahead=8, deadline=30.0),
+            cloud=cloud,
+            billing=Billing(PRICE, limits=limits),
+        )
+        flying: list[int] = []
+        with decoder.stream(IDS, pending=True) as events:
+            for event in events:
+                if isinstance(event, Token):
+                    flying.append(len(cloud.asks) - event.index - 1)
+        asks[name] = max(flying)
+    assert asks["limited"] == 0 < asks["free"]
