@@ -45,11 +45,26 @@ def test_a_gateways_command_is_one_that_exists(name: str) -> None:
     assert f"EXPOSE {options['port']}" in DOCKERFILE
 
 
+@pytest.mark.deep
 def test_compose_keeps_to_the_schema() -> None:
     pytest.importorskip("check_jsonschema")
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     done = subprocess.run([*command, str(DEPLOY / "compose.yaml")], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", compose()["services"])
+def test_a_container_may_do_little(name: str) -> None:
+    found = service(name)
+    assert found["read_only"] is True
+    assert found["cap_drop"] == ["ALL"]
+    assert found["security_opt"] == ["no-new-privileges:true"]
+    assert [place.partition(":")[0] for place in found["tmpfs"]] == ["/tmp"]
+    assert "privileged" not in found
+    assert "cap_add" not in found
+    user = found.get("user") or re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE)[-1]
+    assert int(user.partition(":")[0]) > 0
+    assert found["logging"]["options"].keys() >= {"max-size", "max-file"}
 
 
 @pytest.mark.parametrize("name", GATEWAYS)
@@ -99,7 +114,7 @@ def test_digests_are_looked_up_for_every_image(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "refused", "told"),
-    [([], "vllm*", "no such manifest"), (["GATEWAY=x"], "nothing", "GATEWAY=x")],
+    [([], "vllm*", "no such manifest"), (["GATEWAY=x"], "nothing", "is not NAME_IMAGE=image:tag")],
 )
 def test_without_every_digest_nothing_is_written(
     tmp_path: Path, arguments: list[str], refused: str, told: str
@@ -156,6 +171,7 @@ def test_the_lock_covers_what_is_needed(lock: str, wanted: str) -> None:
             assert requirement.specifier.contains(version.version), line
 
 
+@pytest.mark.deep
 def test_the_sbom_lists_what_is_locked(tmp_path: Path) -> None:
     written = tmp_path / "sbom.json"
     command = ["make", "-s", "-o", ".venv/tested", "sbom", f"SBOM={written}"]
@@ -289,3 +305,17 @@ def test_waiting_ends_when_an_engine_answers() -> None:
         engine = ScriptedEngine(port=port)
         assert waiting.wait(60) == 0
         engine.close()
+
+
+def test_a_releases_actions_are_pinned() -> None:
+    text = (ROOT / ".github/workflows/release.yml").read_text()
+    used = re.findall(r"uses: (.*)", text)
+    assert used
+    assert all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", one) for one in used), used
+
+
+def test_the_version_is_that_of_the_changelog() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    first = re.search(r"^## (\S+) \((.+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert first
+    assert first[1] == version

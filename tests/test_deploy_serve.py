@@ -21,7 +21,6 @@ from tests.llama_server_process import llama_server
 
 SERVICES = compose()["services"]
 GATEWAY, SERVE, PAGE = (SERVICES[name] for name in ("gateway-llama-server", "serve", "open-webui"))
-IMAGE = "/opt/edgewise/"
 
 
 class Place(NamedTuple):

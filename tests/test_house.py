@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 LAYERS = (
     ("errors",),
-    ("registry", "events", "settings", "hub"),
+    ("registry", "events", "sandbox", "settings", "hub"),
     ("completion", "addresses", "listening"),
     ("edge",),
     ("sampling", "prompts"),
