@@ -26,8 +26,7 @@ from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.parts import open_router
 from edgewise.settings import Settings
-from edgewise_lab.bench.gateway_process import gateway_process
-from edgewise_lab.bench.link import Conditions, Figure, Gaps, LinkBench, LinkRow
+from edgewise_lab.bench.link import Conditions, Figure, Gaps, LinkBench, LinkRow, gateway_process
 from edgewise_lab.bench.pace import Pace, measured
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from edgewise_lab.tables import line
@@ -93,7 +92,7 @@ def plot(rows: Sequence[LinkRow], engine: float, path: Path) -> None:
         axes.plot(trips, [step] * len(at), "--", c="grey", label="edge alone")
         for name, values in (
             ("waiting", [row.waiting.value for row in at]),
-            ("running ahead", [row.ahead.value for row in at]),
+            ("speculating", [row.ahead.value for row in at]),
             ("bound", [row.bound for row in at]),
         ):
             style = ":" if name == "bound" else "o-"

@@ -27,7 +27,7 @@ def output(done: "subprocess.CompletedProcess[str]") -> dict[str, object]:
 
 
 def test_run_json_has_what_it_promises(cli: Run, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
+    trace = tmp_path / "trace.json"
     told = output(cli("run", QUESTION, "--json", "--trace", str(trace), "--threshold", "0.8"))
     tokens = told["tokens"]
     assert isinstance(tokens, list)
@@ -42,12 +42,8 @@ def test_run_json_has_what_it_promises(cli: Run, tmp_path: Path) -> None:
     assert usage["cloud_tokens"] == sum(token["source"] == "cloud" for token in tokens)
     assert {"prompt_tokens", "cloud_share", "cloud_calls"} <= usage.keys()
     assert told["timing"].keys() >= {"ttft", "total"}
-    events = [json.loads(line)["event"] for line in trace.read_text().splitlines()]
-    assert [event for event in events if event["type"] == "token"] == tokens
-    assert events[-1]["type"] in ("finished", "answered")
-    drawn = output(cli("trace", "show", str(trace), "--json"))
-    assert drawn["tokens"] == len(tokens)
-    assert (tmp_path / "trace.chrome.json").stat().st_size > 1000
+    events = [event["args"] for event in json.loads(trace.read_text())]
+    assert [event for event in events if event.get("type") == "token"] == tokens
 
 
 def test_plain_output_is_plain(cli: Run) -> None:
@@ -102,7 +98,7 @@ def test_an_interrupted_answer_leaves_what_it_came_to(tmp_path: Path) -> None:
     with llama_server(bundled("cloud")) as engine:
         link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=0.3))
         asks = ("--cloud", link.url, "--router", "constant:1", "--threshold", "0.5")
-        command = [sys.executable, "-m", "edgewise", "run", QUESTION, *asks, "--run-ahead", "0"]
+        command = [sys.executable, "-m", "edgewise", "run", QUESTION, *asks, "--speculate", "0"]
         try:
             with subprocess.Popen(
                 command,
@@ -129,7 +125,7 @@ def test_help_says_what_holds_without_a_flag(cli: Run, flag: str) -> None:
 
 
 @pytest.mark.parametrize("cap", [0, 1, 3])
-@pytest.mark.parametrize("ahead", [(), ("--run-ahead", "0")])
+@pytest.mark.parametrize("ahead", [(), ("--speculate", "0")])
 def test_the_cap_is_a_promise(cli: Run, cap: int, ahead: tuple[str, ...]) -> None:
     told = output(
         cli("run", QUESTION, "--json", "--threshold", "0", "--max-cloud-tokens", str(cap), *ahead)
