@@ -120,7 +120,7 @@ def test_a_package_that_is_broken(site: Site, source: str | None, problem: str) 
     with pytest.raises(UsageError) as caught:
         ROUTERS.load("half")
     assert problem in said(caught)
-    assert caught.value.__cause__ is not None or "no router" in problem
+    assert caught.value.__cause__ is not None or "not a router" in problem
 
 
 def file(folder: Path, source: str = GOOD) -> Path:

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -64,27 +63,3 @@ def test_every_public_name_can_be_had() -> None:
     assert set(edgewise.__all__) <= set(dir(edgewise))
     with pytest.raises(AttributeError, match="nothing"):
         _ = edgewise.nothing
-
-
-def test_a_package_adds_a_command(tmp_path: Path) -> None:
-    """By an entry point; the help names it without importing it."""
-    (tmp_path / "greeting.py").write_text(
-        "from pathlib import Path\nPath('imported').touch()\n"
-        "def greet(name: str) -> None:\n    '''Greet NAME.'''\n    print('Hello', name)\n"
-    )
-    info = tmp_path / "greeting-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[edgewise.commands]\ngreet = greeting:greet\n")
-
-    def edgewise(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        script = "import sys; sys.path.insert(0, '.'); from edgewise.cli.main import main; main()"
-        command = [sys.executable, "-c", script, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-
-    helped = edgewise("--help")
-    assert (helped.returncode, "greet " in helped.stdout) == (0, True), helped.stderr
-    assert not (tmp_path / "imported").exists()
-    done = edgewise("greet", "you")
-    assert (done.returncode, done.stdout) == (0, "Hello you\n"), done.stderr
-    assert "'greet'" in edgewise("gret").stderr

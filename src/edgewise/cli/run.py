@@ -14,7 +14,6 @@ import typer
 
 from edgewise.addresses import is_url
 from edgewise.cli import options, render
-from edgewise.cli.interrupts import interruptible, until
 from edgewise.cli.options import (
     COSTS,
     MACHINE,
@@ -102,8 +101,8 @@ def run(
 
 def _show(events: Iterator[Event]) -> None:
     """The answer as it comes, and what it came to, interrupted or not."""
-    with interruptible() as interrupted:
-        said = list(until(interrupted, render.painted(events)))
+    with render.interruptible() as interrupted:
+        said = list(render.until(interrupted, render.painted(events)))
     if said and isinstance(said[-1], Finished):
         render.note(render.summary(collect(iter(said))))
         return
