@@ -137,7 +137,7 @@ class Parameter(Protocol):
 
 def told(error: EdgewiseError, parameters: Iterable[Parameter]) -> str:
     """An error with how a command's user reaches what it says should be set."""
-    return error.told(_reached(error, parameters))
+    return error.sentence(_reached(error, parameters))
 
 
 def fix(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:
