@@ -91,11 +91,13 @@ class StaleStepError(EdgewiseError):
 class CloudError(EdgewiseError):
     """The cloud model did not answer a consult; `reason` is what a `Token` reports.
 
-    `declined`: what was asked said no by itself, so it wrote nothing and bills nothing.
+    `declined`: what was asked said no by itself, so it wrote nothing and bills nothing. `status` is
+    the HTTP status of the answer, None where there was none or it said so otherwise.
     """
 
     reason: ClassVar[Fault] = "unavailable"
     declined: bool = False
+    status: int | None = None
 
 
 class CloudUnavailable(CloudError):
@@ -120,13 +122,9 @@ class CloudRefused(CloudError):
 
 
 class CloudRejected(CloudError):
-    """The engine declined the request itself, for instance for its length.
-
-    `status` is the HTTP status with which it did, None where it said so otherwise.
-    """
+    """The engine declined the request itself, for instance for its length."""
 
     reason = "rejected"
-    status: int | None = None
 
 
 class OtherVocabulary(CloudRejected):

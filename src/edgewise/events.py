@@ -70,10 +70,9 @@ class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
     `index` is the answer's token it asked for, `asked` how many tokens it asked for (words, of a
     cloud with another vocabulary), `answered` how many came back. `sent_ids` token ids travelled
     for it to `host`, in messages of `sent_bytes` bytes (bodies alone); nothing does to a model in
-    this process. `new_tokens` of the conversation had not been told there before, `new_characters`
-    of text. `cached` and `computed` are prompt tokens by the engine's own meter (None where it has
-    none), `engine_seconds` its own time.
-    `request_id` names it in the logs of gateway and engine; None where none was asked.
+    this process. `cached` and `computed` are prompt tokens by the engine's own meter (None where it
+    has none), `engine_seconds` its own time. `request_id` names it in the logs of gateway and
+    engine; None where none was asked.
     """
 
     index: int
@@ -89,8 +88,6 @@ class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
     message: str | None = None
     request_id: str | None = None
     host: str = ""
-    new_tokens: int = 0
-    new_characters: int = 0
 
 
 class Pending(msgspec.Struct, frozen=True, tag="pending"):
@@ -128,8 +125,7 @@ class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer sent to `host`, None where it sent nothing.
 
     Messages' bodies of `bytes` bytes with `tokens` ids, for consults and for what was pushed ahead
-    of them. `new_tokens` of the conversation, `new_characters` of text, had not been told there
-    before.
+    of them.
     """
 
     host: str | None = None
@@ -137,8 +133,6 @@ class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
     pushes: int = 0
     bytes: int = 0
     tokens: int = 0
-    new_tokens: int = 0
-    new_characters: int = 0
 
 
 class AnswerCost(msgspec.Struct, frozen=True, kw_only=True):

@@ -200,8 +200,8 @@ async def compare_all(engine: Speller, tokenizer: Tokenizer) -> str:
     except TimeoutError:
         return _not_all(f"it took longer than {COMPARE_SECONDS:g} s")
     except CloudError as error:
-        told = isinstance(error, CloudRejected | CloudProtocolError) or error.declined
-        if not told:
+        answered = error.status is not None or isinstance(error, CloudProtocolError | CloudRejected)
+        if not answered:
             raise
         return _not_all(error.message.rstrip("."))
     if count is None:
@@ -296,7 +296,7 @@ class _Comparison:
         try:
             await self._compared(Batch(range(size, size + BEYOND), marks=True))
         except CloudError as error:
-            if not error.declined:
+            if error.status is None:
                 raise
 
     def _require_room(self, told: int | None) -> None:

@@ -128,6 +128,7 @@ class Endpoint:
         problem = not_now(self.url, response.status, request_id, later)
         problem = problem or self.declined(response.status, body, bounded(request_id))
         # Of an engine that is busy or broken nobody knows what it computed, and bills.
+        problem.status = response.status
         problem.declined = response.status < 500 and response.status not in (408, 429)
         raise problem
 
