@@ -2,7 +2,7 @@
 
 A 0.5B-shaped edge model with random weights, not slowed down; a small random model of the same
 vocabulary in a real llama-server as its cloud (it never agrees, so every consult rewinds: the worst
-case for running ahead). Both methods ask over the same emulated link in the same run; see
+case for speculating). Both methods ask over the same emulated link in the same run; see
 `edgewise_lab.bench.paper_method`. Prints Markdown.
 """
 

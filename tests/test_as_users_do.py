@@ -81,7 +81,7 @@ def test_a_plug_that_is_pulled_in_mid_answer() -> None:
     with llama_server(bundled("cloud")) as engine:
         link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=0.01))
         flags = ("--cloud", link.url, "--router", "constant:1", "--threads", "1")
-        with serving(*flags, "--threshold", "0.5", "--run-ahead", "0") as url:
+        with serving(*flags, "--threshold", "0.5", "--speculate", "0") as url:
             client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
             tokens = told(client, pulled=link.refuse)
             written = [token["source"] for token in tokens]

@@ -23,7 +23,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.frontier.pocket import MAIN, NOTES, RUN_AHEAD, SLOWER, Pocket, Twice
+from benchmarks.frontier.pocket import MAIN, NOTES, SPECULATE, SLOWER, Pocket, Twice
 from benchmarks.frontier.query_router import query_router, scores_of
 from edgewise.errors import UsageError
 from edgewise_lab.bench.frontier.report import CLOUD, EDGE, Frontier, MeasuredAnswers, frontier
@@ -133,7 +133,7 @@ def conditions(pocket: Pocket, options: argparse.Namespace) -> dict[str, object]
         "edge_step_ms": 1000 * HALF_BILLION.seconds[0],
         "larger_edge_times": SLOWER,
         "cloud_pace": pocket.pace._asdict(),
-        "run_ahead": RUN_AHEAD,
+        "speculate": SPECULATE,
     }
 
 

@@ -29,7 +29,7 @@ def test_a_link_is_measured_on_the_bundled_pair(edgewise: Edgewise) -> None:
     assert row["identical"] == 2
     assert row["bound"] >= 1
     assert row["waiting"]["value"] > 1
-    # A run-ahead decodes at least once a token.
+    # Speculation decodes at least once a token.
     assert row["decodes_per_token"] >= 1
     assert row["thrown_away"] == pytest.approx(row["decodes_per_token"] - 1)
 

@@ -185,7 +185,7 @@ def test_a_pair_keeps_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         cloud=cloud,
         router=Constant(1.0),
         threshold=0.5,
-        run_ahead=0,
+        speculate=0,
     ) as pair:
         sent = pair.ask(list(b"sky: "), max_tokens=4).usage.sent
     cloud.close()

@@ -34,7 +34,7 @@ CLOUDS: dict[str, tuple[Any, Dialect]] = {
 
 @contextmanager
 def watched(name: str) -> Iterator[tuple[TestClient, Recorder]]:
-    """A server that asks for every token and runs ahead, and what crosses to its cloud."""
+    """A server that asks for every token and speculates, and what crosses to its cloud."""
     made, dialect = CLOUDS[name]
     with ExitStack() as stack:
         engine = ScriptedEngine(dialect=dialect)
@@ -45,7 +45,7 @@ def watched(name: str) -> Iterator[tuple[TestClient, Recorder]]:
         cloud = made(recorder.url)
         stack.callback(cloud.close)
         edge = ScriptedEdge(noise(), context=1 << 14)
-        client = stack.enter_context(app(cloud, edge=edge, run_ahead=4))
+        client = stack.enter_context(app(cloud, edge=edge, speculate=4))
         recorder.forget()
         yield client, recorder
 

@@ -94,7 +94,7 @@ def edge(
 
 @app.command()
 @takes(
-    *(*ONE_VOCABULARY, "router", "run_ahead", "ctx", "threads"),
+    *(*ONE_VOCABULARY, "router", "speculate", "ctx", "threads"),
     reads=["cloud_key", "cloud_share", "gpu_layers"],
     unaffected=[*DRAWS, *SERVING],
 )
@@ -123,7 +123,7 @@ def link(
     calibration: Annotated[int, typer.Option(help="Others, where a threshold is missing.")] = 60,
     json: options.Json = False,
 ) -> None:
-    """Time per token over an emulated link: edge alone, waiting for consults, running ahead.
+    """Time per token over an emulated link: edge alone, waiting for consults, speculating.
 
     The bundled pair answers through a gateway that is started for it, its edge as slow as a 0.5B.
     At the end it says which way is fastest over the longest round trip, and what routing buys.
@@ -135,7 +135,7 @@ def link(
     tasks = with_calibration(
         task, "test", data=data, check=None, limit=questions, calibration=calibration
     )
-    first = Conditions(0.0, 0.0, 0.0, loss, engine_time / 1000, chosen.run_ahead)
+    first = Conditions(0.0, 0.0, 0.0, loss, engine_time / 1000, chosen.speculate)
     with render.progress(hidden=json) as progress:
         slowed = pace_named(pace, chosen)
         rows, cloud = _measured(chosen, tasks, slowed, shares, trips, first, progress)

@@ -30,7 +30,7 @@ from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
     reads=["cloud_share", "deadline", "ctx", "threads", "gpu_layers"],
     unaffected=[
         *("cloud_key", *CONNECTING, "cloud_tokenizer", *VIEW),
-        *(*DRAWS, "run_ahead", "on_cloud_error", *COSTS, *SERVING),
+        *(*DRAWS, "speculate", "on_cloud_error", *COSTS, *SERVING),
     ],
 )
 def demo(

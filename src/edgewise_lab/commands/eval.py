@@ -39,11 +39,11 @@ _NAMED = 3
 """Questions that an error names."""
 
 
-# Answers are greedy, so there are no draws; running ahead changes none; a cloud that fails ends it.
+# Answers are greedy, so there are no draws; speculating changes none; a cloud that fails ends it.
 @takes(
     *(*MODELS, *VIEW, "deadline", *MACHINE),
     reads=["cloud_key", "router", "cloud_share"],
-    unaffected=[*DRAWS, "run_ahead", "on_cloud_error", *SERVING],
+    unaffected=[*DRAWS, "speculate", "on_cloud_error", *SERVING],
 )
 def evaluate(
     task: shared.TaskName,

@@ -52,7 +52,7 @@ COMMIT_POINT, LARGER_EDGE = "commit point", "larger edge"
 
 # Nothing is drawn; consults are for a token; a cloud that fails ends it, and so nothing is pushed.
 @takes(
-    *(*ONE_VOCABULARY, "run_ahead", "ctx", "threads"),
+    *(*ONE_VOCABULARY, "speculate", "ctx", "threads"),
     reads=["cloud_key", "router", "cloud_share", "gpu_layers"],
     unaffected=[*DRAWS, "on_cloud_error", *SERVING],
 )
@@ -245,7 +245,7 @@ def _plan(
     larger: tuple[EdgeModel, Pace] | None,
 ) -> dict[str, Callable[[], MeasuredSystem]]:
     """Every system by the name of its row."""
-    ahead = wish.chosen.run_ahead
+    ahead = wish.chosen.speculate
     plan: dict[str, Callable[[], MeasuredSystem]] = {EDGE: systems.edge}
     if larger is not None:
         plan[LARGER_EDGE] = lambda: systems.larger_edge(*larger)
@@ -292,7 +292,7 @@ def _conditions(wish: _Wish, trip: float | None) -> dict[str, object]:
         "round_trip_ms": trip,
         "edge_pace": wish.pace or ("0.5b" if wish.chosen.edge == "bundled" else "none"),
         "cloud_pace": EnginePace()._asdict() if wish.slowed else None,
-        "run_ahead": wish.chosen.run_ahead,
+        "speculate": wish.chosen.speculate,
     }
 
 

@@ -48,7 +48,7 @@ JudgedBy = Annotated[
     reads=["cloud_key"],
     unaffected=[
         *("router", "cloud_share", "threshold"),
-        *("top_p", "run_ahead", "on_cloud_error"),
+        *("top_p", "speculate", "on_cloud_error"),
         *(*SERVING),
     ],
 )

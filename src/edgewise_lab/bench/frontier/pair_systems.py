@@ -191,25 +191,25 @@ class PairSystems:
         self._streams.append(stream)
         return stream
 
-    def pair(self, router: Router, threshold: float, run_ahead: int) -> MeasuredSystem:
-        """Both, by a router with a static threshold; it waits for consults without `run_ahead`."""
+    def pair(self, router: Router, threshold: float, speculate: int) -> MeasuredSystem:
+        """Both, by a router with a static threshold; it waits for consults without `speculate`."""
         return Timed(
             self._paced(),
             self._max_tokens,
             router=router,
-            policy=pair_policy(threshold, run_ahead=run_ahead),
+            policy=pair_policy(threshold, speculate=speculate),
             cloud=self._recorded(),
             link=self._link,
         )
 
-    def commit_point(self, run_ahead: int) -> MeasuredSystem:
+    def commit_point(self, speculate: int) -> MeasuredSystem:
         """One consult where a choice is first named."""
         return TimedCommitPoint(
             self._model,
             self._paced(),
             self._max_tokens,
             cloud=self._recorded(),
-            run_ahead=run_ahead,
+            speculate=speculate,
             link=self._link,
         )
 
