@@ -22,6 +22,8 @@ from tests.hub import serving as hub_serving
 from tests.llama_server_process import llama_server
 from tests.server.serving import serving
 
+pytestmark = pytest.mark.deep
+
 QUESTION = "Tell me about copper."
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -75,7 +77,6 @@ def test_a_model_from_a_mirror_then_without_any_network(edgewise: Run) -> None:
     assert json.loads(done.stdout)["text"] == text
 
 
-@pytest.mark.deep
 def test_a_plug_that_is_pulled_in_mid_answer() -> None:
     """The answer is whole, says where the cloud was missed, and later ones have it back."""
     with llama_server(bundled("cloud")) as engine:

@@ -14,9 +14,8 @@ from edgewise.routers.named import router_named
 from edgewise.settings import Settings
 from edgewise.testing.link import Link, Quality
 from edgewise_lab.bench.frontier.billing import MeasuredSystem
-from edgewise_lab.bench.frontier.pair_systems import PLACE_NOTE, PairSystems
+from edgewise_lab.bench.frontier.pair_systems import PLACE_NOTE, MeasuredStore, PairSystems
 from edgewise_lab.bench.frontier.report import CLOUD, EDGE
-from edgewise_lab.bench.frontier.store import MeasuredStore
 from edgewise_lab.bench.link import http_target
 from edgewise_lab.bench.pace import HALF_BILLION, UNPACED, EnginePace, Pace, PacedEngine
 from edgewise_lab.evaluation.calibration import thresholds_for

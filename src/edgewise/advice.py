@@ -84,7 +84,7 @@ class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
     The edge takes `step` a token and `edge_prompt` until its first; the cloud `cloud_token` a token
     that it streams and `cloud_prompt` until its first, without the link. `consult` is the engine's
     time of one consult, `asked` the part of the tokens consulted for (p), `changed` the part of the
-    consults whose completion differs from the edge's token (d), `speculate` the guesses at most.
+    consults whose completion differs from the edge's token (d), `speculate` the most drafts.
     `cached` is the part of a prompt sent again that the provider has cached.
     """
 

@@ -177,9 +177,9 @@ def test_a_key_that_stands_there_in_two_spellings_is_one(
     edgewise: Edgewise, tmp_path: Path
 ) -> None:
     place = tmp_path / "edgewise.toml"
-    place.write_text("speculate = 3\nspeculate = 4\n")
-    assert edgewise("config", "set", "speculate", "5").code == 0
-    assert place.read_text() == "speculate = 5\n"
+    place.write_text("max-tokens = 3\nmax_tokens = 4\n")
+    assert edgewise("config", "set", "max-tokens", "5").code == 0
+    assert place.read_text() == "max-tokens = 5\n"
 
 
 @pytest.mark.parametrize(

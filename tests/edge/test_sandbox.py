@@ -17,6 +17,7 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp import library as binding
 from edgewise.edge.llamacpp import sandbox as trial
 from edgewise.errors import ModelError
+from edgewise.sandbox import Child
 from tests.mutated_gguf import mutants
 
 EPSILON = "llama.attention.layer_norm_rms_epsilon"
@@ -39,13 +40,13 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tried:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "cache"))
     begun: list[object] = []
-    run = subprocess.run
+    start = subprocess.Popen
 
     def counted(*args: object, **more: object) -> object:
         begun.append(args)
-        return run(*args, **more)  # type: ignore[call-overload]
+        return start(*args, **more)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(subprocess, "run", counted)
+    monkeypatch.setattr(subprocess, "Popen", counted)
     return lambda: len(begun)
 
 
@@ -115,15 +116,15 @@ def test_a_file_that_changes_is_tried_again(tried: Tried, sound: Path) -> None:
 def test_a_file_that_changes_while_it_is_tried_is_not_remembered(
     tried: Tried, sound: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = subprocess.run
+    ask = Child.ask
 
-    def replacing(*args: object, **more: object) -> object:
-        done = run(*args, **more)  # type: ignore[call-overload]
+    def replacing(child: Child, request: bytes) -> bytes:
+        done = ask(child, request)
         os.utime(sound, (1, 1))
         return done
 
     with monkeypatch.context() as patched:
-        patched.setattr(subprocess, "run", replacing)
+        patched.setattr(Child, "ask", replacing)
         load(sound)
     load(sound)
     assert tried() == 2

@@ -351,7 +351,7 @@ def test_a_process_that_was_taken_over_lies_in_vain(
     (tmp_path / "worker.py").write_text("\n".join(lines))
     renderer = make(seconds=10)
     with monkeypatch.context() as changed:
-        changed.setattr("edgewise.prompts.worker.__file__", str(tmp_path / "worker.py"))
+        changed.setattr("edgewise.sandbox.worker.__file__", str(tmp_path / "worker.py"))
         with pytest.raises(ModelError, match=words):
             renderer.render(PLAIN, said("Hi"))
     assert renderer.render(PLAIN, said("Hi")) == "<user>Hi\n"

@@ -31,7 +31,7 @@ SCHEMA = {
 
 @pytest.mark.parametrize("speculate", [None, 8])
 def test_a_real_model_answers_in_json(smollm2_path: Path, speculate: int | None) -> None:
-    """Alone, and speculating of itself as the cloud, which is not told of the form."""
+    """Alone, and with itself as the cloud, which is not told of the form."""
     model = LlamaModel(smollm2_path, context=192, threads=1, gpu_layers=0, slots=2)
     # It closes the model, too.
     with closing(LocalCloud(model)) as cloud:

@@ -63,7 +63,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     every token asked for counts, unless the consult failed before its deadline. `span` is tokens
     per consult, or words where the cloud has another vocabulary, `deadline` seconds per consult;
     without one it follows the measured latency. While a consult flies the edge goes on from its own
-    token for up to `speculate` draft tokens; 0 waits. Under a cap drafts send no consults.
+    token for up to `speculate` draft tokens; 0 waits for it. Under a cap drafts send no consults.
     """
 
     threshold: float = 0.5

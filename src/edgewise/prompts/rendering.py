@@ -10,6 +10,8 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 from weakref import WeakSet
 
@@ -19,7 +21,7 @@ from edgewise.edge.base import Tokenizer
 from edgewise.errors import ModelError, UsageError
 from edgewise.prompts.conversation import Change, conversation
 from edgewise.prompts.messages import MAX_PROMPT, Message, Tool
-from edgewise.prompts.process import ProcessEnded, TemplateProcess, Why
+from edgewise.sandbox import Child, ChildEnded, Why
 
 MAX_TEMPLATE = 100_000
 """Longest chat template that is compiled, characters."""
@@ -28,11 +30,12 @@ SECONDS = 2.0
 """Longest that one rendering may take, compiling included."""
 
 MEMORY = 512 << 20
-"""Most address space of a process that renders, bytes. Idle it takes 100 MB, 21 MB of them used."""
+"""Most memory of a process that renders, bytes. Idle it takes 21 MB."""
 
 WORKERS = 4
 """Most processes that render at a time: as many as a server has slots."""
 
+_LIBRARIES = ("jinja2", "markupsafe")
 _PATIENCE = 0.02
 """Seconds to wait for a busy process before another is started, which takes longer."""
 
@@ -40,6 +43,7 @@ _PATIENCE = 0.02
 class _Request(msgspec.Struct):
     template: str
     variables: Mapping[str, object]
+    longest: int
 
 
 class _Reply(msgspec.Struct):
@@ -73,13 +77,13 @@ class Renderer:
 
     def render(self, template: str, variables: Mapping[str, object]) -> str:
         """The text of a template. Raises `ModelError`; `UsageError` for what is no text."""
-        request = _encoded(template, variables)
+        request = _encoded(template, variables, self._longest)
         process = self._take()
         try:
             reply = msgspec.json.decode(process.ask(request), type=_Reply)
-        except (ProcessEnded, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (ChildEnded, msgspec.MsgspecError, UnicodeDecodeError) as error:
             self._end(process)
-            why: Why = error.why if isinstance(error, ProcessEnded) else "process"
+            why: Why = error.why if isinstance(error, ChildEnded) else "process"
             raise self._past(why) from error
         except BaseException:
             self._end(process)  # in the middle of a reply
@@ -111,10 +115,10 @@ class Renderer:
 
     def _reset(self) -> None:
         self._changed = threading.Condition()
-        self._all: set[TemplateProcess] = set()
-        self._idle: list[TemplateProcess] = []
+        self._all: set[Child] = set()
+        self._idle: list[Child] = []
 
-    def _take(self) -> TemplateProcess:
+    def _take(self) -> Child:
         with self._changed:
             if self._all and not self._idle:
                 self._changed.wait(_PATIENCE)
@@ -128,17 +132,21 @@ class Renderer:
                 process.end()
             return self._new()
 
-    def _new(self) -> TemplateProcess:
+    def _new(self) -> Child:
         try:
-            process = TemplateProcess(
-                seconds=self._seconds, memory=self._memory, longest=self._longest
+            process = Child(
+                f"{Path(__file__).with_name('template.py')}:answer",
+                seconds=self._seconds,
+                memory=self._memory,
+                longest=6 * self._longest + (1 << 16),  # in JSON a character is six bytes at most
+                folders=_folders(),
             )
         except OSError as error:
             raise self._past("start") from error
         self._all.add(process)
         return process
 
-    def _give_back(self, process: TemplateProcess) -> None:
+    def _give_back(self, process: Child) -> None:
         with self._changed:
             kept = process in self._all
             if kept:
@@ -147,7 +155,7 @@ class Renderer:
         if not kept:  # closed meanwhile
             process.end()
 
-    def _end(self, process: TemplateProcess) -> None:
+    def _end(self, process: Child) -> None:
         process.end()
         with self._changed:
             self._all.discard(process)
@@ -176,7 +184,7 @@ def _unrendered(what: str) -> ModelError:
     )
 
 
-def _encoded(template: str, variables: Mapping[str, object]) -> bytes:
+def _encoded(template: str, variables: Mapping[str, object], longest: int) -> bytes:
     if len(template) > MAX_TEMPLATE:
         raise _unrendered(f"has {len(template)} characters, more than {MAX_TEMPLATE}")
     try:
@@ -184,9 +192,16 @@ def _encoded(template: str, variables: Mapping[str, object]) -> bytes:
     except UnicodeEncodeError as error:
         raise _unrendered("is no valid UTF-8") from error
     try:
-        return msgspec.json.encode(_Request(template, variables))
+        return msgspec.json.encode(_Request(template, variables, longest))
     except UnicodeEncodeError as error:
         raise UsageError("A message is no valid UTF-8", hint="convert it first") from error
+
+
+def _folders() -> list[str]:
+    """Where the process finds what it imports."""
+    found = [find_spec(name) for name in _LIBRARIES]
+    origins = [spec.origin for spec in found if spec is not None and spec.origin is not None]
+    return list(dict.fromkeys(str(Path(origin).parents[1]) for origin in origins))
 
 
 _renderers: WeakSet[Renderer] = WeakSet()

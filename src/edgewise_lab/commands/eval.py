@@ -19,8 +19,15 @@ from edgewise.routers.card import digest, trained_digests
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
 from edgewise_lab.commands.shared import figures_tables
-from edgewise_lab.evaluation.cautions import cautions
-from edgewise_lab.evaluation.plan import MOST, Contender, Evaluation, Work, Workers, manifest
+from edgewise_lab.evaluation.plan import (
+    MOST,
+    Contender,
+    Evaluation,
+    Work,
+    Workers,
+    cautions,
+    manifest,
+)
 from edgewise_lab.evaluation.report import Row, as_csv, plot, rows, summary
 from edgewise_lab.evaluation.store import Store
 from edgewise_lab.evaluation.tasks.base import Task

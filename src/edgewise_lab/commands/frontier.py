@@ -24,13 +24,14 @@ from edgewise_lab.bench.frontier.billing import MeasuredSystem
 from edgewise_lab.bench.frontier.pair_systems import (
     PLACE_NOTE,
     SPANS_NOTE,
+    MeasuredStore,
     PairSystems,
     has_choices,
+    measure,
 )
 from edgewise_lab.bench.frontier.report import CLOUD, EDGE, Frontier, MeasuredAnswers
 from edgewise_lab.bench.frontier.report import frontier as compared
 from edgewise_lab.bench.frontier.shown import notes, plots, tables
-from edgewise_lab.bench.frontier.store import MeasuredStore, measure
 from edgewise_lab.bench.link import http_target
 from edgewise_lab.bench.pace import UNPACED, EnginePace, Pace
 from edgewise_lab.bench.pace import measured as measured_pace

@@ -10,19 +10,14 @@ import hashlib
 import logging
 import os
 import re
-import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, cast
 
 from edgewise.addresses import bundled, parts_of
 from edgewise.edge.llamacpp import library as binding
 from edgewise.errors import ModelError
-
-HEARD = 3
-"""Exit status of a child that was refused by llama.cpp in words: the caller will hear them too."""
+from edgewise.sandbox import Child, ChildEnded
 
 KEPT = 256
 """How many files are remembered."""
@@ -31,7 +26,13 @@ SECONDS = 60.0
 SECONDS_A_BYTE = 1 / (20 << 20)
 """How long loading a file may take: a slow disk's time, and more."""
 
-_TOLD = 1 << 14
+_MEMORY = 8 << 30
+_ENVIRONMENT = {
+    # Without a GPU, and without a debugger's backtrace.
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "HIP_VISIBLE_DEVICES": "-1",
+    "GGML_NO_BACKTRACE": "1",
+}
 _PLACE = re.compile(r"^\S*/(?=[\w.-]+:\d+: )")
 _log = logging.getLogger(__name__)
 
@@ -46,15 +47,14 @@ def require_survived(path: Path) -> None:
     record = folder and folder / before
     if record and _remembered(record):
         return
-    status, told = _tried(path)
-    if status == 0 and _identity(path) == before:
-        if record:
-            _remember(record, path)
-    elif status not in (0, HEARD):
+    ended = _tried(path)
+    if ended:
         raise ModelError(
-            f"{str(path)!r} is damaged, or no model that llama.cpp can run ({_end(status, told)})",
+            f"{str(path)!r} is damaged, or no model that llama.cpp can run ({ended})",
             hint="download it again",
         )
+    if ended is None and record and _identity(path) == before:
+        _remember(record, path)
 
 
 def _identity(path: Path) -> str:
@@ -71,68 +71,45 @@ def _identity(path: Path) -> str:
     return hashlib.sha256("\n".join(held).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _tried(path: Path) -> tuple[int | None, list[str]]:
-    """How a child that loads the file ends, and the last lines it says; None where it hangs."""
-    limit = SECONDS + path.stat().st_size * SECONDS_A_BYTE
-    # -P: what lies in the current folder is no module of ours.
-    command = [sys.executable, "-P", "-m", "edgewise.edge.llamacpp.sandboxed", str(path)]
-    with _place_for_words() as said:
-        try:
-            done = subprocess.run(  # noqa: S603
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=said,
-                env=_environment(),
-                timeout=limit,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return None, _last_lines(said)
-        except OSError as error:
-            # Where no process can be started the file is as safe as it was before.
-            _log.warning("%r is loaded untried: no process can be started (%s)", str(path), error)
-            return HEARD, []
-        return done.returncode, _last_lines(said)
+def _tried(path: Path) -> str | None:
+    """How a child ends that loads the file; None where it survives, "" where nobody knows.
 
-
-def _place_for_words() -> IO[bytes]:
-    """A file without a name; where there is no room for one a child's status has to do."""
+    A file that llama.cpp refuses in words is refused here in the same words, and not remembered.
+    """
+    # What lies in the current folder is no module of ours.
+    here = Path.cwd()
+    folders = [folder for folder in sys.path if folder and Path(folder) != here]
     try:
-        return cast(IO[bytes], tempfile.TemporaryFile())
-    except OSError:
-        return open(os.devnull, "w+b")
+        child = Child(
+            "edgewise.edge.llamacpp.sandboxed:load",
+            seconds=SECONDS + path.stat().st_size * SECONDS_A_BYTE,
+            memory=_MEMORY,
+            longest=1,
+            folders=[str(Path(__file__).parents[3]), *folders],
+            environment=_ENVIRONMENT,
+            keep_words=True,
+        )
+    except OSError as error:
+        # Where no process can be started the file is as safe as it was before.
+        _log.warning("%r is loaded untried: no process can be started (%s)", str(path), error)
+        return ""
+    try:
+        return None if child.ask(os.fsencode(path)) else ""
+    except ChildEnded as error:
+        return _end(error)
+    finally:
+        child.end()
 
 
-def _environment() -> dict[str, str]:
-    """Without a GPU, without a debugger's backtrace, with this very Edgewise."""
-    source = str(Path(__file__).parents[2])
-    paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
-    hidden = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "-1")
-    return {
-        **os.environ,
-        **hidden,
-        "GGML_NO_BACKTRACE": "1",
-        "PYTHONPATH": os.pathsep.join(paths),
-    }
-
-
-def _last_lines(said: IO[bytes]) -> list[str]:
-    end = said.seek(0, os.SEEK_END)
-    said.seek(max(0, end - _TOLD))
-    lines = said.read().decode("utf-8", "replace").splitlines()
-    return [line.strip() for line in lines if line.strip()]
-
-
-def _end(status: int | None, told: list[str]) -> str:
+def _end(error: ChildEnded) -> str:
     """How the child ended, and why if it said so."""
-    if status is None:
+    if error.why == "time" or error.status is None:
         how = "loading it does not end"
-    elif status < 0:
-        how = f"loading it ends with signal {-status}"
+    elif error.status < 0:
+        how = f"loading it ends with signal {-error.status}"
     else:
-        how = f"loading it ends with status {status}"
-    return f"{how}: {_PLACE.sub('', told[-1])[:300]}" if told else how
+        how = f"loading it ends with status {error.status}"
+    return f"{how}: {_PLACE.sub('', error.words[-1])[:300]}" if error.words else how
 
 
 def cache_folder(what: str) -> Path | None:

@@ -1,14 +1,7 @@
-"""Load a GGUF file as an edge model would, in a process that may be lost: see `trial`.
-
-    python -m edgewise.edge.llamacpp.sandboxed FILE
-
-Ends with status 0 where the file can be loaded, with `HEARD` where llama.cpp refuses it in words,
-and in whatever other way a broken file ends it.
-"""
+"""Load a GGUF file as an edge model would, in a child process that may be lost: see `sandbox`."""
 
 import ctypes
-import sys
-from contextlib import suppress
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +9,6 @@ from edgewise.edge.base import PROBES
 from edgewise.edge.llamacpp.context import LlamaBatch, LlamaContext
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.llamacpp.load import new_context, open_weights
-from edgewise.edge.llamacpp.sandbox import HEARD
 from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
 from edgewise.errors import ModelError
 
@@ -26,30 +18,16 @@ CONTEXT = 16
 LARGEST_RUN = 4 << 30
 """Bytes of the largest file that is asked for a token: a larger one may not fit in memory."""
 
-_MEMORY = 8 << 30
 _ROOM = 64
 
 
-def main(path: Path) -> int:
-    """The status to end with."""
-    _bound()
+def load(path: bytes) -> bytes:
+    """One byte where the file can be loaded; none where llama.cpp refuses it in words."""
     try:
-        _load(path)
+        _load(Path(os.fsdecode(path)))
     except ModelError:
-        return HEARD
-    return 0
-
-
-def _bound() -> None:
-    """No core file; and a count that is a lie must not take the machine's memory."""
-    if sys.platform == "win32":
-        return
-    import resource
-
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
+        return b""
+    return b"1"
 
 
 def _load(path: Path) -> None:
@@ -74,7 +52,3 @@ def _write_every_piece(model: Any, size: int) -> None:
     ids = (llama_cpp.llama_token * size)(*range(size))
     text = (ctypes.c_char * (_ROOM * size))()
     llama_cpp.llama_detokenize(vocabulary, ids, size, text, len(text), False, True)
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))

@@ -10,6 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.paper_demo import (
+    Comparison,
+    PlainCloud,
+    TextCompletions,
+    UncachedEdge,
+    compare,
+)
 from edgewise.addresses import bundled
 from edgewise.completion import Completion
 from edgewise.edge.base import EdgeModel
@@ -24,13 +31,6 @@ from edgewise.testing.link import Link
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, noise, replying
 from edgewise_lab.bench.pace import PacedEdge
-from edgewise_lab.bench.paper_method import (
-    Comparison,
-    PlainCloud,
-    TextCompletions,
-    UncachedEdge,
-    compare,
-)
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.scripted_text import Retold, ScriptedText
 from tests.gateway.running import gateway

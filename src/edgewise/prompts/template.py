@@ -1,0 +1,85 @@
+"""Renders chat templates in Jinja's sandbox. Loaded by a child process, with nothing of Edgewise.
+
+A request is JSON with `template`, `variables` and the `longest` text, characters. A reply is
+`{"text": ...}`, or `{"refused": ..., "reason": ...}`.
+"""
+
+import json
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+LONGEST_REASON = 200
+"""Characters of a template's own words that are passed on."""
+
+
+class _Refused(Exception):
+    """A template does not take this conversation."""
+
+
+class _TooLong(Exception):
+    """More was written than may be."""
+
+
+def answer(request: bytes) -> bytes:
+    """The reply to a request. Whatever a template raises is its refusal."""
+    try:
+        asked: dict[str, Any] = json.loads(request)
+        text = render(asked["template"], asked["variables"], asked["longest"])
+        return json.dumps({"text": text}, ensure_ascii=False).encode()
+    except MemoryError:
+        return _refusal("memory")
+    except _TooLong:
+        return _refusal("length")
+    except Exception as error:
+        # Cut first: splitting a huge text takes several times its memory.
+        said = " ".join(str(error)[: 10 * LONGEST_REASON].split())[:LONGEST_REASON].strip()
+        return _refusal("template", said or type(error).__name__)
+
+
+def _refusal(kind: str, reason: str = "") -> bytes:
+    return json.dumps(
+        {"refused": kind, "reason": reason.encode(errors="replace").decode()}
+    ).encode()
+
+
+def render(source: str, variables: dict[str, Any], longest: int) -> str:
+    """The text of a template, at most `longest` characters of it."""
+    pieces: list[str] = []
+    left = longest
+    for piece in compiled(source).generate(**variables):
+        left -= len(piece)
+        if left < 0:
+            raise _TooLong
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+@lru_cache(maxsize=8)
+def compiled(source: str) -> Any:
+    """A template in Jinja's sandbox, with the helpers that published ones expect."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment: Any = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    del environment.globals["lipsum"]
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _now
+    return environment.from_string(source)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _now(layout: str) -> str:
+    return datetime.now().strftime(layout)
+
+
+def _raise(message: str) -> NoReturn:
+    raise _Refused(message)
+
+
+compiled("")  # imports what Jinja imports late, before memory is limited

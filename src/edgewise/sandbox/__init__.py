@@ -1,0 +1,192 @@
+"""A child process for work that others' files make: it is bounded, and may be lost.
+
+Chat templates are rendered in one, and the first load of a model file happens in one. Limits of
+time and memory are the operating system's; the child is killed where it goes beyond. `worker.py`
+is its inside.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Literal, cast
+
+from edgewise.sandbox import worker
+
+START_SECONDS = 30.0
+"""How long a process may take to start, on a machine that has much else to do."""
+
+_KEPT = ("TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
+"""Variables that an interpreter may need. Keys are not among them."""
+
+_GRACE = 1.0
+"""Seconds after the limit at which the process ends itself, in case its parent is gone."""
+
+_LAST_WORDS = 1 << 14
+
+Why = Literal["start", "time", "process"]
+
+
+class ChildEnded(Exception):
+    """The process did not start, was killed for the time it took, or ended by itself.
+
+    `status` is its exit status, `words` the last lines of its stderr if they were kept.
+    """
+
+    def __init__(self, why: Why, status: int | None = None, words: Sequence[str] = ()) -> None:
+        super().__init__(why)
+        self.why: Why = why
+        self.status, self.words = status, words
+
+
+class Child:
+    """Calls one function, bytes to bytes, again and again. It ends with its parent."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        seconds: float,
+        memory: int,
+        longest: int,
+        folders: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        keep_words: bool = False,
+    ) -> None:
+        """Begin to start it. Raises `OSError`.
+
+        `target` is `module:function` or `file.py:function`, imported from `folders` alone. A call
+        takes at most `seconds`, the process `memory` bytes, a reply `longest` bytes. With
+        `keep_words` the end of its stderr is kept for `ChildEnded`.
+        """
+        self._seconds, self._longest = seconds, longest
+        self._ready = False
+        self._words = _nameless() if keep_words else None
+        limits = [str(memory), str(seconds + _GRACE)]
+        kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        try:
+            self._process = subprocess.Popen(  # noqa: S603
+                # Neither variables, nor the user's own packages, nor `.pth` files decide what is
+                # imported.
+                [sys.executable, "-I", "-S", worker.__file__, target, *limits, *folders],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._words or subprocess.DEVNULL,
+                env={**kept, **(environment or {})},
+                cwd=Path(worker.__file__).parent,
+                # A terminal's signals are for the parent.
+                start_new_session=True,
+                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+                | getattr(subprocess, "CREATE_NO_WINDOW", 0),
+            )
+        except BaseException:
+            if self._words is not None:
+                self._words.close()
+            raise
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests: IO[bytes] = self._process.stdin
+        self._replies: IO[bytes] = self._process.stdout
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked, as far as is known."""
+        return self._process.poll() is None
+
+    def ask(self, request: bytes) -> bytes:
+        """The reply. Raises `ChildEnded`; after that, or any other exception, `end` it."""
+        if not self._ready:
+            try:
+                with self._within(START_SECONDS):
+                    self._receive()
+            except ChildEnded as error:
+                raise ChildEnded("start", error.status, error.words) from error
+            self._ready = True
+        with self._within(self._seconds):
+            self._send(request)
+            return self._receive()
+
+    def kill(self) -> None:
+        """At once. A thread that asks it gets `ChildEnded`, and ends it."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """Kill it, and wait until nothing of it is left."""
+        self._process.kill()
+        self._process.wait()
+        self._close()
+
+    def abandon(self) -> None:
+        """Leave it to the process that this one was forked from."""
+        self._process.returncode = 0
+        self._close()
+
+    def _close(self) -> None:
+        for stream in (self._requests, self._replies, self._words):
+            if stream is not None:
+                stream.close()
+
+    @contextmanager
+    def _within(self, seconds: float) -> Generator[None]:
+        """Kill the process after so long, which ends every read and write."""
+        watch = threading.Timer(seconds, self._process.kill)
+        watch.daemon = True
+        end = time.monotonic() + seconds
+        watch.start()
+        try:
+            yield
+        except (OSError, EOFError) as error:
+            why: Why = "time" if time.monotonic() >= end else "process"
+            raise ChildEnded(why, self._status(), self._last_words()) from error
+        finally:
+            watch.cancel()
+
+    def _status(self) -> int:
+        """Of a process whose pipes are closed. One that lives on nevertheless is killed."""
+        try:
+            return self._process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def _last_words(self) -> list[str]:
+        if self._words is None:
+            return []
+        end = self._words.seek(0, os.SEEK_END)
+        self._words.seek(max(0, end - _LAST_WORDS))
+        lines = self._words.read().decode("utf-8", "replace").splitlines()
+        return [line.strip() for line in lines if line.strip()]
+
+    def _send(self, data: bytes) -> None:
+        left = memoryview(len(data).to_bytes(worker.HEAD, "big") + data)
+        while left:
+            left = left[self._requests.write(left) :]
+
+    def _receive(self) -> bytes:
+        size = int.from_bytes(self._exactly(worker.HEAD), "big")
+        if size > self._longest:
+            raise EOFError("more than the process was allowed to write")
+        return self._exactly(size)
+
+    def _exactly(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            read = self._replies.read(min(size - len(data), 1 << 20))
+            if not read:
+                raise EOFError("the process ended")
+            data += read
+        return bytes(data)
+
+
+def _nameless() -> IO[bytes] | None:
+    """A file without a name; None where there is no room for one."""
+    try:
+        return cast(IO[bytes], tempfile.TemporaryFile())
+    except OSError:
+        return None

@@ -1,0 +1,84 @@
+"""The inside of a child process: it answers requests by one function, within limits.
+
+Run as a file: `worker.py TARGET MEMORY SECONDS FOLDER...`. TARGET is `module:function` or
+`file.py:function`, imported from the folders. The process may take MEMORY bytes beyond the files
+that it maps, and ends itself where a call takes SECONDS, in case its parent is gone. A frame is a
+length (4 bytes, big-endian) and as many bytes. An empty frame on stdout says that the worker is
+ready; then each frame on stdin is a request, and each on stdout its reply. At the end of stdin the
+worker ends.
+"""
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from typing import IO
+
+HEAD = 4
+"""Bytes of a frame's length."""
+
+Answer = Callable[[bytes], bytes]
+
+
+def function_of(target: str) -> Answer:
+    """The function that a target names."""
+    where, _, name = target.rpartition(":")
+    if not where.endswith(".py"):
+        return getattr(import_module(where), name)
+    spec = spec_from_file_location("target", where)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)
+
+
+def _limit(memory: int) -> None:
+    """As far as the platform has limits and takes these."""
+    try:
+        import resource
+    except ImportError:
+        return
+    limits = {resource.RLIMIT_DATA: memory, resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 1 << 20}
+    for kind, most in limits.items():
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(kind, (most, most))
+
+
+def _serve(requests: IO[bytes], replies: IO[bytes], answer: Answer, seconds: float) -> None:
+    with open(os.devnull, "wb") as nowhere:
+        _send(replies, b"")
+        while head := requests.read(HEAD):
+            request = requests.read(int.from_bytes(head, "big"))
+            # By a thread of C's: one long operation keeps all of Python's waiting.
+            faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)
+            reply = answer(request)
+            faulthandler.cancel_dump_traceback_later()
+            _send(replies, reply)
+
+
+def _send(replies: IO[bytes], data: bytes) -> None:
+    replies.write(len(data).to_bytes(HEAD, "big") + data)
+    replies.flush()
+
+
+def main() -> None:
+    """Answer requests until there are none."""
+    # Ctrl-C is for the parent.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    target, memory, seconds, *folders = sys.argv[1:]
+    sys.path.extend(folders)
+    answer = function_of(target)
+    _limit(int(memory))
+    # What the work prints must not stand between the frames.
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    _serve(sys.stdin.buffer, replies, answer, float(seconds))
+
+
+if __name__ == "__main__":
+    main()
