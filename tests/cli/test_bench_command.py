@@ -45,7 +45,7 @@ def test_figures_are_shown_as_a_table(edgewise: Edgewise) -> None:
     [
         (("--cloud", "none"), "needs a cloud"),
         (("--cloud", "https://127.0.0.1:1"), "plain HTTP"),
-        (("--round-trip", "-1"), "round trip"),
+        (("--round-trip", "-1"), "--round-trip"),
         (("--cloud-share", "2"), "cloud share"),
         (("--pace", "missing.gguf"), "missing.gguf"),
         (("--loss", "0.9"), "--loss"),
