@@ -200,7 +200,7 @@ async def compare_all(engine: Speller, tokenizer: Tokenizer) -> str:
     except TimeoutError:
         return _not_all(f"it took longer than {COMPARE_SECONDS:g} s")
     except CloudError as error:
-        answered = error.status is not None or isinstance(error, CloudProtocolError | CloudRejected)
+        answered = error.declined or isinstance(error, CloudProtocolError | CloudRejected)
         if not answered:
             raise
         return _not_all(error.message.rstrip("."))
@@ -296,7 +296,7 @@ class _Comparison:
         try:
             await self._compared(Batch(range(size, size + BEYOND), marks=True))
         except CloudError as error:
-            if error.status is None:
+            if not error.declined:
                 raise
 
     def _require_room(self, told: int | None) -> None:
