@@ -12,6 +12,7 @@ from edgewise.edge.base import EdgeModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import RouterMismatch, UsageError
 from edgewise.routers.behaviour import APART, behaviour_of, distance
+from edgewise.routers.signals import signals_of
 
 CONFIG, WEIGHTS, TRAINED_ON = "config.json", "model.safetensors", "trained_on.txt"
 MISSED = 0.1
@@ -19,14 +20,12 @@ MISSED = 0.1
 
 MAX_CONFIG, MAX_TRAINED_ON = 1 << 20, 64 << 20
 
-Input = Literal["hidden", "top_logprobs", "scalars", "token_embedding"]
-
 
 class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a checkpoint says of itself.
 
     `kind` is a router's name: a registered one, `module:Class`, or `file.py:Class` with the file
-    relative to the checkpoint's folder. `inputs` are what it reads of a step, in this order.
+    relative to the checkpoint's folder. `inputs` are the signals that it reads, in this order.
     `thresholds` maps a cloud share (as text, "0.05") to the threshold that realises it, measured
     on `calibrated_on`; `realised` maps it to what came of it there, with the ends of the 95%
     interval. Fingerprints are those of the edge model's file and of its tokenizer. `trained_on` and
@@ -42,7 +41,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     edge_fingerprint: str
     tokenizer_fingerprint: str
     hidden_size: int
-    inputs: tuple[Input, ...] = ()
+    inputs: tuple[str, ...] = ()
     top_k: int = 0
     thresholds: dict[str, float] = {}
     calibrated_on: str = ""
@@ -174,7 +173,8 @@ def read_card(folder: Path) -> RouterCard:
     known = card.thresholds.keys() >= card.realised.keys()
     if not known or not all(0 <= x <= 1 for found in card.realised.values() for x in found):
         raise UsageError(f"{str(path)!r} has realised shares that do not go with its thresholds.")
-    if (card.top_k > 0) != ("top_logprobs" in card.inputs) or card.top_k < 0:
+    takes_k = any(signal.per_k for signal in signals_of(card.inputs))
+    if (card.top_k > 0) != takes_k or card.top_k < 0:
         raise UsageError(f"{str(path)!r} has a top_k that does not go with its inputs.")
     return card
 
