@@ -93,7 +93,7 @@ def plot(rows: Sequence[LinkRow], engine: float, path: Path) -> None:
         axes.plot(trips, [step] * len(at), "--", c="grey", label="edge alone")
         for name, values in (
             ("waiting", [row.waiting.value for row in at]),
-            ("running ahead", [row.ahead.value for row in at]),
+            ("speculating", [row.ahead.value for row in at]),
             ("bound", [row.bound for row in at]),
         ):
             style = ":" if name == "bound" else "o-"

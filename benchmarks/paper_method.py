@@ -2,8 +2,8 @@
 
 A 0.5B-shaped edge model with random weights, not slowed down; a small random model of the same
 vocabulary in a real llama-server as its cloud (it never agrees, so every consult rewinds: the worst
-case for running ahead). Both methods ask over the same emulated link in the same run; see
-`edgewise_lab.bench.paper_method`. Prints Markdown.
+case for speculating). Both methods ask over the same emulated link in the same run; see
+`benchmarks.paper_demo`. Prints Markdown.
 """
 
 import argparse
@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks import random_qwen
+from benchmarks.paper_demo import compare
 from benchmarks.random_qwen import Shape
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise_lab.bench.paper_method import compare
 from edgewise_lab.tables import line
 from tests.llama_server_process import llama_server
 

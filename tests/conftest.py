@@ -25,9 +25,9 @@ settings.register_profile("faults", _UNTIMED, print_blob=True, max_examples=2000
 settings.load_profile("same")
 
 TESTS = Path(__file__).parent
-# What `make test` leaves to `make test-deep`: tests of what is not shipped, by their folder, and
+# What `make test` leaves to `make test-deep`: tests of the laboratory, by their folder, and
 # tests that start a program, by the fixture that starts it. Others say `pytest.mark.deep`.
-DEEP_FOLDERS = {"bench", "benchmarks", "pocket", "training"}
+DEEP_FOLDERS = {"bench", "benchmarks", "evaluation", "pocket", "training"}
 DEEP_FIXTURES = {"browser", "linked", "redis_url"}
 
 

@@ -51,7 +51,7 @@ conditions = st.builds(
     answer=st.integers(1, 300).map(float),
     asked=parts,
     changed=parts,
-    run_ahead=st.integers(0, 32),
+    speculate=st.integers(0, 32),
     cached=parts,
 )
 
@@ -78,8 +78,8 @@ def test_ahead_costs_what_the_guesses_do_not_hide() -> None:
     assert excess(quick) == pytest.approx(
         0.5 * 0.34 + 0.5 * 0.95**15 * (0.34 - hidden) + 0.125 * 0.005, rel=1e-4
     )
-    assert excess(replace(quick, run_ahead=128)) < excess(quick)
-    assert excess(replace(quick, run_ahead=0)) == pytest.approx(0.34)
+    assert excess(replace(quick, speculate=128)) < excess(quick)
+    assert excess(replace(quick, speculate=0)) == pytest.approx(0.34)
 
 
 @given(conditions)

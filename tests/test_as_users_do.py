@@ -22,6 +22,8 @@ from tests.hub import serving as hub_serving
 from tests.llama_server_process import llama_server
 from tests.server.serving import serving
 
+pytestmark = pytest.mark.deep
+
 QUESTION = "Tell me about copper."
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -75,13 +77,12 @@ def test_a_model_from_a_mirror_then_without_any_network(edgewise: Run) -> None:
     assert json.loads(done.stdout)["text"] == text
 
 
-@pytest.mark.deep
 def test_a_plug_that_is_pulled_in_mid_answer() -> None:
     """The answer is whole, says where the cloud was missed, and later ones have it back."""
     with llama_server(bundled("cloud")) as engine:
         link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=0.01))
         flags = ("--cloud", link.url, "--router", "constant:1", "--threads", "1")
-        with serving(*flags, "--threshold", "0.5", "--run-ahead", "0") as url:
+        with serving(*flags, "--threshold", "0.5", "--speculate", "0") as url:
             client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
             tokens = told(client, pulled=link.refuse)
             written = [token["source"] for token in tokens]

@@ -6,23 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-import msgspec
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.cloud.record.files import MAX_COUNTS
-from edgewise.cloud.record.record import KEPT_ANSWERS, KEPT_CONVERSATIONS
-from edgewise.costs.billing import KEPT_CONVERSATIONS as BILLED_CONVERSATIONS
-from edgewise.costs.price import Price
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import Fault
 from edgewise.events import Reason
-from edgewise.gateway.server import DRAIN_SECONDS
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.pair import Pair
-from edgewise.server.decoding import LOCAL_HEADER
-from edgewise.server.local_messages import KEPT
 from tests.documents import PAGES, RECORDS, name_of
 
 ROOT = Path(__file__).parents[1]
@@ -44,50 +36,6 @@ def test_a_router_in_ten_lines() -> None:
         answer = decoder.generate(edge.tokenizer.encode_prompt("Hello"), max_tokens=8)
     assert all(0 <= token.score <= 1 for token in answer.tokens if token.score is not None)
     assert {token.reason for token in answer.tokens} <= {"below_threshold", "no_cloud"}
-
-
-def test_the_readme_is_short_and_its_files_are_there() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert text.count("\n") < 150
-    for target in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert (ROOT / target).exists(), target
-
-
-def test_what_the_deployment_page_names_is_there() -> None:
-    text = (ROOT / "docs" / "deployment.md").read_text()
-    for target in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert (ROOT / "docs" / target).exists(), target
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE))
-    assert named
-    assert named <= targets
-    for name in re.findall(r"`([\w/]+\.(?:lock|yaml|cfg))`", text):
-        assert list((ROOT / "deploy").rglob(name.removeprefix("deploy/"))), name
-    drained = re.search(r"at most (\d+) s\), then connections", text)
-    assert drained
-    assert int(drained[1]) == DRAIN_SECONDS
-
-
-def test_what_the_privacy_page_names_is_there() -> None:
-    text = (ROOT / "docs" / "privacy.md").read_text()
-    for target in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert (ROOT / "docs" / target).exists(), target
-    assert f"(mode {0o600:04o})" in text
-    assert f"at most {2 * MAX_COUNTS >> 20} MiB" in text
-    assert f"last {KEPT_ANSWERS} answers" in text
-    assert f"({KEPT_CONVERSATIONS} conversations" in text
-    assert f"last {KEPT:,} texts" in text
-    assert LOCAL_HEADER in text
-
-
-def test_what_the_costs_page_names_is_there() -> None:
-    text = (ROOT / "docs" / "costs.md").read_text()
-    for target in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert (ROOT / "docs" / target).exists(), target
-    assert f"last {BILLED_CONVERSATIONS}\nconversations" in text
-    assert "spent.db" in text
-    (block,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    assert msgspec.toml.decode(block, type=Price).cached_from == 64
 
 
 def test_every_defence_names_a_test_that_is_there() -> None:

@@ -57,10 +57,6 @@ def ran(clone: Path, goal: str, arguments: str | None = None) -> list[str]:
     return log.read_text().splitlines() if log.exists() else []
 
 
-def test_an_install_compiles_nothing(clone: Path) -> None:
-    assert compiled(clone, "install") == []
-
-
 def test_other_arguments_compile_it_again(clone: Path) -> None:
     (first,) = compiled(clone, "install", "-DGGML_CUDA=on")
     told, pip = first.split(" | ")
@@ -88,10 +84,3 @@ def test_another_release_is_compiled(clone: Path) -> None:
     assert built(clone) == 1
     project.write_text(re.sub("xllamacpp==[0-9.]+", "xllamacpp==2099.1", project.read_text()))
     assert built(clone) == 1
-
-
-def test_what_is_shown_of_an_install_moves(clone: Path) -> None:
-    """Pip's own progress: the newcomer sees that something is done."""
-    compiled(clone, "install")
-    (line,) = [one for one in (clone / "pip.log").read_text().splitlines() if "--editable" in one]
-    assert "--quiet" not in line

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).parents[1]
 FEW = ("--limit", "40", "--calibration", "6")
 QUICK = ("--limit", "3", "--calibration", "3", "--no-baselines", "--json")

@@ -354,7 +354,7 @@ def test_models_of_two_vocabularies_make_a_pair(bpe_path: Path, other_path: Path
 
 def test_credit_is_carried_from_answer_to_answer() -> None:
     """Each answer by itself would start with two tokens of credit: 10% of 20 tokens."""
-    with Pair(cloud_share=0.05, run_ahead=0, router="constant:0.9", threads=1) as pair:
+    with Pair(cloud_share=0.05, speculate=0, router="constant:0.9", threads=1) as pair:
         answers = [pair.ask(f"Tell me about {i}.", max_tokens=20) for i in range(20)]
         written = sum(len(answer.tokens) for answer in answers)
         asked = sum(a.usage.cloud_tokens + a.usage.wasted_tokens for a in answers)
@@ -391,7 +391,7 @@ def test_an_answer_may_have_a_policy_and_a_way_to_the_cloud_of_its_own() -> None
 
 
 def test_an_abandoned_answer_gives_its_session_and_its_credit_back() -> None:
-    with Pair(router="constant:1", run_ahead=0, threads=1) as pair:
+    with Pair(router="constant:1", speculate=0, threads=1) as pair:
         with pair.stream(QUESTION) as stream:
             assert isinstance(next(event for event in stream if isinstance(event, Token)), Token)
         with pytest.raises(StopIteration):

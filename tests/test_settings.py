@@ -177,8 +177,8 @@ def test_settings_given_in_python() -> None:
     with pytest.raises(UsageError, match="the arguments"):
         settings_of(BOTH)
     with pytest.raises(UsageError, match="the arguments") as caught:
-        settings_of({"run_ahead": None})
-    assert caught.value.setting == "run_ahead"
+        settings_of({"speculate": None})
+    assert caught.value.setting == "speculate"
 
 
 def test_an_error_names_its_setting(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import edgewise
 from edgewise.settings import Settings
-from tests.documents import PAGES, ROOT, name_of
+from tests.documents import ROOT
 from website.pages import linked, places, write
 from website.reference import REFERENCE
 
@@ -36,10 +36,6 @@ def listed(nav: list[Any]) -> Iterator[str]:
 def test_the_menu_names_every_page_once(site: Path) -> None:
     nav = list(listed(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
     assert sorted(nav) == sorted(page.relative_to(site).as_posix() for page in site.rglob("*.md"))
-
-
-def test_every_document_is_a_page() -> None:
-    assert {name_of(page) for page in PAGES} <= set(places())
 
 
 def test_links_between_pages_lead_somewhere(site: Path) -> None:

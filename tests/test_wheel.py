@@ -8,6 +8,8 @@ from zipfile import ZipFile
 
 import pytest
 
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).parents[1]
 
 

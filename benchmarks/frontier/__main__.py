@@ -23,12 +23,12 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.frontier.pocket import MAIN, NOTES, RUN_AHEAD, SLOWER, Pocket, Twice
+from benchmarks.frontier.pocket import MAIN, NOTES, SLOWER, SPECULATE, Pocket, Twice
 from benchmarks.frontier.query_router import query_router, scores_of
 from edgewise.errors import UsageError
+from edgewise_lab.bench.frontier.pair_systems import MeasuredStore, measure
 from edgewise_lab.bench.frontier.report import CLOUD, EDGE, Frontier, MeasuredAnswers, frontier
 from edgewise_lab.bench.frontier.shown import notes, plots, tables
-from edgewise_lab.bench.frontier.store import MeasuredStore, measure
 from edgewise_lab.bench.pace import HALF_BILLION
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
@@ -133,7 +133,7 @@ def conditions(pocket: Pocket, options: argparse.Namespace) -> dict[str, object]
         "edge_step_ms": 1000 * HALF_BILLION.seconds[0],
         "larger_edge_times": SLOWER,
         "cloud_pace": pocket.pace._asdict(),
-        "run_ahead": RUN_AHEAD,
+        "speculate": SPECULATE,
     }
 
 

@@ -14,9 +14,8 @@ from edgewise.routers.named import router_named
 from edgewise.settings import Settings
 from edgewise.testing.link import Link, Quality
 from edgewise_lab.bench.frontier.billing import MeasuredSystem
-from edgewise_lab.bench.frontier.pair_systems import PLACE_NOTE, PairSystems
+from edgewise_lab.bench.frontier.pair_systems import PLACE_NOTE, MeasuredStore, PairSystems
 from edgewise_lab.bench.frontier.report import CLOUD, EDGE
-from edgewise_lab.bench.frontier.store import MeasuredStore
 from edgewise_lab.bench.link import http_target
 from edgewise_lab.bench.pace import HALF_BILLION, UNPACED, EnginePace, Pace, PacedEngine
 from edgewise_lab.evaluation.calibration import thresholds_for
@@ -27,7 +26,7 @@ from tests.pocket_models import MID
 SLOWER = 1.45
 """How many times as slow as the edge the larger edge is: by the sizes of the two."""
 
-RUN_AHEAD = 16
+SPECULATE = 16
 SERVER = {"n_parallel": 4, "n_ctx": 2048, "cache_ram_mib": 0}
 """Slots for the consults that fly at once; a prompt that is not in one of them is read again."""
 
@@ -91,23 +90,23 @@ class Pocket:
             found[f"bundled at {100 * share:g}%"] = self._pair(router, lambda at=threshold: at)
         at = card.threshold(MAIN_SHARE)
         assert at is not None
-        found[f"{MAIN}, waiting"] = self._pair(router, lambda: at, run_ahead=0)
+        found[f"{MAIN}, waiting"] = self._pair(router, lambda: at, speculate=0)
         for name in UNTRAINED:
             found[f"{name} at 5%"] = self._pair(
                 router_named(name), lambda name=name: self._threshold(name, store)
             )
         found["commit point"] = Twice(
-            lambda: near.commit_point(0), lambda: far.commit_point(RUN_AHEAD)
+            lambda: near.commit_point(0), lambda: far.commit_point(SPECULATE)
         )
         return found
 
     def _pair(
-        self, router: Any, threshold: Callable[[], float], run_ahead: int = RUN_AHEAD
+        self, router: Any, threshold: Callable[[], float], speculate: int = SPECULATE
     ) -> Twice:
         # What is guessed meanwhile changes no answer.
         return Twice(
             lambda: self.near.systems.pair(router, threshold(), 0),
-            lambda: self.far.systems.pair(router, threshold(), run_ahead),
+            lambda: self.far.systems.pair(router, threshold(), speculate),
         )
 
     def _threshold(self, name: str, store: MeasuredStore) -> float:

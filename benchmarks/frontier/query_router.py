@@ -17,7 +17,7 @@ from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard, read_card
 from edgewise.routers.named import router_of
 from edgewise.routers.signals import reader_of
-from edgewise_lab.evaluation.store import append, claim, read
+from edgewise_lab.evaluation.store import append, lock_folder, read
 from edgewise_lab.evaluation.systems import CloudAlone, edge_alone, question_ids
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
@@ -55,7 +55,7 @@ def scores_of(router: Router, edge: EdgeModel, questions: Sequence[Question]) ->
 
 def _train(folder: Path, edge: EdgeModel, cloud: CloudModel, each: int) -> None:
     task = first_of_each(pocketqa("train"), each)
-    claim(folder / "data", {"questions": [question.id for question in task.questions]})
+    lock_folder(folder / "data", {"questions": [question.id for question in task.questions]})
     path = folder / "data" / "firsts.jsonl"
     known = {first.question for first in read(path, _First)}
     own = edge_alone(edge, task.max_tokens)

@@ -14,7 +14,7 @@ from benchmarks.routers.plan import Entry, Plan, split_of
 from benchmarks.routers.shards import CLOUD, EDGE, OTHERS, Answered, Ask, Shards, Wanted
 from benchmarks.routers.thresholds import Search, search
 from benchmarks.routers.trainings import fit_all, identity, opened, prepare, unfitted
-from edgewise_lab.evaluation.store import append, claim, read
+from edgewise_lab.evaluation.store import append, lock_folder, read
 from edgewise_lab.evaluation.systems import Outcome, query_level
 
 Mode = Literal["one", "each"]
@@ -53,7 +53,7 @@ class Compared:
 
     def run(self) -> None:
         """Train, set thresholds, answer."""
-        claim(self.plan.work, manifest(self.plan))
+        lock_folder(self.plan.work, manifest(self.plan))
         with Progress(console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task("texts and labels", total=None)
             routers = [e for n in self.plan.sets for e in self.plan.entries(n) if e.trained]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from benchmarks.routers import plan as plans
 from benchmarks.routers.compare import MODES, Compared, Mode
+from benchmarks.routers.pooled import Seeds, pooled_difference, pooled_gap
 from benchmarks.routers.shards import CLOUD, COMMIT, EDGE, ORACLE
-from edgewise_lab.evaluation.statistics import Seeds, pooled_difference, pooled_gap
 from edgewise_lab.evaluation.systems import Outcome, cloud_share
 from edgewise_lab.tables import line, percent
 

@@ -84,7 +84,7 @@ class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
     The edge takes `step` a token and `edge_prompt` until its first; the cloud `cloud_token` a token
     that it streams and `cloud_prompt` until its first, without the link. `consult` is the engine's
     time of one consult, `asked` the part of the tokens consulted for (p), `changed` the part of the
-    consults whose completion differs from the edge's token (d), `run_ahead` the guesses at most.
+    consults whose completion differs from the edge's token (d), `speculate` the most drafts.
     `cached` is the part of a prompt sent again that the provider has cached.
     """
 
@@ -98,7 +98,7 @@ class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
     answer: float
     asked: float
     changed: float
-    run_ahead: int = 16
+    speculate: int = 16
     cached: float = 0.0
 
     @property
@@ -309,10 +309,10 @@ def ahead(at: MeasuredConditions) -> float:
 
 
 def excess(at: MeasuredConditions) -> float:
-    """Seconds that a consult adds while the edge runs ahead.
+    """Seconds that a consult adds while the edge speculates.
 
     A completion that differs is waited for in full: d (RTT + c). A confirmed one is waited for only
-    where the drafts end before it arrives: behind `run_ahead` of them, or at the end of the answer,
+    where the drafts end before it arrives: behind `speculate` of them, or at the end of the answer,
     near which consults are as likely as elsewhere; and only if no draft on the way was consulted
     for, (1 - p) to their number, since that later completion is then the one waited for. A step
     that has begun is finished: on the average d (1 - d) / 2 steps are lost. Never more than waiting
@@ -327,7 +327,7 @@ def _unhidden(at: MeasuredConditions) -> float:
     """Of a trip, seconds without anything left to guess: over consults anywhere in the answer."""
     tokens = max(1, round(at.answer))
     # The first guess is the token that the consult is about: its step is done.
-    farthest = max(0, at.run_ahead - 1)
+    farthest = max(0, at.speculate - 1)
     longest = min(farthest, tokens - 1)
 
     def waited(guesses: int) -> float:

@@ -40,7 +40,7 @@ _BOUNDS = {
     "slots": (1, 256),
     "max_tokens": (1, 1 << 31),
     "seed": (0, (1 << 63) - 1),
-    "run_ahead": (0, 256),
+    "speculate": (0, 256),
     "gpu_layers": (-1, 1 << 16),
 }
 
@@ -129,7 +129,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     span: Annotated[
         int, _about("policy", "Tokens per consult, or words if the vocabularies differ.")
     ] = 1
-    run_ahead: Annotated[
+    speculate: Annotated[
         int, _about("policy", "Tokens the edge may draft during a consult; 0 waits.")
     ] = 16
     deadline: Annotated[

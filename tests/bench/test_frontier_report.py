@@ -16,9 +16,9 @@ from edgewise_lab.bench.frontier.billing import (
     positions_computed,
     priced,
 )
+from edgewise_lab.bench.frontier.pair_systems import MeasuredStore, measure
 from edgewise_lab.bench.frontier.report import MeasuredAnswers, frontier
 from edgewise_lab.bench.frontier.shown import notes, plots, tables
-from edgewise_lab.bench.frontier.store import MeasuredStore, measure
 from edgewise_lab.bench.frontier.whole import (
     Whole,
     cost_of,
@@ -297,5 +297,5 @@ def test_an_interrupted_run_goes_on_and_other_settings_are_refused(tmp_path: Pat
     assert store.threshold("entropy at 5%", lambda: 0.25) == 0.25
     kept = MeasuredStore(tmp_path, {"link": 1})
     assert kept.threshold("entropy at 5%", lambda: pytest.fail("it is known")) == 0.25
-    with pytest.raises(UsageError, match="other models, questions or settings"):
+    with pytest.raises(UsageError, match="name another folder"):
         MeasuredStore(tmp_path, {"link": 2})

@@ -38,11 +38,11 @@ UNSURE = (5, 12)
 QUESTION = Question("0", "sky", PROMPT, r"^the sea", "regex", choices=None)
 
 
-def pair(cloud: ScriptedCloud, *, run_ahead: int = 0, step: float = 0.0) -> Timed:
+def pair(cloud: ScriptedCloud, *, speculate: int = 0, step: float = 0.0) -> Timed:
     edge = PacedEdge(
         ScriptedEdge(replying(TEXT, prompt=PROMPT, unsure=UNSURE)), Pace((1,), (step,))
     )
-    policy = pair_policy(0.3, run_ahead=run_ahead)
+    policy = pair_policy(0.3, speculate=speculate)
     return Timed(edge, 32, router=MaxProb(), policy=policy, cloud=RecordedCloud(cloud))
 
 
@@ -64,7 +64,7 @@ def test_a_pair_says_all_that_its_answer_cost() -> None:
 def test_consults_in_vain_are_requests_too() -> None:
     """At the first the cloud says otherwise, so what was guessed and asked after it is dropped."""
     cloud = ScriptedCloud(replying(OTHER, prompt=PROMPT), delay=0.2)
-    found = pair(cloud, run_ahead=16, step=0.005).answer(QUESTION)
+    found = pair(cloud, speculate=16, step=0.005).answer(QUESTION)
     assert found.outcome.wasted_tokens == 1
     assert len(found.requests) == len(cloud.asks) == 3
     assert [request.written for request in found.requests] == [1, 1, 1]

@@ -93,7 +93,7 @@ def test_lists_have_names_of_their_own() -> None:
 )
 @pytest.mark.parametrize("prices", PRICE_LISTS)
 def test_counts_that_cannot_be(prices: PriceList, request_: Request) -> None:
-    with pytest.raises(ValueError, match="counts that cannot be"):
+    with pytest.raises(ValueError, match="cannot be"):
         bill(prices, [request_])
 
 

@@ -14,8 +14,7 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 SMALL = ("--questions", "2", "--timed", "1", "--calibration", "4", "--trip", "5")
-SPECULATIVE = "speculative, pipelined, drafts of 4"
-ROWS = ("bundled at 5%", "entropy at 5%", SPECULATIVE)
+ROWS = ("bundled at 5%", "entropy at 5%")
 
 
 def test_two_parts_come_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,14 +28,10 @@ def test_two_parts_come_together(tmp_path: Path, capsys: pytest.CaptureFixture[s
     # Everything was there.
     assert {path: path.read_bytes() for path in Path(out).iterdir()} == kept
     told = capsys.readouterr().out
-    assert "Quality on 2 questions, times on 1 of them" in told
-    assert "round trip ms 5" in told
+    assert "trip ms 5" in told
     found = json.loads((tmp_path / "f.json").read_bytes())
     rows = {row["system"]: row for row in found["rows"]}
     assert set(ROWS) | {"edge", "cloud"} < set(rows)
-    # Lossless: the cloud's own answers.
-    assert rows[SPECULATIVE]["accuracy"] == rows["cloud"]["accuracy"]
-    assert rows[SPECULATIVE]["accepted"] is not None
     # As slow as a large model's engine: its first token, and 27 ms for each other one.
     cloud = rows["cloud"]
     assert cloud["time"] > cloud["ttft"] > 0.04
@@ -44,7 +39,7 @@ def test_two_parts_come_together(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert cloud["engine_seconds"] < cloud["time"]
     main_row = rows["bundled at 5%"]
     assert main_row["time"] > 0.029 * main_row["decodes"]
-    with pytest.raises(SystemExit, match="other models, questions or settings"):
+    with pytest.raises(SystemExit, match="name another folder"):
         main([*command, "--calibration", "5"])
 
 

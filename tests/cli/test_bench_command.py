@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from edgewise.addresses import bundled
 from tests.cli.conftest import Edgewise
-from tests.llama_server_process import llama_server
 
 pytestmark = pytest.mark.deep
 
@@ -23,13 +21,13 @@ def test_a_link_is_measured_on_the_bundled_pair(edgewise: Edgewise) -> None:
     advice = found["advice"]
     assert advice["fastest"] in ("edge", "routing", "streaming")
     assert advice["sentences"][0].startswith("Fastest is ")
-    assert "a round trip of 60 ms" in " ".join(advice["sentences"])
+    assert "60 ms" in " ".join(advice["sentences"])
     assert row["round_trip"] == 0.06
     assert row["step"] >= 0.029
     assert row["identical"] == 2
     assert row["bound"] >= 1
     assert row["waiting"]["value"] > 1
-    # A run-ahead decodes at least once a token.
+    # Speculation decodes at least once a token.
     assert row["decodes_per_token"] >= 1
     assert row["thrown_away"] == pytest.approx(row["decodes_per_token"] - 1)
 
@@ -40,11 +38,7 @@ def test_figures_are_shown_as_a_table(edgewise: Edgewise) -> None:
     assert result.code == 0, result.err
     assert "RTT, ms" in result.out
     assert "bound" in result.out
-    advice = " ".join(result.out.split()).partition("Fastest is ")[2]
-    assert "over a round trip of 5 ms, the cloud 25 ms a token slower than it is" in advice
-    assert (
-        "as measured, and how right it is on your questions only `edgewise eval` tells." in advice
-    )
+    assert "`edgewise eval`" in " ".join(result.out.split())
 
 
 @pytest.mark.parametrize(
@@ -67,30 +61,11 @@ def test_a_link_that_cannot_be_measured_is_refused(
     assert result.err.count("\n") == 1
 
 
-def test_the_papers_method_is_slower(edgewise: Edgewise) -> None:
-    with llama_server(bundled("cloud")) as url:
-        result = edgewise(
-            *("bench", "paper", "--cloud", url, "--json", "--rounds", "1", "--tokens", "16"),
-            *("--round-trip", "20", "--cloud-share", "0.25", "--context", "32"),
-        )
-    assert result.code == 0, result.err
-    found = json.loads(result.out)
-    assert found["share"] == pytest.approx(0.25, abs=0.1)
-    assert found["paper"] > found["edgewise"] > 0
-    assert found["ratio"] > 1
-
-
-def test_the_papers_method_needs_an_engine(edgewise: Edgewise) -> None:
-    result = edgewise("bench", "paper")
-    assert result.code == 2
-    assert "--cloud http" in result.err
-
-
 def test_a_trace_is_shown(edgewise: Edgewise, tmp_path: Path) -> None:
     assert edgewise("run", "The word iron names", "--trace", "t.jsonl").code == 0
     result = edgewise("trace", "show", "t.jsonl", "--out", "viewer.json")
     assert result.code == 0, result.err
-    assert "time to first token" in result.out
+    assert "first token" in result.out
     assert "viewer.json" in result.err
     assert json.loads((tmp_path / "viewer.json").read_text())["traceEvents"]
     kept = (tmp_path / "t.jsonl").read_bytes()

@@ -140,7 +140,7 @@ def test_an_interrupted_answer_is_kept(tmp_path: Path) -> None:
         link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=0.3))
         terminal = Terminal(
             tmp_path,
-            *("chat", "--cloud", link.url, "--router", "constant:1", "--run-ahead", "0"),
+            *("chat", "--cloud", link.url, "--router", "constant:1", "--speculate", "0"),
             *("--threshold", "0.5"),
         )
         try:

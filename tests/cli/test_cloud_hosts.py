@@ -14,7 +14,6 @@ COMMANDS = [
     ("eval", "pocketqa", "--limit", "1"),
     ("train", "pocketqa", "--out", "r", "--stage", "collect", "--limit", "1"),
     ("bench", "link", "--questions", "2"),
-    ("bench", "paper"),
 ]
 
 

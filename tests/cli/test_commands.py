@@ -102,7 +102,7 @@ def test_an_interrupted_answer_leaves_what_it_came_to(tmp_path: Path) -> None:
     with llama_server(bundled("cloud")) as engine:
         link = Link("127.0.0.1", int(engine.rpartition(":")[2]), Quality(round_trip=0.3))
         asks = ("--cloud", link.url, "--router", "constant:1", "--threshold", "0.5")
-        command = [sys.executable, "-m", "edgewise", "run", QUESTION, *asks, "--run-ahead", "0"]
+        command = [sys.executable, "-m", "edgewise", "run", QUESTION, *asks, "--speculate", "0"]
         try:
             with subprocess.Popen(
                 command,
@@ -129,7 +129,7 @@ def test_help_says_what_holds_without_a_flag(cli: Run, flag: str) -> None:
 
 
 @pytest.mark.parametrize("cap", [0, 1, 3])
-@pytest.mark.parametrize("ahead", [(), ("--run-ahead", "0")])
+@pytest.mark.parametrize("ahead", [(), ("--speculate", "0")])
 def test_the_cap_is_a_promise(cli: Run, cap: int, ahead: tuple[str, ...]) -> None:
     told = output(
         cli("run", QUESTION, "--json", "--threshold", "0", "--max-cloud-tokens", str(cap), *ahead)

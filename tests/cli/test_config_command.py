@@ -177,9 +177,9 @@ def test_a_key_that_stands_there_in_two_spellings_is_one(
     edgewise: Edgewise, tmp_path: Path
 ) -> None:
     place = tmp_path / "edgewise.toml"
-    place.write_text("run_ahead = 3\nrun-ahead = 4\n")
-    assert edgewise("config", "set", "run-ahead", "5").code == 0
-    assert place.read_text() == "run_ahead = 5\n"
+    place.write_text("max-tokens = 3\nmax_tokens = 4\n")
+    assert edgewise("config", "set", "max-tokens", "5").code == 0
+    assert place.read_text() == "max-tokens = 5\n"
 
 
 @pytest.mark.parametrize(

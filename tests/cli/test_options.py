@@ -141,7 +141,7 @@ def test_an_option_of_the_commands_own_is_not_the_setting_unless_it_says_so(
         call(command, "me")
     monkeypatch.delenv("EDGEWISE_SEED")
     # A default that is written down is not a wish.
-    (tmp_path / "edgewise.toml").write_text("temperature = 0\nrun-ahead = 16\n")
+    (tmp_path / "edgewise.toml").write_text("temperature = 0\nspeculate = 16\n")
     call(command, "me")
 
 

@@ -44,7 +44,7 @@ def answered(
         begun = engine.asked
         engine.fault = lambda number: fault if number < begun + first else None
         edge = ScriptedEdge(replying(TEXT, prompt=PROMPT))
-        policy = Policy(threshold=0.5, deadline=deadline, run_ahead=0)
+        policy = Policy(threshold=0.5, deadline=deadline, speculate=0)
         decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud)
         events: list[Event] = list(decoder.stream(IDS, max_tokens=len(TEXT)))
     consults = [one for one in events if isinstance(one, Consult)]

@@ -109,7 +109,7 @@ def said(form: str, kind: dict[str, str]) -> bytes:
 def answered(cloud: CloudModel) -> tuple[str, list[Consult]]:
     """The text of a whole answer that asks for every token, and its consults."""
     edge = ScriptedEdge(replying(TEXT, prompt=PROMPT))
-    policy = Policy(threshold=0.5, deadline=DEADLINE, run_ahead=0)
+    policy = Policy(threshold=0.5, deadline=DEADLINE, speculate=0)
     decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud)
     events: list[Event] = list(decoder.stream(list(PROMPT.encode()), max_tokens=len(TEXT)))
     return collect(iter(events)).text, [one for one in events if isinstance(one, Consult)]

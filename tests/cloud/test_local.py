@@ -160,7 +160,7 @@ def test_an_answer_that_is_left_is_no_timeout(script: Held, cloud: LocalCloud) -
     decoder = Decoder(
         ScriptedEdge(replying("yes", prompt="sky: ")),
         router=Constant(1.0),
-        policy=Policy(run_ahead=2, span=2),
+        policy=Policy(speculate=2, span=2),
         cloud=cloud,
     )
     for _ in range(4):

@@ -37,7 +37,7 @@ def linked(edge: LlamaModel, url: str) -> tuple[Decoder, Link, GatewayCloud]:
     link = Link("127.0.0.1", int(url.rpartition(":")[2]), Quality(round_trip=0.02))
     cloud = GatewayCloud(link.url)
     cloud.check(edge.tokenizer)
-    policy = Policy(threshold=0.5, run_ahead=16)
+    policy = Policy(threshold=0.5, speculate=16)
     return Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud), link, cloud
 
 

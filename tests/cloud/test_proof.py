@@ -261,7 +261,7 @@ def test_an_answer_goes_on_or_ends_with_a_cloud_error(
     engine: ScriptedEngine, cloud: LlamaServer, always: None, on_error: Any
 ) -> None:
     edge = ScriptedEdge(replying(TEXT, prompt=PROMPT))
-    policy = Policy(threshold=0.5, run_ahead=0, on_cloud_error=on_error)
+    policy = Policy(threshold=0.5, speculate=0, on_cloud_error=on_error)
     decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud)
     engine.script = lambda ids: 97
     events: list[Event] = []
@@ -295,7 +295,7 @@ def test_a_real_llama_server_that_comes_back_with_another_model(other_path: Any)
             assert cloud.engine.described.size == edge.tokenizer.size
             assert isinstance(ask(cloud), Completion)
         with llama_server(other_path, port=port):
-            policy = Policy(threshold=0.5, run_ahead=0)
+            policy = Policy(threshold=0.5, speculate=0)
             decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud)
             answer = decoder.generate(prompt, max_tokens=12)
             assert {token.source for token in answer.tokens} == {"edge"}

@@ -177,7 +177,7 @@ def test_a_pair_keeps_counts_unless_told_otherwise(
         cloud=cloud,
         router=Constant(1.0),
         threshold=0.5,
-        run_ahead=0,
+        speculate=0,
         sent_counts=keep,
     ) as pair:
         sent = pair.ask(list(b"sky: "), max_tokens=4).usage.sent

@@ -82,7 +82,7 @@ class Wired:
         decoder = Decoder(
             ScriptedEdge(noise(seed)),
             router=Random(seed),
-            policy=Policy(threshold=0.6, run_ahead=ahead, span=2, deadline=deadline),
+            policy=Policy(threshold=0.6, speculate=ahead, span=2, deadline=deadline),
             cloud=self.cloud,
             record=self.record,
         )

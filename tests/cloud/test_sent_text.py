@@ -47,7 +47,7 @@ class Wired:
         decoder = Decoder(
             ScriptedEdge(completing(COUNTED, prompt=bytes(prompt.ids).decode())),
             router=Random(seed),
-            policy=Policy(threshold=0.5, run_ahead=4, deadline=deadline),
+            policy=Policy(threshold=0.5, speculate=4, deadline=deadline),
             cloud=self.cloud,
             record=self.record,
         )

@@ -145,14 +145,14 @@ def answered(
     *,
     router: Router | None = None,
     unsure: Sequence[int] = (),
-    run_ahead: int = 0,
+    speculate: int = 0,
     on_cloud_error: Literal["edge", "raise"] = "edge",
 ) -> list[Event]:
     """The events of an answer whose every token the router wants of the cloud, unless told."""
     decoder = Decoder(
         ScriptedEdge(replying(answer, prompt=asked, unsure=unsure)),
         router=router or Constant(1.0),
-        policy=Policy(threshold=0.5, run_ahead=run_ahead, on_cloud_error=on_cloud_error),
+        policy=Policy(threshold=0.5, speculate=speculate, on_cloud_error=on_cloud_error),
         cloud=model,
     )
     with decoder.stream(Prompt(tuple(asked.encode())), max_tokens=60) as events:
@@ -168,7 +168,7 @@ def test_half_a_private_word_waits(ahead: int) -> None:
     said = "it: anna@b.example ok"
     model, cloud = bridge(replying("it: <EMAIL_1> ok", prompt=TOLD), redact="email")
     unsure = said.index("nna")
-    events = answered(model, said, router=MaxProb(), unsure=[unsure], run_ahead=ahead)
+    events = answered(model, said, router=MaxProb(), unsure=[unsure], speculate=ahead)
     assert "".join(one.text for one in events if isinstance(one, Token)) == said
     waited = [one.index for one in events if isinstance(one, Token) and one.reason == "mid_word"]
     # Asked where the word is whole, not before.
@@ -181,13 +181,13 @@ def test_half_a_private_word_waits(ahead: int) -> None:
 @pytest.mark.parametrize("ahead", [0, 8])
 def test_a_local_class_opens_no_session(ahead: int) -> None:
     model, cloud = bridge(replying("", prompt=""), redact="email=local")
-    events = answered(model, "so it is.", run_ahead=ahead, on_cloud_error="raise")
+    events = answered(model, "so it is.", speculate=ahead, on_cloud_error="raise")
     assert cloud.opened == 0
     assert set(reasons(events)) == {"below_threshold"}
     # In the answer: from there on.
     model, cloud = bridge(completing("so x@y.example it is", prompt="Q: "), redact="email=local")
     said = "so x@y.example it is"
-    events = answered(model, said, "Q: ", run_ahead=ahead, on_cloud_error="raise")
+    events = answered(model, said, "Q: ", speculate=ahead, on_cloud_error="raise")
     assert reasons(events)[-4:] == ["withheld"] * 4
     assert not any("x@y.example" in one for one in seen(cloud))
     assert not any(one.outcome != "answered" for one in events if isinstance(one, Consult))
@@ -285,7 +285,7 @@ def _answered(model: CloudModel, messages: list[Message], answer: str, *, seed: 
     decoder = Decoder(
         edge,
         router=Random(seed),
-        policy=Policy(threshold=0.98, run_ahead=4, deadline=5.0),
+        policy=Policy(threshold=0.98, speculate=4, deadline=5.0),
         cloud=model,
         record=SentRecord(),
     )

@@ -32,7 +32,7 @@ from edgewise.routers.constant import Constant, Random
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import EOS, SIZE, ByteTokenizer, ScriptedEdge, completing
 from tests.cloud.text_engine import TextDouble, writing
-from tests.loop.test_run_ahead import _Patient
+from tests.loop.test_speculate import _Patient
 
 EDGE = ByteTokenizer()
 ASKED = "sky? "
@@ -232,7 +232,7 @@ def answered(
         decoder = Decoder(
             edge,
             router=Random(seed),
-            policy=Policy(threshold=threshold, span=span, run_ahead=ahead),
+            policy=Policy(threshold=threshold, span=span, speculate=ahead),
             cloud=cloud,
             breaker=_Patient(),
         )

@@ -147,7 +147,7 @@ def test_an_answer_that_is_left_pays_for_what_had_left(
     """The client goes while a consult flies: the provider computes it all the same."""
     provider = Provider(engine, lambda number: "hang")
     answering = decoder(cloud, Limits(False, Decimal(1)))
-    answering.policy = Policy(deadline=30.0, run_ahead=2)
+    answering.policy = Policy(deadline=30.0, speculate=2)
     with answering.stream(IDS, pending=True) as events:
         next(events)
         while not provider.invoice:

@@ -451,7 +451,7 @@ def test_guesses_send_no_consults_where_costs_are_limited() -> None:
         decoder = Decoder(
             ScriptedEdge(script),
             router=Constant(1.0),
-            policy=Policy(span=1, run_ahead=8, deadline=30.0),
+            policy=Policy(span=1, speculate=8, deadline=30.0),
             cloud=cloud,
             billing=Billing(PRICE, limits=limits),
         )

@@ -121,7 +121,7 @@ def conversation(
         threshold=rng.choice((0.5, 0.9, 0.97)),
         cloud_share=share,
         span=rng.choice((1, 1, 2, 4)),
-        run_ahead=rng.choice((0, 16)),
+        speculate=rng.choice((0, 16)),
     )
     found: list[Simulated] = []
     for _ in range(turns):

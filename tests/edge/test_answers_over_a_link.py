@@ -1,4 +1,4 @@
-"""Running ahead over a slow link changes no answer, whatever runs the edge model."""
+"""Speculating over a slow link changes no answer, whatever runs the edge model."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -123,7 +123,7 @@ def assert_same(ahead: Answer, waiting: Answer, logits: Callable[[Sequence[int]]
     seed=st.integers(0, 99),
     delay=st.sampled_from([0.0, 0.001, 0.004, 0.015]),
     dial=st.sampled_from([(0.5, None), (0.8, None), (0.5, 0.1), (0.5, 0.3)]),
-    run_ahead=st.sampled_from([1, 4, 16]),
+    speculate=st.sampled_from([1, 4, 16]),
     span=st.integers(1, 3),
 )
 def test_the_answer_is_that_of_the_waiting_loop(
@@ -132,7 +132,7 @@ def test_the_answer_is_that_of_the_waiting_loop(
     seed: int,
     delay: float,
     dial: tuple[float, float | None],
-    run_ahead: int,
+    speculate: int,
     span: int,
 ) -> None:
     """Fixed delays, against a threshold alone and with a share."""
@@ -142,12 +142,12 @@ def test_the_answer_is_that_of_the_waiting_loop(
 
     def answer(ahead: int, late: float) -> Answer:
         policy = Policy(
-            threshold=threshold, cloud_share=share, span=span, deadline=60, run_ahead=ahead
+            threshold=threshold, cloud_share=share, span=span, deadline=60, speculate=ahead
         )
         cloud = ScriptedCloud(script, delay=late)
         decoder = Decoder(edge, router=Random(seed), policy=policy, cloud=cloud)
         return decoder.generate(ids, max_tokens=TOKENS)
 
     with closing(Agreeing(edge, seed)) as script:
-        waiting, ahead = answer(0, 0.0), answer(run_ahead, delay)
+        waiting, ahead = answer(0, 0.0), answer(speculate, delay)
     assert_same(ahead, waiting, lambda more: fresh(edge, [*ids, *more]))

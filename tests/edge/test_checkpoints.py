@@ -125,7 +125,7 @@ class Writer:
         self.ids += new
 
     def ahead(self) -> None:
-        """As the loop runs ahead of a consult, which then differs."""
+        """As the loop speculates during a consult, which then differs."""
         self.session.step()
         self.session.checkpoint(len(self.ids))
         for token in self.some(17):

@@ -1,4 +1,4 @@
-"""Whole answers by models that go back to marks: running ahead changes none of them."""
+"""Whole answers by models that go back to marks: speculating changes none of them."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from edgewise.prompts import Message, Prompt
 from edgewise.routers.constant import Random
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from tests.hybrid_models import HybridPaths
-from tests.loop.test_run_ahead import Slow
+from tests.loop.test_speculate import Slow
 
 TEXT = "Be brief. What is it that one sees at night? It is"
 
@@ -32,15 +32,15 @@ def test_the_answer_is_that_of_the_waiting_loop(kind: str, hybrid_paths: HybridP
             logits[97 + (7 * ids[-1] + len(ids)) % 26] = 1
             return logits
 
-        def answer(text: str, cloud: ScriptedCloud, *, run_ahead: int) -> Answer:
-            policy = Policy(threshold=0.6, cloud_share=0.4, deadline=60, run_ahead=run_ahead)
+        def answer(text: str, cloud: ScriptedCloud, *, speculate: int) -> Answer:
+            policy = Policy(threshold=0.6, cloud_share=0.4, deadline=60, speculate=speculate)
             decoder = Decoder(edge, router=Random(1), policy=policy, cloud=cloud)
             return decoder.generate(edge.tokenizer.encode_prompt(text), max_tokens=48)
 
         changing = 0
         for length in (20, 30, 40, len(TEXT)):
-            waiting = answer(TEXT[:length], ScriptedCloud(other), run_ahead=0)
-            ahead = answer(TEXT[:length], Slow(other, [0, 9, 3, 16, 1]), run_ahead=16)
+            waiting = answer(TEXT[:length], ScriptedCloud(other), speculate=0)
+            ahead = answer(TEXT[:length], Slow(other, [0, 9, 3, 16, 1]), speculate=16)
             assert written(ahead) == written(waiting)
             changing += ahead.usage.correction_tokens
         assert changing > 3

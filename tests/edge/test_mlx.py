@@ -29,7 +29,7 @@ from edgewise.testing.scripted_cloud import ScriptedCloud
 from tests import models
 from tests.contracts import test_edge as contract
 from tests.contracts.test_edge import MORE, PROMPT, Backend, assert_close
-from tests.loop.test_run_ahead import Slow
+from tests.loop.test_speculate import Slow
 from tests.mlx_models import CONFIGS, SHAPE, WINDOW, write_mlx_model
 
 pytest.importorskip("mlx_lm", exc_type=ImportError)
@@ -148,15 +148,15 @@ def test_running_ahead_changes_no_answer(folders: Folders, kind: str) -> None:
 
     with load(folders, kind, context=128) as edge:
 
-        def answer(text: str, cloud: ScriptedCloud, *, run_ahead: int) -> Answer:
-            policy = Policy(threshold=0.6, cloud_share=0.4, deadline=60, run_ahead=run_ahead)
+        def answer(text: str, cloud: ScriptedCloud, *, speculate: int) -> Answer:
+            policy = Policy(threshold=0.6, cloud_share=0.4, deadline=60, speculate=speculate)
             decoder = Decoder(edge, router=Random(1), policy=policy, cloud=cloud)
             return decoder.generate(edge.tokenizer.encode_prompt(text), max_tokens=48)
 
         changing = 0
         for text in ("What is it that one sees", "What is it that one sees at night?"):
-            waiting = answer(text, ScriptedCloud(other), run_ahead=0)
-            ahead = answer(text, Slow(other, [0, 9, 3, 16, 1]), run_ahead=16)
+            waiting = answer(text, ScriptedCloud(other), speculate=0)
+            ahead = answer(text, Slow(other, [0, 9, 3, 16, 1]), speculate=16)
             written = [[(t.id, t.source, t.reason) for t in a.tokens] for a in (ahead, waiting)]
             assert written[0] == written[1]
             changing += ahead.usage.correction_tokens

@@ -187,10 +187,10 @@ def test_a_task_of_both_kinds_says_that_some_have_no_commit_point() -> None:
 def test_a_question_that_leaves_no_room_is_refused_before_any_answer() -> None:
     long = Question("long", "zoo", PROMPT * 300, "dog", "regex")
     task = Task("animals", (*animals(1).questions, long), 80)
-    with pytest.raises(ContextOverflow, match="Question 'long' of animals has 5700 tokens and the"):
+    with pytest.raises(ContextOverflow, match=r"'long'.* 5700"):
         evaluation(task=task)
     small = LocalCloud(ScriptedEdge(replying(RIGHT, prompt=PROMPT), context=len(PROMPT) - 1))
-    with closing(small), pytest.raises(ContextOverflow, match=f"holds {len(PROMPT) - 1}; leave"):
+    with closing(small), pytest.raises(ContextOverflow, match=f"{len(PROMPT) - 1}"):
         evaluation(cloud=small)
 
 

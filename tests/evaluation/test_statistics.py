@@ -7,14 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.routers.pooled import Seeds, pooled_difference, pooled_gap
 from edgewise_lab.evaluation.statistics import (
-    Seeds,
     difference_interval,
     gap_recovered,
     mean_interval,
     median_interval,
-    pooled_difference,
-    pooled_gap,
     ratio_interval,
 )
 

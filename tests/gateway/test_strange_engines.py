@@ -218,7 +218,7 @@ def engine() -> Iterator[ScriptedEngine]:
 def streamed(cloud: GatewayCloud, on_error: Any, meanwhile: Callable[[], None]) -> Any:
     """A whole answer, `meanwhile` done after its third consult; its events, and what it raised."""
     edge = ScriptedEdge(replying(TEXT, prompt=PROMPT))
-    policy = Policy(threshold=0.5, run_ahead=0, on_cloud_error=on_error, deadline=20.0)
+    policy = Policy(threshold=0.5, speculate=0, on_cloud_error=on_error, deadline=20.0)
     decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud)
     events: list[Event] = []
     try:

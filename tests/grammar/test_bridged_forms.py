@@ -21,13 +21,13 @@ EDGE, OWN = ByteTokenizer(), ByteTokenizer("<other>")
 SCHEMA = {"type": "string", "pattern": "^[a-m ]{1,12}$"}
 
 
-@pytest.mark.parametrize("run_ahead", [0, 8])
-def test_a_word_is_cut_where_it_breaks_the_form(run_ahead: int) -> None:
+@pytest.mark.parametrize("speculate", [0, 8])
+def test_a_word_is_cut_where_it_breaks_the_form(speculate: int) -> None:
     cloud = ScriptedCloud(replying('"abcxyz ma"', prompt=PROMPT), tokenizer=OWN)
     decoder = Decoder(
         ScriptedEdge(replying('"abcdef he"', prompt=PROMPT), tokenizer=EDGE),
         router=Constant(1.0),
-        policy=Policy(run_ahead=run_ahead),
+        policy=Policy(speculate=speculate),
         cloud=Bridge(cloud, own=OWN, edge=EDGE, words=True),
     )
     grammar = grammar_of(EDGE, AnswerForm(schema=SCHEMA))
@@ -45,13 +45,13 @@ def test_a_word_is_cut_where_it_breaks_the_form(run_ahead: int) -> None:
     assert (first.outcome, first.answered) == ("answered", 6)
 
 
-@pytest.mark.parametrize("run_ahead", [0, 8])
-def test_a_word_that_does_not_begin_well_is_refused(run_ahead: int) -> None:
+@pytest.mark.parametrize("speculate", [0, 8])
+def test_a_word_that_does_not_begin_well_is_refused(speculate: int) -> None:
     cloud = ScriptedCloud(replying('"xyz"', prompt=PROMPT), tokenizer=OWN)
     decoder = Decoder(
         ScriptedEdge(replying('"abc"', prompt=PROMPT), tokenizer=EDGE),
         router=Constant(1.0),
-        policy=Policy(run_ahead=run_ahead),
+        policy=Policy(speculate=speculate),
         cloud=Bridge(cloud, own=OWN, edge=EDGE, words=True),
     )
     grammar = grammar_of(EDGE, AnswerForm(schema=SCHEMA))

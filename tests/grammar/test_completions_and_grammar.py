@@ -74,10 +74,10 @@ def test_what_the_form_leaves_no_choice_about_asks_nobody(grammar: Any) -> None:
     assert answer.tokens[-1].id == EOS
 
 
-@pytest.mark.parametrize("run_ahead", [0, 8])
-def test_a_completion_that_breaks_the_form_is_refused(grammar: Any, run_ahead: int) -> None:
+@pytest.mark.parametrize("speculate", [0, 8])
+def test_a_completion_that_breaks_the_form_is_refused(grammar: Any, speculate: int) -> None:
     """At every position: the cloud writes what it likes, and the edge's own token stands."""
-    answer, consults, _ = answered(grammar, '{"word":"dog"}', "no", run_ahead=run_ahead)
+    answer, consults, _ = answered(grammar, '{"word":"dog"}', "no", speculate=speculate)
     assert answer.text == '{"word":"dog"}'
     assert {one.outcome for one in consults} == {"grammar"}
     assert all("the answer's form" in str(one.message) for one in consults)

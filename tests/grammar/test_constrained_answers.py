@@ -101,7 +101,7 @@ def decoder(
 
 
 def told(answer: Answer) -> list[object]:
-    """What must not depend on the run-ahead."""
+    """What must not depend on speculation."""
     tokens = [(t.id, t.text, t.source, t.reason, t.logprob) for t in answer.tokens]
     counts = answer.usage
     return [answer.finish_reason, tokens, counts.cloud_tokens, counts.correction_tokens]
@@ -112,7 +112,7 @@ def told(answer: Answer) -> list[object]:
     seed=st.integers(0, 10_000),
     agreement=st.sampled_from([0.0, 0.5, 0.9]),
     span=st.integers(1, 6),
-    run_ahead=st.integers(1, 8),
+    speculate=st.integers(1, 8),
     temperature=st.sampled_from([0.0, 1.0]),
     share=st.sampled_from([None, 0.3, 1.0]),
     back=st.floats(0, 1),
@@ -122,12 +122,12 @@ def test_an_answer_is_json_of_its_schema(
     seed: int,
     agreement: float,
     span: int,
-    run_ahead: int,
+    speculate: int,
     temperature: float,
     share: float | None,
     back: float,
 ) -> None:
-    """By edge and cloud, waiting and running ahead, and again after going back."""
+    """By edge and cloud, waiting and speculating, and again after going back."""
     own, other = restless(seed), noise(seed + 1)
 
     def cloud(ids: Sequence[int]) -> Floats:
@@ -136,7 +136,7 @@ def test_an_answer_is_json_of_its_schema(
 
     grammar = grammar_of(TOKENIZER, AnswerForm(schema=schema))
     answers: list[Answer] = []
-    for ahead in (0, run_ahead):
+    for ahead in (0, speculate):
         made, _ = decoder(
             own,
             cloud,
@@ -144,7 +144,7 @@ def test_an_answer_is_json_of_its_schema(
             threshold=0.4,
             cloud_share=share,
             span=span,
-            run_ahead=ahead,
+            speculate=ahead,
         )
         options = {"sampling": Sampling(temperature=temperature, seed=seed), "max_tokens": 300}
         answers.append(made.generate(IDS, grammar=grammar, **options))

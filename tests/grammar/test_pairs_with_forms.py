@@ -33,10 +33,10 @@ TOOL = {"name": "get_weather", "parameters": dict(WEATHER.parameters)}
 
 
 @pytest.mark.parametrize("cloud", [None, str(OTHER)])
-@pytest.mark.parametrize("run_ahead", [0, 16])
-def test_the_bundled_pair_answers_in_json(cloud: str | None, run_ahead: int) -> None:
+@pytest.mark.parametrize("speculate", [0, 16])
+def test_the_bundled_pair_answers_in_json(cloud: str | None, speculate: int) -> None:
     """It never saw any, so nothing but the form makes it so; the other cloud is behind a bridge."""
-    with Pair(cloud=cloud, cloud_share=0.5, run_ahead=run_ahead, threads=1) as pair:
+    with Pair(cloud=cloud, cloud_share=0.5, speculate=speculate, threads=1) as pair:
         for options in ({}, {"temperature": 1.0, "seed": 3}):
             with pair.stream(QUESTION, json_schema=SCHEMA, max_tokens=200, **options) as stream:
                 events = list(stream)

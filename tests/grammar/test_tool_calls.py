@@ -122,7 +122,7 @@ def test_whatever_is_written_is_a_call_with_arguments_of_its_schema(
     decoder = Decoder(
         ScriptedEdge(wild(0), tokenizer=tokenizer),
         router=Constant(1.0),
-        policy=Policy(run_ahead=4, span=3),
+        policy=Policy(speculate=4, span=3),
         cloud=ScriptedCloud(wild(1)) if cloudy else None,
     )
     answer = decoder.generate(

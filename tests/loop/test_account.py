@@ -46,7 +46,7 @@ def test_short_answers_one_after_the_other_keep_the_share(lengths: list[int], sh
 
 def test_what_was_wasted_ahead_is_paid_for_by_the_next_answers() -> None:
     account = SharedBudget()
-    policy = Policy(cloud_share=0.2, run_ahead=12)
+    policy = Policy(cloud_share=0.2, speculate=12)
     told = [one(account, policy, 20, seed) for seed in range(30)]
     cloud, output = (sum(counts) for counts in zip(*told, strict=True))
     # What the last answer wasted is the only thing that nobody has paid for.

@@ -111,7 +111,7 @@ def test_nothing_is_pushed_once_the_cap_is_spent() -> None:
 
 def test_the_prompt_and_every_token_are_pushed_and_never_a_guess() -> None:
     cloud = Watched(replying("gray sky", prompt=PROMPT), delay=0.05)
-    policy = Policy(threshold=0.3, run_ahead=8)
+    policy = Policy(threshold=0.3, speculate=8)
     decoder = Decoder(
         edge_saying("grey sky", unsure=(2,)), router=MaxProb(), policy=policy, cloud=cloud
     )
@@ -155,7 +155,7 @@ def test_a_cloud_that_fails_at_the_start_gives_the_slot_back(stage: str) -> None
 def test_a_rewind_cancels_the_consult_that_is_waited_for() -> None:
     cloud = Watched(noise())
     cloud.silent = True
-    policy = Policy(threshold=0.5, run_ahead=4, deadline=30)
+    policy = Policy(threshold=0.5, speculate=4, deadline=30)
     decoder = Decoder(edge_saying("blue sky"), router=Constant(1.0), policy=policy, cloud=cloud)
     with decoder.stream(IDS, pending=True) as events:
         assert isinstance(next(events), Pending)
@@ -171,7 +171,7 @@ def test_a_rewind_cancels_the_consult_that_is_waited_for() -> None:
 def test_closing_in_the_middle_cancels_and_closes_everything() -> None:
     edge, cloud = edge_saying("blue sky"), Watched(noise())
     cloud.silent = True
-    policy = Policy(threshold=0.5, run_ahead=4, deadline=30)
+    policy = Policy(threshold=0.5, speculate=4, deadline=30)
     decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud)
     with decoder.stream(IDS, pending=True) as events:
         next(events)
@@ -233,7 +233,7 @@ def test_a_timeout_counts_as_wasted_and_is_charged() -> None:
     seed=st.integers(0, 10**6),
     share=st.sampled_from([0.2, 0.5, 0.9]),
     span=st.integers(1, 3),
-    run_ahead=st.sampled_from([0, 8]),
+    speculate=st.sampled_from([0, 8]),
     delay=st.sampled_from([0.0, 0.002]),
     deadline=st.sampled_from([0.001, 30.0]),
     cap=st.sampled_from([None, 3]),
@@ -243,7 +243,7 @@ def test_the_share_that_is_shown_is_the_one_that_is_charged(
     seed: int,
     share: float,
     span: int,
-    run_ahead: int,
+    speculate: int,
     delay: float,
     deadline: float,
     cap: int | None,
@@ -258,7 +258,7 @@ def test_the_share_that_is_shown_is_the_one_that_is_charged(
         policy=Policy(
             cloud_share=share,
             span=span,
-            run_ahead=run_ahead,
+            speculate=speculate,
             deadline=deadline,
             max_cloud_tokens=cap,
         ),
@@ -304,7 +304,7 @@ def test_a_meter_that_is_missing_once_leaves_no_sum(
     decoder = Decoder(
         edge_saying("blue"),
         router=Constant(1.0),
-        policy=Policy(run_ahead=0),
+        policy=Policy(speculate=0),
         cloud=Metered(replying("blue", prompt=PROMPT)),
     )
     usage = decoder.generate(IDS, max_tokens=2).usage
@@ -315,7 +315,7 @@ def test_where_the_cloud_writes_everything_no_share_is_above_all() -> None:
     """A guess asks for nothing there, and what a stop string cuts off is shown beside."""
     cloud = Watched(noise(1), delay=0.002)
     for span, stop in ((1, ()), (16, ("a",)), (16, ("\x00", "b"))):
-        policy = Policy(cloud_share=1.0, span=span, run_ahead=16)
+        policy = Policy(cloud_share=1.0, span=span, speculate=16)
         decoder = Decoder(ScriptedEdge(noise(2)), router=Constant(1.0), policy=policy, cloud=cloud)
         usage = decoder.generate(IDS, max_tokens=40, stop=stop).usage
         assert usage.cloud_share <= 1.0
@@ -350,7 +350,7 @@ def test_a_budget_depends_on_no_link() -> None:
             decoder = Decoder(
                 ScriptedEdge(noise(seed)),
                 router=Random(seed),
-                policy=Policy(cloud_share=0.2, deadline=30, run_ahead=0 if not delay else 8),
+                policy=Policy(cloud_share=0.2, deadline=30, speculate=0 if not delay else 8),
                 cloud=ScriptedCloud(noise(seed + 50), delay=delay),
             )
             with decoder.stream(IDS, max_tokens=16, budget=budget) as events:
@@ -453,7 +453,7 @@ def test_one_probe_goes_however_many_answers_ask() -> None:
 
 def test_a_finished_answer_counts_every_consult_once() -> None:
     cloud = Watched(replying("gray sky", prompt=PROMPT), delay=0.03)
-    policy = Policy(threshold=0.3, run_ahead=8)
+    policy = Policy(threshold=0.3, speculate=8)
     decoder = Decoder(
         edge_saying("grey sky", unsure=(2, 4, 5)), router=MaxProb(), policy=policy, cloud=cloud
     )
@@ -468,7 +468,7 @@ def test_a_consult_that_is_left_behind_is_paid_for() -> None:
     """Whoever leaves in the middle has asked all the same."""
     cloud = Watched(noise())
     cloud.silent = True
-    policy = Policy(cloud_share=0.5, run_ahead=4, deadline=30)
+    policy = Policy(cloud_share=0.5, speculate=4, deadline=30)
     decoder = Decoder(edge_saying("blue sky"), router=Constant(1.0), policy=policy, cloud=cloud)
     with decoder.stream(IDS, pending=True) as events:
         next(events)

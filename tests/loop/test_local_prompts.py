@@ -12,7 +12,7 @@ from edgewise.testing import ScriptedCloud, ScriptedEdge, noise
 
 IDS = tuple(b"Q: sky? A:")
 POLICIES = [
-    Policy(threshold=0.0, run_ahead=4),
+    Policy(threshold=0.0, speculate=4),
     Policy(cloud_share=0.5),
     Policy().cloud_alone(),
     Policy(threshold=0.0, on_cloud_error="raise"),

@@ -33,7 +33,7 @@ from edgewise.testing.scripted_edge import (
     noise,
     replying,
 )
-from tests.loop.test_run_ahead import _Late, _Patient, told
+from tests.loop.test_speculate import _Late, _Patient, told
 
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())
@@ -114,7 +114,7 @@ def answered(
     seed=st.integers(0, 500),
     agreement=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     patience=st.lists(st.integers(0, 12), min_size=1, max_size=6),
-    run_ahead=st.integers(1, 12),
+    speculate=st.integers(1, 12),
     threshold=st.sampled_from([0.2, 0.6, 0.9]),
     share=st.sampled_from([None, None, 0.05, 0.2, 0.5, 1.0]),
     cap=st.sampled_from([None, None, 0, 3, 9]),
@@ -128,7 +128,7 @@ def test_the_answer_is_that_of_the_waiting_loop(
     seed: int,
     agreement: float,
     patience: list[int],
-    run_ahead: int,
+    speculate: int,
     threshold: float,
     share: float | None,
     cap: int | None,
@@ -150,13 +150,13 @@ def test_the_answer_is_that_of_the_waiting_loop(
             max_cloud_tokens=cap,
             span=span,
             deadline=60,
-            run_ahead=ahead,
+            speculate=ahead,
         )
         sampling = Sampling(temperature=temperature, seed=seed)
         return answered(edge, cloud, policy, seed, max_tokens=40, stop=stop, sampling=sampling)
 
     waiting, left = run(0, [0])
-    ahead, later = run(run_ahead, patience)
+    ahead, later = run(speculate, patience)
     assert told(ahead) == told(waiting)
     assert ahead.usage.cloud_completion_tokens == waiting.usage.cloud_completion_tokens
     wasted = ahead.usage.wasted_tokens - waiting.usage.wasted_tokens
@@ -199,20 +199,20 @@ def text_of(tokens: Sequence[Token]) -> str:
     return "".join(token.text for token in tokens)
 
 
-@pytest.mark.parametrize("run_ahead", [0, 8])
-def test_a_wish_inside_of_a_word_waits_for_the_next(run_ahead: int) -> None:
-    tokens = told_by("the grey sky", "the grey sea", unsure=(6,), run_ahead=run_ahead)
+@pytest.mark.parametrize("speculate", [0, 8])
+def test_a_wish_inside_of_a_word_waits_for_the_next(speculate: int) -> None:
+    tokens = told_by("the grey sky", "the grey sea", unsure=(6,), speculate=speculate)
     assert text_of(tokens) == "the grey sea"
     assert [t.index for t in tokens if t.reason == "mid_word"] == [6, 7]
     assert [t.reason for t in tokens[8:12]] == ["critical", "span", "span", "span"]
     assert [t.source for t in tokens[:9]] == ["edge"] * 8 + ["cloud"]
 
 
-@pytest.mark.parametrize("run_ahead", [0, 8])
-def test_a_span_is_words(run_ahead: int) -> None:
+@pytest.mark.parametrize("speculate", [0, 8])
+def test_a_span_is_words(speculate: int) -> None:
     for span, expected in ((1, "the gray"), (2, "the gray sea"), (3, "the gray sea,")):
         tokens = told_by(
-            "the grey sky.", "the gray sea, so", unsure=(3,), span=span, run_ahead=run_ahead
+            "the grey sky.", "the gray sea, so", unsure=(3,), span=span, speculate=speculate
         )
         written = [token for token in tokens if token.source == "cloud"]
         assert "the" + text_of(written) == expected
@@ -246,7 +246,7 @@ def test_the_share_holds_over_a_conversation(share: float) -> None:
         decoder = Decoder(
             ScriptedEdge(edge),
             router=Random(seed),
-            policy=Policy(cloud_share=share, run_ahead=6),
+            policy=Policy(cloud_share=share, speculate=6),
             cloud=Behind(model, [2, 5]),
         )
         sampling = Sampling(temperature=1.0, seed=seed)
@@ -279,13 +279,13 @@ def test_a_cloud_that_writes_all_writes_its_own_text(words: bool) -> None:
     assert answer.finish_reason == "stop"
 
 
-@given(seed=st.integers(0, 99), at=st.integers(0, 30), run_ahead=st.sampled_from([0, 6]))
-def test_going_back_gives_the_same_answer_again(seed: int, at: int, run_ahead: int) -> None:
+@given(seed=st.integers(0, 99), at=st.integers(0, 30), speculate=st.sampled_from([0, 6]))
+def test_going_back_gives_the_same_answer_again(seed: int, at: int, speculate: int) -> None:
     edge = speaking(noise(seed))
     script = agreeing(edge, speaking(noise(seed + 1)), 0.7)
     model = Bridge(ScriptedCloud(script, tokenizer=OWN), own=OWN, edge=EDGE, words=True)
     cloud = Behind(model, [3, 0, 7])
-    policy = Policy(threshold=0.7, span=2, deadline=60, run_ahead=run_ahead)
+    policy = Policy(threshold=0.7, span=2, deadline=60, speculate=speculate)
     decoder = Decoder(ScriptedEdge(edge), router=Random(seed), policy=policy, cloud=cloud)
 
     def tokens(events: Iterator[object]) -> list[tuple[object, ...]]:
@@ -314,7 +314,7 @@ def test_real_models_of_two_vocabularies(bpe_path: Path, turned: bool, words: bo
         prompt = prompt_of(small.tokenizer, [Message("user", "Tell me about the heron.")])
         answers: list[Answer] = []
         for ahead, patience in ((0, [0]), (8, [0, 5, 3, 9])):
-            policy = Policy(threshold=0.8, deadline=60, run_ahead=ahead)
+            policy = Policy(threshold=0.8, deadline=60, speculate=ahead)
             cloud = Behind(model, patience)
             decoder = Decoder(
                 small, router=Random(7), policy=policy, cloud=cloud, breaker=_Patient()

@@ -226,7 +226,7 @@ def test_weights_that_would_be_left_out_are_refused(bpe_path: Path, tmp_path: Pa
     biased = write_floats(
         tmp_path / "biased.gguf", bpe_path, {"blk.0.attn_q.bias": np.ones(64, np.float32)}
     )
-    with pytest.raises(ValueError, match=r"a plain llama has no weight 'blk\.0\.attn_q\.bias'"):
+    with pytest.raises(ValueError, match=r"'blk\.0\.attn_q\.bias'"):
         read(biased)
 
 
@@ -238,5 +238,5 @@ def test_what_is_not_converted_says_so(
     with pytest.raises(ValueError, match="no plain Llama"):
         read(hybrid_paths["mamba2"])
     strange = replace(source, vocabulary=replace(source.vocabulary, pre="other"))
-    with pytest.raises(ValueError, match="not 'gpt2' of 'other'"):
+    with pytest.raises(ValueError, match="'gpt2'"):
         convert(strange, "onnx", tmp_path / "other")

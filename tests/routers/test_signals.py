@@ -35,7 +35,7 @@ def test_one_value_in_the_list_is_an_input(monkeypatch: pytest.MonkeyPatch) -> N
     def ranks(step: Step, k: int) -> Floats:
         return step.top(k)[0].astype(np.float32)
 
-    added = Signal("ranks", ranks, lambda _, k: k, Needs.TOP, per_k=True)
+    added = Signal("ranks", ranks, "k", Needs.TOP)
     monkeypatch.setitem(SIGNALS, "ranks", added)
     inputs = ("ranks", "scalars")
     edge = ScriptedEdge(noise())

@@ -379,32 +379,3 @@ def test_an_answer_that_fills_the_context_says_so() -> None:
         asked = {"model": "edgewise:edge", "max_tokens": 32, "messages": CHAT["messages"]}
         found = client.post("/v1/messages", json=asked).json()
     assert found["stop_reason"] == "model_context_window_exceeded"
-
-
-@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "BREW"])
-def test_what_is_no_endpoint_is_told_in_a_sentence(method: str) -> None:
-    with app() as client:
-        for path, known in (
-            ("/v1", None),
-            ("/v1/nothing", None),
-            ("/v1/chat", None),
-            ("/v1/responses/resp_1", None),
-            ("/v1/messages/batches", None),
-            ("/v1/responses", "POST"),
-            ("/v1/models", "GET"),
-            ("/tokenize", "POST"),
-        ):
-            if method == known:
-                continue
-            found = client.request(method, path)
-            assert found.status_code == (405 if known else 404), (method, path)
-            assert found.headers.get("allow") == known
-            if method != "HEAD":
-                error = found.json()["error"]
-                assert f"{method} {path!r} is not answered" in error["message"]
-                anthropic_form = path.startswith("/v1/messages")
-                assert ("param" in error) != anthropic_form
-        if method not in ("GET", "HEAD"):
-            assert client.request(method, "/nowhere").status_code == 404
-        else:
-            assert client.request(method, "/").status_code == 200

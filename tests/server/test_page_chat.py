@@ -14,13 +14,11 @@ from tests.server.page_asking import (
     another_turn,
     ask,
     done,
-    hold,
     play,
     reply,
     sent_bodies,
     token,
     until,
-    usage,
 )
 from tests.server.serving import serving
 
@@ -62,22 +60,6 @@ def test_an_answer_is_formatted_and_nothing_in_it_runs(page: Page) -> None:
     assert len(asked) == before
     switch.click()
     expect(page.locator(".text")).to_be_visible()
-
-
-def test_what_cannot_be_formatted_is_shown_as_it_is(page: Page) -> None:
-    """Nested so deep that the library gives up, or so long that it takes seconds: the page does
-    neither."""
-    play(page)
-    page.get_by_role("button", name="Formatted").click()
-    expect(page.locator(".formatted")).to_contain_text("Therefore")
-    reply(page, [token(0, ">" * 5000 + " deep"), END])
-    ask(page, "tin")
-    expect(page.locator(".formatted").last).to_contain_text("deep")
-    expect(page.locator(".formatted").first).to_contain_text("Therefore")
-    reply(page, [token(0, "# Tin\n" + "a." * 25_000 + "@"), END])
-    ask(page, "tin")
-    expect(page.locator(".formatted")).to_have_count(3)
-    expect(page.locator(".formatted h1")).to_have_count(0)
 
 
 def test_an_answer_is_copied_without_what_was_struck(page: Page) -> None:
@@ -152,17 +134,6 @@ def test_an_answer_is_stopped(page: Page, linked: tuple[str, Link]) -> None:
     expect(page.locator("[data-counter=share]")).to_have_text(re.compile(r"\d"))
 
 
-def test_a_reload_in_mid_answer_keeps_the_question(page: Page) -> None:
-    hold(page)
-    page.get_by_label("Message").fill(QUESTION)
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("button", name="Stop")).to_be_visible()
-    page.reload()
-    expect(page.get_by_text("Stopped.")).to_be_visible()
-    expect(page.locator(".question")).to_have_text(QUESTION)
-    expect(page.get_by_role("button", name="Regenerate")).to_be_visible()
-
-
 def test_a_reload_keeps_the_conversation(page: Page) -> None:
     page.get_by_label("Cloud share").fill("28")
     ask(page, QUESTION)
@@ -180,40 +151,6 @@ def test_a_reload_keeps_the_conversation(page: Page) -> None:
     page.reload()
     expect(page.locator("#first")).to_be_visible()
     expect(page.locator(".turn")).to_have_count(0)
-
-
-def test_more_than_the_browser_keeps(page: Page) -> None:
-    """Without the candidates first; then it is said."""
-    for store in ("localStorage", "sessionStorage"):
-        page.evaluate(f"{store}.setItem('other', 'x'.repeat(5 * 1024 * 1024 - 20000))")
-    candidates = [{"token": "y" * 2000, "logprob": -1}] * 5
-    reply(page, [token(0, "short", cloud=candidates, edge=candidates), END])
-    ask(page, "tin")
-    page.reload()
-    expect(page.locator(".text")).to_have_text("short")
-    reply(page, [token(0, "long " * 6000), END])
-    ask(page, "tin")
-    expect(page.get_by_text("a reload will lose what came last")).to_be_visible()
-    page.evaluate("sessionStorage.removeItem('other')")
-    ask(page, "tin")
-    expect(page.get_by_text("what came last is lost with this tab")).to_be_visible()
-
-
-def test_each_tab_finds_its_own_conversation_again(page: Page) -> None:
-    reply(page, [token(0, "Tin"), END, usage()])
-    ask(page, "tin")
-    page.reload()
-    other = page.context.new_page()
-    other.goto(page.url)
-    # A new one begins with what was kept last.
-    expect(other.locator(".text")).to_have_text("Tin")
-    other.get_by_role("button", name="New chat").click()
-    reply(other, [token(0, "Zinc"), END, usage()])
-    ask(other, "zinc")
-    for one, said in ((other, "Zinc"), (page, "Tin"), (other, "Zinc")):
-        one.reload()
-        expect(one.locator(".text")).to_have_text(said)
-    other.close()
 
 
 def test_settings_are_sent(page: Page) -> None:
@@ -345,22 +282,3 @@ def test_a_long_answer_scrolls_while_the_reader_is_at_its_end(page: Page, there:
         assert main.evaluate("node => node.scrollTop") == 300
         page.get_by_role("button", name="To the end").click()
         assert main.evaluate(left) < 2
-
-
-def test_escape_closes_the_panels(page: Page) -> None:
-    reply(page, [token(0, "Tin"), END])
-    ask(page, "tin")
-    page.locator(".text .token").click()
-    details = page.locator("#details")
-    expect(details).to_be_visible()
-    page.mouse.move(5, 5)
-    # Pinned: it does not go with the pointer.
-    expect(details).to_be_visible()
-    page.keyboard.press("Escape")
-    expect(details).to_be_hidden()
-    drawer = page.locator("#sent")
-    drawer.locator("summary").click()
-    expect(drawer).to_have_attribute("open", "")
-    page.keyboard.press("Escape")
-    expect(drawer).not_to_have_attribute("open", "")
-    expect(drawer.locator("summary")).to_be_focused()

@@ -48,40 +48,6 @@ def test_a_recording_plays_without_a_model(page: Page, listed: dict[str, str]) -
     assert not any("completions" in url for url in asked)
 
 
-def test_the_first_screen_stays_where_it_was_scrolled(page: Page) -> None:
-    """Also while something is drawn: a click meant for a button below found none there."""
-    page.set_viewport_size({"width": 360, "height": 500})
-    main = page.locator("main")
-    for part in (0.5, 1):
-        top = main.evaluate(
-            "(node, part) => new Promise((told) => {"
-            " node.addEventListener('scroll', () => requestAnimationFrame(() =>"
-            " requestAnimationFrame(() => told(node.scrollTop))), { once: true });"
-            " node.scrollTop = part * (node.scrollHeight - node.clientHeight); })",
-            part,
-        )
-        assert top > 100
-        page.get_by_label("Cloud share").fill(str(round(10 * part)))
-        expect(page.locator("#share-value")).to_have_text(f"{round(10 * part)}%")
-        assert main.evaluate("node => node.scrollTop") == top
-    ask(page, "Tell me about tin.")
-    page.get_by_role("button", name="New chat").click()
-    expect(page.locator("#first")).to_be_visible()
-    assert main.evaluate("node => node.scrollTop") == 0
-
-
-def test_a_recording_is_played_by_keyboard(page: Page) -> None:
-    button = page.get_by_role("button", name="Play:").first
-    for _ in range(30):
-        if button.evaluate("node => node === document.activeElement"):
-            break
-        page.keyboard.press("Shift+Tab")
-    expect(button).to_be_focused()
-    page.keyboard.press("Enter")
-    expect(page.locator(".question.recorded")).to_be_visible()
-    done(page)
-
-
 def test_a_recording_is_no_part_of_what_is_asked_next(page: Page) -> None:
     bodies: list[str] = []
     page.on("request", lambda request: bodies.append(request.post_data or ""))

@@ -1,6 +1,6 @@
 """The focus after what a reader does, by keyboard; what is read out; which way texts go."""
 
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from tests.server.page_asking import END, another_turn, ask, done, hold, reply, say, token, usage
 
@@ -64,35 +64,6 @@ def test_what_stays_keeps_the_focus(page: Page) -> None:
     copy.press("Enter")
     expect(page.locator(".answer .note[role=status]").last).not_to_have_text("")
     expect(copy).to_be_focused()
-
-
-def test_a_new_chat_brings_up_no_keyboard_on_a_phone(browser: Browser, page: Page) -> None:
-    """Where it would cover the first screen; elsewhere the field has the focus."""
-    page.get_by_role("button", name="New chat").click()
-    expect(page.get_by_label("Message")).to_be_focused()
-    phone = browser.new_page(has_touch=True, is_mobile=True)
-    phone.goto(page.url)
-    chat = phone.get_by_role("button", name="New chat")
-    chat.tap()
-    expect(chat).to_be_focused()
-    phone.close()
-
-
-def test_texts_go_their_own_way(page: Page) -> None:
-    """Hebrew from the right; what turns a line around stays in its own."""
-    turns = "\u202eTin"
-    reply(page, [token(0, "\u05d1\u05d3\u05d9\u05dc, Sn."), token(1, turns), END, usage()])
-    ask(page, "\u05de\u05d4 \u05d6\u05d4 tin?")
-    direction = "node => getComputedStyle(node).direction"
-    for place in (".question", ".text"):
-        assert page.locator(place).evaluate(direction) == "rtl"
-    page.locator(".text .token").nth(1).hover()
-    expect(page.locator("#details bdi").first).to_have_text(f"\u201c{turns}\u201d")
-    page.get_by_role("button", name="Formatted").click()
-    formatted = page.locator(".formatted")
-    expect(formatted).to_contain_text("Sn")
-    assert formatted.evaluate(direction) == "rtl"
-    assert page.get_by_label("Message").get_attribute("dir") == "auto"
 
 
 def test_only_answers_and_what_is_wrong_are_read_out(page: Page, problems: list[str]) -> None:

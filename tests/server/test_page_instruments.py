@@ -72,24 +72,6 @@ def test_where_nothing_was_routed_it_says_why(here: Page) -> None:
     expect(here.locator(".why")).to_contain_text("the router was never above its threshold")
 
 
-def test_every_reason_has_a_sentence(here: Page) -> None:
-    measured = {"score": 0.25, "threshold": 0.5}
-    said = {
-        "budget": "the share is spent for now",
-        "circuit_open": "consults are paused after failures",
-        "no_cloud": "the server has no cloud model",
-        "cost": "a consult would cost more than the cloud alone",
-        "below_threshold": "never above its threshold (nearest: 0.250 of 0.500)",
-    }
-    for reason, sentence in said.items():
-        reply(here, [token(0, "so", reason=reason, **measured), END])
-        ask(here, reason)
-        expect(here.locator(".why").last).to_contain_text(sentence)
-    reply(here, [token(0, "so", reason="below_threshold", score=0.2, threshold=None), END])
-    ask(here, "kept here")
-    expect(here.locator(".why").last).to_contain_text("by the server's settings")
-
-
 def test_the_timeline_of_a_long_answer_holds_all_of_it(here: Page) -> None:
     """On a phone too; the cloud's last token was cut off with the bars that found no place."""
     here.set_viewport_size({"width": 360, "height": 740})
@@ -108,21 +90,6 @@ def test_the_timeline_of_a_long_answer_holds_all_of_it(here: Page) -> None:
     first = bars.first.bounding_box()
     assert first
     assert first["x"] - whole["x"] == pytest.approx(whole["width"] * 10 / 501, abs=2)
-
-
-def test_a_consult_in_vain_is_one(here: Page) -> None:
-    """Where the server never sums up, too; a pause after failures asked nobody."""
-    reasons = ("timeout", "circuit_open")
-    reply(here, [token(place, "so", reason=reason) for place, reason in enumerate(reasons)])
-    ask(here, "tin")
-    expect(here.locator("[data-counter=calls]")).to_have_text("0 / 1")
-    expect(here.locator(".why")).to_have_count(0)
-    drawn, panel = here.locator(".text .token"), here.locator("#details")
-    drawn.nth(0).hover()
-    expect(panel).to_contain_text("asked in vain")
-    expect(panel).to_contain_text("the cloud gave no answer in time")
-    drawn.nth(1).hover()
-    expect(panel).to_contain_text("written by the edgecircuit open: the cloud is paused")
 
 
 def test_what_an_answer_shows_is_of_the_model_that_was_asked(here: Page, url: str) -> None:
@@ -163,16 +130,6 @@ def test_one_line_of_meters(page: Page) -> None:
     )
     # The cloud is elsewhere: nobody can lengthen the way to it, and the curve is not this pair's.
     expect(page.get_by_label("Round trip to the cloud")).to_have_count(0)
-
-
-def test_what_left_by_conversation_and_answer(page: Page) -> None:
-    page.get_by_label("Cloud share").fill("24")
-    ask(page, "Tell me about silver.")
-    page.locator("#sent summary").click()
-    expect(page.locator("#sent tbody").first.locator(".answered")).not_to_have_count(0)
-    whole = page.locator("#sent tbody").first.locator(".whole")
-    expect(whole).to_contain_text("conversation")
-    expect(whole).to_contain_text("127.0.0.1")
 
 
 def test_a_running_answer_is_unplugged(browser: Browser, problems: list[str]) -> None:

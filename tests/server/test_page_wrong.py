@@ -7,14 +7,9 @@ from playwright.sync_api import Page, expect
 
 from tests.server.page_asking import (
     END,
-    another_turn,
     ask,
-    done,
-    hold,
     reply,
-    say,
     token,
-    until,
     usage,
 )
 
@@ -42,16 +37,6 @@ def test_a_chunk_that_is_none_ends_the_answer_with_a_sentence(page: Page) -> Non
     expect(page.get_by_role("alert").last).to_contain_text("does not say why")
 
 
-def test_nothing_goes_on_behind_an_answer_that_was_given_up(page: Page) -> None:
-    hold(page)
-    with another_turn(page):
-        page.get_by_label("Message").fill("tin")
-        page.keyboard.press("Enter")
-    say(page, "{")
-    done(page)
-    until(page, "replies[0].cancelled")
-
-
 def test_what_is_no_edgewise_is_drawn_without(page: Page) -> None:
     """Another program at the port by now, or a proxy's own page."""
     for path in ("health", "v1/sent", "traces/index.json"):
@@ -62,24 +47,6 @@ def test_what_is_no_edgewise_is_drawn_without(page: Page) -> None:
     reply(page, [token(0, "Tin"), END, usage()])
     ask(page, "tin")
     expect(page.locator(".text")).to_have_text("Tin")
-
-
-def test_a_recording_that_does_not_come_is_given_up(page: Page, problems: list[str]) -> None:
-    page.route("**/traces/*.json", lambda route: route.fulfill(status=500, json={}))
-    with another_turn(page):
-        page.get_by_role("button", name="Play:").first.click()
-    expect(page.get_by_role("alert")).to_contain_text("HTTP 500")
-    assert "Failed to load resource" in problems.pop()
-    page.unroute("**/traces/*.json")
-    page.route("**/traces/*.json", lambda route: None)
-    page.get_by_role("button", name="Play again").click()
-    page.get_by_role("button", name="Stop").click()
-    expect(page.get_by_text("Stopped.")).to_be_visible()
-    page.unroute("**/traces/*.json")
-    with another_turn(page):
-        page.get_by_role("button", name="Play again").click()
-    done(page)
-    expect(page.locator(".text .token")).not_to_have_count(0)
 
 
 KEPT = {"mode": "pair", "model": "edgewise", "recorded": False, "phase": "done", "local": False}

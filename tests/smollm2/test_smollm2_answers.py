@@ -164,16 +164,16 @@ def asked(decoder: Decoder, prompt: Sequence[int]) -> Answer:
         return collect(events)
 
 
-@pytest.mark.parametrize("run_ahead", [0, 8])
+@pytest.mark.parametrize("speculate", [0, 8])
 def test_a_cloud_of_the_same_weights_changes_nothing(
-    model: LlamaModel, prompt: list[int], text: str, smollm2_path: Path, run_ahead: int
+    model: LlamaModel, prompt: list[int], text: str, smollm2_path: Path, speculate: int
 ) -> None:
     with (
         LlamaModel(smollm2_path, context=CONTEXT, threads=1, gpu_layers=0) as large,
         closing(LocalCloud(large)) as cloud,
     ):
         cloud.check(model.tokenizer)
-        policy = Policy(threshold=THRESHOLD, run_ahead=run_ahead, deadline=60)
+        policy = Policy(threshold=THRESHOLD, speculate=speculate, deadline=60)
         answer = asked(Decoder(model, router=Entropy(), policy=policy, cloud=cloud), prompt)
     assert answer.usage.cloud_calls > 0
     assert answer.usage.correction_tokens == 0
@@ -194,7 +194,7 @@ def test_running_ahead_changes_no_answer(
     ):
         cloud.check(smaller.tokenizer)
         for ahead in (0, 8):
-            policy = Policy(threshold=THRESHOLD, cloud_share=share, run_ahead=ahead, deadline=60)
+            policy = Policy(threshold=THRESHOLD, cloud_share=share, speculate=ahead, deadline=60)
             decoder = Decoder(smaller, router=Entropy(), policy=policy, cloud=cloud)
             answers.append(asked(decoder, prompt))
     assert answers[0].usage.correction_tokens > 0

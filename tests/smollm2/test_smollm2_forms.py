@@ -29,17 +29,17 @@ SCHEMA = {
 }
 
 
-@pytest.mark.parametrize("run_ahead", [None, 8])
-def test_a_real_model_answers_in_json(smollm2_path: Path, run_ahead: int | None) -> None:
-    """Alone, and running ahead of itself as the cloud, which is not told of the form."""
+@pytest.mark.parametrize("speculate", [None, 8])
+def test_a_real_model_answers_in_json(smollm2_path: Path, speculate: int | None) -> None:
+    """Alone, and with itself as the cloud, which is not told of the form."""
     model = LlamaModel(smollm2_path, context=192, threads=1, gpu_layers=0, slots=2)
     # It closes the model, too.
     with closing(LocalCloud(model)) as cloud:
         decoder = Decoder(
             model,
             router=Entropy(),
-            policy=Policy(threshold=0.1, run_ahead=run_ahead or 0),
-            cloud=None if run_ahead is None else cloud,
+            policy=Policy(threshold=0.1, speculate=speculate or 0),
+            cloud=None if speculate is None else cloud,
         )
         prompt = prompt_of(model.tokenizer, [Message("user", QUESTION)])
         grammar = grammar_of(model.tokenizer, AnswerForm(schema=SCHEMA))
@@ -50,4 +50,4 @@ def test_a_real_model_answers_in_json(smollm2_path: Path, run_ahead: int | None)
     assert found["name"].strip()
     reasons = {token.reason for token in answer.tokens}
     assert "forced" in reasons
-    assert run_ahead is None or answer.usage.cloud_calls
+    assert speculate is None or answer.usage.cloud_calls

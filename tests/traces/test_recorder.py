@@ -23,7 +23,7 @@ def traced(path: Path, *, cloud: ScriptedCloud | None = None, ahead: int = 8) ->
     decoder = Decoder(
         ScriptedEdge(replying("grey sky", prompt=PROMPT, unsure=(2, 4))),
         router=MaxProb(),
-        policy=Policy(threshold=0.3, run_ahead=ahead),
+        policy=Policy(threshold=0.3, speculate=ahead),
         cloud=cloud or ScriptedCloud(replying("gray sky", prompt=PROMPT), delay=0.05),
     )
     with path.open("wb") as file:

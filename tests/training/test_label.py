@@ -146,9 +146,9 @@ def test_citer_rolls_out_where_both_differ_from_the_reference(tmp_path: Path) ->
 def test_the_second_round_asks_the_pair() -> None:
     names = [label.name for label in labels_named("citer")]
     assert names == ["citer-edge", "citer-pair"]
-    with pytest.raises(UsageError, match="rounds must be 1 or 2"):
+    with pytest.raises(UsageError, match="1 or 2"):
         labels_named("citer", rounds=3)
-    with pytest.raises(UsageError, match="rollouts must be 1 or more"):
+    with pytest.raises(UsageError, match="1 or more"):
         labels_named("value", rollouts=0)
 
 
@@ -189,7 +189,7 @@ def test_options_are_those_of_the_label() -> None:
         ("mismatch", "rollouts", "it takes no options"),
         ("co-llm", "rounds", "it takes no options"),
     ):
-        with pytest.raises(UsageError, match=f"takes no {option}; drop it: {takes}") as caught:
+        with pytest.raises(UsageError, match=takes) as caught:
             labels_named(name, **{option: 1})
         assert caught.value.setting == option
 
@@ -220,13 +220,13 @@ class Own(Label):
     "gives", [[], [0.5] * 3, [0.5] * 13, [1.5] * 12, [-0.1] * 12, [float("nan")] * 12]
 )
 def test_values_that_are_none(tmp_path: Path, gives: list[float]) -> None:
-    with pytest.raises(UsageError, match=r"The label 'own' gave .* for the 12 tokens of question"):
+    with pytest.raises(UsageError, match=r"'own'.* 12"):
         label_all(Own(gives), [case("So it is 3.", "Oh it is 7.")], {}, tmp_path)
     assert kept_values(Own(), tmp_path) == {}
 
 
 def test_a_writer_that_was_not_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="rollouts by the edge; name it in its writers"):
+    with pytest.raises(UsageError, match="its writers"):
         label_all(Own([0.5] * 12, "edge"), [case("So it is 3.", "Oh it is 7.")], {}, tmp_path)
 
 

@@ -46,7 +46,7 @@ def test_what_was_read_is_kept(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_tells_no_candidates(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="does not tell how likely other tokens") as caught:
+    with pytest.raises(UsageError, match="how likely") as caught:
         read_by_cloud(TEXTS, ScriptedCloud(noise()), tmp_path)
     assert caught.value.setting == "label"
 
@@ -56,7 +56,7 @@ def test_co_llm_learns_from_the_references_of_a_task_that_has_them(tmp_path: Pat
     reference = "Oh it was 7."
     cloud = ScriptedCloud(replying(CLOUD, prompt=PROMPT.format(0)), candidates=5)
     one = training(tmp_path / "router", "co-llm", reference=reference, cloud=cloud)
-    with pytest.raises(UsageError, match="run the stage collect first"):
+    with pytest.raises(UsageError, match="stage collect"):
         one.label()
     for stage in ("collect", "label", "fit"):
         only(one, stage)

@@ -55,16 +55,16 @@ def test_two_rounds_of_citer(tmp_path: Path) -> None:
     cloud = ScriptedCloud(replying("Ah it is 7.", prompt=PROMPT.format(0)))
     one = training(folder, second, reference=reference, cloud=cloud)
     one.collect()
-    with pytest.raises(UsageError, match="There is no router"):
+    with pytest.raises(UsageError, match="no router"):
         one.label()
     begun = training(folder, first, reference=reference, cloud=cloud)
     begun.label()
     begun.fit()
-    with pytest.raises(UsageError, match="The first round is not calibrated"):
+    with pytest.raises(UsageError, match="not calibrated"):
         one.label()
     begun.calibrate()
     one.run()
-    assert "rolled out by the pair" in read_card(folder).label
+    assert "by the pair" in read_card(folder).label
     data = folder / "data"
     assert {path.name for path in data.iterdir()} == {
         "reference-00000.safetensors",
@@ -93,19 +93,19 @@ def test_a_second_round_is_labelled_by_the_router_of_its_own_first(tmp_path: Pat
         second.fit()
         return asked
 
-    journal = tmp_path / "router" / "data" / "labels-citer-pair.jsonl"
+    log = tmp_path / "router" / "data" / "labels-citer-pair.jsonl"
     assert rounds(("hidden",)) > 0
-    held = journal.read_bytes()
+    held = log.read_bytes()
     assert rounds(("hidden",)) == 0
-    assert journal.read_bytes() == held
+    assert log.read_bytes() == held
     assert rounds(("scalars",)) > 0
     assert rounds(("hidden",)) == 0
     # Kept, and the last ones again.
-    assert journal.read_bytes().endswith(held)
+    assert log.read_bytes().endswith(held)
 
 
 def test_references_must_come_with_the_task(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="sums has none; choose a label that reads") as caught:
+    with pytest.raises(UsageError, match="sums has none") as caught:
         training(tmp_path / "router", "citer").collect()
     assert caught.value.setting == "label"
 

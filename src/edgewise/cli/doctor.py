@@ -57,7 +57,7 @@ class Check(msgspec.Struct, frozen=True):
 # It writes no answer but a few consults'. What limits costs limits those of answers.
 @takes(
     *(*MODELS, *VIEW, "router", "cloud_share", "price", "threads", "gpu_layers"),
-    reads=["cloud_key", "deadline", "run_ahead", "ctx", "slots"],
+    reads=["cloud_key", "deadline", "speculate", "ctx", "slots"],
     unaffected=[
         *("threshold", "max_cloud_tokens", "span", "on_cloud_error"),
         *(*SAMPLING, "system", *_LIMITS, *RECORD),
@@ -289,7 +289,7 @@ def _conditions(
         answer=1,
         asked=parts.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share,
         changed=TYPICAL_CHANGED,
-        run_ahead=chosen.run_ahead,
+        speculate=chosen.speculate,
         cached=0.0 if reused is None else 1 - reused.computed / reused.prompt,
     )
 

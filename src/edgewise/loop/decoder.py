@@ -123,7 +123,7 @@ class Decoder:
         able = self.edge.abilities
         if able.rewinds == "no":
             # A draft that is rejected would cost reading everything again.
-            policy = replace(policy, run_ahead=0)
+            policy = replace(policy, speculate=0)
         return policy
 
     def generate(

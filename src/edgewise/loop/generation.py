@@ -244,7 +244,7 @@ class Generation(Iterator[Event]):
         """While the consult flies, one draft token more; then its outcome."""
         flight, read = awaited
         assert self._consults is not None
-        if self._rules.policy.run_ahead and not self._consults.lands(flight):
+        if self._rules.policy.speculate and not self._consults.lands(flight):
             self._speculation.begin(flight, read, state)
             draft = self._speculation.forward()
             if draft is not None:

@@ -63,7 +63,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     every token asked for counts, unless the consult failed before its deadline. `span` is tokens
     per consult, or words where the cloud has another vocabulary, `deadline` seconds per consult;
     without one it follows the measured latency. While a consult flies the edge goes on from its own
-    token for up to `run_ahead` draft tokens; 0 waits. Under a cap drafts send no consults.
+    token for up to `speculate` draft tokens; 0 waits for it. Under a cap drafts send no consults.
     """
 
     threshold: float = 0.5
@@ -72,7 +72,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     span: int = 1
     deadline: float | None = None
     on_cloud_error: Literal["edge", "raise"] = "edge"
-    run_ahead: int = 0
+    speculate: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:
@@ -87,8 +87,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"The cap must be 0 or more, not {self.max_cloud_tokens}.")
         if self.span < 1:
             raise UsageError(f"The span must be 1 or more, not {self.span}.")
-        if self.run_ahead < 0:
-            raise UsageError(f"The run-ahead must be 0 or more, not {self.run_ahead}.")
+        if self.speculate < 0:
+            raise UsageError(f"speculate must be 0 or more, not {self.speculate}.")
         if self.deadline is not None and not 0 < self.deadline < math.inf:
             raise UsageError(
                 f"The deadline must be a positive number of seconds, not {self.deadline}."

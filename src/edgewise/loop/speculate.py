@@ -124,7 +124,7 @@ class Speculation:
     def forward(self) -> int | None:
         """Draft one token more and return it; None where speculation ends."""
         tip = self._tip
-        if tip is None or not 0 < len(self.drafts) < self._rules.policy.run_ahead:
+        if tip is None or not 0 < len(self.drafts) < self._rules.policy.speculate:
             return None
         read = self._read_ahead(len(self._ids) + len(self.drafts))
         reason = None

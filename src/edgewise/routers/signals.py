@@ -5,7 +5,7 @@ A new signal is one more `Signal` in `SIGNALS`, and a line in docs/routers.md.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,19 +20,27 @@ EVIDENCE = 10
 class Signal(NamedTuple):
     """An input of routers.
 
-    `read(step, k)` is float32[width]; without it a router looks the proposed token up in a table of
-    its own. `width(d, k)` is for a hidden state of size d, and k log-probs. `top` is how many of
-    the likeliest ids the step must keep; with `per_k` it is k. `default` inputs are those of a
-    router whose trainer names none.
+    `read(step, k)` returns float32[width]; without it a router looks the proposed token up in a
+    table of its own. `width` is a number, or "d" for the hidden state's size, or "k" for the number
+    of log-probs. `top` is how many of the likeliest ids the step must keep, k where the width is
+    k. `default` inputs are those of a router whose trainer names none.
     """
 
     name: str
     read: Callable[[Step, int], Floats] | None
-    width: Callable[[int, int], int]
+    width: int | Literal["d", "k"]
     needs: Needs = Needs.NOTHING
     top: int = 0
-    per_k: bool = False
     default: bool = True
+
+    @property
+    def per_k(self) -> bool:
+        """Whether the router says how much of it is read."""
+        return self.width == "k"
+
+
+def _hidden(step: Step, _k: int) -> Floats:
+    return step.hidden
 
 
 def _logprobs(step: Step, k: int) -> Floats:
@@ -53,10 +61,10 @@ _LIKELIEST = Needs.ENTROPY | Needs.TOP
 SIGNALS = {
     signal.name: signal
     for signal in (
-        Signal("hidden", lambda step, _: step.hidden, lambda d, _: d, Needs.HIDDEN),
-        Signal("top_logprobs", _logprobs, lambda _, k: k, _LIKELIEST, per_k=True),
-        Signal("scalars", _scalars, lambda _d, _k: 4, _LIKELIEST, top=EVIDENCE),
-        Signal("token_embedding", None, lambda _d, _k: 0, default=False),
+        Signal("hidden", _hidden, "d", Needs.HIDDEN),
+        Signal("top_logprobs", _logprobs, "k", _LIKELIEST),
+        Signal("scalars", _scalars, 4, _LIKELIEST, top=EVIDENCE),
+        Signal("token_embedding", None, 0, default=False),
     )
 }
 """By name, in the order of a router's inputs."""
@@ -91,7 +99,9 @@ def top_of(inputs: Sequence[str], top_k: int) -> int:
 
 def width_of(inputs: Sequence[str], hidden_size: int, top_k: int) -> int:
     """Length of the feature vector; the token's embedding is looked up and adds nothing to it."""
-    return sum(signal.width(hidden_size, top_k) for signal in signals_of(inputs))
+    sizes = {"d": hidden_size, "k": top_k}
+    widths = [signal.width for signal in signals_of(inputs)]
+    return sum(width if isinstance(width, int) else sizes[width] for width in widths)
 
 
 def reader_of(inputs: Sequence[str], top_k: int) -> Callable[[Step], Floats]:

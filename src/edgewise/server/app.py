@@ -114,7 +114,7 @@ def _accounts(models: Models) -> APIRouter:
 
         `at` is when an answer began to send, in seconds since 1970.
         """
-        found = [
+        found: list[dict[str, Any]] = [
             {
                 "model": one.name,
                 "at": first.at,

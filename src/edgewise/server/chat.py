@@ -1,24 +1,26 @@
 """`POST /v1/chat/completions`, and what the other chat APIs share with it."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from msgspec.structs import replace
 
 from edgewise.edge.base import Tokenizer
-from edgewise.events import FinishReason, Token
+from edgewise.events import Event, FinishReason, Token
 from edgewise.grammar.calls import CallBegun, CallReader, Part, Said, call_reader, collected
 from edgewise.grammar.form import AnswerForm, require_form
-from edgewise.prompts import Message, Tool, ToolCall, prompt_of
+from edgewise.prompts import Message, Prompt, Tool, ToolCall, prompt_of
 from edgewise.prompts.conversation import said
-from edgewise.server.answering import Answering, DecodeRequest, Unread
+from edgewise.server.answering import Answering, DecodeRequest, Ticket, Unread
 from edgewise.server.decoding import decode_request, marked
 from edgewise.server.errors import ApiError
 from edgewise.server.guards import JsonRoute
 from edgewise.server.models import Models
-from edgewise.server.replies import ReplyWriter
+from edgewise.server.replies import ReplyWriter, Writer
 from edgewise.server.requests import (
     MAX_ARGUMENTS,
     ChatMessage,
@@ -263,6 +265,92 @@ class ChatReply(ReplyWriter):
             return None
         found = (self.shown.logprob(token, self._top) for token in tokens)
         return {"content": [one for one in found if one], "refusal": None}
+
+
+class Translator(Writer):
+    """Translates a chat's reply to a dialect whose answers have parts: texts and calls."""
+
+    end, named = None, True
+
+    def __init__(self, chat: ChatReply) -> None:
+        self.chat = chat
+        self.part: Literal["text", "call"] | None = None
+        self._waiting: list[dict[str, Any]] = []
+
+    async def read(self, prompt: Prompt, ticket: Ticket) -> None:
+        await self.chat.read(prompt, ticket)
+
+    @abstractmethod
+    def begun(self) -> Iterator[dict[str, Any]]:
+        """The events of the answer's beginning."""
+
+    @abstractmethod
+    def opened(self, call: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+        """The events of another part, a text or a `call`, after the end of the last one."""
+
+    @abstractmethod
+    def grown(self, more: str, logprobs: list[Any], own: dict[str, Any]) -> dict[str, Any]:
+        """The event of more of the last part, with Edgewise's `own` fields."""
+
+    @abstractmethod
+    def ended(self, choice: dict[str, Any], usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The events of the answer's end."""
+
+    async def chunks(self, events: AsyncGenerator[Event]) -> AsyncGenerator[dict[str, Any]]:
+        for event in self.begun():
+            yield event
+        last: dict[str, Any] = {}
+        async with aclosing(self.chat.chunks(events)) as chunks:
+            async for chunk in chunks:
+                for last in chunk["choices"]:
+                    own = {"edgewise": chunk["edgewise"]} if "edgewise" in chunk else {}
+                    for event in self._translated(last, own):
+                        yield event
+                if not chunk["choices"]:
+                    if self.part is None and (self._waiting or self.always_text):
+                        for event in self._open_text():
+                            yield event
+                    for event in (*self._without_text(), *self.ended(last, chunk["usage"])):
+                        yield event
+
+    always_text: ClassVar[bool] = False
+    """Whether an answer without tokens has a text all the same."""
+
+    def _translated(self, choice: dict[str, Any], own: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The events of a chunk of the chat's. `own` goes with the first one that has a place."""
+        for call in choice["delta"].get("tool_calls") or ():
+            if "id" in call:
+                yield from self.opened(call)
+                self.part = "call"
+            if arguments := call["function"]["arguments"]:
+                yield from self._without_text()
+                yield self.grown(arguments, [], own)
+                own = {}
+        text, logprobs = choice["delta"].get("content") or "", logprobs_of(choice)
+        if text or logprobs:
+            if self.part != "text":
+                yield from self._open_text()
+            yield from self._without_text()
+            yield self.grown(text, logprobs, own)
+            own = {}
+        self._waiting += [own] if own else []
+        if self.part is not None:
+            yield from self._without_text()
+
+    def _open_text(self) -> Iterator[dict[str, Any]]:
+        yield from self.opened()
+        self.part = "text"
+
+    def _without_text(self) -> Iterator[dict[str, Any]]:
+        """Provenance of tokens that added no text, such as a call's opening."""
+        waiting, self._waiting = self._waiting, []
+        for own in waiting:
+            yield self.grown("", [], own)
+
+
+def logprobs_of(choice: dict[str, Any]) -> list[Any]:
+    """Those of a chat's choice; empty if they were not asked for."""
+    return choice["logprobs"]["content"] if choice["logprobs"] else []
 
 
 def _delta(part: Part) -> dict[str, Any]:

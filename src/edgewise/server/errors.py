@@ -141,23 +141,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(EdgewiseError, raised)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
-    _describe(app)
-
-
-def _describe(app: FastAPI) -> None:
-    """Leave FastAPI's own form of a refusal out of the description: nobody is ever sent it."""
-    made = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        found = made()
-        for path in found["paths"].values():
-            for operation in path.values():
-                operation["responses"].pop("422", None)
-        for name in ("HTTPValidationError", "ValidationError"):
-            found["components"]["schemas"].pop(name, None)
-        return found
-
-    app.openapi = openapi
 
 
 def _invalid(problems: Sequence[Any]) -> ApiError:

@@ -1,8 +1,7 @@
 """`POST /v1/messages`: a chat in Anthropic's terms, with its typed events; a count of tokens."""
 
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -17,6 +16,7 @@ from edgewise.prompts import Prompt
 from edgewise.server.answering import Ticket
 from edgewise.server.chat import (
     ChatReply,
+    Translator,
     call_of,
     function_tool,
     json_format,
@@ -27,7 +27,6 @@ from edgewise.server.chat import (
 from edgewise.server.errors import NO_THREADS, ApiError, anthropic_body
 from edgewise.server.guards import JsonRoute
 from edgewise.server.models import Models, policy_for
-from edgewise.server.replies import Writer
 from edgewise.server.requests import (
     MAX_MESSAGES,
     MAX_STOPS,
@@ -327,16 +326,14 @@ def _ignored_headers(request: Request) -> list[str]:
     return found if version is None or version in VERSIONS else [*found, VERSION_HEADER]
 
 
-class MessagesWriter(Writer):
+class MessagesWriter(Translator):
     """Translates a chat's reply."""
-
-    end, named = None, True
 
     def __init__(
         self, request: MessagesRequest, chat: ChatReply, *, ignored_headers: Sequence[str] = ()
     ) -> None:
+        super().__init__(chat)
         self.ignored = [*ignored(request), *ignored_headers]
-        self._chat = chat
         self._most = request.max_tokens
         self.id = f"msg_{secrets.token_hex(12)}"
         self._head = {
@@ -347,15 +344,13 @@ class MessagesWriter(Writer):
         }
         self._prompt = 0
         self._index = -1
-        self._block: Literal["text", "tool_use"] | None = None
-        self._waiting: list[dict[str, Any]] = []
 
     async def read(self, prompt: Prompt, ticket: Ticket) -> None:
         self._prompt = len(prompt.ids)
-        await self._chat.read(prompt, ticket)
+        await super().read(prompt, ticket)
 
     def whole(self, events: Sequence[Event]) -> dict[str, Any]:
-        reply = self._chat.whole(events)
+        reply = self.chat.whole(events)
         (choice,) = reply["choices"]
         message, usage = choice["message"], reply["usage"]
         text = message["content"]
@@ -368,78 +363,41 @@ class MessagesWriter(Writer):
         }
         return {**found, "edgewise": reply["edgewise"]} if "edgewise" in reply else found
 
-    async def chunks(self, events: AsyncGenerator[Event]) -> AsyncGenerator[dict[str, Any]]:
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        return anthropic_body(error)
+
+    def begun(self) -> Iterator[dict[str, Any]]:
         # How much of the prompt was cached is known at the end.
         usage = {"input_tokens": self._prompt, "output_tokens": 0}
         empty = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         yield {"type": "message_start", "message": {**self._head, **empty}}
-        last: dict[str, Any] = {}
-        async with aclosing(self._chat.chunks(events)) as chunks:
-            async for chunk in chunks:
-                for last in chunk["choices"]:
-                    own = {"edgewise": chunk["edgewise"]} if "edgewise" in chunk else {}
-                    for event in self._pieces(last, own):
-                        yield event
-                if not chunk["choices"]:
-                    for event in self._closing(last, chunk["usage"]):
-                        yield event
 
-    def failed(self, error: ApiError) -> dict[str, Any]:
-        return anthropic_body(error)
-
-    def _pieces(self, choice: dict[str, Any], own: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The events of a chunk of the chat's. `own` goes with the first one that has a place."""
-        for call in choice["delta"].get("tool_calls") or ():
-            if "id" in call:
-                used = {"id": call["id"], "name": call["function"]["name"], "input": {}}
-                yield from self._opened("tool_use", **used)
-            if arguments := call["function"]["arguments"]:
-                yield from self._grown(arguments, own)
-                own = {}
-        if text := choice["delta"].get("content") or "":
-            if self._block != "text":
-                yield from self._opened("text", text="")
-            yield from self._grown(text, own)
-            own = {}
-        self._waiting += [own] if own else []
-        if self._block is not None:
-            yield from self._without_text()
-
-    def _opened(self, kind: Literal["text", "tool_use"], **more: Any) -> Iterator[dict[str, Any]]:
-        """Another block, after the end of the one before."""
+    def opened(self, call: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
         yield from self._closed()
-        self._index, self._block = self._index + 1, kind
-        block = {"type": kind, **more}
+        self._index += 1
+        block: dict[str, Any] = {"type": "text", "text": ""}
+        if call is not None:
+            name = call["function"]["name"]
+            block = {"type": "tool_use", "id": call["id"], "name": name, "input": {}}
         yield {"type": "content_block_start", "index": self._index, "content_block": block}
 
-    def _grown(self, more: str, own: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The event of more text in the last block."""
-        yield from self._without_text()
+    def grown(self, more: str, logprobs: list[Any], own: dict[str, Any]) -> dict[str, Any]:
         delta = (
             {"type": "text_delta", "text": more}
-            if self._block == "text"
+            if self.part == "text"
             else {"type": "input_json_delta", "partial_json": more}
         )
-        yield {"type": "content_block_delta", "index": self._index, "delta": delta, **own}
+        return {"type": "content_block_delta", "index": self._index, "delta": delta, **own}
 
-    def _without_text(self) -> Iterator[dict[str, Any]]:
-        """Provenance of tokens that added no text, such as a call's opening."""
-        waiting, self._waiting = self._waiting, []
-        for own in waiting:
-            yield from self._grown("", own)
-
-    def _closed(self) -> Iterator[dict[str, Any]]:
-        if self._block is not None:
-            yield {"type": "content_block_stop", "index": self._index}
-
-    def _closing(self, last: dict[str, Any], usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        if self._waiting:
-            yield from self._opened("text", text="")
-            yield from self._without_text()
+    def ended(self, choice: dict[str, Any], usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from self._closed()
-        stopped = self._stopped(last, usage)
+        stopped = self._stopped(choice, usage)
         yield {"type": "message_delta", "delta": stopped, "usage": _usage(usage)}
         yield {"type": "message_stop"}
+
+    def _closed(self) -> Iterator[dict[str, Any]]:
+        if self.part is not None:
+            yield {"type": "content_block_stop", "index": self._index}
 
     def _stopped(self, choice: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:
         """Why it ended, from a chat's choice."""

@@ -2,8 +2,7 @@
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Request
@@ -12,20 +11,19 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from edgewise.events import Event
 from edgewise.grammar.form import MAX_TOOLS
-from edgewise.prompts import Prompt
-from edgewise.server.answering import Ticket
 from edgewise.server.chat import (
     ChatReply,
+    Translator,
     call_of,
     function_tool,
     json_format,
+    logprobs_of,
     named_tool,
     prepared,
 )
 from edgewise.server.errors import ApiError
 from edgewise.server.guards import JsonRoute
 from edgewise.server.models import Models
-from edgewise.server.replies import Writer
 from edgewise.server.requests import (
     MAX_MESSAGES,
     BoundedText,
@@ -334,97 +332,56 @@ class _Item:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-class ResponsesWriter(Writer):
+class ResponsesWriter(Translator):
     """Translates a chat's reply."""
 
-    end, named = None, True
+    always_text = True
 
     def __init__(self, request: ResponsesRequest, chat: ChatReply) -> None:
+        super().__init__(chat)
         self.ignored = list(ignored(request))
-        self._request, self._chat = request, chat
+        self._request = request
         self.id = f"resp_{secrets.token_hex(24)}"
         self._created = int(time.time())
         self._number = -1
         self._items: list[_Item] = []
-        self._waiting: list[dict[str, Any]] = []
-
-    async def read(self, prompt: Prompt, ticket: Ticket) -> None:
-        await self._chat.read(prompt, ticket)
 
     def whole(self, events: Sequence[Event]) -> dict[str, Any]:
-        reply = self._chat.whole(events)
+        reply = self.chat.whole(events)
         (choice,) = reply["choices"]
         message = choice["message"]
         calls = message.get("tool_calls") or []
         if message["content"] or not calls:
-            self._item().add(message["content"] or "", _logprobs(choice))
+            self._item().add(message["content"] or "", logprobs_of(choice))
         for call in calls:
             self._item(call).add(call["function"]["arguments"])
         found = self._ended(choice["finish_reason"], reply["usage"])
         return {**found, "edgewise": reply["edgewise"]} if "edgewise" in reply else found
 
-    async def chunks(self, events: AsyncGenerator[Event]) -> AsyncGenerator[dict[str, Any]]:
-        for kind in ("created", "in_progress"):
-            yield self._event(kind, response=self._response("in_progress"))
-        reason = "stop"
-        async with aclosing(self._chat.chunks(events)) as chunks:
-            async for chunk in chunks:
-                for choice in chunk["choices"]:
-                    reason = choice["finish_reason"] or reason
-                    own = {"edgewise": chunk["edgewise"]} if "edgewise" in chunk else {}
-                    for event, more in self._pieces(choice, own):
-                        yield self._event(event, **more)
-                if not chunk["choices"]:
-                    for event, more in self._closing(reason, chunk["usage"]):
-                        yield self._event(event, **more)
-
     def failed(self, error: ApiError) -> dict[str, Any]:
         told = {"code": error.code or "server_error", "message": str(error)}
-        return self._event("failed", response={**self._response("failed"), "error": told})
+        return self._event("failed", {"response": {**self._response("failed"), "error": told}})
 
-    def _pieces(self, choice: dict[str, Any], own: dict[str, Any]) -> Iterator[_Named]:
-        """The events of a chunk of the chat's. `own` goes with the first one that has a place."""
-        text, logprobs = choice["delta"].get("content") or "", _logprobs(choice)
-        for call in choice["delta"].get("tool_calls") or ():
-            if "id" in call:
-                yield from self._close("completed")
-                yield from self._item(call).opened()
-            if arguments := call["function"]["arguments"]:
-                yield from self._grown(own, arguments)
-                own = {}
-        if text or logprobs:
-            if not self._items or self._items[-1].call_id is not None:
-                yield from self._close("completed")
-                yield from self._item().opened()
-            yield from self._grown(own, text, logprobs)
-            own = {}
-        self._waiting += [own] if own else []
-        if self._items:
-            yield from self._without_text()
+    def begun(self) -> Iterator[dict[str, Any]]:
+        for kind in ("created", "in_progress"):
+            yield self._event(kind, {"response": self._response("in_progress")})
 
-    def _grown(self, own: dict[str, Any], *more: Any) -> Iterator[_Named]:
-        """The event of more text in the last item."""
-        yield from self._without_text()
-        event, fields = self._items[-1].add(*more)
-        yield event, fields | own
+    def opened(self, call: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+        yield from self._closed("completed")
+        yield from (self._event(*event) for event in self._item(call).opened())
 
-    def _without_text(self) -> Iterator[_Named]:
-        """Provenance of tokens that added no text, such as a call's opening."""
-        waiting, self._waiting = self._waiting, []
-        for own in waiting:
-            yield from self._grown(own, "")
+    def grown(self, more: str, logprobs: list[Any], own: dict[str, Any]) -> dict[str, Any]:
+        kind, fields = self._items[-1].add(more, logprobs)
+        return self._event(kind, fields | own)
 
-    def _closing(self, reason: str, usage: dict[str, Any]) -> Iterator[_Named]:
-        if not self._items:
-            yield from self._item().opened()
-            yield from self._without_text()
-        response = self._ended(reason, usage)
-        yield from self._close(response["status"])
-        yield response["status"], {"response": response}
+    def ended(self, choice: dict[str, Any], usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        response = self._ended(choice["finish_reason"], usage)
+        yield from self._closed(response["status"])
+        yield self._event(response["status"], {"response": response})
 
-    def _close(self, status: str) -> Iterator[_Named]:
-        if self._items:
-            yield from self._items[-1].closed(status)
+    def _closed(self, status: str) -> Iterator[dict[str, Any]]:
+        for item in self._items[-1:]:
+            yield from (self._event(*event) for event in item.closed(status))
 
     def _item(self, call: dict[str, Any] | None = None) -> _Item:
         """One more item: a call, or a message."""
@@ -432,9 +389,9 @@ class ResponsesWriter(Writer):
         self._items.append(_Item(len(self._items), *named))
         return self._items[-1]
 
-    def _event(self, kind: str, **more: Any) -> dict[str, Any]:
+    def _event(self, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
         self._number += 1
-        return {"type": f"response.{kind}", "sequence_number": self._number, **more}
+        return {"type": f"response.{kind}", "sequence_number": self._number, **fields}
 
     def _ended(self, reason: str, usage: dict[str, Any]) -> dict[str, Any]:
         cut = reason == "length"
@@ -474,10 +431,6 @@ class ResponsesWriter(Writer):
             "truncation": "disabled",
             "usage": None,
         }
-
-
-def _logprobs(choice: dict[str, Any]) -> list[Any]:
-    return choice["logprobs"]["content"] if choice["logprobs"] else []
 
 
 def _plain(asked: BaseModel | str | None) -> Any:

@@ -1,4 +1,4 @@
-"""What a link between edge and cloud costs: the edge alone, waiting for consults, running ahead.
+"""What a link between edge and cloud costs: the edge alone, waiting for consults, speculating.
 
 The three answer the same questions in turn over an emulated link. Time per token is that after the
 prompt was read, which the edge alone pays as well; it is compared with the edge alone and with
@@ -63,9 +63,9 @@ class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
     """One link and one cloud share. Times in seconds.
 
     `consults` is p and `changed` d, both of the waiting loop. `waiting`, `ahead` and `bound` are
-    over the edge's own `step`; `ttft` is running ahead over the edge alone, medians.
+    over the edge's own `step`; `ttft` is speculating over the edge alone, medians.
     `thrown_away` are forward passes of the edge in vain, `wasted` cloud tokens, both per token
-    when running ahead; `late` consults failed. `identical` answers of the two loops, with the
+    when speculating; `late` consults failed. `identical` answers of the two loops, with the
     logprob margins at the first differing token of the others (NaN: not known). `right` in the
     order of `WAYS`.
     """
@@ -138,12 +138,12 @@ class Conditions(NamedTuple):
     threshold: float
     loss: float = 0.0
     engine: float = 0.025
-    run_ahead: int = 16
+    speculate: int = 16
 
     @property
     def ahead(self) -> Policy:
-        """That of running ahead."""
-        return Policy(threshold=self.threshold, run_ahead=self.run_ahead)
+        """That of speculating."""
+        return Policy(threshold=self.threshold, speculate=self.speculate)
 
 
 class LinkBench:

@@ -97,15 +97,6 @@ def random_prompt(model: EdgeModel, length: int) -> list[int]:
     return [int(i) for i in rng.integers(10, model.tokenizer.size // 2, length)]
 
 
-def rates(
-    decoder: Decoder, prompt: Sequence[int], tokens: int, *, bare_first: bool
-) -> tuple[float, float]:
-    """Tokens a second of the bare engine and of `decoder`, measured in this order or the other."""
-    arms = (bare, through) if bare_first else (through, bare)
-    found = {arm: 1 / _block(arm(decoder, prompt, tokens), tokens).seconds for arm in arms}
-    return found[bare], found[through]
-
-
 def score_seconds(model: EdgeModel, router: Router, steps: int = 64) -> tuple[float, float]:
     """Median seconds of a score, and of the step that it judges.
 

@@ -25,17 +25,14 @@ from edgewise.cli.options import (
     takes,
 )
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.hosts import hosts_of, require_allowed
-from edgewise.cloud.key import cloud_key
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.pair import open_pair
-from edgewise.parts import DEFAULT_SHARE, cloud_address
+from edgewise.parts import DEFAULT_SHARE
 from edgewise.settings import Settings
 from edgewise_lab.bench.link import Conditions, LinkBench, LinkRow, outlook_over
 from edgewise_lab.bench.pace import Pace
-from edgewise_lab.bench.paper_method import Comparison, compare
 from edgewise_lab.bench.speed import measure
 from edgewise_lab.commands import shared
 from edgewise_lab.commands.frontier import frontier
@@ -44,9 +41,6 @@ from edgewise_lab.evaluation.calibration import thresholds_for
 from edgewise_lab.evaluation.plan import Contender
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.named import with_calibration
-
-PAPER_SHARE = 0.07
-"""Cloud share of the paper's demo."""
 
 app = typer.Typer(help="Measure speeds on this machine, and compare systems.", no_args_is_help=True)
 app.command()(frontier)
@@ -95,7 +89,7 @@ def edge(
 
 @app.command()
 @takes(
-    *(*ONE_VOCABULARY, "router", "run_ahead", "ctx", "threads"),
+    *(*ONE_VOCABULARY, "router", "speculate", "ctx", "threads"),
     reads=["cloud_key", "cloud_share", "gpu_layers"],
     unaffected=[*DRAWS, *SERVING, *RECORD],
 )
@@ -124,7 +118,7 @@ def link(
     calibration: Annotated[int, typer.Option(help="Others, where a threshold is missing.")] = 60,
     json: options.Json = False,
 ) -> None:
-    """Time per token over an emulated link: edge alone, waiting for consults, running ahead.
+    """Time per token over an emulated link: edge alone, waiting for consults, speculating.
 
     The bundled pair answers through a gateway that is started for it, its edge as slow as a 0.5B.
     At the end it says which way is fastest over the longest round trip, and what routing buys.
@@ -136,7 +130,7 @@ def link(
     tasks = with_calibration(
         task, "test", data=data, check=None, limit=questions, calibration=calibration
     )
-    first = Conditions(0.0, 0.0, 0.0, loss, engine_time / 1000, chosen.run_ahead)
+    first = Conditions(0.0, 0.0, 0.0, loss, engine_time / 1000, chosen.speculate)
     with render.progress(hidden=json) as progress:
         slowed = pace_named(pace, chosen)
         rows, cloud = _measured(chosen, tasks, slowed, shares, trips, first, progress)
@@ -147,63 +141,6 @@ def link(
     else:
         render.show(_link_table(rows))
         render.out.print(" ".join(advice.sentences))
-
-
-# Both methods ask at a fixed rhythm and not at a score, for one token at a time.
-@app.command()
-@takes(
-    *("edge", "edge_engine", "cloud", "cloud_hosts", "cloud_model"),
-    *("threads", "gpu_layers"),
-    reads=["cloud_key", "cloud_share"],
-    unaffected=[
-        # To an engine nothing is pushed.
-        *("router", "max_tokens", *DRAWS, "system", "ctx", *SERVING, *RECORD),
-    ],
-)
-def paper(
-    chosen: Settings,
-    cloud_share: Annotated[
-        float | None,
-        options.share_option("Part of the tokens that is consulted for; default 0.07."),
-    ] = None,
-    round_trip: Annotated[
-        float, typer.Option(min=0, max=10_000, help="Round trip of the emulated link, ms.")
-    ] = 100.0,
-    engine_time: EngineTime = 25.0,
-    context: Annotated[int, typer.Option(min=1, help="Ids of prose before the answer.")] = 128,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 28,
-    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 5,
-    json: options.Json = False,
-) -> None:
-    """Against the method of the paper's demo: no KV cache, whole text resent, new connections.
-
-    --cloud must be an engine's URL; both methods ask it over the same emulated link.
-    """
-    url = cloud_address(chosen)
-    if not url.startswith("http"):
-        raise UsageError("The paper's method asks an engine; give --cloud http://host:port.")
-    require_allowed(url, hosts_of(chosen.cloud_hosts))
-    share = PAPER_SHARE if chosen.cloud_share is None else chosen.cloud_share
-    if not 0.001 <= share <= 1:
-        raise UsageError("The paper's method needs a cloud share from 0.001 to 1, such as 0.07.")
-    alone = replace(without_cloud(chosen), ctx=context + tokens + 8, router="constant:0")
-    with open_pair(alone) as pair, render.progress(hidden=json) as progress:
-        bar = progress.add_task("rounds", total=rounds + 1)
-        found = compare(
-            pair.edge,
-            url,
-            key=cloud_key(chosen),
-            model=chosen.cloud_model,
-            share=share,
-            round_trip=round_trip / 1000,
-            engine_seconds=engine_time / 1000,
-            context=context,
-            tokens=tokens,
-            rounds=rounds,
-            done=lambda: progress.advance(bar),
-        )
-        name = pair.edge.name
-    print(msgspec.json.encode(found).decode()) if json else render.out.print(_told(found, name))
 
 
 def _require_link(shares: list[float], trips: list[float]) -> None:
@@ -283,14 +220,3 @@ def _link_table(rows: list[LinkRow]) -> Table:
             "/".join(f"{100 * right:.0f}" for right in row.right) + "%",
         )
     return table
-
-
-def _told(found: Comparison, name: str) -> str:
-    return (
-        f"{name}, {1000 * found.round_trip:.0f} ms round trip, {found.share:.1%} of the tokens "
-        f"consulted ({found.changed:.0%} of them changed), {found.rounds} rounds of "
-        f"{found.tokens} tokens after {found.context} ids of prose: edge alone "
-        f"{1000 * found.edge:.0f} ms a token, Edgewise {1000 * found.edgewise:.0f}, the paper's "
-        f"method {1000 * found.paper:.0f}, {found.ratio:.1f} times as long "
-        f"({found.ratio_low:.1f} to {found.ratio_high:.1f})"
-    )

@@ -30,7 +30,7 @@ from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
     reads=["cloud_share", "deadline", "ctx", "threads", "gpu_layers"],
     unaffected=[
         *("cloud_key", *CONNECTING, "cloud_tokenizer", *VIEW),
-        *(*DRAWS, "run_ahead", "on_cloud_error", *COSTS, *SERVING, *RECORD),
+        *(*DRAWS, "speculate", "on_cloud_error", *COSTS, *SERVING, *RECORD),
     ],
 )
 def demo(
@@ -100,13 +100,11 @@ def _show(decoder: Decoder, task: Task) -> None:
         ids = question_ids(decoder.edge.tokenizer, question)
         with decoder.stream(ids, max_tokens=task.max_tokens) as events:
             answer = render.paint(events)
-        completion = _completion(
-            is_right(question, answer.text), is_strictly_right(question, answer.text)
-        )
-        render.out.print(f"{completion}; {render.summary(answer)}\n", style="dim")
+        grade = _grade(is_right(question, answer.text), is_strictly_right(question, answer.text))
+        render.out.print(f"{grade}; {render.summary(answer)}\n", style="dim")
 
 
-def _completion(right: bool, strict: bool) -> str:
+def _grade(right: bool, strict: bool) -> str:
     """Right is only what is right by both readings."""
     if right != strict:
         passed, failed = ("lenient", "strict") if right else ("strict", "lenient")

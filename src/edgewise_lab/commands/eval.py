@@ -19,8 +19,15 @@ from edgewise.routers.card import digest, trained_digests
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
 from edgewise_lab.commands.shared import figures_tables
-from edgewise_lab.evaluation.cautions import cautions
-from edgewise_lab.evaluation.plan import MOST, Contender, Evaluation, Work, Workers, manifest
+from edgewise_lab.evaluation.plan import (
+    MOST,
+    Contender,
+    Evaluation,
+    Work,
+    Workers,
+    cautions,
+    manifest,
+)
 from edgewise_lab.evaluation.report import Row, as_csv, plot, rows, summary
 from edgewise_lab.evaluation.store import Store
 from edgewise_lab.evaluation.tasks.base import Task
@@ -39,11 +46,11 @@ _NAMED = 3
 """Questions that an error names."""
 
 
-# Answers are greedy, so there are no draws; running ahead changes none; a cloud that fails ends it.
+# Answers are greedy, so there are no draws; speculating changes none; a cloud that fails ends it.
 @takes(
     *(*MODELS, *VIEW, "deadline", *MACHINE),
     reads=["cloud_key", "router", "cloud_share"],
-    unaffected=[*DRAWS, "run_ahead", "on_cloud_error", *SERVING, *RECORD],
+    unaffected=[*DRAWS, "speculate", "on_cloud_error", *SERVING, *RECORD],
 )
 def evaluate(
     task: shared.TaskName,

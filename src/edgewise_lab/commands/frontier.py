@@ -24,13 +24,14 @@ from edgewise_lab.bench.frontier.billing import MeasuredSystem
 from edgewise_lab.bench.frontier.pair_systems import (
     PLACE_NOTE,
     SPANS_NOTE,
+    MeasuredStore,
     PairSystems,
     has_choices,
+    measure,
 )
 from edgewise_lab.bench.frontier.report import CLOUD, EDGE, Frontier, MeasuredAnswers
 from edgewise_lab.bench.frontier.report import frontier as compared
 from edgewise_lab.bench.frontier.shown import notes, plots, tables
-from edgewise_lab.bench.frontier.store import MeasuredStore, measure
 from edgewise_lab.bench.link import http_target
 from edgewise_lab.bench.pace import UNPACED, EnginePace, Pace
 from edgewise_lab.bench.pace import measured as measured_pace
@@ -52,7 +53,7 @@ COMMIT_POINT, LARGER_EDGE = "commit point", "larger edge"
 
 # Nothing is drawn; consults are for a token; a cloud that fails ends it, and so nothing is pushed.
 @takes(
-    *(*ONE_VOCABULARY, "run_ahead", "ctx", "threads"),
+    *(*ONE_VOCABULARY, "speculate", "ctx", "threads"),
     reads=["cloud_key", "router", "cloud_share", "gpu_layers"],
     unaffected=[*DRAWS, "on_cloud_error", *SERVING, *RECORD],
 )
@@ -245,7 +246,7 @@ def _plan(
     larger: tuple[EdgeModel, Pace] | None,
 ) -> dict[str, Callable[[], MeasuredSystem]]:
     """Every system by the name of its row."""
-    ahead = wish.chosen.run_ahead
+    ahead = wish.chosen.speculate
     plan: dict[str, Callable[[], MeasuredSystem]] = {EDGE: systems.edge}
     if larger is not None:
         plan[LARGER_EDGE] = lambda: systems.larger_edge(*larger)
@@ -292,7 +293,7 @@ def _conditions(wish: _Wish, trip: float | None) -> dict[str, object]:
         "round_trip_ms": trip,
         "edge_pace": wish.pace or ("0.5b" if wish.chosen.edge == "bundled" else "none"),
         "cloud_pace": EnginePace()._asdict() if wish.slowed else None,
-        "run_ahead": wish.chosen.run_ahead,
+        "speculate": wish.chosen.speculate,
     }
 
 

@@ -17,7 +17,7 @@ from edgewise.routers.signals import SIGNALS
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
 from edgewise_lab.evaluation.plan import manifest
-from edgewise_lab.evaluation.store import MANIFEST, claim
+from edgewise_lab.evaluation.store import MANIFEST, lock_folder
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.named import with_calibration
 from edgewise_lab.training.fit import Fitted, Recipe, fit_of
@@ -49,7 +49,7 @@ JudgedBy = Annotated[
     reads=["cloud_key"],
     unaffected=[
         *("router", "cloud_share", "threshold"),
-        *("top_p", "run_ahead", "on_cloud_error"),
+        *("top_p", "speculate", "on_cloud_error"),
         *(*SERVING, *RECORD),
     ],
 )
@@ -123,7 +123,7 @@ def _trained(
         edge, cloud = models.both()
         if stage != "calibrate" or not (out / MANIFEST).exists():
             # Thresholds need the checkpoint alone, and are set anew on another build.
-            claim(out, manifest(*tasks, edge, cloud))
+            lock_folder(out, manifest(*tasks, edge, cloud))
         for label in labels if stage is None else labels[-1:]:
             one = training(edge=edge, cloud=cloud, label=label, progress=_Shown(progress))
             fitted = one.run() if stage is None else _only(one, stage)

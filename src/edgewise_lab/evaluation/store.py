@@ -16,7 +16,7 @@ MANIFEST = "manifest.json"
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 
 
-def claim(folder: Path, manifest: Mapping[str, object]) -> None:
+def lock_folder(folder: Path, manifest: Mapping[str, object]) -> None:
     """Make `folder` the place of what `manifest` describes: models, task, settings.
 
     Raises `UsageError` where it holds something else or cannot be written.
@@ -111,7 +111,7 @@ class Store:
         self._outcomes: dict[_Key, dict[str, Outcome]] = {}
         self._thresholds: dict[_Key, float] = {}
         if folder is not None:
-            claim(folder, manifest)
+            lock_folder(folder, manifest)
             for line in read(folder / OUTCOMES, _Line):
                 self._keep(line)
             for line in read(folder / THRESHOLDS, _Threshold):

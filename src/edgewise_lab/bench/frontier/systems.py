@@ -91,12 +91,12 @@ class Travelled:
 
 
 def pair_policy(
-    threshold: float, *, run_ahead: int = 0, max_cloud_tokens: int | None = None
+    threshold: float, *, speculate: int = 0, max_cloud_tokens: int | None = None
 ) -> Policy:
     """A pair's policy with a static threshold. A cloud that fails ends it: see `MeasuredSystem`."""
     return Policy(
         threshold=threshold,
-        run_ahead=run_ahead,
+        speculate=speculate,
         max_cloud_tokens=max_cloud_tokens,
         deadline=LONGEST_DEADLINE,
         on_cloud_error="raise",
@@ -174,13 +174,13 @@ class TimedCommitPoint:
         max_tokens: int,
         *,
         cloud: RecordedCloud,
-        run_ahead: int = 0,
+        speculate: int = 0,
         link: Link | None = None,
     ) -> None:
         """`model` is what is behind `edge`, at its own pace."""
         self._model, self._max_tokens = model, max_tokens
         self._place = AtPosition(None)
-        policy = pair_policy(1.0, max_cloud_tokens=1, run_ahead=run_ahead)
+        policy = pair_policy(1.0, max_cloud_tokens=1, speculate=speculate)
         self._timed = Timed(
             edge, max_tokens, router=self._place, policy=policy, cloud=cloud, link=link
         )

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.errors import UsageError
-from edgewise_lab.evaluation.store import MANIFEST, append, claim, read
+from edgewise_lab.evaluation.store import MANIFEST, append, lock_folder, read
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -59,10 +59,10 @@ def test_a_cut_line_is_dropped_without_writing_the_others_again(tmp_path: Path) 
 
 
 @given(cut=st.integers(0, 200), texts=st.lists(st.text(max_size=8), max_size=6))
-def test_cut_anywhere_a_journal_holds_what_was_whole(
+def test_cut_anywhere_a_run_log_holds_what_was_whole(
     tmp_path_factory: pytest.TempPathFactory, cut: int, texts: list[str]
 ) -> None:
-    path = filled(tmp_path_factory.mktemp("journal"), *texts)
+    path = filled(tmp_path_factory.mktemp("log"), *texts)
     if not texts:
         return
     data = path.read_bytes()
@@ -77,29 +77,29 @@ def test_cut_anywhere_a_journal_holds_what_was_whole(
 def test_a_damaged_line_is_named_and_left_alone(tmp_path: Path, line: bytes) -> None:
     path = filled(tmp_path, "a")
     path.write_bytes(path.read_bytes() + line)
-    with pytest.raises(UsageError, match=r"notes\.jsonl' is damaged .*; remove it\."):
+    with pytest.raises(UsageError, match=r"notes\.jsonl'"):
         read(path, Note)
     assert path.read_bytes().endswith(line)
 
 
 def test_a_folder_belongs_to_what_claimed_it(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
-    claim(folder, {"edge": "x"})
-    claim(folder, {"edge": "x"})
+    lock_folder(folder, {"edge": "x"})
+    lock_folder(folder, {"edge": "x"})
     for other in ({"edge": "y"}, {}, {"edge": "x", "more": 1}):
-        with pytest.raises(UsageError, match="other models, questions or settings") as caught:
-            claim(folder, other)
+        with pytest.raises(UsageError, match="name another folder") as caught:
+            lock_folder(folder, other)
         assert caught.value.setting == "out"
 
 
 def test_a_claim_that_was_cut_claims_nothing(tmp_path: Path) -> None:
-    with full_disk(), pytest.raises(UsageError, match="cannot be used: File too large"):
-        claim(tmp_path, {"edge": "x"})
+    with full_disk(), pytest.raises(UsageError, match="File too large"):
+        lock_folder(tmp_path, {"edge": "x"})
     assert not (tmp_path / MANIFEST).exists()
-    claim(tmp_path, {"edge": "y"})
+    lock_folder(tmp_path, {"edge": "y"})
 
 
 def test_a_place_that_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be used"):
-        claim(tmp_path / "file", {})
+        lock_folder(tmp_path / "file", {})

@@ -29,7 +29,7 @@ from edgewise.sampling import Sampling
 from edgewise.testing.link import Link, Quality
 from edgewise_lab.bench.link import http_target
 
-RUN_AHEAD = 16
+SPECULATE = 16
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 _PROSE = """\
@@ -121,7 +121,7 @@ def compare(
         text = TextCompletions(link.url, edge.tokenizer, key=key, model=served)
         theirs = stack.enter_context(closing(PlainCloud(text, edge.tokenizer)))
         uncached: Any = UncachedEdge(edge)
-        ahead = replace(policy, run_ahead=RUN_AHEAD)
+        ahead = replace(policy, speculate=SPECULATE)
         alone = Decoder(edge, router=router, policy=Policy(cloud_share=0.0))
         pair = Decoder(edge, router=router, policy=ahead, cloud=ours)
         paper = Decoder(uncached, router=router, policy=policy, cloud=theirs)

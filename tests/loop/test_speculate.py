@@ -1,4 +1,4 @@
-"""Running ahead changes how long an answer takes, never the answer."""
+"""Speculating changes how long an answer takes, never the answer."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -71,7 +71,7 @@ class _Late(Future[Completion]):
 
 
 def told(answer: Answer) -> list[object]:
-    """What must not depend on the run-ahead."""
+    """What must not depend on speculation."""
     return [
         answer.text,
         answer.finish_reason,
@@ -106,7 +106,7 @@ def agreeing(seed: int, agreement: float):
     seed=st.integers(0, 500),
     agreement=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     patience=st.lists(st.integers(0, 12), min_size=1, max_size=6),
-    run_ahead=st.integers(1, 12),
+    speculate=st.integers(1, 12),
     threshold=st.sampled_from([0.2, 0.6, 0.9]),
     share=st.sampled_from([None, None, 0.05, 0.2, 0.5, 1.0]),
     cap=st.sampled_from([None, None, 0, 3, 9]),
@@ -120,7 +120,7 @@ def test_the_answer_is_that_of_the_waiting_loop(
     seed: int,
     agreement: float,
     patience: list[int],
-    run_ahead: int,
+    speculate: int,
     threshold: float,
     share: float | None,
     cap: int | None,
@@ -149,7 +149,7 @@ def test_the_answer_is_that_of_the_waiting_loop(
             max_cloud_tokens=cap,
             span=span,
             deadline=60,
-            run_ahead=ahead,
+            speculate=ahead,
         )
         decoder = Decoder(
             ScriptedEdge(ends(noise(seed) if seed % 2 else forgetful(seed))),
@@ -174,10 +174,10 @@ def test_the_answer_is_that_of_the_waiting_loop(
                 return _FailingSession(self, script_of_fault["n"])
 
         waiting, left = run(0, Failing(script, [0]))
-        ahead, later = run(run_ahead, Failing(script, patience))
+        ahead, later = run(speculate, Failing(script, patience))
     else:
         waiting, left = run(0, ScriptedCloud(script))
-        ahead, later = run(run_ahead, Slow(script, patience))
+        ahead, later = run(speculate, Slow(script, patience))
     assert told(ahead) == told(waiting)
     assert ahead.usage.cloud_calls >= waiting.usage.cloud_calls
     # What was wasted on the way is paid for by the next answer.
@@ -221,7 +221,7 @@ def pair(
 ) -> tuple[Decoder, Slow]:
     large = Slow(replying(cloud, prompt=PROMPT), patience)
     small = ScriptedEdge(replying(edge, prompt=PROMPT, unsure=unsure))
-    policy = Policy(threshold=0.3, run_ahead=ahead, deadline=60)
+    policy = Policy(threshold=0.3, speculate=ahead, deadline=60)
     return Decoder(small, router=MaxProb(), policy=policy, cloud=large), large
 
 
@@ -265,7 +265,7 @@ def test_consults_on_the_way_overlap() -> None:
     small = ScriptedEdge(replying(text, prompt=PROMPT, unsure=(2, 4, 6)))
     times = {}
     for ahead in (0, 16):
-        policy = Policy(threshold=0.3, run_ahead=ahead)
+        policy = Policy(threshold=0.3, speculate=ahead)
         decoder = Decoder(small, router=MaxProb(), policy=policy, cloud=large)
         answer = decoder.generate(IDS)
         assert answer.text == text
@@ -275,7 +275,7 @@ def test_consults_on_the_way_overlap() -> None:
 
 def test_a_dropped_consult_counts_against_the_cap() -> None:
     decoder, large = pair("grey sky", "gray sky", [8], unsure=(2, 3, 4, 5))
-    decoder.policy = Policy(threshold=0.3, run_ahead=8, max_cloud_tokens=3)
+    decoder.policy = Policy(threshold=0.3, speculate=8, max_cloud_tokens=3)
     result = decoder.generate(IDS)
     assert sum(n for _, n in large.asks) <= 3
     assert result.usage.cloud_tokens + result.usage.wasted_tokens <= 3
@@ -283,7 +283,7 @@ def test_a_dropped_consult_counts_against_the_cap() -> None:
 
 def test_leaving_in_the_middle_cancels_what_flies() -> None:
     cloud = HeldCloud()
-    policy = Policy(threshold=0.5, run_ahead=8)
+    policy = Policy(threshold=0.5, speculate=8)
     decoder = Decoder(ScriptedEdge(noise()), router=Constant(1.0), policy=policy, cloud=cloud)
     with decoder.stream(IDS, pending=True) as events:
         for event in events:
@@ -296,7 +296,7 @@ def test_a_deadline_ends_the_wait_and_keeps_the_guesses() -> None:
     text = "blue sky today"
     large = ScriptedCloud(replying("gray", prompt=PROMPT), delay=30.0)
     small = ScriptedEdge(replying(text, prompt=PROMPT, unsure=(2,)))
-    policy = Policy(threshold=0.3, run_ahead=16, deadline=0.2)
+    policy = Policy(threshold=0.3, speculate=16, deadline=0.2)
     decoder = Decoder(small, router=MaxProb(), policy=policy, cloud=large)
     with decoder.stream(IDS) as events:
         answer = collect(events)
@@ -315,17 +315,17 @@ def test_consults_are_reported_when_they_are_over() -> None:
 
 
 @pytest.mark.parametrize("value", [-1])
-def test_the_run_ahead_is_a_number_of_tokens(value: int) -> None:
-    with pytest.raises(Exception, match="run-ahead"):
-        Policy(run_ahead=value)
+def test_the_speculate_is_a_number_of_tokens(value: int) -> None:
+    with pytest.raises(Exception, match="speculate"):
+        Policy(speculate=value)
 
 
 @pytest.mark.parametrize("rewinds", ["anywhere", "checkpoints", "no"])
-def test_an_edge_that_cannot_go_back_does_not_run_ahead(rewinds: Rewinds) -> None:
+def test_an_edge_that_cannot_go_back_does_not_speculate(rewinds: Rewinds) -> None:
     large = Slow(replying("gray sky", prompt=PROMPT), [4])
     script = replying("grey sky", prompt=PROMPT, unsure=(2, 4))
     small = ScriptedEdge(script, abilities=EdgeAbilities(rewinds=rewinds))
-    policy = Policy(threshold=0.3, run_ahead=8, deadline=60)
+    policy = Policy(threshold=0.3, speculate=8, deadline=60)
     decoder = Decoder(small, router=MaxProb(), policy=policy, cloud=large)
     with decoder.stream(IDS, pending=True) as events:
         seen = list(events)

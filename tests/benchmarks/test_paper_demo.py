@@ -10,6 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.paper_demo import (
+    Comparison,
+    PlainCloud,
+    TextCompletions,
+    UncachedEdge,
+    compare,
+)
 from edgewise.addresses import bundled
 from edgewise.completion import Completion
 from edgewise.edge.base import EdgeModel
@@ -24,13 +31,6 @@ from edgewise.testing.link import Link
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, noise, replying
 from edgewise_lab.bench.pace import PacedEdge
-from edgewise_lab.bench.paper_method import (
-    Comparison,
-    PlainCloud,
-    TextCompletions,
-    UncachedEdge,
-    compare,
-)
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.scripted_text import Retold, ScriptedText
 from tests.gateway.running import gateway
@@ -137,8 +137,8 @@ class Passes:
         return 0.0
 
 
-def answered(edge: Any, cloud: ScriptedCloud | None = None, run_ahead: int = 0) -> list[int]:
-    policy = Policy(threshold=0.5, run_ahead=run_ahead)
+def answered(edge: Any, cloud: ScriptedCloud | None = None, speculate: int = 0) -> list[int]:
+    policy = Policy(threshold=0.5, speculate=speculate)
     decoder = Decoder(edge, router=Entropy(), policy=policy, cloud=cloud)
     return [token.id for token in decoder.generate(PROMPT, max_tokens=12).tokens]
 
@@ -152,12 +152,12 @@ def test_each_pass_reads_all_there_is() -> None:
 
 
 @given(st.integers(0, 255), st.sampled_from([0, 4]))
-def test_an_answer_is_the_same_without_a_cache(seed: int, run_ahead: int) -> None:
+def test_an_answer_is_the_same_without_a_cache(seed: int, speculate: int) -> None:
     def cloud() -> ScriptedCloud:
         return ScriptedCloud(noise(seed + 1))
 
     model: EdgeModel = ScriptedEdge(noise(seed))
-    assert answered(UncachedEdge(model), cloud(), run_ahead) == answered(model, cloud(), run_ahead)
+    assert answered(UncachedEdge(model), cloud(), speculate) == answered(model, cloud(), speculate)
 
 
 def test_its_sessions_are_the_models_own() -> None:
