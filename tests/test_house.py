@@ -100,6 +100,48 @@ def test_imports_only_go_down() -> None:
     assert not upwards
 
 
+BUDGET = {
+    "edgewise": 3_000,
+    "edgewise/cli": 2_750,
+    "edgewise/cloud": 5_500,
+    "edgewise/costs": 750,
+    "edgewise/edge": 5_250,
+    "edgewise/engines": 3_250,
+    "edgewise/gateway": 2_000,
+    "edgewise/grammar": 1_000,
+    "edgewise/hub": 500,
+    "edgewise/keys": 1_250,
+    "edgewise/listening": 1_000,
+    "edgewise/loop": 2_000,
+    "edgewise/prompts": 1_250,
+    "edgewise/routers": 750,
+    "edgewise/sandbox": 500,
+    "edgewise/server": 4_500,
+    "edgewise/testing": 750,
+    "edgewise/traces": 500,
+    "edgewise/wire": 500,
+    "edgewise_lab": 500,
+    "edgewise_lab/bench": 3_250,
+    "edgewise_lab/commands": 1_500,
+    "edgewise_lab/evaluation": 2_750,
+    "edgewise_lab/training": 2_000,
+}
+"""Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
+
+PRODUCT_LINES, PRODUCT_FILES = 35_000, 230
+
+
+def test_every_package_keeps_its_budget() -> None:
+    lines: dict[str, int] = defaultdict(int)
+    for path in FILES:
+        folder = path.parent.relative_to(SOURCE)
+        lines["/".join(folder.parts[:2])] += path.read_text(encoding="utf-8").count("\n")
+    assert {name for name, count in lines.items() if count > BUDGET.get(name, 0)} == set()
+    product = {name for name in lines if name.split("/")[0] == "edgewise"}
+    assert sum(lines[name] for name in product) <= PRODUCT_LINES
+    assert sum(path.relative_to(SOURCE).parts[0] == "edgewise" for path in FILES) <= PRODUCT_FILES
+
+
 def test_no_file_is_too_long() -> None:
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
     assert {str(path): count for path, count in lines.items() if count > 500} == {}
