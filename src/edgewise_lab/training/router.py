@@ -13,8 +13,7 @@ from edgewise.edge.base import EdgeModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import UsageError, VocabularyMismatch
 from edgewise.routers.base import Router
-from edgewise.routers.behaviour import behaviour_of
-from edgewise.routers.card import CONFIG, RouterCard, read_card
+from edgewise.routers.card import CONFIG, RouterCard, behaviour_of, read_card
 from edgewise.routers.named import identity_of, is_trained, kind_recorded, router_of
 from edgewise_lab.evaluation.calibration import thresholds_for
 from edgewise_lab.evaluation.systems import (
