@@ -26,8 +26,7 @@ from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.parts import open_router
 from edgewise.settings import Settings
-from edgewise_lab.bench.gateway_process import gateway_process
-from edgewise_lab.bench.link import Conditions, Figure, Gaps, LinkBench, LinkRow
+from edgewise_lab.bench.link import Conditions, Figure, Gaps, LinkBench, LinkRow, gateway_process
 from edgewise_lab.bench.pace import Pace, measured
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from edgewise_lab.tables import line

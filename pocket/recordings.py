@@ -26,8 +26,7 @@ from edgewise.prompts import Message, prompt_of
 from edgewise.server.chat import ChatReply
 from edgewise.server.requests import ChatRequest
 from edgewise.settings import Settings
-from edgewise_lab.bench.late import LateCloud
-from edgewise_lab.bench.pace import HALF_BILLION, EnginePace, PacedEdge
+from edgewise_lab.bench.pace import HALF_BILLION, EnginePace, LateCloud, PacedEdge
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.deep import require_deep
 
 RECOMMENDED = {"cache_ram_mib": 0, "kv_unified": False, "slot_prompt_similarity": 0.0}
-"""The flags that docs/backends.md asks for, under the names of `xllamacpp.CommonParams`."""
+"""The flags that docs/clouds.md asks for, under the names of `xllamacpp.CommonParams`."""
 
 _SERVE = """
 import json, sys

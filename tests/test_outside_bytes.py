@@ -36,7 +36,6 @@ from edgewise.routers.named import identity_of, router_of
 from edgewise.sampling import Sampling
 from edgewise.settings import load
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
-from edgewise.traces import timeline
 from edgewise.wire import protocol
 from edgewise_lab.evaluation import store
 from edgewise_lab.evaluation.tasks import commonsenseqa, gsm8k, records
@@ -210,7 +209,7 @@ def test_what_an_engine_says_of_itself(dialect: str, data: st.DataObject) -> Non
             asyncio.run(ask())  # type: ignore[arg-type]
 
 
-# Files of a gateway, of settings, of questions, of traces.
+# Files of a gateway, of settings, of questions.
 
 
 def reading(path: Path, data: bytes, read: Callable[[Path], object]) -> None:
@@ -313,38 +312,6 @@ def test_a_hub_datasets_file(folder: Path, data: bytes) -> None:
         patched.setattr(records, "dataset_file", lambda *_: folder / "rows.parquet")
         for kind in (gsm8k.Gsm8k, commonsenseqa.CommonsenseQa):
             reading(folder / "rows.parquet", data, lambda _, kind=kind: kind().open("test"))
-
-
-TRACE: Any = [
-    {"at": 0.1, "event": {"type": "edge-step", "position": 3, "computed": 3, "seconds": 0.1}},
-    {"at": 0.2, "event": {"type": "edge-rewind", "position": 3, "tokens": 1}},
-    {"at": 0.2, "event": {"type": "ask", "number": 1, "position": 3, "tokens": 1, "deadline": 5.0}},
-    {"at": 0.3, "event": {"type": "push", "position": 0, "new_ids": 3}},
-    {
-        "at": 0.4,
-        "event": {"type": "answered", "number": 1, "outcome": "answered", "seconds": 0.2},
-    },
-]
-
-
-def traced() -> list[Any]:
-    """With the events of a real answer."""
-    edge = ScriptedEdge(noise())
-    from edgewise.pair import Pair
-
-    with Pair(edge, router="constant:0") as pair, pair.stream([1, 2], max_tokens=2) as events:
-        told = [msgspec.to_builtins(event) for event in events]
-    return [*TRACE, *({"at": 0.5, "event": one} for one in told)]
-
-
-@given(lines_like(*traced()))
-def test_a_trace(folder: Path, data: bytes) -> None:
-    def read(path: Path) -> None:
-        found = timeline.read(path)
-        msgspec.json.encode(timeline.chrome_trace(found))
-        timeline.timeline(found)
-
-    reading(folder / "trace.jsonl", data, read)
 
 
 # What an evaluation or a training left.

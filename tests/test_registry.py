@@ -81,10 +81,9 @@ def test_what_is_not_asked_for_is_not_imported(site: Site) -> None:
 def test_the_name_of_a_built_in_one_is_refused(site: Site, name: str) -> None:
     site.module("halves", GOOD)
     site.package("halves", f"{name} = halves:Half")
-    with pytest.raises(UsageError) as caught:
-        ROUTERS.load(name)
-    expected = f"The router '{name}' of 'halves:Half' has the name of a built-in one"
-    assert said(caught).startswith(expected)
+    with pytest.raises(UsageError, match="'halves:Half'"):
+        ROUTERS.names()
+    assert ROUTERS.load(name).__module__.startswith("edgewise.")
 
 
 def test_one_name_of_two_packages_is_refused(site: Site) -> None:

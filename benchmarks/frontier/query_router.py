@@ -21,8 +21,7 @@ from edgewise_lab.evaluation.store import append, lock_folder, read
 from edgewise_lab.evaluation.systems import CloudAlone, edge_alone, question_ids
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
-from edgewise_lab.training.data import Data
-from edgewise_lab.training.fit import Recipe, fitted
+from edgewise_lab.training.fit import Data, Recipe, fitted
 from edgewise_lab.training.publish import save_card, save_weights
 from edgewise_lab.training.router import TOP_K
 

@@ -22,8 +22,7 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise_lab.evaluation.store import read
 from edgewise_lab.tables import line
 from edgewise_lab.training.collect import Sample, collect_features
-from edgewise_lab.training.data import Data, data_of
-from edgewise_lab.training.fit import Recipe, fit
+from edgewise_lab.training.fit import Data, Recipe, data_of, fit
 from edgewise_lab.training.labels.base import kept_values
 from edgewise_lab.training.labels.published import Value
 

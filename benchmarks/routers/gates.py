@@ -22,8 +22,7 @@ from benchmarks.routers.tree import Scorer
 from edgewise.edge.base import Floats, Ids, Needs, Step, Tokenizer
 from edgewise.routers.base import Router
 from edgewise.routers.uncertainty import Entropy
-from edgewise_lab.training.data import Data, held_out
-from edgewise_lab.training.fit import Recipe, import_torch
+from edgewise_lab.training.fit import Data, Recipe, held_out, import_torch
 
 SEEN = 3
 """How many written tokens the n-gram router sees."""

@@ -28,8 +28,7 @@ from edgewise.routers.signals import reader_of
 from edgewise_lab.evaluation.store import append, read
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.training.collect import Sample
-from edgewise_lab.training.data import Data
-from edgewise_lab.training.fit import Recipe, fitted
+from edgewise_lab.training.fit import Data, Recipe, fitted
 from edgewise_lab.training.labels.base import kept_values
 from edgewise_lab.training.publish import save_card, save_weights
 from edgewise_lab.training.router import MIXED_SHARE, TOP_K, Training

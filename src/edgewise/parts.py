@@ -95,7 +95,8 @@ def proven_cloud(
     from edgewise.cloud.hosts import hosts_of, require_allowed
     from edgewise.engines.registry import check_name
 
-    check_name(settings.cloud_engine)
+    if settings.cloud_engine != _DEFAULTS.cloud_engine:
+        check_name(settings.cloud_engine)
     # What is wrong with it shows wherever the cloud is.
     shown = viewing(settings)
     hosts = hosts_of(settings.cloud_hosts)

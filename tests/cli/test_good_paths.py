@@ -34,7 +34,7 @@ def ids(found: dict[str, Any]) -> list[int]:
 
 
 def test_json_tells_the_answer_token_by_token(edgewise: Edgewise, tmp_path: Path) -> None:
-    found = answer(edgewise, PROMPT, "--trace", "trace.jsonl")
+    found = answer(edgewise, PROMPT, "--trace", "trace.json")
     assert {"text", "finish_reason", "tokens", "usage", "timing"} <= set(found)
     assert found["finish_reason"] in ("stop", "length")
     assert set(found["usage"]) >= USAGE
@@ -43,11 +43,10 @@ def test_json_tells_the_answer_token_by_token(edgewise: Edgewise, tmp_path: Path
     assert [token["index"] for token in found["tokens"]] == list(range(len(found["tokens"])))
     assert all(set(token) >= TOKEN for token in found["tokens"])
 
-    lines = (tmp_path / "trace.jsonl").read_text().splitlines()
-    events = [json.loads(line)["event"] for line in lines]
-    tokens = [event for event in events if event["type"] == "token"]
+    events = [event["args"] for event in json.loads((tmp_path / "trace.json").read_text())]
+    tokens = [event for event in events if event.get("type") == "token"]
     assert [token["id"] for token in tokens] == ids(found)
-    (finished,) = [event for event in events if event["type"] == "finished"]
+    (finished,) = [event for event in events if event.get("type") == "finished"]
     assert "".join(said["text"] for said in [*tokens, finished]) == found["text"] != ""
 
 

@@ -71,7 +71,6 @@ def test_figures_of_a_task(shown: Shown) -> None:
         ("config",),
         ("models", "list"),
         ("router", "show", "bundled"),
-        ("trace", "show", "t.jsonl"),
         ("keys", "list", "--keys", "keys.json"),
     ],
     ids=lambda arguments: "-".join(arguments[:2]),
@@ -84,9 +83,6 @@ def test_what_is_listed(
     arguments: tuple[str, ...],
 ) -> None:
     monkeypatch.setenv("EDGEWISE_EDGE", "./" + "a-long-name/" * 9 + "small.gguf")
-    if arguments[0] == "trace":
-        monkeypatch.delenv("EDGEWISE_EDGE")
-        assert edgewise("run", "Tell me about iron.", "--trace", "t.jsonl").code == 0
     if arguments[0] == "keys":
         add = ("keys", "add", "a-laptop", "--keys", "keys.json", "--expires", "90d")
         assert edgewise(*add).code == 0

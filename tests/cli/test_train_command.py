@@ -18,7 +18,7 @@ pytestmark = pytest.mark.deep
 IDLE = """
 import numpy as np
 from edgewise.edge.base import Needs
-from edgewise_lab.training.data import held_out
+from edgewise_lab.training.fit import held_out
 from edgewise_lab.training.fit import Fitted
 
 class Idle:

@@ -17,9 +17,9 @@ from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
-from edgewise.traces.recorder import Recorder
+from edgewise.traces import Recorder
 from edgewise_lab.bench.frontier.billing import RecordedCloud
-from edgewise_lab.bench.late import LateCloud
+from edgewise_lab.bench.pace import LateCloud
 
 
 class Call:

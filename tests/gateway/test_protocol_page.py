@@ -16,7 +16,7 @@ from edgewise.addresses import bundled
 from edgewise.cloud.gateway import cloud as device_side
 from edgewise.edge.base import PROBES
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.gateway import connection, consults, large_frames, server
+from edgewise.gateway import connection, consults, server
 from edgewise.gateway.app import OWNER
 from edgewise.keys import keys, limits
 from edgewise.listening import connections, sockets
@@ -165,8 +165,8 @@ def test_the_numbers_are_the_codes() -> None:
     assert said(rf"must be there within {number} s") == connections.HEAD_SECONDS
     assert said(rf"holds {number} connections by default") == sockets.DEFAULT_CONNECTIONS
     large = rf"(?:and of at most|first frame has more than|frames above) {number} bytes"
-    assert said(large) == large_frames.LARGE
-    assert said(rf"owes for more than {number} ids") == large_frames.LARGE_IDS
+    assert said(large) == connection.LARGE
+    assert said(rf"owes for more than {number} ids") == connection.LARGE_IDS
     assert said(rf"(?:waits more than|and after) {number} s(?: because| the session)") == (
         connection.PAUSE_SECONDS
     )

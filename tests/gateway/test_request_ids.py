@@ -1,5 +1,6 @@
 """One name for a consult: at the device, in the gateway's log, at the engine, in a trace."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,7 @@ from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from edgewise.traces.recorder import Answered, Recorder
-from edgewise.traces.timeline import read
+from edgewise.traces import Recorder
 from tests.cloud.dialects import DialectServer, sglang_routes, vllm_routes
 from tests.gateway.collector import Collector, attributes
 from tests.gateway.doubles import PlainEngine
@@ -122,7 +122,7 @@ def test_a_trace_of_an_answer_tells_it(tmp_path: Path) -> None:
             watched = recorder.decoder(decoding(cloud))
             names = [event.request_id for event in recorder.events(iter(consults(watched)))]
         cloud.close()
-    ended = [one.event.request_id for one in read(file) if isinstance(one.event, Answered)]
+    ended = [one["args"]["request_id"] for one in json.loads(file.read_bytes()) if one["ph"] == "e"]
     assert ended == names
 
 
@@ -142,4 +142,3 @@ def test_a_collector_finds_a_consult_by_its_name(monkeypatch: pytest.MonkeyPatch
         assert attributes(span)["edgewise.outcome"] == "answered"
         carried = client.headers["traceparent"]
         assert carried == f"00-{span.trace_id.hex()}-{span.span_id.hex()}-01"
-    assert collector.metrics()["edgewise_gateway_asks_total"]

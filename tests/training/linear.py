@@ -9,8 +9,7 @@ from safetensors.numpy import load_file
 from edgewise.edge.base import Step
 from edgewise.routers.card import WEIGHTS, RouterCard
 from edgewise.routers.signals import needs_of, reader_of, top_of
-from edgewise_lab.training.data import Data, held_out
-from edgewise_lab.training.fit import Fitted, Recipe
+from edgewise_lab.training.fit import Data, Fitted, Recipe, held_out
 
 KIND = f"{__name__}:Linear"
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from edgewise.errors import UsageError
 from edgewise_lab.training.collect import COLUMNS, KEPT, Columns, Sample
-from edgewise_lab.training.data import Data, data_of, held_out
+from edgewise_lab.training.fit import Data, data_of, held_out
 
 INPUTS: tuple[str, ...] = ("hidden", "top_logprobs", "scalars")
 

@@ -13,8 +13,7 @@ from edgewise.errors import UsageError
 from edgewise.routers.card import RouterCard
 from edgewise.routers.mlp import TABLE, Mlp
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
-from edgewise_lab.training.data import Data
-from edgewise_lab.training.fit import Recipe, fit
+from edgewise_lab.training.fit import Data, Recipe, fit
 from edgewise_lab.training.publish import save_weights
 
 INPUTS: tuple[str, ...] = ("hidden", "top_logprobs", "scalars")

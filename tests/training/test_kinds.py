@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from edgewise.errors import UsageError
-from edgewise_lab.training.data import Data
-from edgewise_lab.training.fit import Fitted, Recipe, fit_of, fitted
+from edgewise_lab.training.fit import Data, Fitted, Recipe, fit_of, fitted
 from tests.training.linear import KIND, Linear
 
 HERE = __name__

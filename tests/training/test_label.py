@@ -16,7 +16,7 @@ from edgewise_lab.evaluation.systems import paired
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.rollouts import Continuation, Done, Prefix, SequentialRollouts, ignore
 from edgewise_lab.training.collect import PairRollouts, Sample, Text
-from edgewise_lab.training.data import Objective
+from edgewise_lab.training.fit import Objective
 from edgewise_lab.training.labels.base import (
     LABELS,
     Case,

@@ -38,7 +38,6 @@ _BUILT_IN = {
     "config": _Command("edgewise.cli.config:app", "Show the settings; edit edgewise.toml."),
     "models": _Command("edgewise.cli.models:app", "List and download models."),
     "gateway": _Command("edgewise.cli.gateway:app", "Serve many devices in front of your engines."),
-    "trace": _Command("edgewise.cli.trace:app", "Show the timeline of an answer."),
     "keys": _Command("edgewise.cli.keys:keys_app", "Add, list and revoke keys of clients."),
 }
 LABORATORY = {

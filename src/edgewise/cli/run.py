@@ -35,7 +35,7 @@ from edgewise.pair import Pair, open_pair
 from edgewise.parts import cloud_address
 from edgewise.prompts import MAX_PROMPT, require_text
 from edgewise.settings import Settings
-from edgewise.traces.recorder import Recorder
+from edgewise.traces import Recorder
 
 _PATIENCE = 3.0
 """Seconds after which it is said what is waited for."""
@@ -67,7 +67,7 @@ def run(
     json: options.Json = False,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the timeline to FILE; see edgewise trace show."),
+        typer.Option(metavar="FILE", help="Write a trace to FILE, for ui.perfetto.dev."),
     ] = None,
     sent_file: options.SentFile = None,
 ) -> None:

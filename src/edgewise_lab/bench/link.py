@@ -2,15 +2,22 @@
 
 The three answer the same questions in turn over an emulated link. Time per token is that after the
 prompt was read, which the edge alone pays as well; it is compared with the edge alone and with
-the bound of a pipeline with one guess, 1 + p d (RTT + c) / t: p is the share of tokens that were
+the bound of a pipeline with one draft, 1 + p d (RTT + c) / t: p is the share of tokens that were
 consulted for, d the part of the consults that changed the token, c the engine's time, t the edge's
 step.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
+import httpx2
 import msgspec
 import numpy as np
 
@@ -25,7 +32,7 @@ from edgewise.advice import (
 )
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
-from edgewise.errors import UsageError
+from edgewise.errors import CloudUnavailable, UsageError
 from edgewise.events import Token
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import Policy
@@ -338,3 +345,48 @@ def outlook_over(row: LinkRow, cloud: CloudPace, engine: float) -> Outlook:
         break_even=break_even(at) if streams else None,
         place=f"over a round trip of {1000 * row.round_trip:.3g} ms{slower}",
     )
+
+
+START_SECONDS = 60
+
+
+@contextmanager
+def gateway_process(engine: str) -> Generator[str]:
+    """Serve `engine` (a URL, or bundled); yields the gateway's URL. It ends with the block.
+
+    Raises `CloudUnavailable` where it does not start.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    command = [sys.executable, "-m", "edgewise", "gateway", "--engine", engine, "--port", str(port)]
+    url = f"http://127.0.0.1:{port}"
+    # A file and not a pipe, which would stop the gateway when nobody reads it.
+    with tempfile.TemporaryFile() as told:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=told)  # noqa: S603
+        try:
+            _wait(url, process, told)
+            yield url
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait(url: str, process: "subprocess.Popen[bytes]", told: BinaryIO) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            told.seek(0)
+            lines = told.read().decode("utf-8", "replace").strip().splitlines()
+            reason = lines[-1].removeprefix("edgewise: ") if lines else "it said nothing"
+            raise CloudUnavailable(f"The gateway did not start: {reason}")
+        try:
+            if httpx2.get(f"{url}/health", timeout=1, trust_env=False).is_success:
+                return
+        except httpx2.TransportError:
+            time.sleep(0.05)
+    raise CloudUnavailable(f"The gateway did not start within {START_SECONDS} s.")

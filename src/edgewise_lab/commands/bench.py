@@ -29,12 +29,12 @@ from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.pair import open_pair
-from edgewise.parts import DEFAULT_SHARE
 from edgewise.settings import Settings
 from edgewise_lab.bench.link import Conditions, LinkBench, LinkRow, outlook_over
 from edgewise_lab.bench.pace import Pace
 from edgewise_lab.bench.speed import measure
 from edgewise_lab.commands import shared
+from edgewise_lab.commands.eval import shares_of
 from edgewise_lab.commands.frontier import frontier
 from edgewise_lab.commands.shared import connected_cloud, pace_named, served, without_cloud
 from edgewise_lab.evaluation.calibration import thresholds_for
@@ -104,9 +104,7 @@ def link(
     ] = None,
     round_trip: Annotated[
         list[float] | None,
-        typer.Option(
-            metavar="MS", help="Round trip, ms; may be repeated. Default 0, 50, 100, 200."
-        ),
+        typer.Option(min=0, max=10_000, help="ms; may be repeated. Default 0, 50, 100, 200."),
     ] = None,
     loss: Annotated[float, typer.Option(min=0, max=0.5, help="Part of packets that is lost.")] = 0,
     engine_time: EngineTime = 25.0,
@@ -123,10 +121,8 @@ def link(
     The bundled pair answers through a gateway that is started for it, its edge as slow as a 0.5B.
     At the end it says which way is fastest over the longest round trip, and what routing buys.
     """
-    share = DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
-    shares = cloud_share or [share]
+    shares = shares_of(cloud_share, chosen)
     trips = [0.0, 50.0, 100.0, 200.0] if round_trip is None else round_trip
-    _require_link(shares, trips)
     tasks = with_calibration(
         task, "test", data=data, check=None, limit=questions, calibration=calibration
     )
@@ -141,13 +137,6 @@ def link(
     else:
         render.show(_link_table(rows))
         render.out.print(" ".join(advice.sentences))
-
-
-def _require_link(shares: list[float], trips: list[float]) -> None:
-    if not all(0 < share < 1 for share in shares):
-        raise UsageError("A cloud share must lie between 0 and 1, such as 0.05.")
-    if not all(0 <= trip <= 10_000 for trip in trips):
-        raise UsageError("A round trip must be from 0 to 10000 ms.")
 
 
 def _measured(

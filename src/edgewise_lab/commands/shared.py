@@ -60,7 +60,7 @@ def served(chosen: Settings) -> Generator[str]:
     """The URL of the cloud model; the bundled one gets a gateway of its own."""
     address = cloud_address(chosen)
     if address == "bundled":
-        from edgewise_lab.bench.gateway_process import gateway_process
+        from edgewise_lab.bench.link import gateway_process
 
         with gateway_process(address) as url:
             yield url

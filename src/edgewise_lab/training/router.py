@@ -38,8 +38,7 @@ from edgewise_lab.training.collect import (
     read_by_cloud,
     references,
 )
-from edgewise_lab.training.data import data_of
-from edgewise_lab.training.fit import Fitted, Recipe, fitted
+from edgewise_lab.training.fit import Fitted, Recipe, data_of, fitted
 from edgewise_lab.training.labels.base import Case, Label, Writer, kept_values, label_all
 from edgewise_lab.training.publish import Measured, isotonic, save_card, save_weights
 

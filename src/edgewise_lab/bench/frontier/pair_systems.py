@@ -33,8 +33,7 @@ from edgewise_lab.bench.frontier.systems import (
     pair_policy,
     timed_edge,
 )
-from edgewise_lab.bench.late import LateCloud
-from edgewise_lab.bench.pace import UNPACED, Pace, PacedEdge
+from edgewise_lab.bench.pace import UNPACED, LateCloud, Pace, PacedEdge
 from edgewise_lab.evaluation.store import append, lock_folder, read
 from edgewise_lab.evaluation.systems import CLOUD_DEADLINE, Outcome, question_prompt, text_of
 from edgewise_lab.evaluation.tasks.base import Question

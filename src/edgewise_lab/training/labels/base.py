@@ -17,7 +17,7 @@ from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.grading import is_right
 from edgewise_lab.rollouts import Continuation, Prefix, Rollouts
 from edgewise_lab.training.collect import Sample, Text
-from edgewise_lab.training.data import Objective
+from edgewise_lab.training.fit import Objective
 
 Writer = Literal["edge", "cloud", "pair"]
 

@@ -15,7 +15,7 @@ from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.grading import extract_choice, extract_number, is_right
 from edgewise_lab.rollouts import Continuation, Prefix
 from edgewise_lab.training.collect import Text
-from edgewise_lab.training.data import Objective
+from edgewise_lab.training.fit import Objective
 from edgewise_lab.training.labels.base import Case, Label, Labelling, Rollout, Trial, Writer
 
 VERDICT = 8
