@@ -1,4 +1,4 @@
-"""From settings to a pair: the one place where edge, cloud, router and policy come together."""
+"""`Pair`: an edge model, a cloud model, a router and a policy, ready to answer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -49,10 +49,10 @@ from edgewise.settings import Settings, names_in, settings_of, spelled
 
 
 class Wishes(TypedDict, total=False):
-    """What one answer may have otherwise than its pair's settings say.
+    """Options of one answer, instead of its pair's settings.
 
-    With `json_schema` its text is JSON that this allows. `tools` it may call, unless `tool_choice`
-    is "none"; it must where that is "required", or the name of one.
+    With `json_schema` the answer is JSON of that schema. It may call `tools`, unless `tool_choice`
+    is "none"; it must call one if that is "required" or a tool's name.
     """
 
     max_tokens: int | None
@@ -96,11 +96,11 @@ class Pair:
     ) -> None:
         """Open what is named by an address; a model that is open already stays its owner's.
 
-        `settings` are fields of `Settings`; neither environment nor file is read. With
-        `keep_prefixes` a conversation's next turn finds the last one in the KV cache; without, no
-        answer's text depends on an earlier one by rounding. What answers send is written to
-        `sent_file`, exactly, before it leaves. Raises `UsageError`, or a `CloudError` where the
-        cloud model is not reached.
+        `settings` are fields of `Settings`; environment and files are not read. With
+        `keep_prefixes` a conversation's next turn reuses the KV cache of the last one; without, no
+        answer depends on an earlier one, not even by rounding. Everything that answers send is
+        written to `sent_file` before it leaves. Raises `UsageError`, or a `CloudError` if the cloud
+        model cannot be reached.
         """
         parts = {"edge": edge, "cloud": cloud, "router": router}
         self.settings = _chosen(parts, settings)
@@ -151,7 +151,7 @@ class Pair:
         self.decoder.policy = policy
 
     def forget(self) -> None:
-        """Begin new budgets, as for a new conversation, of which the cloud knows nothing."""
+        """Begin new budgets and a new record of what was sent, as for a new conversation."""
         self._budgets.clear()
         self.record.forget()
 
@@ -162,18 +162,18 @@ class Pair:
         return self.edge, self.cloud
 
     def prompt(self, asked: Prompted, *, tools: Sequence[Tool] = ()) -> Prompt:
-        """What the edge model is given for `asked` and `tools`. Raises `UsageError`.
+        """The edge model's prompt for `asked` and `tools`. Raises `UsageError`.
 
-        Text and messages go through the model's chat template, behind the settings' system
-        message where they bring none; ids go as they are. What is clearly too long for the context
-        is a `ContextOverflow` before much work is done.
+        Text and messages go through the chat template, with the settings' system message if they
+        have none; ids are taken as they are. Raises `ContextOverflow` early for what is clearly too
+        long.
         """
         require_fitting(self.edge.tokenizer, _texts(asked), self.edge.context)
         system = self.settings.system
         return prompt_from(self.edge.tokenizer, asked, system=system, tools=tools)
 
     def ask(self, prompt: Prompted, **wishes: Unpack[Wishes]) -> Answer:
-        """The whole answer, calls of tools apart from its text; raises as `stream`."""
+        """The whole answer, with tool calls parsed out of its text; raises as `stream`."""
         form = _form(wishes)
         with self._stream(prompt, form, wishes) as events:
             answer = collect(events)
@@ -197,9 +197,9 @@ class Pair:
     ) -> Generation:
         """The answer event by event; see `Decoder.stream` for `pending`, `candidates`, `around`.
 
-        A `policy` is for this answer; `sampling` and `grammar` take the place of wishes that say
-        the same. Calls of tools are text in its events. Raises `UsageError`; and a `CloudError` on
-        the way where `on_cloud_error` says so.
+        `policy`, `sampling` and `grammar` are for this answer and override the options that say the
+        same. Tool calls are text in its events. Raises `UsageError`, and while iterating a
+        `CloudError` if `on_cloud_error` is "raise".
         """
         form = _form(wishes)
         return self._stream(
@@ -254,10 +254,7 @@ class Pair:
             raise
 
     def _shared(self, policy: Policy) -> SharedBudget:
-        """The budget of a cloud share over the pair's life; without a share nothing is kept.
-
-        Shares of a thousandth apart or less have one together, so that there are never too many.
-        """
+        """The budget of a cloud share over the pair's life; shares within 0.001 have one."""
         share = policy.cloud_share
         if share is None:
             return SharedBudget()
@@ -301,7 +298,7 @@ _OF_CONNECTING = names_in("connection", "key", "tokenizer")
 
 
 def _chosen(parts: Mapping[str, object], settings: Mapping[str, object]) -> Settings:
-    """The settings of a pair, parts of which may be open already."""
+    """The settings of a pair; refuses those that parts which are already open cannot honour."""
     named = {name: _address(part) for name, part in parts.items() if part is not None}
     chosen = settings_of({**settings, **named})
     fixed: list[str] = []
@@ -320,7 +317,7 @@ def _is_open(part: object) -> bool:
 
 
 def _address(part: object) -> str:
-    """As settings name a part; one that is open already has no address, only a name."""
+    """As settings name a part; a part that is already open has a name, no address."""
     if isinstance(part, str):
         return part
     if isinstance(part, Path):
@@ -331,7 +328,7 @@ def _address(part: object) -> str:
 
 
 def _texts(asked: Prompted) -> list[str]:
-    """What of a prompt is still to be tokenised."""
+    """The texts of a prompt that are still to be tokenized."""
     if isinstance(asked, str):
         return [asked]
     if isinstance(asked, Prompt):
@@ -345,7 +342,7 @@ def _texts(asked: Prompted) -> list[str]:
 
 
 def _form(wishes: Wishes) -> AnswerForm | None:
-    """The form that an answer is wished to have; taken out of its wishes."""
+    """The response format; its options are removed from `wishes`."""
     return form_from(
         wishes.pop("json_schema", None),
         wishes.pop("tools", ()),

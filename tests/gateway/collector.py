@@ -4,9 +4,6 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 
@@ -49,15 +46,6 @@ class Collector:
             for scope in resource.scope_spans
             for span in scope.spans
         ]
-
-    def metrics(self) -> dict[str, Any]:
-        return {
-            metric.name: metric
-            for body in self.bodies.get("/v1/metrics", [])
-            for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-        }
 
 
 def attributes(span: Any) -> dict[str, Any]:

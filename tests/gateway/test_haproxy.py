@@ -2,11 +2,12 @@
 
 import asyncio
 import os
+import socket
 import ssl
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import aiohttp
@@ -276,6 +277,28 @@ def test_the_gateway_knows_who_came_and_not_who_they_say_they_are(one: Address) 
         forged = {"X-Forwarded-For": "192.0.2.1"}
         assert http.get(f"{one.url}/v1/models", headers=forged).status_code == 401
     assert '"peer": "127.0.0.2"' in one.a.told() + one.b.told()
+
+
+def test_strangers_keep_nobody_out_of_the_address(one: Address) -> None:
+    """1,100 that are silent, in half a TLS handshake, or send a body at a byte a second."""
+    port, hello = int(one.url.rpartition(":")[2]), b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+    slow = b"POST /detokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{"
+    trust = ssl.create_default_context()
+    with ExitStack() as stack:
+        for number in range(1100):
+            peer = socket.create_connection(("127.0.0.1", port), timeout=60)
+            stack.callback(peer.close)
+            if number % 3 == 1:
+                peer.sendall(hello)
+            elif number % 20 == 2:
+                secure = trust.wrap_socket(peer, server_hostname="localhost")
+                stack.callback(secure.close)
+                secure.sendall(slow)
+        with devices(one) as made:
+            made.begin()
+            require_whole(made.answers())
+        # None of them has reached a gateway.
+        assert one.a.count("connections") + one.b.count("connections") <= DEVICES
 
 
 def test_the_real_pair_answers_the_same_while_its_gateway_is_killed(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from edgewise.engines.base import NOBODY, Client
 from edgewise.errors import CloudProtocolError, CloudRefused, CloudRejected, CloudUnavailable
 from edgewise.events import Candidate
 from edgewise.gateway import connection
-from edgewise.gateway.large_frames import LARGE
+from edgewise.gateway.connection import LARGE
 from edgewise.keys import keys
 from edgewise.keys.limit_stores import SqliteLimits
 from edgewise.keys.limits import Cost, Granted, LimitsDown

@@ -70,8 +70,6 @@ def test_every_line_is_json(capsys: pytest.CaptureFixture[str]) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             warnings.warn("a warning", stacklevel=1)
-        print("two\nlines", file=sys.stderr)
-        print("begun", end="", file=sys.stderr)
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert lines[0] | {"timestamp": ""} == {
         "event": "started",
@@ -85,8 +83,6 @@ def test_every_line_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert events[3:5] == ["an argument", "closed: why"]
     assert lines[4]["peer"] == "1.2.3.4"
     assert "a warning" in events[5]
-    assert {"two", "lines"} < set(events)
-    assert any(event.startswith("begun") for event in events)
     assert not any("not told" in event for event in events)
 
 

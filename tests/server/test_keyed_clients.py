@@ -137,6 +137,10 @@ ENDPOINTS: dict[str, dict[str, Any]] = {
 }
 
 
+CHECKS = 2
+"""Tokens that a cloud may be asked for when it is checked, by nobody's key."""
+
+
 def test_a_crowd_does_not_get_past_the_days_tokens(keys: Path) -> None:
     """Sixteen answers at once, by every endpoint, twice; some streamed, of which some are cut off.
 
@@ -165,8 +169,8 @@ def test_a_crowd_does_not_get_past_the_days_tokens(keys: Path) -> None:
         with at_port(answering, callers=callers) as url, ThreadPoolExecutor(16) as pool:
             assert set(pool.map(lambda at: answered(url, at), range(16))) <= {200, 429}
             assert answered(url, 1) == 429
-        assert engine.asked <= 8
-    assert engine.asked > 0
+        assert engine.asked <= 8 + CHECKS
+    assert engine.asked > CHECKS
     cloud.close()
     engine.close()
 

@@ -17,10 +17,8 @@ from edgewise.gateway.connection import Connection
 from edgewise.gateway.consults import KeyedConsults
 from edgewise.gateway.detokenizing import Detokenizing
 from edgewise.gateway.fleet import Fleet
-from edgewise.gateway.large_frames import LargeFrames
-from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Sessions
-from edgewise.gateway.telemetry import telemetry
+from edgewise.gateway.telemetry import GatewayMetrics, telemetry
 from edgewise.keys.keys import Keys
 from edgewise.keys.limit_stores import SqliteLimits
 from edgewise.keys.limits import KeyLimits
@@ -46,12 +44,16 @@ class Gateway:
         self.fleet, self.keys, self.sessions = fleet, keys, sessions
         self.metrics = GatewayMetrics()
         self.limits = limits or KeyLimits(SqliteLimits(None))
-        self.large_frames = LargeFrames(self.limits)
         self._detokenizing = Detokenizing(fleet, self.limits)
-        self._telemetry = telemetry(self.metrics.registry, self._measure)
+        self._telemetry = telemetry()
         self.consults = KeyedConsults(fleet, self.limits, self.metrics, self._telemetry)
         self.draining = False
         self.connections: set[Connection] = set()
+        metrics = self.metrics
+        metrics.sessions.set_function(lambda: len(sessions))
+        metrics.ids.set_function(lambda: sessions.ids)
+        metrics.connections.set_function(lambda: len(self.connections))
+        metrics.engines.set_function(lambda: fleet.up)
 
     def app(self, *, hosts: Sequence[str] = (ANY,), metrics: bool = True) -> Starlette:
         """The application; its lifespan starts and closes the fleet.
@@ -143,16 +145,7 @@ class Gateway:
         return JSONResponse(described, 200 if ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
-        self._measure()
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
-    def _measure(self) -> None:
-        """Bring the gauges up to date."""
-        metrics = self.metrics
-        metrics.sessions.set(len(self.sessions))
-        metrics.ids.set(self.sessions.ids)
-        metrics.connections.set(len(self.connections))
-        metrics.engines.set(self.fleet.up)
 
     async def _models(self, request: Request) -> Response:
         """What the engines serve."""

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import time
-from typing import Protocol
+from asyncio import to_thread
+from typing import NamedTuple, Protocol
 
 import structlog
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -11,9 +12,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from edgewise.errors import CloudProtocolError
 from edgewise.gateway.consults import KeyedConsults
 from edgewise.gateway.fleet import Fleet
-from edgewise.gateway.large_frames import LARGE, LARGE_IDS, LargeFrames, Received
-from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Session, Sessions
+from edgewise.gateway.telemetry import GatewayMetrics
 from edgewise.keys.keys import Key, Keys
 from edgewise.keys.limits import KeyLimits, Unbilled
 from edgewise.wire.protocol import (
@@ -24,6 +24,7 @@ from edgewise.wire.protocol import (
     Cancel,
     Close,
     Failed,
+    FromDevice,
     FromGateway,
     Ledger,
     NeedFull,
@@ -40,6 +41,12 @@ OPEN_SECONDS = 10.0
 FRAMES_PER_SECOND = 2000
 """More than any device writes; a connection that keeps above it is closed."""
 
+LARGE = 1 << 14
+"""Bytes. Smaller frames take less than a tenth of a millisecond; larger ones a thread."""
+
+LARGE_IDS = 4096
+"""Ids that a key may owe before its connection is not read from."""
+
 PAUSE_SECONDS = 10.0
 """How long a key that owes ids is not read from; pings are answered in time all the same."""
 
@@ -52,13 +59,25 @@ PROTOCOL_ERROR, POLICY, GOING_AWAY, TRY_LATER = 1002, 1008, 1001, 1013
 log = structlog.get_logger("edgewise.gateway")
 
 
+class Received(NamedTuple):
+    """A frame, and its ids, hashed."""
+
+    frame: FromDevice
+    ids: Ledger
+
+
+def _decoded(data: bytes) -> Received:
+    """Raises `CloudProtocolError`."""
+    frame = from_device(data)
+    return Received(frame, Ledger(frame.ids if isinstance(frame, Ask | Push) else ()))
+
+
 class Shared(Protocol):
     """What all connections of a gateway share."""
 
     fleet: Fleet
     keys: Keys
     limits: KeyLimits
-    large_frames: LargeFrames
     sessions: Sessions
     consults: KeyedConsults
     metrics: GatewayMetrics
@@ -184,7 +203,7 @@ class Connection:
         return data
 
     async def _frame(self) -> Received:
-        """The next frame. Who owes ids is not read from, and large frames wait for their turn."""
+        """The next frame. A key that owes ids is not read from."""
         data = await self._receive()
         self._count_frame()
         # Where more frames wait nothing above does, and it is others' turn.
@@ -192,17 +211,14 @@ class Connection:
         key, unbilled = self._standing(), self._unbilled
         try:
             async with asyncio.timeout(PAUSE_SECONDS):
-                if len(data) > LARGE:
-                    return await self._shared.large_frames.received(data, key, unbilled)
-                if unbilled.ids > LARGE_IDS:
+                if len(data) > LARGE or unbilled.ids > LARGE_IDS:
                     await self._shared.limits.pay(key, unbilled)
         except TimeoutError as error:
-            told = "Too many token ids in too short a time."
-            raise _Ended(TRY_LATER, "unavailable", told, PAUSE_SECONDS) from error
-        frame = from_device(data)
-        ids = frame.ids if isinstance(frame, Ask | Push) else ()
-        unbilled.ids += len(ids)
-        return Received(frame, ids)
+            message = "Too many token ids in too short a time."
+            raise _Ended(TRY_LATER, "unavailable", message, PAUSE_SECONDS) from error
+        received = _decoded(data) if len(data) <= LARGE else await to_thread(_decoded, data)
+        unbilled.ids += len(received.ids)
+        return received
 
     def _standing(self) -> Key:
         """The key as it is now."""

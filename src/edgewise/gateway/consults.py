@@ -10,10 +10,8 @@ from edgewise.completion import Completion
 from edgewise.engines.base import Client
 from edgewise.errors import CloudError, CloudUnavailable, EdgewiseError, UsageError
 from edgewise.gateway.fleet import Busy, Fleet
-from edgewise.gateway.large_frames import listed
-from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Session
-from edgewise.gateway.telemetry import Telemetry, outcome
+from edgewise.gateway.telemetry import GatewayMetrics, Telemetry, outcome
 from edgewise.keys.keys import ANYBODY, Key
 from edgewise.keys.limits import KeyLimits, OverLimit, Spent, Unbilled
 from edgewise.wire.protocol import Ask, Failed, Ledger, NeedFull, Reply, request_id, unpacked
@@ -121,7 +119,7 @@ class KeyedConsults:
                 return
             client = _client(session, key, urgent=False)
             async with session.turn:
-                await self._fleet.prefill(await listed(ids), client)
+                await self._fleet.prefill(ids.ids, client)
             outcome = "warmed"
         except (EdgewiseError, Busy) as error:
             outcome = "failed"
@@ -138,7 +136,7 @@ class KeyedConsults:
         try:
             sampling = unpacked(frame.sampling)
             async with asyncio.timeout(frame.deadline / 1000), session.turn:
-                whole, spent.asked = await listed(ids), True
+                whole, spent.asked = ids.ids, True
                 completion = await self._fleet.complete(whole, frame.n, sampling, client)
         except Busy as busy:
             return _busy(frame, busy.retry_after)

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import time
+from array import array
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import structlog
 
 from edgewise.completion import Completion
-from edgewise.engines.base import Client, Engine
+from edgewise.engines.base import Client, Engine, Watched
+from edgewise.engines.detokenization import FEW, agree
 from edgewise.engines.vocabulary_check import Proof
 from edgewise.errors import (
     CloudError,
@@ -21,7 +23,6 @@ from edgewise.errors import (
     OtherVocabulary,
     UsageError,
 )
-from edgewise.gateway.spellings import Spellings
 from edgewise.sampling import Sampling
 from edgewise.wire.protocol import fingerprint
 
@@ -30,6 +31,12 @@ HEALTH_SECONDS = 2.0
 
 PREFILL_SECONDS = 60.0
 """How long warming may take: an engine that lost it would keep a consult's place for ever."""
+
+KEPT_TEXTS = 64
+"""Texts that are remembered: those of three vocabularies of 150,000 ids."""
+
+LONGEST_TEXT = 1 << 19
+"""Characters of one that is."""
 
 LOOKS = 5
 """How many times that a look may take."""
@@ -130,7 +137,7 @@ class Fleet:
         self.engine = self.model = self.end = ""
         self.size: int | None = None
         self._queue = queue
-        self._spellings = Spellings()
+        self._texts = Texts()
         self._watches: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -206,7 +213,7 @@ class Fleet:
         engines = [replica.engine for replica in self.replicas if replica.up]
         if not engines:
             raise CloudUnavailable("No engine is ready", hint="try again shortly")
-        return await self._spellings.of(ids, engines)
+        return await self._texts.of(ids, engines)
 
     async def prefill(self, ids: Sequence[int], client: Client) -> None:
         """Warm the session's replica, unless consults wait for it.
@@ -253,7 +260,7 @@ class Fleet:
         known, size = fingerprint(engine.vocabulary), engine.described.size
         others = size is not None and self.size is not None and size != self.size
         others = others or bool(self.tokenizer and known != self.tokenizer)
-        if others or not await self._spellings.hold(engine):
+        if others or not await self._texts.hold(engine):
             raise UsageError(
                 f"The engine at {engine.url!r} has another vocabulary than the others",
                 hint="one gateway serves one model",
@@ -261,6 +268,60 @@ class Fleet:
         self.tokenizer, self.engine = known, engine.abilities.engine
         self.model, self.size = engine.described.model or "", size or self.size
         self.end = await engine.end_text() or self.end
+
+
+class Texts:
+    """The texts that devices were given for ids. All engines must make the same of them.
+
+    A gateway has no tokenizer: devices compare, and it makes sure that its engines agree, also
+    those that come later.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, tuple[array[int], str]] = {}
+
+    async def of(self, ids: Sequence[int], engines: Sequence[Engine]) -> str | None:
+        """The text that every one of `engines` makes of `ids`; None where one makes none.
+
+        Raises a `CloudError`, `OtherVocabulary` where two differ.
+        """
+        packed = array("I", ids)
+        name = hashlib.sha256(packed).digest()
+        if name in self._known:
+            return self._known[name][1]
+        replies = await asyncio.gather(*(engine.detokenize(ids) for engine in engines))
+        texts = [text for text in replies if text is not None]
+        if not texts or len(texts) < len(replies):
+            return None
+        if not all(_same(text, texts[0]) for text in texts):
+            raise OtherVocabulary("The gateway's engines write the same ids differently.")
+        if len(texts[0]) <= LONGEST_TEXT:
+            self._known[name] = (packed, texts[0])
+        if len(self._known) > KEPT_TEXTS:
+            del self._known[next(iter(self._known))]
+        for engine, text in zip(engines, texts, strict=True):
+            _watch(engine, packed, text)
+        return texts[0]
+
+    async def hold(self, engine: Engine) -> bool:
+        """Whether an engine that came, or came back, makes the same texts."""
+        for ids, text in list(self._known.values()):
+            said = await engine.detokenize(ids.tolist())
+            if said is None or not _same(said, text):
+                return False
+            _watch(engine, ids, said)
+        return True
+
+
+def _same(one: str, other: str) -> bool:
+    """Of engines of several kinds either may tidy up."""
+    return agree(one, other, marks=False) or agree(other, one, marks=False)
+
+
+def _watch(engine: Engine, ids: "array[int]", text: str) -> None:
+    """The first few that were asked are asked again beside consults."""
+    if engine.watched is None and len(ids) <= 2 * FEW:
+        engine.watched = Watched(ids.tolist(), text)
 
 
 async def _advice(engine: Engine) -> str | None:

@@ -1,53 +1,80 @@
-"""OpenTelemetry: a trace of every consult, and the gateway's metrics, sent to a collector.
+"""What a gateway counts, for Prometheus; and a trace of every consult, for OpenTelemetry.
 
 The collector's address and headers come from OpenTelemetry's own variables (`OTEL_EXPORTER_OTLP_*`,
-`OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER`); without an address nothing is recorded or sent.
+`OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER`). Without an address nothing is recorded or sent.
 """
 
 import hashlib
 import os
 import threading
-import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 
 from opentelemetry import trace
-from opentelemetry.metrics import CallbackOptions, Meter, Observation
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from edgewise.errors import UsageError
 
 SERVICE = "edgewise-gateway"
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-_TRACES, _METRICS = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
+_TRACES = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 _PROTOCOL, _HTTP = "OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"
 
 CLOSE_SECONDS = 5.0
-"""How long a collector may take to read the last of it: the gateway's end waits for that."""
+"""How long a collector may take to read the last spans: the gateway's end waits for that."""
 
 _propagator = TraceContextTextMapPropagator()
 
 
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class GatewayMetrics:
+    """In a registry of its own, so that several gateways fit in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.sessions = self._gauge("sessions", "Sessions held.")
+        self.connections = self._gauge("connections", "Devices connected.")
+        self.ids = self._gauge("ids", "Token ids held by all sessions.")
+        self.engines = self._gauge("engines_up", "Engines that are well.")
+        self.opens = self._counter("opens", "Sessions opened.", "outcome")
+        self.asks = self._counter("asks", "Consults, by how they ended.", "outcome")
+        self.pushes = self._counter("pushes", "Pushes, by how they ended.", "outcome")
+        self.tokens = self._counter("cloud_tokens", "Tokens written.", "key")
+        self.prompt = self._counter("prompt_tokens", "Prompt tokens of consults.", "cache")
+        self.seconds = Histogram(
+            "edgewise_gateway_ask_seconds",
+            "From a consult to its completion.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+
+    def _gauge(self, name: str, help: str) -> Gauge:
+        return Gauge(f"edgewise_gateway_{name}", help, registry=self.registry)
+
+    def _counter(self, name: str, help: str, label: str) -> Counter:
+        return Counter(f"edgewise_gateway_{name}", help, [label], registry=self.registry)
+
+
 class Telemetry:
-    """A tracer, and what must be closed so that the last spans are sent."""
+    """A tracer, and how the last spans are sent."""
 
     def __init__(
-        self, tracer: Tracer | None = None, closing: Iterable[Callable[[], object]] = ()
+        self, tracer: Tracer | None = None, shutdown: Callable[[], object] | None = None
     ) -> None:
         """Without a tracer nothing is recorded."""
-        self._tracer = tracer or trace.NoOpTracer()
-        self._closing = tuple(closing)
+        self._tracer, self._shutdown = tracer or trace.NoOpTracer(), shutdown
 
     @contextmanager
     def consult(
         self, request_id: str, attributes: Mapping[str, str | int]
     ) -> Generator[dict[str, str]]:
-        """A span around a consult; yields the headers by which the engine's spans join its trace.
+        """A span around a consult. Yields the headers by which the engine's spans join its trace.
 
-        The trace's id follows from the request id (`trace_id`), so that whoever has one finds
-        the other.
+        The trace's id follows from the request id (`trace_id`): who has one finds the other.
         """
         parent = trace.set_span_in_context(NonRecordingSpan(_context(request_id)))
         span = self._tracer.start_as_current_span(
@@ -63,14 +90,13 @@ class Telemetry:
             yield headers
 
     def close(self) -> None:
-        """Send what is left, as far as the collector takes it in `CLOSE_SECONDS`."""
-        # An exporter tries again for half a minute, and a thread of its own is not waited for.
-        closing = [threading.Thread(target=close, daemon=True) for close in self._closing]
-        for thread in closing:
-            thread.start()
-        end = time.monotonic() + CLOSE_SECONDS
-        for thread in closing:
-            thread.join(max(0.0, end - time.monotonic()))
+        """Send what is left, as far as the collector reads it in `CLOSE_SECONDS`."""
+        if self._shutdown is None:
+            return
+        # The exporter tries again for half a minute, and a daemon thread is not waited for.
+        closing = threading.Thread(target=self._shutdown, daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)
 
 
 def outcome(value: str) -> None:
@@ -83,23 +109,14 @@ def trace_id(request_id: str) -> str:
     return hashlib.blake2b(request_id.encode(), digest_size=16).hexdigest()
 
 
-def telemetry(registry: CollectorRegistry, measure: Callable[[], object]) -> Telemetry:
-    """As the environment says. `measure` brings the gauges of `registry` up to date.
-
-    Traces and metrics go where an address is named for them, and nowhere else. Raises `UsageError`
-    where a collector is named and the SDK is not installed, does not understand one of its
-    variables, or another protocol is asked for than OTLP over HTTP.
-    """
-    traced, measured = (_named(_ENDPOINT, own) for own in (_TRACES, _METRICS))
-    if not traced and not measured:
+def telemetry() -> Telemetry:
+    """As the environment says. Raises `UsageError` for a collector that cannot be reached so."""
+    if not (os.environ.get(_ENDPOINT) or os.environ.get(_TRACES)):
         return Telemetry()
     if os.environ.get(_PROTOCOL, _HTTP) != _HTTP:
         raise UsageError(f"The gateway speaks {_HTTP} to collectors", hint=f"unset {_PROTOCOL}")
     try:
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.metrics import MeterProvider
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -111,21 +128,12 @@ def telemetry(registry: CollectorRegistry, measure: Callable[[], object]) -> Tel
     resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", SERVICE)})
     try:
         traces = TracerProvider(resource=resource, shutdown_on_exit=False)
-        if traced:
-            traces.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-        readers = [PeriodicExportingMetricReader(OTLPMetricExporter())] if measured else []
-        metrics = MeterProvider(readers, resource, shutdown_on_exit=False)
+        traces.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     except ValueError as error:
         raise UsageError(
             f"OpenTelemetry does not take one of its variables: {error}", hint="see OTEL_*"
         ) from error
-    _observe(metrics.get_meter(SERVICE), registry, measure)
-    tracer = traces.get_tracer(SERVICE) if traced else None
-    return Telemetry(tracer, (traces.shutdown, metrics.shutdown))
-
-
-def _named(*names: str) -> bool:
-    return any(os.environ.get(name) for name in names)
+    return Telemetry(traces.get_tracer(SERVICE), traces.shutdown)
 
 
 def _context(request_id: str) -> SpanContext:
@@ -136,27 +144,3 @@ def _context(request_id: str) -> SpanContext:
         is_remote=True,
         trace_flags=TraceFlags(TraceFlags.SAMPLED),
     )
-
-
-def _observe(meter: Meter, registry: CollectorRegistry, measure: Callable[[], object]) -> None:
-    """Everything that the registry counts, under its names; a histogram as its sum and count."""
-    for family in registry.collect():
-        told = {"description": family.documentation}
-        if family.type == "gauge":
-            read = _reader(registry, measure, family.name)
-            meter.create_observable_gauge(family.name, [read], **told)
-            continue
-        for suffix in ("_total",) if family.type == "counter" else ("_sum", "_count"):
-            read = _reader(registry, measure, family.name + suffix)
-            meter.create_observable_counter(family.name + suffix, [read], **told)
-
-
-def _reader(
-    registry: CollectorRegistry, measure: Callable[[], object], name: str
-) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    def read(_: CallbackOptions) -> Iterable[Observation]:
-        measure()
-        found = (sample for family in registry.collect() for sample in family.samples)
-        return [Observation(one.value, dict(one.labels)) for one in found if one.name == name]
-
-    return read

@@ -1,6 +1,5 @@
 """Logs: JSON on the stderr of a gateway, sentences on that of a server; floods are counted."""
 
-import io
 import json
 import logging
 import sys
@@ -101,9 +100,9 @@ class _Plain(logging.Formatter):
 
 @contextmanager
 def json_lines(level: Level = "info") -> Generator[None]:
-    """A JSON object a line on stderr, whoever writes to `sys.stderr`, while the block runs.
+    """A JSON object a line on stderr for every line of a logger, while the block runs.
 
-    What native code writes to the descriptor itself stays as it is: its last words before an abort.
+    What native code writes to stderr stays as it is: its last words before an abort.
     """
     import structlog
 
@@ -137,7 +136,7 @@ def json_lines(level: Level = "info") -> Generator[None]:
     )
     handler = _JsonHandler(sys.stderr)
     handler.setFormatter(formatter)
-    with _handled_by(handler, level), _stderr_as_lines():
+    with _handled_by(handler, level):
         yield
 
 
@@ -171,44 +170,3 @@ def _handled_by(handler: logging.Handler, level: Level) -> Generator[None]:
         root.setLevel(before[0])
         uvicorn.setLevel(before[1])
         structlog.reset_defaults()
-
-
-class _Lines(io.TextIOBase):
-    """Each whole line that is written to it becomes one of the log."""
-
-    def __init__(self, below: TextIO) -> None:
-        self._below = below
-        self._begun = ""
-        self._log = logging.getLogger("stderr")
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """Of the text below."""
-        return self._below.encoding
-
-    def fileno(self) -> int:
-        """The real descriptor, for what must write there itself."""
-        return self._below.fileno()
-
-    def writable(self) -> bool:
-        """It is."""
-        return True
-
-    def write(self, text: str, /) -> int:
-        """Keep the last line until it is whole."""
-        *whole, self._begun = (self._begun + text).split("\n")
-        for line in whole:
-            if line.strip():
-                self._log.warning("%s", line)
-        return len(text)
-
-
-@contextmanager
-def _stderr_as_lines() -> Generator[None]:
-    before = sys.stderr
-    sys.stderr = lines = _Lines(before)
-    try:
-        yield
-    finally:
-        lines.write("\n")
-        sys.stderr = before

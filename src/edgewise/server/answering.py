@@ -24,7 +24,6 @@ from edgewise.sampling import Sampling
 from edgewise.server.errors import ApiError
 from edgewise.server.local_messages import LocalMessages
 from edgewise.server.metrics import Metrics
-from edgewise.server.unplug import RunningAnswers, UnpluggedCloud
 
 PAIR = "edgewise"
 """The name of a server's only model."""
@@ -82,11 +81,6 @@ class Ticket:
         self._begun = 0.0
         admission.waiting += 1
         self._left = False
-        self._then: list[Callable[[], None]] = []
-
-    def at_end(self, work: Callable[[], None]) -> None:
-        """Have `work` done when the place is given back."""
-        self._then.append(work)
 
     async def turn(self) -> None:
         """Wait until the answer may be written."""
@@ -108,8 +102,6 @@ class Ticket:
             self._admission.release(asyncio.get_running_loop().time() - self._begun)
         else:
             self._admission.waiting -= 1
-        for work in self._then:
-            work()
 
 
 class Unread(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +129,7 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks of the pair.
 
     `messages` are the conversation's, with their marks. `limited` holds the cloud to what the
-    request's key may still ask of it. Once `cut` is set the answer goes on without the cloud.
+    request's key may still ask of it.
     """
 
     prompt: Unread
@@ -148,12 +140,7 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: Sequence[str] = ()
     candidates: bool = False
     pending: bool = False
-    cut: threading.Event = msgspec.field(default_factory=threading.Event)
     limited: Callable[[CloudModel], CloudModel] = lambda cloud: cloud
-
-    def around(self, cloud: CloudModel) -> CloudModel:
-        """The cloud model as this answer may use it."""
-        return UnpluggedCloud(self.limited(cloud), self.cut)
 
 
 class Answering:
@@ -174,7 +161,6 @@ class Answering:
         self.edge, self.cloud = pair.edge, pair.cloud
         self.settings, self.card = pair.settings, pair.card
         self.local = local or LocalMessages()
-        self.running = RunningAnswers()
         self.metrics = Metrics(pair.billing)
         self.admission = Admission(slots, queue)
         self._alone = False
@@ -297,7 +283,7 @@ class Answering:
             with self.pair.stream(
                 ready.prompt,
                 policy=asked.policy,
-                around=asked.around,
+                around=asked.limited,
                 sampling=asked.sampling,
                 grammar=ready.grammar,
                 candidates=asked.candidates,

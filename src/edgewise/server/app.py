@@ -17,7 +17,7 @@ from msgspec.structs import asdict
 from edgewise.cloud.record.record import by_answer
 from edgewise.listening.origins import ANY, OriginCheck
 from edgewise.parts import make_policy
-from edgewise.server import chat, completions, messages, responses, tokenizing, unplug
+from edgewise.server import chat, completions, messages, responses, tokenizing
 from edgewise.server.answering import Answering
 from edgewise.server.callers import Callers
 from edgewise.server.errors import install
@@ -65,7 +65,6 @@ def make_app(
         v1.include_router(endpoints.routes(models))
     v1.include_router(_models(models))
     v1.include_router(_accounts(models), dependencies=own)
-    v1.include_router(unplug.routes([one.running for one in models.all]))
     metrics = ServerMetrics()
     app.include_router(v1)
     app.include_router(tokenizing.routes(models), dependencies=guarded, responses=_REFUSALS)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
 from edgewise.completion import Completion, Sent
-from edgewise.errors import CloudError, CloudTimeout, Withheld
+from edgewise.errors import CloudError, Withheld
 from edgewise.events import Event, Finished, Token
 from edgewise.keys.keys import ANYBODY, Key, Keys
 from edgewise.keys.limit_stores import SqliteLimits
@@ -234,20 +234,24 @@ class _LimitedSession(WrappedSession):
             self._tokens.settle(day, reserved)
             raise
         future.add_done_callback(
-            lambda done: self._tokens.settle(day, reserved - _written(done, reserved))
+            lambda done: self._tokens.settle(day, reserved - _written(done, reserved, sent))
         )
         return future
 
 
-def _written(done: "Future[Completion]", asked: int) -> int:
-    """Tokens that a consult came to; all that were asked for where nobody knows."""
+def _written(done: "Future[Completion]", asked: int, sent: Sent | None) -> int:
+    """Tokens that a consult came to; all that were asked for where nobody knows.
+
+    Nothing was written where the cloud declined, or nothing was sent.
+    """
     if done.cancelled():
+        # It may be on its way just now.
         return asked
     error = done.exception()
     if error is None:
         return max(len(done.result().ids), done.result().billed)
-    known = isinstance(error, CloudError) and not isinstance(error, CloudTimeout)
-    return 0 if known else asked
+    declined = isinstance(error, CloudError) and error.declined
+    return 0 if declined or (sent is not None and not sent.requests) else asked
 
 
 def _unmetered(event: Event) -> Event:

@@ -96,7 +96,6 @@ async def reply_with(
     try:
         await caller.ask(cloud=decoding.policy.asks)
         ticket = answering.enter(decoding)
-        ticket.at_end(answering.running.add(writer.id, decoding.cut, request))
         ready = await unless_gone(request, answering.read(decoding.prompt))
         ready = ready._replace(prompt=await caller.read(ready.prompt))
         await unless_gone(request, writer.read(ready.prompt, ticket))

@@ -1,6 +1,6 @@
 // What a reader can do. One at a time writes: `state.underWay`.
 import { Answer } from "./answer.js";
-import { ask, modelOf, readTrace, refresh } from "./api.js";
+import { ask, askEdge, modelOf, readTrace, refresh } from "./api.js";
 import { Conversation, Turn } from "./conversation.js";
 import { chunksOf, feed, played } from "./feed.js";
 import { changed, redraw, state } from "./state.js";
@@ -45,7 +45,10 @@ async function answerTurn(turn) {
   const { conversation } = state;
   await writing(turn, false, async (answer, signal) => {
     const messages = conversation.messages(answer.mode, turn);
-    await feed(answer, replyTo(answer.model, messages, signal));
+    const cloud = new AbortController();
+    clouds.set(answer, cloud);
+    await feed(answer, replyTo(answer.model, messages, AbortSignal.any([signal, cloud.signal])));
+    if (cloud.signal.aborted && !signal.aborted) await feed(answer, restOf(answer, signal));
     if (answer.local) turn.local = conversation.local = true;
   });
   refresh();
@@ -61,6 +64,28 @@ async function* recorded(name, model, signal) {
 
 async function* replyTo(model, messages, signal) {
   yield* chunksOf(await ask(model, messages, signal));
+}
+
+const clouds = new WeakMap(); // answer -> AbortController of the reply that may ask the cloud
+
+// Cuts a running answer off from the cloud: the edge writes the rest, behind the tokens so far.
+export function unplug(answer) {
+  answer.cut = answer.tokens.length;
+  clouds.get(answer)?.abort();
+}
+
+async function* restOf(answer, signal) {
+  const ids = [...answer.promptIds, ...answer.tokens.map((token) => token.id)];
+  for await (const chunk of chunksOf(await askEdge(answer.model, ids, answer.cut, signal))) {
+    const [choice] = chunk.choices ?? [];
+    const token = chunk.edgewise?.token;
+    // What it took is not what the whole answer took.
+    yield {
+      error: chunk.error,
+      choices: choice && [{ delta: { content: choice.text }, finish_reason: choice.finish_reason }],
+      edgewise: token && { token: { ...token, index: answer.cut + token.index } },
+    };
+  }
 }
 
 // Has every mode's answer written by `write(answer, signal)`.

@@ -10,7 +10,8 @@
 //   tail       text that no token brought: what was held back until the end
 //   problem    "" or a sentence
 //   usage, timing, finish   as the server says them at the end, else null
-//   id         the reply's own name, as the server says it; not kept
+//   promptIds  the prompt's ids, as the server says them; not kept
+//   cut        how many tokens it had when the cloud was unplugged, else null; not kept
 //   began      performance.now() of the question; `seconds` from there to the end, null before it
 //
 // `take(chunk)` is the only way in.
@@ -22,7 +23,7 @@ export class Answer {
   constructor(mode, model, { recorded = false } = {}) {
     Object.assign(this, { mode, model, recorded, phase: "waiting", tokens: [], pending: [] });
     Object.assign(this, { tail: "", problem: "", usage: null, timing: null, finish: null, local: false });
-    Object.assign(this, { began: performance.now(), seconds: null, id: null });
+    Object.assign(this, { began: performance.now(), seconds: null, promptIds: null, cut: null });
   }
 
   get said() {
@@ -46,7 +47,7 @@ export class Answer {
     const text = choice?.delta?.content ?? "";
     const told = chunk.edgewise ?? {};
     this.phase = "writing";
-    this.id = chunk.id ?? this.id;
+    this.promptIds = told.prompt_token_ids ?? this.promptIds;
     if (choice?.delta?.edgewise) this.local = true;
     if (told.pending) this.pending.push({ index: told.pending.index, text: told.pending.text });
     else if (told.rewound) this.#forget((guess) => guess.index < told.rewound.index);

@@ -25,22 +25,33 @@ export const nameOf = (model) => model.split(/[@:]/)[0];
 export const healthOf = (model) => state.models.find((one) => one.model === nameOf(model));
 
 // A streamed reply. Raises an Error with the server's sentence where it refuses.
-export async function ask(model, messages, signal) {
-  const { temperature, limit, system } = state.settings;
-  const response = await reach("v1/chat/completions", {
-    method: "POST",
-    headers: headers(),
-    signal,
-    body: JSON.stringify({
-      model,
-      messages: [...(system.trim() ? [{ role: "system", content: system }] : []), ...messages],
-      ...(temperature === "" ? {} : { temperature: Number(temperature) }),
-      ...(limit === "" ? {} : { max_completion_tokens: Number(limit) }),
-      stream: true,
-      stream_options: { include_usage: true },
-      edgewise: { provenance: true, pending: true },
-    }),
+export function ask(model, messages, signal) {
+  const { limit, system } = state.settings;
+  return streamed("v1/chat/completions", signal, {
+    model,
+    messages: [...(system.trim() ? [{ role: "system", content: system }] : []), ...messages],
+    ...(limit === "" ? {} : { max_completion_tokens: Number(limit) }),
+    stream_options: { include_usage: true },
+    edgewise: { provenance: true, pending: true },
   });
+}
+
+// The same, for the edge model's own words behind token ids. Nothing is sent to the cloud for them.
+export function askEdge(model, prompt, written, signal) {
+  const { limit } = state.settings;
+  return streamed("v1/completions", signal, {
+    model: `${nameOf(model)}:edge`,
+    prompt,
+    ...(limit === "" ? {} : { max_tokens: Math.max(1, Number(limit) - written) }),
+    edgewise: { provenance: true },
+  });
+}
+
+async function streamed(path, signal, asked) {
+  const { temperature } = state.settings;
+  const own = temperature === "" ? {} : { temperature: Number(temperature) };
+  const body = JSON.stringify({ ...asked, ...own, stream: true });
+  const response = await reach(path, { method: "POST", headers: headers(), signal, body });
   if (!response.ok) throw new Error(await reasonOf(response));
   return response;
 }

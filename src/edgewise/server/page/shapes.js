@@ -30,7 +30,7 @@ const usage = record({
 export const isChunk = record({
   id: maybe(text),
   error: maybe(record({ message: maybe(text) })),
-  choices: maybe(list(record({ delta: maybe(record({ content: maybe(text) })), finish_reason: maybe(text) }))),
+  choices: maybe(list(record({ delta: maybe(record({ content: maybe(text) })), text: maybe(text), finish_reason: maybe(text) }))),
   usage: maybe(usage),
   edgewise: maybe(
     record({
@@ -38,6 +38,7 @@ export const isChunk = record({
       pending: maybe(record({ index: number, text })),
       rewound: maybe(record({ index: number })),
       timing: maybe(timing),
+      prompt_token_ids: maybe(list(number)),
     }),
   ),
 });
@@ -66,12 +67,3 @@ export const isRecordings = list(record({ name: text, title: text, prompt: text 
 const played = list(record({ 0: number, 1: isChunk }));
 
 export const isTrace = record({ answers: record({ "edgewise@0.05": played, "edgewise:edge": played, "edgewise:cloud": played }) });
-
-const level = record(counts("right"));
-
-export const isCurve = record({
-  ...{ questions: number, task: text, edge: level, cloud: level },
-  pair: list(record(counts("share", "right", "low", "high"))),
-});
-
-export const isCompletion = record({ choices: list(record({ text })) });
