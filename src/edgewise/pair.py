@@ -107,7 +107,7 @@ class Pair:
         require_text("The system message", self.settings.system or "")
         sampling_of(self.settings)
         self.billing = make_billing(self.settings)
-        self.record = _record(self.settings, sent_file)
+        self.record = _record(sent_file)
         with ExitStack() as opened:
             if isinstance(edge, str | Path):
                 prepare()
@@ -352,8 +352,8 @@ def _form(options: AnswerOptions) -> AnswerForm | None:
     )
 
 
-def _record(settings: Settings, sent_file: str | Path | None) -> SentRecord:
-    place = counts_place() if settings.sent_counts else None
+def _record(sent_file: str | Path | None) -> SentRecord:
+    place = counts_place()
     return SentRecord(
         CountsFile(place) if place else None,
         PayloadsFile(from_home(sent_file)) if sent_file else None,

@@ -54,8 +54,6 @@ SAMPLING = names_in("sampling", "draws")
 MACHINE = names_in("machine")
 SERVING = names_in("serving")
 COSTS = names_in("costs")
-RECORD = names_in("record")
-"""Of answers to users; benchmarks and tasks keep no record."""
 
 SettingsWith = Callable[[Path], Settings]
 """The command's settings with those of one more file."""

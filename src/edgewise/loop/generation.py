@@ -353,7 +353,7 @@ class Generation(Iterator[Event]):
     def _report_consult(self, flight: Flight, outcome: Completion | CloudError) -> None:
         """Report that the consult for the next token is over."""
         assert self._consults is not None
-        about, sent = self._consults.sent.about(flight.sent), flight.sent
+        sent = flight.sent
         consult = Consult(
             index=self.index,
             outcome=outcome.reason if isinstance(outcome, CloudError) else "answered",
@@ -363,9 +363,7 @@ class Generation(Iterator[Event]):
             sent_bytes=sent.bytes,
             seconds=time.monotonic() - flight.begun,
             request_id=sent.request_id,
-            host=about.host if about.bytes else "",
-            new_tokens=about.new_tokens,
-            new_characters=about.new_characters,
+            host=self._consults.sent.host if sent.bytes else "",
         )
         if isinstance(outcome, CloudError):
             consult = replace(consult, message=str(outcome))
