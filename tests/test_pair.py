@@ -4,7 +4,7 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from edgewise.cloud.wrapped import WrappedCloud
 from edgewise.edge.base import Needs
 from edgewise.errors import CloudError, CloudUnavailable, ModelError, UsageError
 from edgewise.loop.decoder import collect
-from edgewise.pair import Wishes, open_models, open_pair
+from edgewise.pair import AnswerOptions, open_models, open_pair
 from edgewise.prompts import prompt_ids
 from edgewise.routers.constant import Constant
 from edgewise.settings import NAMES, Settings
@@ -127,8 +127,8 @@ def test_one_answer_may_differ_from_its_pair(alone: Pair) -> None:
     assert alone.ask(QUESTION).text == whole.text
 
 
-def test_wishes_are_settings_but_for_stop_strings_and_forms() -> None:
-    names = set(Wishes.__annotations__)
+def test_options_are_settings_but_for_stop_strings_and_forms() -> None:
+    names = set(AnswerOptions.__annotations__)
     names -= {"top_k", "min_p"}  # of a request, never of a pair
     own = {"stop", "json_schema", "tools", "tool_choice", "parallel_tool_calls"}
     assert names - own <= set(NAMES)
@@ -149,24 +149,24 @@ def test_a_system_message_stands_first_unless_the_conversation_brings_one() -> N
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ("", "The prompt is empty; give at least one character."),
-        (" \n", "The prompt is empty; give at least one character."),
-        ([], "The prompt is empty; give at least one character."),
-        (Prompt(()), "The prompt is empty; give at least one character."),
-        ("caf\udce9", "The prompt is no valid UTF-8; convert it first."),
-        ("a" * (4 << 20), "The prompt has at least 322639 tokens and the context holds 512;"),
+        ("", "prompt is empty"),
+        (" \n", "prompt is empty"),
+        ([], "prompt is empty"),
+        (Prompt(()), "prompt is empty"),
+        ("caf\udce9", "UTF-8"),
+        ("a" * (4 << 20), "322639"),
         ("copper " * 5000, "shorten the prompt"),
-        ([1, 1 << 20], "The edge model has no token 1048576, only those below 4096."),
-        ([1, -1], "The edge model has no token -1"),
-        (Prompt((1, 4096)), "The edge model has no token 4096"),
-        ([1.5], "A prompt is text, messages or token ids, not float."),
-        ([None], "A prompt is text, messages or token ids, not NoneType."),
-        ([1, Message("user", "x")], "A prompt is text, messages or token ids"),
-        ([{"role": "robot", "content": "x"}], "This is no message (Invalid enum value 'robot'"),
-        ([{"role": "user"}], "give a role (system, user, assistant or tool) and"),
-        ([{"role": "user", "content": 3}], "This is no message (Expected `str`, got `int`"),
-        ([{"role": "user", "content": "x", "name": "y"}], "unknown field `name`"),
-        ([Message("user", "\udce9")], "A message is no valid UTF-8; convert it first."),
+        ([1, 1 << 20], "1048576"),
+        ([1, -1], "-1"),
+        (Prompt((1, 4096)), "4096"),
+        ([1.5], "float"),
+        ([None], "NoneType"),
+        ([1, Message("user", "x")], "token ids"),
+        ([{"role": "robot", "content": "x"}], "robot"),
+        ([{"role": "user"}], "role"),
+        ([{"role": "user", "content": 3}], "`int`"),
+        ([{"role": "user", "content": "x", "name": "y"}], "`name`"),
+        ([Message("user", "\udce9")], "UTF-8"),
     ],
     ids=lambda value: str(value)[:24],
 )
@@ -180,16 +180,16 @@ def test_what_is_no_prompt(alone: Pair, asked: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("wishes", "said"),
     [
-        ({"max_tokens": 0}, "max-tokens must be from 1 to 2147483648, not 0."),
-        ({"max_tokens": "many"}, "max-tokens in the arguments is not valid: Expected `int | null`"),
-        ({"temperature": -1}, "temperature must be from 0 to 100, not -1.0."),
-        ({"temperature": None}, "The sampling is not valid"),
-        ({"top_p": 0}, "top-p must be above 0"),
-        ({"seed": -1}, "seed must be from 0"),
-        ({"stop": ""}, "A stop string is empty; leave it out."),
-        ({"stop": ["x", ""]}, "A stop string is empty"),
-        ({"span": 3}, "One answer cannot have another span than its pair."),
-        ({"cloud_share": 0.5}, "One answer cannot have another cloud-share than its pair."),
+        ({"max_tokens": 0}, "max-tokens"),
+        ({"max_tokens": "many"}, "max-tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": None}, "sampling"),
+        ({"top_p": 0}, "top-p"),
+        ({"seed": -1}, "seed"),
+        ({"stop": ""}, "stop string"),
+        ({"stop": ["x", ""]}, "stop string"),
+        ({"span": 3}, "span"),
+        ({"cloud_share": 0.5}, "cloud-share"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -197,35 +197,35 @@ def test_bad_wishes(alone: Pair, wishes: Any, said: str) -> None:
     for way in (alone.ask, alone.stream):
         with pytest.raises(UsageError) as caught:
             way(QUESTION, **wishes)
-        assert str(caught.value).startswith(said)
+        assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"cloud_share": 1.5}, "The cloud share must be from 0 to 1, not 1.5; give"),
-        ({"cloud_share": 0.1, "threshold": 0.5}, "Give a threshold or a cloud share, not both"),
-        ({"max_tokens": 0}, "max-tokens must be from 1 to 2147483648, not 0."),
-        ({"span": "two"}, "span in the arguments is not valid: Expected `int`, got `str`."),
-        ({"gpu_layers": "some"}, "gpu-layers in the arguments is not valid"),
-        ({"temperature": -1}, "temperature must be from 0 to 100, not -1.0."),
-        ({"edge": "none.gguf"}, "There is no file 'none.gguf'; name a path"),
-        ({"edge": Path("none.gguf")}, "There is no file './none.gguf'; name a path"),
-        ({"edge": Path("owner/repo")}, "There is no file './owner/repo'; name a path"),
-        ({"cloud": Path("owner/repo")}, "There is no file './owner/repo'; name a path"),
-        ({"cloud": NOWHERE}, f"The cloud at '{NOWHERE}' cannot be reached"),
-        ({"router": "coin"}, "There is no router 'coin'"),
-        ({"router": Path("no/where")}, "There is no router './no/where'"),
-        ({"clod": "none"}, "There is no setting 'clod'; did you mean 'cloud'?"),
-        ({"zzzz": 1}, "There is no setting 'zzzz'; known are edge, cloud, "),
-        ({"system": "\udce9"}, "The system message is no valid UTF-8; convert it first."),
+        ({"cloud_share": 1.5}, "1.5"),
+        ({"cloud_share": 0.1, "threshold": 0.5}, "threshold"),
+        ({"max_tokens": 0}, "max-tokens"),
+        ({"span": "two"}, "span"),
+        ({"gpu_layers": "some"}, "gpu-layers"),
+        ({"temperature": -1}, "temperature"),
+        ({"edge": "none.gguf"}, "'none.gguf'"),
+        ({"edge": Path("none.gguf")}, "'./none.gguf'"),
+        ({"edge": Path("owner/repo")}, "'./owner/repo'"),
+        ({"cloud": Path("owner/repo")}, "'./owner/repo'"),
+        ({"cloud": NOWHERE}, NOWHERE),
+        ({"router": "coin"}, "'coin'"),
+        ({"router": Path("no/where")}, "'./no/where'"),
+        ({"clod": "none"}, "'cloud'"),
+        ({"zzzz": 1}, "'zzzz'"),
+        ({"system": "\udce9"}, "UTF-8"),
     ],
     ids=lambda value: str(value)[:30],
 )
 def test_bad_settings(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(EdgewiseError) as caught:
         Pair(**settings)
-    assert str(caught.value).startswith(said)
+    assert said in str(caught.value)
 
 
 def test_neither_file_nor_environment_is_read(
@@ -466,11 +466,6 @@ def test_the_readme_shows_what_works(
     monkeypatch.chdir(tmp_path)
     exec(block, {})
     assert capsys.readouterr().out.strip()
-
-
-def test_a_message_has_the_roles_that_templates_know() -> None:
-    hint = Message.__annotations__["role"]
-    assert set(get_args(hint)) == {"system", "user", "assistant", "tool"}
 
 
 def test_a_loop_that_breaks_off_keeps_no_slot() -> None:

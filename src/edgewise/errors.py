@@ -3,7 +3,7 @@
     EdgewiseError
     +-- UsageError               something the user gave; exit code 2, HTTP 400
     |   +-- AddressError         a model address that names nothing we can load
-    |   +-- ModelError           a file that is no usable model
+    |   +-- ModelError           a file that is not a usable model
     |   +-- ContextOverflow      more tokens than the context holds
     |   +-- VocabularyMismatch   two models that do not share a vocabulary
     |   +-- RouterMismatch       a router made for another edge model
@@ -14,13 +14,13 @@
         +-- CloudRefused         the key was refused
         +-- CloudRejected        the engine understood the request and declined it
         |   +-- OtherVocabulary  the cloud model was replaced by one with other ids
-        |   +-- NothingUsable    it answered well, but with nothing for this place
-        |   |   +-- BreaksGrammar  not with what the answer's form allows
+        |   +-- NothingUsable    a valid completion of which nothing can be used here
+        |   |   +-- BreaksGrammar  the response format does not allow it
         |   +-- Withheld         nothing was sent: it may not leave the device
         +-- CloudProtocolError   the reply was not what the engine promises
 
-Each says what is wrong and, as a hint, what to do, in words that hold wherever it is read. Which
-flag or field that is, is for the command line and the server to say: `setting` names it.
+Each says what is wrong and, as a hint, what to do. `setting` names the setting that does it; the
+command line and the server add the flag or field.
 """
 
 from typing import ClassVar, Literal
@@ -49,9 +49,9 @@ class EdgewiseError(Exception):
         self.hint, self.setting, self.request_id = hint, setting, request_id
 
     def __str__(self) -> str:
-        return self.told()
+        return self.sentence()
 
-    def told(self, where: str | None = None) -> str:
+    def sentence(self, where: str | None = None) -> str:
         """One sentence; `where` is how its reader reaches the setting, such as a flag."""
         parts = [self.message, *([self.hint] if self.hint else [])]
         said = "; ".join(part.rstrip(".") for part in parts)
@@ -69,7 +69,7 @@ class AddressError(UsageError):
 
 
 class ModelError(UsageError):
-    """A file that is no usable model."""
+    """A file that is not a usable model."""
 
 
 class ContextOverflow(UsageError):
@@ -91,7 +91,7 @@ class StaleStepError(EdgewiseError):
 class CloudError(EdgewiseError):
     """The cloud model did not answer a consult; `reason` is what a `Token` reports.
 
-    `declined`: what was asked said no by itself, so it wrote nothing and bills nothing.
+    `declined`: the engine itself replied that it does not answer.
     """
 
     reason: ClassVar[Fault] = "unavailable"
@@ -134,20 +134,19 @@ class OtherVocabulary(CloudRejected):
 
 
 class NothingUsable(CloudRejected):
-    """The cloud answered well, and nothing of it can be taken at this place: no whole word, say."""
+    """A valid completion of which nothing can be used here: it has no whole word, for example."""
 
 
 class BreaksGrammar(NothingUsable):
-    """The cloud answered well, but not with what the answer's form allows at this place."""
+    """A valid completion that the response format does not allow here."""
 
     reason = "grammar"
 
 
 class Withheld(CloudRejected):
-    """Nothing was sent, since what would have been may not leave the device.
+    """Nothing was sent: the context filter forbids it.
 
-    With `open` it is the answer's end, which may yet become a word that is shown otherwise: a
-    little later it may be sent.
+    `open`: only for now, since the answer's last word may become one that is redacted.
     """
 
     def __init__(self, message: str, *, open: bool = False) -> None:

@@ -1,7 +1,7 @@
-"""What a decoder says while it decodes: a closed union of small frozen values.
+"""The events of an answer: a closed union of small frozen values.
 
-The terminal, traces, evaluation and servers consume the same events. Concatenating `text` over
-all `Token`s and the closing `Finished` gives the whole answer.
+Terminal, traces, evaluation and servers consume the same events. The `text` of all `Token`s and of
+the closing `Finished`, concatenated, is the whole answer.
 """
 
 from typing import Literal
@@ -16,17 +16,17 @@ Reason = Literal[
     "below_threshold",  # the router saw no need
     "critical",  # the router asked, the cloud answered
     "span",  # a further token of the same consult
-    "forced",  # the answer's form allows this token alone, so nobody was asked
-    "mid_word",  # the router asked, but a bridge's cloud is asked between words
+    "forced",  # the grammar allows this token only, so the cloud was not asked
+    "mid_word",  # deferred: a cloud with another tokenizer is asked at word boundaries
     "reasoning",  # the router asked, but the cloud cannot go on inside of a block of reasoning
-    "withheld",  # the router asked, but what would be sent may not leave the device
+    "withheld",  # the router asked, but privacy rules forbid sending this context
     "no_cloud",  # above the threshold, but there is no cloud model
     "budget",  # above the threshold, but the cloud share is spent for now
     "cap",  # above the threshold, but the answer's cap is spent
     "circuit_open",  # above the threshold, but consults are paused after failures
-    "cost",  # above the threshold, but another would cost more than the cloud alone, or a limit
+    "cost",  # above the threshold, but it would cost more than the cloud alone, or than a limit
 ]
-"""Why a token was written by whom, where no consult failed."""
+"""Why this model wrote the token, if no consult failed."""
 
 FinishReason = Literal["stop", "length"]
 """`stop`: an end-of-sequence token or a stop string; `length`: max tokens or a full context."""
@@ -42,12 +42,12 @@ class Candidate(msgspec.Struct, frozen=True):
 class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
     """A token of the answer. It is final.
 
-    `text` is what can be shown now: empty while a character is incomplete or a stop string may
-    be forming. `score` is the router's (None where it was not asked: later tokens of a consult),
-    `threshold` what it was held against (None too where the answer can never ask the cloud).
-    `logprob` (nats) is that of the model which wrote the token, None where it did not say.
-    `seconds` since the token before (the first: since the start), `wait` of those spent waiting
-    for the cloud. `edge` and `cloud` hold both models' candidates where they are known.
+    `text` can be shown now; it is empty while a character is incomplete or a stop string may be
+    forming. `score` is the router's, None for later tokens of a consult; `threshold` is what it was
+    compared with, None if the answer can never ask the cloud. `logprob` (nats) is from the model
+    that wrote the token, None if that does not report it. `seconds` since the last token (the
+    first: since the start), `wait` of them spent waiting for the cloud. `edge` and `cloud` are both
+    models' candidates, if known.
     """
 
     index: int
@@ -65,15 +65,13 @@ class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
 
 
 class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
-    """One consult of the cloud model, said when it is over.
+    """A consult of the cloud model, reported when it is over.
 
-    `index` is the answer's token it asked for, `asked` how many tokens it asked for (words, of a
-    cloud with another vocabulary), `answered` how many came back. `sent_ids` token ids travelled
-    for it to `host`, in messages of `sent_bytes` bytes (bodies alone); nothing does to a model in
-    this process. `new_tokens` of the conversation had not been told there before, `new_characters`
-    of text. `cached` and `computed` are prompt tokens by the engine's own meter (None where it has
-    none), `engine_seconds` its own time.
-    `request_id` names it in the logs of gateway and engine; None where none was asked.
+    `index` is the token it asked for, `asked` how many tokens (words, if the vocabularies differ),
+    `answered` how many came back. `sent_ids` token ids were sent to `host` for it, in bodies of
+    `sent_bytes` bytes; to a model in this process nothing is sent. `cached` and
+    `computed` are prompt tokens by the engine's meter, None without one; `engine_seconds` is its
+    own time. `request_id` names the consult in the logs of gateway and engine.
     """
 
     index: int
@@ -89,14 +87,12 @@ class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
     message: str | None = None
     request_id: str | None = None
     host: str = ""
-    new_tokens: int = 0
-    new_characters: int = 0
 
 
 class Pending(msgspec.Struct, frozen=True, tag="pending"):
-    """A guess of the edge's while a consult flies; only for those who ask. It may not stand.
+    """A draft token while a consult is in flight; only if asked for. It may be rejected.
 
-    `index` is the place in the answer, `text` that of the token alone.
+    `index` is its place in the answer, `text` that of the token alone.
     """
 
     index: int
@@ -105,9 +101,9 @@ class Pending(msgspec.Struct, frozen=True, tag="pending"):
 
 
 class Rewound(msgspec.Struct, frozen=True, tag="rewound"):
-    """The answer went another way at `index`: `tokens` guesses after it are gone.
+    """The drafts from `index` on were rejected: `tokens` of them are rolled back.
 
-    `consults` that had been sent on the way are not waited for.
+    The `consults` that were sent from them are dropped.
     """
 
     index: int
@@ -118,18 +114,15 @@ class Rewound(msgspec.Struct, frozen=True, tag="rewound"):
 def share_of(used: int, wasted: int, output: int) -> float:
     """The cloud share: cloud tokens, used and wasted, over output tokens, at most 1.
 
-    Wasted are all that were asked for and that no answer holds: dropped, guessed in vain, timed
-    out. Nothing else is called a cloud share anywhere.
+    Wasted tokens were asked for and are in no answer: dropped, drafted in vain, timed out.
     """
     return min(1.0, (used + wasted) / output)
 
 
 class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer sent to `host`, None where it sent nothing.
+    """What an answer sent to `host`; None if it sent nothing.
 
-    Messages' bodies of `bytes` bytes with `tokens` ids, for consults and for what was pushed ahead
-    of them. `new_tokens` of the conversation, `new_characters` of text, had not been told there
-    before.
+    Bodies of `bytes` bytes with `tokens` ids, for consults and prefetches.
     """
 
     host: str | None = None
@@ -137,17 +130,14 @@ class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
     pushes: int = 0
     bytes: int = 0
     tokens: int = 0
-    new_tokens: int = 0
-    new_characters: int = 0
 
 
 class AnswerCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What consults cost by a price list, and what the cloud alone would have.
+    """What consults cost by a price list, and what the cloud alone would have cost.
 
-    `paid` is for `input_tokens` of prompts at the full price, `cached_tokens` at that of cached
-    ones and `output_tokens`, by the provider's own meter, those of consults in vain among them.
-    `saved` is `alone` less `paid`: negative where it was lost. `estimated` where the provider left
-    something of it out.
+    `paid` is for `input_tokens` and `cached_tokens` of prompts and `output_tokens`, by the
+    provider's meter, failed consults included. `saved` is `alone` less `paid` and may be negative.
+    `estimated`: the provider's meter left something out.
     """
 
     paid: float
@@ -163,14 +153,13 @@ class AnswerCost(msgspec.Struct, frozen=True, kw_only=True):
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of one answer.
 
-    `cached_tokens` of the prompt were in the edge's KV cache already.
-    `edge_tokens + cloud_tokens` is the number of `Token`s. `wasted_tokens` were returned by the
-    cloud and dropped, or asked for in vain; `correction_tokens` are first tokens of consults that
-    differ from what the edge would have written. `cloud_share` is `share_of` them. Prompt tokens
-    the cloud had cached and computed are those of answered consults, by its engine's own meter;
-    None where there were consults and it has none. `cloud_completion_tokens` is what it wrote in
-    these, dropped or not, in tokens of its own vocabulary. `sent` is what had left when the answer
-    ended, `cost` what that came to where a price is known.
+    `cached_tokens` of the prompt were in the edge's KV cache. `edge_tokens + cloud_tokens` is the
+    number of `Token`s. `wasted_tokens` were returned by the cloud and dropped, or asked for in
+    vain; `correction_tokens` are first tokens of consults that differ from what the edge would have
+    written. `cloud_prompt_cached` and `cloud_prompt_computed` are of answered consults, by the
+    engine's meter, None if it left one out; `cloud_completion_tokens` is what the cloud wrote in
+    them, in its own vocabulary. `sent` had left when the answer ended, `cost` is what that came to,
+    if a price is known.
     """
 
     prompt_tokens: int
@@ -190,7 +179,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def alone(self) -> bool:
-        """Whether consults were made and none brought a token: the edge model wrote all of it."""
+        """Whether all consults failed, so that the edge model wrote all of the answer."""
         return self.failed_calls > 0 and self.cloud_tokens == 0
 
 
@@ -203,9 +192,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True):
-    """The end of an answer. `text` is what was still held back; usually empty.
+    """The end of an answer. `text` was still held back; it is usually empty.
 
-    `stop` is the stop string that ended it, None where none did.
+    `stop` is the stop string that ended it, if one did.
     """
 
     text: str

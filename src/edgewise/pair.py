@@ -1,4 +1,4 @@
-"""From settings to a pair: the one place where edge, cloud, router and policy come together."""
+"""`Pair`: an edge model, a cloud model, a router and a policy, ready to answer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -48,11 +48,11 @@ from edgewise.sampling import Sampling
 from edgewise.settings import Settings, names_in, settings_of, spelled
 
 
-class Wishes(TypedDict, total=False):
-    """What one answer may have otherwise than its pair's settings say.
+class AnswerOptions(TypedDict, total=False):
+    """Options of one answer, instead of its pair's settings.
 
-    With `json_schema` its text is JSON that this allows. `tools` it may call, unless `tool_choice`
-    is "none"; it must where that is "required", or the name of one.
+    With `json_schema` the answer is JSON of that schema. It may call `tools`, unless `tool_choice`
+    is "none"; it must call one if that is "required" or a tool's name.
     """
 
     max_tokens: int | None
@@ -68,7 +68,7 @@ class Wishes(TypedDict, total=False):
     parallel_tool_calls: bool
 
 
-class _Told(TypedDict, total=False):
+class _Reporting(TypedDict, total=False):
     pending: bool
     candidates: bool
     around: Callable[[CloudModel], CloudModel] | None
@@ -96,18 +96,18 @@ class Pair:
     ) -> None:
         """Open what is named by an address; a model that is open already stays its owner's.
 
-        `settings` are fields of `Settings`; neither environment nor file is read. With
-        `keep_prefixes` a conversation's next turn finds the last one in the KV cache; without, no
-        answer's text depends on an earlier one by rounding. What answers send is written to
-        `sent_file`, exactly, before it leaves. Raises `UsageError`, or a `CloudError` where the
-        cloud model is not reached.
+        `settings` are fields of `Settings`; environment and files are not read. With
+        `keep_prefixes` a conversation's next turn reuses the KV cache of the last one; without, no
+        answer depends on an earlier one, not even by rounding. Everything that answers send is
+        written to `sent_file` before it leaves. Raises `UsageError`, or a `CloudError` if the cloud
+        model cannot be reached.
         """
         parts = {"edge": edge, "cloud": cloud, "router": router}
         self.settings = _chosen(parts, settings)
         require_text("The system message", self.settings.system or "")
         sampling_of(self.settings)
         self.billing = make_billing(self.settings)
-        self.record = _record(self.settings, sent_file)
+        self.record = _record(sent_file)
         with ExitStack() as opened:
             if isinstance(edge, str | Path):
                 prepare()
@@ -115,7 +115,8 @@ class Pair:
                 opened.callback(self.edge.close)
             elif not isinstance(getattr(edge, "abilities", None), EdgeAbilities):
                 raise UsageError(
-                    f"{edge!r} is no edge model", hint="give an address, a Path or an open model"
+                    f"{edge!r} is not an edge model",
+                    hint="give an address, a Path or an open model",
                 )
             else:
                 self.edge = edge
@@ -151,31 +152,31 @@ class Pair:
         self.decoder.policy = policy
 
     def forget(self) -> None:
-        """Begin new budgets, as for a new conversation, of which the cloud knows nothing."""
+        """Begin new budgets and a new record of what was sent, as for a new conversation."""
         self._budgets.clear()
         self.record.forget()
 
     def both(self) -> tuple[EdgeModel, CloudModel]:
-        """Both models. Raises `UsageError` where there is no cloud model."""
+        """Both models. Raises `UsageError` without a cloud model."""
         if self.cloud is None:
             raise UsageError("This needs a cloud model", hint="name one", setting="cloud")
         return self.edge, self.cloud
 
     def prompt(self, asked: Prompted, *, tools: Sequence[Tool] = ()) -> Prompt:
-        """What the edge model is given for `asked` and `tools`. Raises `UsageError`.
+        """The edge model's prompt for `asked` and `tools`. Raises `UsageError`.
 
-        Text and messages go through the model's chat template, behind the settings' system
-        message where they bring none; ids go as they are. What is clearly too long for the context
-        is a `ContextOverflow` before much work is done.
+        Text and messages go through the chat template, with the settings' system message if they
+        have none; ids are taken as they are. Raises `ContextOverflow` early for what is clearly too
+        long.
         """
         require_fitting(self.edge.tokenizer, _texts(asked), self.edge.context)
         system = self.settings.system
         return prompt_from(self.edge.tokenizer, asked, system=system, tools=tools)
 
-    def ask(self, prompt: Prompted, **wishes: Unpack[Wishes]) -> Answer:
-        """The whole answer, calls of tools apart from its text; raises as `stream`."""
-        form = _form(wishes)
-        with self._stream(prompt, form, wishes) as events:
+    def ask(self, prompt: Prompted, **options: Unpack[AnswerOptions]) -> Answer:
+        """The whole answer, with tool calls parsed out of its text; raises as `stream`."""
+        form = _form(options)
+        with self._stream(prompt, form, options) as events:
             answer = collect(events)
         calls = call_reader(self.edge.tokenizer, form)
         if calls is None:
@@ -193,19 +194,19 @@ class Pair:
         around: Callable[[CloudModel], CloudModel] | None = None,
         sampling: Sampling | None = None,
         grammar: Grammar | None = None,
-        **wishes: Unpack[Wishes],
+        **options: Unpack[AnswerOptions],
     ) -> Generation:
         """The answer event by event; see `Decoder.stream` for `pending`, `candidates`, `around`.
 
-        A `policy` is for this answer; `sampling` and `grammar` take the place of wishes that say
-        the same. Calls of tools are text in its events. Raises `UsageError`; and a `CloudError` on
-        the way where `on_cloud_error` says so.
+        `policy`, `sampling` and `grammar` are for this answer and override the options that say the
+        same. Tool calls are text in its events. Raises `UsageError`, and while iterating a
+        `CloudError` if `on_cloud_error` is "raise".
         """
-        form = _form(wishes)
+        form = _form(options)
         return self._stream(
             prompt,
             form,
-            wishes,
+            options,
             pending=pending,
             candidates=candidates,
             policy=policy,
@@ -218,20 +219,20 @@ class Pair:
         self,
         prompt: Prompted,
         form: AnswerForm | None,
-        wishes: Wishes,
+        options: AnswerOptions,
         *,
         policy: Policy | None = None,
         sampling: Sampling | None = None,
         grammar: Grammar | None = None,
-        **told: Unpack[_Told],
+        **reporting: Unpack[_Reporting],
     ) -> Generation:
-        stop = wishes.pop("stop", ())
-        for name in wishes:
-            if name not in Wishes.__annotations__:
+        stop = options.pop("stop", ())
+        for name in options:
+            if name not in AnswerOptions.__annotations__:
                 raise UsageError(f"One answer cannot have another {spelled(name)} than its pair.")
-        # Of the sampling's wishes some are not settings: they have one sensible value.
-        drawn = {n: wishes.pop(n) for n in (*wishes,) if n in Sampling.__struct_fields__}
-        own = settings_of({**asdict(self.settings), **wishes}) if wishes else self.settings
+        # Of the sampling's options some are not settings: they have one sensible value.
+        drawn = {n: options.pop(n) for n in (*options,) if n in Sampling.__struct_fields__}
+        own = settings_of({**asdict(self.settings), **options}) if options else self.settings
         if form is not None:
             grammar = grammar_of(self.edge.tokenizer, form)
         policy = policy or self.policy
@@ -247,17 +248,14 @@ class Pair:
                 grammar=grammar,
                 policy=policy,
                 at_end=lambda left: shared.settle(taken, left),
-                **told,
+                **reporting,
             )
         except BaseException:
             shared.settle(taken, taken)
             raise
 
     def _shared(self, policy: Policy) -> SharedBudget:
-        """The budget of a cloud share over the pair's life; without a share nothing is kept.
-
-        Shares of a thousandth apart or less have one together, so that there are never too many.
-        """
+        """The budget of a cloud share over the pair's life; shares within 0.001 have one."""
         share = policy.cloud_share
         if share is None:
             return SharedBudget()
@@ -287,9 +285,9 @@ def open_pair(
 
 
 def open_models(settings: Settings) -> Pair:
-    """The pair for those who bring routers of their own, its own router asking nothing.
+    """The pair for callers with routers of their own; its own router never asks.
 
-    A session more than a decoder needs may be open: the oracle reads beside it.
+    Two sessions may be open: the oracle reads beside the decoder.
     """
     return open_pair(replace(settings, router=_NEVER), slots=2)
 
@@ -301,7 +299,7 @@ _OF_CONNECTING = names_in("connection", "key", "tokenizer")
 
 
 def _chosen(parts: Mapping[str, object], settings: Mapping[str, object]) -> Settings:
-    """The settings of a pair, parts of which may be open already."""
+    """The settings of a pair; refuses those that parts which are already open cannot honour."""
     named = {name: _address(part) for name, part in parts.items() if part is not None}
     chosen = settings_of({**settings, **named})
     fixed: list[str] = []
@@ -320,7 +318,7 @@ def _is_open(part: object) -> bool:
 
 
 def _address(part: object) -> str:
-    """As settings name a part; one that is open already has no address, only a name."""
+    """As settings name a part; a part that is already open has a name, no address."""
     if isinstance(part, str):
         return part
     if isinstance(part, Path):
@@ -331,7 +329,7 @@ def _address(part: object) -> str:
 
 
 def _texts(asked: Prompted) -> list[str]:
-    """What of a prompt is still to be tokenised."""
+    """The texts of a prompt that are still to be tokenized."""
     if isinstance(asked, str):
         return [asked]
     if isinstance(asked, Prompt):
@@ -344,18 +342,18 @@ def _texts(asked: Prompted) -> list[str]:
     return [text for text in contents if isinstance(text, str)]
 
 
-def _form(wishes: Wishes) -> AnswerForm | None:
-    """The form that an answer is wished to have; taken out of its wishes."""
+def _form(options: AnswerOptions) -> AnswerForm | None:
+    """The response format; its options are removed from `options`."""
     return form_from(
-        wishes.pop("json_schema", None),
-        wishes.pop("tools", ()),
-        wishes.pop("tool_choice", "auto"),
-        wishes.pop("parallel_tool_calls", True),
+        options.pop("json_schema", None),
+        options.pop("tools", ()),
+        options.pop("tool_choice", "auto"),
+        options.pop("parallel_tool_calls", True),
     )
 
 
-def _record(settings: Settings, sent_file: str | Path | None) -> SentRecord:
-    place = counts_place() if settings.sent_counts else None
+def _record(sent_file: str | Path | None) -> SentRecord:
+    place = counts_place()
     return SentRecord(
         CountsFile(place) if place else None,
         PayloadsFile(from_home(sent_file)) if sent_file else None,

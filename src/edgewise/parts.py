@@ -52,7 +52,7 @@ def open_edge(settings: Settings, *, keep_prefixes: bool = False) -> EdgeModel:
 
 @contextmanager
 def _named_by(setting: str) -> Generator[None]:
-    """What is wrong with a model is mended where it is named, unless the error knows better."""
+    """A `ModelError` names the setting of the model, unless it already names one."""
     try:
         yield
     except ModelError as error:
@@ -61,7 +61,7 @@ def _named_by(setting: str) -> Generator[None]:
 
 
 def edge_engine(settings: Settings) -> str:
-    """The edge engine that the settings name, or that fits what lies at the edge's address."""
+    """The edge engine that the settings name, or that fits the files at the edge's address."""
     if settings.edge_engine != "auto":
         return settings.edge_engine
     return engine_at(settings.edge)
@@ -88,9 +88,10 @@ def open_cloud(
 def proven_cloud(
     settings: Settings, edge: EdgeModel, *, keep_prefixes: bool = False
 ) -> tuple[CloudModel, str] | None:
-    """As `open_cloud`, and how it was proven. Raises `UsageError` for an engine of no known name.
+    """As `open_cloud`, and how its vocabulary was proven.
 
-    Nor is there one to name where the cloud is no URL, and a URL must be at an allowed host.
+    Raises `UsageError` for an unknown engine, for an engine without a URL, and for a URL at a host
+    that is not allowed.
     """
     from edgewise.cloud.hosts import hosts_of, require_allowed
     from edgewise.engines.registry import check_name
@@ -115,7 +116,7 @@ def proven_cloud(
             own=_own_tokenizer(settings),
             viewing=shown,
         )
-    _require_no_wish(settings, address)
+    _require_no_url_settings(settings, address)
     if address == "none":
         return None
     cloud = _here(settings, address, keep_prefixes)
@@ -150,15 +151,15 @@ def _here(settings: Settings, address: str, keep_prefixes: bool) -> CloudModel:
 
 
 def _own_tokenizer(settings: Settings) -> Tokenizer | None:
-    """That of a cloud at a URL, where it is named; nothing is connected for it."""
+    """The tokenizer that is named for a cloud at a URL; connects to nothing."""
     from edgewise.edge.tokenizer import open_tokenizer
 
     named = settings.cloud_tokenizer
     return open_tokenizer(named) if named else None
 
 
-def _require_no_wish(settings: Settings, address: str) -> None:
-    """Nothing may be wished of a URL where the cloud `address` is none."""
+def _require_no_url_settings(settings: Settings, address: str) -> None:
+    """Raise `UsageError` for settings of a URL where the cloud's `address` is not one."""
     if settings.cloud_engine != _DEFAULTS.cloud_engine:
         raise UsageError(
             f"The cloud engine {settings.cloud_engine!r} would answer at a URL, and the cloud "
@@ -202,12 +203,12 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
 
 
 def default_router(settings: Settings) -> str:
-    """What to call the router that is used where the settings name none."""
+    """The name of the router that is used if the settings name none."""
     return "bundled" if settings.edge == "bundled" else FALLBACK_ROUTER
 
 
 def router_identity(settings: Settings) -> str:
-    """A digest that tells the router that the settings name from any other."""
+    """A digest that identifies the router of the settings."""
     folder = router_folder(settings)
     if folder is None:
         return identity_named(settings.router or FALLBACK_ROUTER)
@@ -215,7 +216,7 @@ def router_identity(settings: Settings) -> str:
 
 
 def router_folder(settings: Settings) -> Path | None:
-    """Where the checkpoint lies that the settings name, downloaded if need be; None for none."""
+    """The folder of the checkpoint that the settings name, downloaded if needed; else None."""
     name = settings.router
     if name is None:
         name = default_router(settings)
@@ -227,7 +228,7 @@ def router_folder(settings: Settings) -> Path | None:
 
 
 def _card(settings: Settings, folder: Path) -> RouterCard:
-    """A checkpoint's card. Raises `UsageError` where a download says what code to run."""
+    """A checkpoint's card. Raises `UsageError` if a download names code to run."""
     card = read_card(folder)
     if is_code(card.kind) and not _is_here(settings.router):
         raise UsageError(
@@ -245,7 +246,7 @@ def _is_here(router: str | None) -> bool:
 
 
 def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
-    """The policy: a threshold as given, or a share, steered from the card's threshold on."""
+    """The policy: a fixed threshold, or a share that starts at the card's threshold for it."""
     share = settings.cloud_share
     if settings.threshold is None and share is None:
         share = DEFAULT_SHARE
@@ -257,9 +258,9 @@ def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
 
 
 def make_billing(settings: Settings) -> Billing | None:
-    """What answers cost and may cost at the settings' price; None without one.
+    """Costs and limits at the settings' price; None without one.
 
-    Raises `UsageError`, for limits without a price as well.
+    Raises `UsageError`, also for limits without a price.
     """
     if settings.price is None:
         for name in ("max_cost", "max_cost_day"):
@@ -293,7 +294,7 @@ def _most(settings: Settings, name: str) -> Decimal | None:
 
 
 def require_usable(settings: Settings) -> None:
-    """Raises `UsageError` for a value that no command takes, whichever models there are."""
+    """Raise `UsageError` for a value that no command accepts, whatever the models are."""
     from edgewise.cloud.hosts import hosts_of
     from edgewise.engines.http import require_keyless
     from edgewise.engines.registry import check_name
@@ -334,9 +335,9 @@ def sampling_of(settings: Settings) -> Sampling:
     return Sampling(**{**shared(settings, Sampling), "seed": settings.seed or 0})
 
 
-def sampling_with(settings: Settings, wishes: Mapping[str, object]) -> Sampling:
-    """The settings' sampling, with what one answer wishes otherwise. Raises `UsageError`."""
+def sampling_with(settings: Settings, options: Mapping[str, object]) -> Sampling:
+    """The settings' sampling, with the options of one answer. Raises `UsageError`."""
     try:
-        return msgspec.convert({**asdict(sampling_of(settings)), **wishes}, Sampling)
+        return msgspec.convert({**asdict(sampling_of(settings)), **options}, Sampling)
     except msgspec.ValidationError as error:
         raise UsageError(f"The sampling is not valid: {error}.") from error

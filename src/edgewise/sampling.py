@@ -1,6 +1,6 @@
 """Choosing an id from logits: greedy, or temperature, then top-k, top-p and min-p, then a draw.
 
-The draw for position i depends on the seed and on i alone, so rewinding needs no random state.
+The draw at position i depends on the seed and i only, so a rollback needs no random state.
 """
 
 import msgspec
@@ -13,11 +13,11 @@ from edgewise.errors import UsageError
 
 _LEAST_TEMPERATURE = 1e-5
 _LIKELY = 64
-"""Ids looked at first: to sort all of a large vocabulary would take as long as half a step."""
+"""Ids sorted first: sorting all of a large vocabulary takes half as long as a step."""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How ids are drawn, by the edge and by the cloud alike.
+    """How both models draw ids.
 
     `temperature` 0 is greedy, and so is any below 1e-5: in float32 it would divide by nothing.
     `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off.

@@ -264,7 +264,7 @@ def test_a_model_that_fails_is_a_cloud_that_failed() -> None:
         raise ModelError("the weights are gone", hint="load them again")
 
     cloud = LocalCloud(ScriptedEdge(failing))
-    with pytest.raises(CloudError, match="the weights are gone; load them again"):
+    with pytest.raises(CloudError, match="weights are gone"):
         cloud.open(PROMPT).ask(IDS, 1, Sampling(), 30).result()
     cloud.close()
 

@@ -76,7 +76,7 @@ def test_a_file_that_cannot_be_used(
         file.add(today(), "", Decimal(0))
         with sqlite3.connect(path) as raw:
             raw.execute("UPDATE spent SET amount = ?", ("abc" if broken == "no number" else "NaN",))
-    with pytest.raises(UsageError, match="spent today cannot be kept") as refused:
+    with pytest.raises(UsageError) as refused:
         file.require_usable()
     assert refused.value.setting == "max_cost_day"
     with caplog.at_level(logging.WARNING):

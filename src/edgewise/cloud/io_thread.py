@@ -22,7 +22,7 @@ class IoThread:
     """Runs coroutines with a deadline; callers get `concurrent.futures.Future`s."""
 
     def __init__(self, name: str) -> None:
-        """`name` is whose answers are late when they are."""
+        """Errors call the cloud model `name`."""
         self._name = name
         self._closed = False
         self._submitting = threading.Lock()
@@ -42,7 +42,7 @@ class IoThread:
         return failed(CloudUnavailable(f"The connection to {self._name!r} was closed."))
 
     def close(self, first: Coroutine[Any, Any, None], last: Coroutine[Any, Any, None]) -> None:
-        """Run `first`, give up what still runs, run `last`, stop. Once; later calls do nothing."""
+        """Run `first`, cancel what still runs, run `last`, stop. Later calls do nothing."""
         with self._submitting:
             closed, self._closed = self._closed, True
         if closed:
@@ -82,7 +82,7 @@ class IoThread:
 
 
 def _heard(task: "asyncio.Task[Any]") -> None:
-    """Of work that was given up nobody asks how it ended; a bug in it is told all the same."""
+    """Log a bug in work that was cancelled: nobody reads its result."""
     error = None if task.cancelled() else task.exception()
     if error is not None and task.cancelling() and not isinstance(error, EdgewiseError):
         _log.error("work that was given up failed", exc_info=error)

@@ -1,4 +1,4 @@
-"""The large model in this process: a second GGUF on a thread of its own."""
+"""The cloud model in this process: a second GGUF, on a thread of its own."""
 
 import threading
 import time
@@ -45,7 +45,7 @@ class LocalCloud(CloudModel):
 
     @property
     def closed(self) -> bool:
-        """Whether consults fail from now on, those under way at their next token."""
+        """Whether consults fail from now on, running ones at their next token."""
         return self._closed
 
     @property
@@ -92,9 +92,9 @@ class LocalCloud(CloudModel):
 
 
 class LocalSession:
-    """Implements `CloudSession`; the KV cache keeps what a rewind leaves.
+    """Implements `CloudSession`; the KV cache keeps what a rollback leaves.
 
-    The edge session behind it belongs to the thread, and is there from the first consult on.
+    The session with the model belongs to its thread and is opened by the first consult.
     """
 
     def __init__(self, cloud: LocalCloud) -> None:
@@ -130,7 +130,7 @@ class LocalSession:
         self._in_background(self._drop)
 
     def close(self) -> None:
-        """Consults still waiting fail; the thread gives the cache back when it is free."""
+        """Fail waiting consults; the thread gives the cache back when it is free."""
         if self._used and not self._closing.is_set():
             self._in_background(self._end)
         self._closing.set()

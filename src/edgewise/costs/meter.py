@@ -15,7 +15,7 @@ from edgewise.costs.daily import DailyTotal, today
 from edgewise.costs.price import NOTHING, BilledTokens, Price
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of
-from edgewise.errors import CloudError
+from edgewise.errors import CloudError, CloudUnavailable
 from edgewise.events import AnswerCost
 
 UNLIMITED = 1 << 30
@@ -112,7 +112,7 @@ class _Call(NamedTuple):
 
 
 class AnswerCosts:
-    """One answer's meter, owned by its thread. Implements `loop.consults.CostMeter`."""
+    """One answer's meter, owned by its thread; `limited` if it may refuse a consult."""
 
     def __init__(
         self,
@@ -255,9 +255,10 @@ class AnswerCosts:
             billed = self._metered(call.future.result(), call)
             self._learn(billed, call)
             return billed + self._repeated(call)
-        requests = call.sent.requests
-        declined = isinstance(error, CloudError) and error.declined and requests == 1
-        if requests and not declined:
+        declined = isinstance(error, CloudError) and error.declined
+        # Nobody knows what an engine that is busy or broken computed, and bills.
+        free = declined and not isinstance(error, CloudUnavailable) and call.sent.requests == 1
+        if call.sent.requests and not free:
             return call.dearest + self._repeated(call)
         if call is self._first:
             # The cloud has cached nothing of it.

@@ -127,8 +127,7 @@ class Endpoint:
         later = seconds_told(response.headers.get("Retry-After"))
         problem = not_now(self.url, response.status, request_id, later)
         problem = problem or self.declined(response.status, body, bounded(request_id))
-        # Of an engine that is busy or broken nobody knows what it computed, and bills.
-        problem.declined = response.status < 500 and response.status not in (408, 429)
+        problem.declined = True
         raise problem
 
     def declined(self, status: int, body: bytes, request_id: str | None) -> CloudRejected:

@@ -5,12 +5,13 @@ import time
 from collections.abc import Sequence
 from concurrent import futures
 from concurrent.futures import Future
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from edgewise.cloud.base import CloudSession
 from edgewise.cloud.bridge.word_boundary import Seams
 from edgewise.cloud.record.record import RecordedSent, SentAnswer
-from edgewise.completion import Completion, Sent
+from edgewise.completion import Completion
+from edgewise.costs.meter import AnswerCosts
 from edgewise.errors import CloudError, CloudTimeout, NothingUsable, Withheld
 from edgewise.loop.health import Breaker, Latency
 from edgewise.loop.policy import Policy
@@ -25,21 +26,6 @@ Held = Literal["mid_word", "withheld"]
 
 _GRACE = 0.25
 """Seconds past the deadline before a backend that does not keep it is given up."""
-
-
-class CostMeter(Protocol):
-    """What holds consults to their cost; implemented by `edgewise.costs`."""
-
-    limited: bool
-    """Whether it may refuse a consult."""
-
-    def admits(self, ids: Sequence[int], n: int) -> int:
-        """Requests that a consult for `n` tokens behind `ids` may take; 0 refuses it."""
-        ...
-
-    def sent(self, ids: Sequence[int], n: int, sent: Sent, future: "Future[Completion]") -> None:
-        """A consult is on its way; its outcome is read from `sent` and `future`."""
-        ...
 
 
 class Flight(NamedTuple):
@@ -75,7 +61,7 @@ class Consults:
         start: int,
         breaker: Breaker,
         latency: Latency,
-        meter: CostMeter | None = None,
+        meter: AnswerCosts | None = None,
         local: bool = False,
     ) -> None:
         """`session`, and `sent`, the record of what it sends, are closed by whoever opened them.
