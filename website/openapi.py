@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from edgewise.pair import Pair
 from edgewise.routers.constant import Constant
 from edgewise.server.answering import Answering
 from edgewise.server.app import make_app
 from edgewise.server.models import Models
-from edgewise.settings import Settings
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
 
 Schema = Mapping[str, Any]
@@ -34,19 +34,12 @@ def server() -> str:
 
 def _described() -> Schema:
     """The description does not depend on the models, so scripted ones will do."""
-    answering = Answering(
-        edge=ScriptedEdge(replying("", prompt="")),
-        router=Constant(0.0),
-        card=None,
-        settings=Settings(),
-        cloud=None,
-        slots=1,
-        queue=1,
-    )
-    try:
-        return make_app(Models([answering])).openapi()
-    finally:
-        answering.close()
+    with Pair(ScriptedEdge(replying("", prompt="")), router=Constant(0.0)) as pair:
+        answering = Answering(pair, slots=1, queue=1)
+        try:
+            return make_app(Models([answering])).openapi()
+        finally:
+            answering.close()
 
 
 def _operation(path: str, method: str, operation: Schema) -> Iterator[str]:

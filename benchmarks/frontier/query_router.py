@@ -15,8 +15,8 @@ from edgewise.edge.base import EdgeModel, Needs, Step
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard, read_card
-from edgewise.routers.features import features
 from edgewise.routers.named import router_of
+from edgewise.routers.signals import reader_of
 from edgewise_lab.evaluation.store import append, lock_folder, read
 from edgewise_lab.evaluation.systems import CloudAlone, edge_alone, question_ids
 from edgewise_lab.evaluation.tasks.base import Question
@@ -61,7 +61,7 @@ def _train(folder: Path, edge: EdgeModel, cloud: CloudModel, each: int) -> None:
     alone = CloudAlone(cloud, edge.tokenizer, task.max_tokens)
     left = [question for question in task.questions if question.id not in known]
     for question in track(left, "query router", transient=True):
-        inputs = features(_first_step(edge, question), INPUTS, TOP_K)
+        inputs = reader_of(INPUTS, TOP_K)(_first_step(edge, question))
         worth = alone.answer(question).right and not own.answer(question).right
         append(path, _First(question.id, tuple(inputs.tolist()), worth))
     found = read(path, _First)

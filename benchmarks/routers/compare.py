@@ -82,7 +82,7 @@ class Compared:
         return [*self.plan.labels, *((*more, *gates) if self.plan.baselines else ())]
 
     def outcomes(
-        self, name: str, mode: Mode, row: str, share: float, inputs: tuple[plans.Input, ...]
+        self, name: str, mode: Mode, row: str, share: float, inputs: tuple[str, ...]
     ) -> dict[str, list[list[Outcome]]]:
         """By family, a list of outcomes for each seed of the row."""
         if row in OTHERS:

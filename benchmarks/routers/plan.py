@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from edgewise.errors import UsageError
-from edgewise.routers.card import Input
 from edgewise_lab.evaluation.tasks.base import Question, Split, Task
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from edgewise_lab.training.labels.base import LABELS, Label, labels_named
@@ -14,8 +13,8 @@ SETS = ("test", "frames", "facts", "left-out")
 """Ordinary questions, other wordings, other facts, and the ordinary ones again, each family with
 routers that were trained without it."""
 
-INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
-ABLATED: tuple[tuple[Input, ...], ...] = (
+INPUTS: tuple[str, ...] = ("hidden", "top_logprobs", "scalars")
+ABLATED: tuple[tuple[str, ...], ...] = (
     ("scalars",),
     ("top_logprobs",),
     ("hidden",),
@@ -39,7 +38,7 @@ class Entry(NamedTuple):
     name: str
     seed: int = 0
     without: str = ""
-    inputs: tuple[Input, ...] = INPUTS
+    inputs: tuple[str, ...] = INPUTS
 
     @property
     def trained(self) -> bool:
@@ -65,7 +64,7 @@ class Plan(NamedTuple):
     train: int
     calibration: int
     questions: int
-    inputs: tuple[tuple[Input, ...], ...] = (INPUTS,)
+    inputs: tuple[tuple[str, ...], ...] = (INPUTS,)
     baselines: bool = True
 
     def task(self, name: str) -> Task:

@@ -33,7 +33,7 @@ ByFamily = dict[str, list[list[Outcome]]]
 class Tables:
     """The tables of a comparison; `inputs` are those of the trained routers in them."""
 
-    def __init__(self, found: Compared, inputs: tuple[plans.Input, ...] = plans.INPUTS) -> None:
+    def __init__(self, found: Compared, inputs: tuple[str, ...] = plans.INPUTS) -> None:
         self._found, self._inputs = found, inputs
 
     def all(self) -> list[str]:
@@ -86,7 +86,7 @@ class Tables:
     def _outcomes(self, name: str, mode: Mode, row: str, share: float) -> ByFamily:
         return self._found.outcomes(name, mode, row, share, self._inputs_of(row))
 
-    def _inputs_of(self, row: str) -> tuple[plans.Input, ...]:
+    def _inputs_of(self, row: str) -> tuple[str, ...]:
         return self._inputs if row in self._found.plan.labels else plans.INPUTS
 
     def _alone(self, name: str) -> list[str]:

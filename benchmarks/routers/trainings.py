@@ -23,8 +23,8 @@ from edgewise.edge.vocabulary import fingerprint
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard, read_card
 from edgewise.routers.constant import Constant
-from edgewise.routers.features import features
 from edgewise.routers.named import identity_named, identity_of, router_named, router_of
+from edgewise.routers.signals import reader_of
 from edgewise_lab.evaluation.store import append, read
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.training.collect import Sample
@@ -225,7 +225,7 @@ def _firsts(part: int, plan: Plan) -> None:
             if question.id not in known:
                 tree = Tree(question, models)
                 right = tree.walk("edge", gates.Plain(Constant(0.0)), NEVER).right
-                inputs = features(tree.root.steps[0], plans.INPUTS, TOP_K)
+                inputs = reader_of(plans.INPUTS, TOP_K)(tree.root.steps[0])
                 append(path, First(question.id, tuple(inputs.tolist()), right))
 
 

@@ -103,7 +103,7 @@ def scratch(model: MlxModel, ids: Sequence[int]) -> Floats:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_way_leads_to_the_same_logits(folders: Folders, kind: str) -> None:
-    """300 random steps, batches, runs ahead, rewinds and openings of two sessions."""
+    """300 random steps, batches, speculates, rewinds and openings of two sessions."""
     rng = np.random.default_rng(7)
     with load(folders, kind, context=CONTEXT, slots=3) as model:
         sessions = [model.session(Needs.LOGITS), model.session(Needs.LOGITS)]

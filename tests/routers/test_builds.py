@@ -14,8 +14,7 @@ from edgewise.edge.onnx import OnnxModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import RouterMismatch
 from edgewise.parts import open_router
-from edgewise.routers.behaviour import behaviour_of, distance
-from edgewise.routers.card import CONFIG, RouterCard
+from edgewise.routers.card import CONFIG, RouterCard, behaviour_of, distance
 from edgewise.settings import Settings
 from pocket.convert.__main__ import convert
 from pocket.convert.weights import read

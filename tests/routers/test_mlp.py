@@ -16,9 +16,9 @@ from edgewise.edge.base import Floats, Needs, Step
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import RouterMismatch, UsageError
 from edgewise.parts import open_router
-from edgewise.routers.card import CONFIG, WEIGHTS, Input, RouterCard, read_card
-from edgewise.routers.features import EVIDENCE, SCALARS, logtoku
+from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard, read_card
 from edgewise.routers.mlp import MAX_WEIGHTS, Mlp
+from edgewise.routers.signals import EVIDENCE, logtoku, width_of
 from edgewise.settings import Settings
 from edgewise.testing.scripted_edge import HIDDEN, ByteTokenizer, ScriptedEdge, noise
 
@@ -32,6 +32,7 @@ CARD = RouterCard(
     inputs=("hidden", "top_logprobs", "scalars"),
     top_k=5,
 )
+SCALARS = width_of(["scalars"], HIDDEN, 0)
 WIDTH = HIDDEN + 5 + SCALARS
 
 
@@ -72,7 +73,7 @@ def plain_score(tensors: Tensors, features: NDArray[np.float64]) -> float:
     return 1.0 / (1.0 + math.exp(-float(x[0])))
 
 
-def features_of(step: Step, inputs: tuple[Input, ...], top_k: int) -> NDArray[np.float64]:
+def features_of(step: Step, inputs: tuple[str, ...], top_k: int) -> NDArray[np.float64]:
     logits = step.logits.astype(np.float64)
     logprobs = np.sort(logits - math.log(math.fsum(np.exp(logits))))[::-1]
     probabilities = np.exp(logprobs)
@@ -95,7 +96,7 @@ def features_of(step: Step, inputs: tuple[Input, ...], top_k: int) -> NDArray[np
     [("hidden",), ("scalars",), ("top_logprobs", "hidden"), ("hidden", "top_logprobs", "scalars")],
 )
 def test_the_score_is_that_of_a_plain_perceptron(
-    tmp_path: Path, inputs: tuple[Input, ...], hidden_layers: tuple[int, ...]
+    tmp_path: Path, inputs: tuple[str, ...], hidden_layers: tuple[int, ...]
 ) -> None:
     top_k = 5 if "top_logprobs" in inputs else 0
     card = msgspec.structs.replace(CARD, inputs=inputs, top_k=top_k)

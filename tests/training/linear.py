@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 
 from edgewise.edge.base import Step
 from edgewise.routers.card import WEIGHTS, RouterCard
-from edgewise.routers.features import features, needs_of, top_of
+from edgewise.routers.signals import needs_of, reader_of, top_of
 from edgewise_lab.training.fit import Data, Fitted, Recipe, held_out
 
 KIND = f"{__name__}:Linear"
@@ -52,5 +52,5 @@ class Linear:
 
     def score(self, step: Step) -> float:
         held = self._tensors
-        x = (features(step, self._inputs, self._top_k) - held["mean"]) / held["std"]
+        x = (reader_of(self._inputs, self._top_k)(step) - held["mean"]) / held["std"]
         return float(np.clip(x @ held["weights"][:-1] + held["weights"][-1], 0.0, 1.0))

@@ -9,7 +9,6 @@ from edgewise.routers.card import (
     CONFIG,
     TRAINED_ON,
     WEIGHTS,
-    Input,
 )
 from edgewise.testing.scripted_cloud import Failing, ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
@@ -23,7 +22,7 @@ from tests.training.linear import KIND
 PROMPT = "How many {:02d}?"
 EDGE, CLOUD = "So it is 3.", "Oh it is 7."
 STAGES: tuple[Stage, ...] = ("collect", "label", "fit", "calibrate")
-INPUTS: tuple[Input, ...] = ("hidden", "scalars")
+INPUTS: tuple[str, ...] = ("hidden", "scalars")
 
 
 def sums(start: int, count: int, reference: str = "") -> Task:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edgewise.errors import UsageError
-from edgewise.routers.features import features, needs_of, top_of
+from edgewise.routers.signals import needs_of, reader_of, top_of
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.rollouts import Continuation, Done, Prefix, SequentialRollouts, ignore
@@ -99,7 +99,7 @@ def test_rows_are_what_the_router_sees_at_run_time(tmp_path: Path) -> None:
         for token in answer.ids:
             step = session.step()
             np.testing.assert_allclose(
-                features(step, COLUMNS, KEPT), np.concatenate(next(rows)), rtol=1e-5
+                reader_of(COLUMNS, KEPT)(step), np.concatenate(next(rows)), rtol=1e-5
             )
             assert found.proposed[at] == step.proposed
             assert found.written[at] == token

@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.errors import UsageError
-from edgewise.routers.card import Input
 from edgewise_lab.training.collect import COLUMNS, KEPT, Columns, Sample
 from edgewise_lab.training.fit import Data, data_of, held_out
 
-INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
+INPUTS: tuple[str, ...] = ("hidden", "top_logprobs", "scalars")
 
 
 def columns(answers: int = 4, tokens: int = 5) -> Columns:
@@ -33,7 +32,7 @@ def answered(count: int = 4) -> list[Sample]:
 
 def test_rows_hold_the_inputs_asked_for() -> None:
     marked = {str(i): [0.0, 0.0, 1.0, 0.0, 0.0] for i in range(4)}
-    inputs: tuple[Input, ...] = ("scalars", "top_logprobs")
+    inputs: tuple[str, ...] = ("scalars", "top_logprobs")
     data = data_of(columns(), marked, answered(), inputs=inputs, top_k=3, embeddings=None)
     assert data.inputs.shape == (20, 7)
     assert np.array_equal(data.inputs[:, :4], columns().inputs["scalars"])

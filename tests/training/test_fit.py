@@ -10,13 +10,13 @@ import pytest
 from edgewise.addresses import bundled
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import UsageError
-from edgewise.routers.card import Input, RouterCard
+from edgewise.routers.card import RouterCard
 from edgewise.routers.mlp import TABLE, Mlp
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from edgewise_lab.training.fit import Data, Recipe, fit
 from edgewise_lab.training.publish import save_weights
 
-INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
+INPUTS: tuple[str, ...] = ("hidden", "top_logprobs", "scalars")
 RECIPE = Recipe(hidden=(8,), epochs=20, batch=128, rate=1e-2)
 CARD = RouterCard(
     kind="mlp",

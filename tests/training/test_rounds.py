@@ -7,7 +7,6 @@ import pytest
 
 from edgewise.errors import UsageError
 from edgewise.routers.card import (
-    Input,
     read_card,
 )
 from edgewise.testing.scripted_cloud import ScriptedCloud
@@ -78,7 +77,7 @@ def test_two_rounds_of_citer(tmp_path: Path) -> None:
 def test_a_second_round_is_labelled_by_the_router_of_its_own_first(tmp_path: Path) -> None:
     """Another router in the same folder has values of its own; the same one's are kept."""
 
-    def rounds(inputs: tuple[Input, ...]) -> int:
+    def rounds(inputs: tuple[str, ...]) -> int:
         """How often the cloud was asked for the labels of the second round."""
         cloud = ScriptedCloud(replying("Ah it is 7.", prompt=PROMPT.format(0)))
         first, second = (

@@ -22,7 +22,6 @@ from edgewise.parts import open_router
 from edgewise.routers.card import (
     CONFIG,
     WEIGHTS,
-    Input,
     RouterCard,
     digest,
     read_card,
@@ -292,7 +291,7 @@ def test_data_may_lie_elsewhere_and_be_shared(tmp_path: Path, whole: Path) -> No
     ],
 )
 def test_a_top_k_that_goes_with_nothing(
-    tmp_path: Path, inputs: tuple[Input, ...], top_k: int, problem: str
+    tmp_path: Path, inputs: tuple[str, ...], top_k: int, problem: str
 ) -> None:
     with pytest.raises(UsageError, match=problem) as caught:
         training(tmp_path / "router", inputs=inputs, top_k=top_k)
@@ -304,7 +303,7 @@ def test_a_top_k_that_goes_with_nothing(
     [(("hidden",), None, 0), (("top_logprobs",), None, 10), (("hidden", "top_logprobs"), 3, 3)],
 )
 def test_a_card_has_the_top_k_that_is_read(
-    tmp_path: Path, inputs: tuple[Input, ...], given: int | None, kept: int
+    tmp_path: Path, inputs: tuple[str, ...], given: int | None, kept: int
 ) -> None:
     one = training(tmp_path / "router", inputs=inputs, top_k=given)
     one.collect()

@@ -17,7 +17,6 @@ from edgewise.cli.options import (
     COSTS,
     MACHINE,
     MODELS,
-    RECORD,
     ROUTING,
     SAMPLING,
     SERVING,
@@ -61,7 +60,7 @@ OPEN_FILES = 64
 
 
 @takes(
-    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, *MACHINE, *COSTS, *SERVING, *RECORD),
+    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, *MACHINE, *COSTS, *SERVING),
     reads=["cloud_key"],
 )
 def serve(
@@ -286,5 +285,5 @@ def _said_of(model: _ServedModel) -> Generator[None]:
             raise
         where = f"{spelled(error.setting)} in {model.file}" if error.setting else None
         raise UsageError(
-            f"The model {model.name!r} cannot be served: {error.told(where)}"
+            f"The model {model.name!r} cannot be served: {error.sentence(where)}"
         ) from error

@@ -38,7 +38,7 @@ class Router(Protocol):
 
 
 class Trained(Router, Protocol):
-    """A kind whose routers have weights; features are made with `routers/features.py`."""
+    """A kind whose routers have weights; `routers/signals.py` reads its inputs."""
 
     @classmethod
     def load(cls, card: RouterCard, folder: Path) -> Router:

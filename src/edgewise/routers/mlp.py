@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from edgewise.edge.base import Floats, Step
 from edgewise.errors import UsageError
 from edgewise.routers.card import WEIGHTS, RouterCard
-from edgewise.routers.features import features, needs_of, top_of, width_of
+from edgewise.routers.signals import needs_of, reader_of, top_of, width_of
 
 TABLE = "token_table"
 MAX_WEIGHTS = 1 << 30
@@ -30,8 +30,7 @@ class Mlp:
     """
 
     def __init__(self, card: RouterCard, folder: Path) -> None:
-        self._inputs = card.inputs
-        self._top_k = card.top_k
+        self._read = reader_of(card.inputs, card.top_k)
         self.needs = needs_of(card.inputs)
         self.top = top_of(card.inputs, card.top_k)
         width = width_of(card.inputs, card.hidden_size, card.top_k)
@@ -52,8 +51,7 @@ class Mlp:
 
     def score(self, step: Step) -> float:
         """The probability that the cloud should write this token."""
-        alone = self._inputs == ("hidden",)
-        x = step.hidden if alone else features(step, self._inputs, self._top_k)
+        x = self._read(step)
         last = len(self._layers) - 1
         for index, (weight, bias) in enumerate(self._layers):
             x = weight.dot(x)

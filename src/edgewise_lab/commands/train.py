@@ -9,10 +9,11 @@ import typer
 from rich.progress import Progress as Bar
 
 from edgewise.cli import render
-from edgewise.cli.options import MACHINE, ONE_VOCABULARY, RECORD, SERVING, takes
+from edgewise.cli.options import MACHINE, ONE_VOCABULARY, SERVING, takes
 from edgewise.errors import UsageError
 from edgewise.pair import open_models
-from edgewise.routers.card import Input, read_card
+from edgewise.routers.card import read_card
+from edgewise.routers.signals import SIGNALS
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
 from edgewise_lab.evaluation.plan import manifest
@@ -23,8 +24,8 @@ from edgewise_lab.training.fit import Fitted, Recipe, fit_of
 from edgewise_lab.training.labels.base import Label, labels_named
 from edgewise_lab.training.router import Progress, Stage, Training
 
-INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars", "token_embedding")
-DEFAULT_INPUTS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
+INPUTS = tuple(SIGNALS)
+DEFAULT_INPUTS = tuple(name for name, signal in SIGNALS.items() if signal.default)
 
 
 # What one input or one label alone takes.
@@ -49,7 +50,7 @@ JudgedBy = Annotated[
     unaffected=[
         *("router", "cloud_share", "threshold"),
         *("top_p", "speculate", "on_cloud_error"),
-        *(*SERVING, *RECORD),
+        *SERVING,
     ],
 )
 def train(
@@ -172,7 +173,7 @@ class _Shown(Progress):
         self._bar.advance(self._task)
 
 
-def _inputs(given: list[str] | None) -> tuple[Input, ...]:
+def _inputs(given: list[str] | None) -> tuple[str, ...]:
     if given is None:
         return DEFAULT_INPUTS
     if not set(given) <= set(INPUTS):

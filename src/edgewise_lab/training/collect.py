@@ -17,8 +17,7 @@ from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Ids, Needs, Step, Tokenizer
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
-from edgewise.routers.card import Input
-from edgewise.routers.features import feature, needs_of, top_of
+from edgewise.routers.signals import READ, needs_of, reader_of, top_of
 from edgewise_lab.evaluation.store import append, read
 from edgewise_lab.evaluation.systems import question_ids, room, text_of
 from edgewise_lab.evaluation.tasks.base import Question, Task
@@ -33,7 +32,7 @@ KEPT = 64
 """Log-probs kept of every position; a router may use fewer."""
 
 SAMPLES_A_SHARD = 50
-COLUMNS: tuple[Input, ...] = ("hidden", "top_logprobs", "scalars")
+COLUMNS = READ
 _PREFILL = 256
 
 
@@ -154,15 +153,16 @@ def collect_features(
 
 
 def _columns(session: EdgeSession, samples: Sequence[Sample], done: Callable[[], None]) -> Columns:
-    rows: dict[Input, list[Floats]] = {name: [] for name in COLUMNS}
+    rows: dict[str, list[Floats]] = {name: [] for name in COLUMNS}
+    readers = {name: reader_of([name], KEPT) for name in COLUMNS}
     sample_of: list[int] = []
     proposed: list[int] = []
     written: list[int] = []
     logprobs: list[float] = []
     for index, sample in enumerate(samples):
         for step, token in zip(steps_along(session, sample), sample.ids, strict=True):
-            for name in COLUMNS:
-                rows[name].append(feature(name, step, KEPT))
+            for name, signal in readers.items():
+                rows[name].append(signal(step))
             sample_of.append(index)
             proposed.append(step.proposed)
             written.append(token)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from edgewise.edge.base import Floats, Ids
 from edgewise.errors import UsageError
 from edgewise.registry import attribute
-from edgewise.routers.card import Input
 from edgewise.routers.mlp import TABLE
 from edgewise.routers.named import ROUTERS, is_trained
+from edgewise.routers.signals import signals_of
 from edgewise_lab.training.collect import Columns, Sample
 
 Objective = Literal["cross-entropy", "balanced-cross-entropy", "marginal-likelihood"]
@@ -45,7 +45,7 @@ def data_of(
     values: Mapping[str, Sequence[float]],
     samples: Sequence[Sample],
     *,
-    inputs: Sequence[Input],
+    inputs: Sequence[str],
     top_k: int,
     embeddings: Floats | None,
 ) -> Data:
@@ -61,9 +61,9 @@ def data_of(
             hint="give more questions, or another pair or label",
         )
     parts = [
-        columns.inputs[name][:, :top_k] if name == "top_logprobs" else columns.inputs[name]
-        for name in inputs
-        if name != "token_embedding"
+        columns.inputs[one.name][:, :top_k] if one.per_k else columns.inputs[one.name]
+        for one in signals_of(inputs)
+        if one.read is not None
     ]
     logprobs = {sample.question: sample.logprobs for sample in samples}
     told = [logprobs[name] for name in columns.questions]

@@ -13,8 +13,7 @@ from edgewise.edge.base import EdgeModel
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.errors import UsageError, VocabularyMismatch
 from edgewise.routers.base import Router
-from edgewise.routers.behaviour import behaviour_of
-from edgewise.routers.card import CONFIG, Input, RouterCard, read_card
+from edgewise.routers.card import CONFIG, RouterCard, behaviour_of, read_card
 from edgewise.routers.named import identity_of, is_trained, kind_recorded, router_of
 from edgewise_lab.evaluation.calibration import thresholds_for
 from edgewise_lab.evaluation.systems import (
@@ -77,7 +76,7 @@ class Training:
         edge: EdgeModel,
         cloud: CloudModel,
         label: Label,
-        inputs: tuple[Input, ...],
+        inputs: tuple[str, ...],
         recipe: Recipe,
         top_k: int | None = None,
         kind: str = "mlp",
@@ -318,7 +317,7 @@ class Training:
         )
 
 
-def _top_k(inputs: Sequence[Input], given: int | None) -> int:
+def _top_k(inputs: Sequence[str], given: int | None) -> int:
     if "top_logprobs" not in inputs:
         if given is not None:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""LogTokU, an input of trained routers, is what its formula says."""
+"""Signals: one value in one list is an input; LogTokU is what its formula says."""
 
 import math
 
@@ -9,14 +9,48 @@ import pytest
 from hypothesis import given
 from hypothesis.extra.numpy import arrays
 
-from edgewise.edge.base import Floats
-from edgewise.routers.features import EVIDENCE, digamma, logtoku
+from edgewise.edge.base import Floats, Needs, Step
+from edgewise.errors import UsageError
+from edgewise.routers.signals import (
+    EVIDENCE,
+    SIGNALS,
+    Signal,
+    digamma,
+    logtoku,
+    needs_of,
+    reader_of,
+    top_of,
+    width_of,
+)
+from edgewise.testing.scripted_edge import ScriptedEdge, noise
 
 logits = arrays(
     np.float32,
     EVIDENCE,
     elements=st.sampled_from([-2.0, 0.0, 1.0, 30.0]) | st.floats(-1e4, 1e4, width=32),
 )
+
+
+def test_one_value_in_the_list_is_an_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ranks(step: Step, k: int) -> Floats:
+        return step.top(k)[0].astype(np.float32)
+
+    added = Signal("ranks", ranks, "k", Needs.TOP)
+    monkeypatch.setitem(SIGNALS, "ranks", added)
+    inputs = ("ranks", "scalars")
+    edge = ScriptedEdge(noise())
+    session = edge.session(needs_of(inputs), top=top_of(inputs, 12))
+    session.open([1, 2, 3])
+    step = session.step()
+    found = reader_of(inputs, 12)(step)
+    assert len(found) == width_of(inputs, edge.hidden_size, 12)
+    assert found[:12].tolist() == step.top(12)[0].tolist()
+
+
+def test_an_input_of_no_name_is_refused() -> None:
+    with pytest.raises(UsageError, match="smell") as caught:
+        needs_of(("hidden", "smell"))
+    assert caught.value.setting == "inputs"
 
 
 @given(logits=logits)

@@ -1,0 +1,147 @@
+"""Signals: what a trained router reads of a step, the same in training and at run time.
+
+A new signal is one more `Signal` in `SIGNALS`, and a line in docs/routers.md.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgewise.edge.base import Floats, Needs, Step
+from edgewise.errors import UsageError
+
+EVIDENCE = 10
+"""How many of the likeliest ids' logits LogTokU reads."""
+
+
+class Signal(NamedTuple):
+    """An input of routers.
+
+    `read(step, k)` returns float32[width]; without it a router looks the proposed token up in a
+    table of its own. `width` is a number, or "d" for the hidden state's size, or "k" for the number
+    of log-probs. `top` is how many of the likeliest ids the step must keep, k where the width is
+    k. `default` inputs are those of a router whose trainer names none.
+    """
+
+    name: str
+    read: Callable[[Step, int], Floats] | None
+    width: int | Literal["d", "k"]
+    needs: Needs = Needs.NOTHING
+    top: int = 0
+    default: bool = True
+
+    @property
+    def per_k(self) -> bool:
+        """Whether the router says how much of it is read."""
+        return self.width == "k"
+
+
+def _hidden(step: Step, _k: int) -> Floats:
+    return step.hidden
+
+
+def _logprobs(step: Step, k: int) -> Floats:
+    """Log-probs of the k likeliest ids."""
+    _, logits = step.top(k)
+    return logits - logits[0] + np.float32(step.logprob(step.proposed))
+
+
+def _scalars(step: Step, _k: int) -> Floats:
+    """Entropy in nats, max-prob, margin, LogTokU."""
+    first, second = map(math.exp, _logprobs(step, 2))
+    _, logits = step.top(EVIDENCE)
+    return np.array([step.entropy, first, first - second, logtoku(logits)], np.float32)
+
+
+_LIKELIEST = Needs.ENTROPY | Needs.TOP
+
+SIGNALS = {
+    signal.name: signal
+    for signal in (
+        Signal("hidden", _hidden, "d", Needs.HIDDEN),
+        Signal("top_logprobs", _logprobs, "k", _LIKELIEST),
+        Signal("scalars", _scalars, 4, _LIKELIEST, top=EVIDENCE),
+        Signal("token_embedding", None, 0, default=False),
+    )
+}
+"""By name, in the order of a router's inputs."""
+
+READ = tuple(name for name, signal in SIGNALS.items() if signal.read is not None)
+"""Those that are read of a step, and collected for training."""
+
+
+def signals_of(inputs: Iterable[str]) -> list[Signal]:
+    """The signals of these names. Raises `UsageError` for another name."""
+    if unknown := [name for name in inputs if name not in SIGNALS]:
+        raise UsageError(
+            f"There is no input {unknown[0]!r} of routers",
+            hint=f"known are {', '.join(SIGNALS)}",
+            setting="inputs",
+        )
+    return [SIGNALS[name] for name in inputs]
+
+
+def needs_of(inputs: Sequence[str]) -> Needs:
+    """What a step must keep for these inputs."""
+    needs = Needs.NOTHING
+    for signal in signals_of(inputs):
+        needs |= signal.needs
+    return needs
+
+
+def top_of(inputs: Sequence[str], top_k: int) -> int:
+    """How many of the likeliest ids a step must keep for these inputs."""
+    return max((top_k if one.per_k else one.top for one in signals_of(inputs)), default=0)
+
+
+def width_of(inputs: Sequence[str], hidden_size: int, top_k: int) -> int:
+    """Length of the feature vector; the token's embedding is looked up and adds nothing to it."""
+    sizes = {"d": hidden_size, "k": top_k}
+    widths = [signal.width for signal in signals_of(inputs)]
+    return sum(width if isinstance(width, int) else sizes[width] for width in widths)
+
+
+def reader_of(inputs: Sequence[str], top_k: int) -> Callable[[Step], Floats]:
+    """Reads float32[width_of(...)] of a step: the inputs in their order, not yet normalised."""
+    reads = [signal.read for signal in signals_of(inputs) if signal.read is not None]
+    if len(reads) == 1:
+        (only,) = reads
+        return lambda step: only(step, top_k)
+    if not reads:
+        return lambda step: np.empty(0, np.float32)
+    return lambda step: np.concatenate([read(step, top_k) for read in reads])
+
+
+def logtoku(logits: Floats) -> float:
+    """Aleatoric times epistemic uncertainty of the largest logits, float32[k], read as evidence.
+
+    Ma et al. 2025 (arXiv 2502.00290), equations 3-6: with x the logits (negative ones count as 0)
+    and S their sum, AU = -sum x_i/S (digamma(x_i + 1) - digamma(S + 1)) and EU = k / (S + k). The
+    value is AU * EU, with AU over its greatest value log k: from 0 to 1 (no evidence at all).
+    As a score it ranks tokens badly: where many words would do, many logits are large, which
+    counts as much evidence, and logits have no zero of their own. Beside other inputs it tells
+    how large they are, which log-probs do not.
+    """
+    size = len(logits)
+    evidence = np.maximum(logits.astype(np.float64), 0.0)
+    total = float(evidence.sum())
+    if total == 0.0:
+        return 1.0
+    shifted = digamma(np.append(evidence, total) + 1.0)
+    aleatoric = float(-(evidence / total) @ (shifted[:-1] - shifted[-1]))
+    return min(1.0, max(0.0, aleatoric / math.log(size)) * size / (total + size))
+
+
+def digamma(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The digamma function for x > 0, to 1e-9.
+
+    Recurrence to x + 6, then the asymptotic series: Abramowitz and Stegun 6.3.5 and 6.3.18.
+    """
+    below = sum((1.0 / (x + i) for i in range(6)), np.zeros_like(x))
+    y = x + 6.0
+    inverse = 1.0 / (y * y)
+    series = inverse * (1 / 12 - inverse * (1 / 120 - inverse * (1 / 252 - inverse / 240)))
+    return np.log(y) - 0.5 / y - series - below
