@@ -327,12 +327,12 @@ def test_a_key_has_its_sessions_rate_and_tokens(engine: ScriptedEngine, tmp_path
     with gateway([engine.url], keys=path) as running:
         cloud = cloud_of(running, secret)
         other = GatewayCloud(running.url, key=secret)
-        with pytest.raises(CloudUnavailable, match="1 sessions open already"):
+        with pytest.raises(CloudUnavailable, match="1 sessions"):
             other.check(TOKENIZER)
         other.close()
         session = cloud.open(Prompt((1,)))
         assert len(session.ask([1], 4, GREEDY, 30).result().ids) == 4
-        with pytest.raises(CloudUnavailable, match=r"tokens of the day.*patience"):
+        with pytest.raises(CloudUnavailable, match=r"tokens"):
             session.ask([1], 1, GREEDY, 30).result()
         cloud.close()
 

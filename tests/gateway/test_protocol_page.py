@@ -8,18 +8,11 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 import pytest
-import uvicorn
 
 from benchmarks.protocol_exchange import BEGIN, END, PAGE, Side, exchange, text_engine, words
-from edgewise import completion
 from edgewise.addresses import bundled
-from edgewise.cloud.gateway import cloud as device_side
 from edgewise.edge.base import PROBES
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.gateway import connection, consults, server
-from edgewise.gateway.app import OWNER
-from edgewise.keys import keys, limits
-from edgewise.listening import connections, sockets
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.wire import protocol
 from edgewise.wire.protocol import FromDevice, FromGateway
@@ -128,57 +121,6 @@ def told_of(field: msgspec.structs.FieldInfo) -> str:
     shown = {"None": "nil", "()": "[]", "''": '""', "False": "false"}
     default = repr(field.default)
     return f"{field.name} = {shown.get(default, default)}"
-
-
-def said(pattern: str) -> float:
-    """The one number that the page has there, however often."""
-    found = {match.replace(",", "") for match in re.findall(pattern, TEXT)}
-    assert len(found) == 1, f"{pattern}: {found}"
-    return float(found.pop())
-
-
-def test_the_numbers_are_the_codes() -> None:
-    # Its own set-up of logs would stay for the other tests.
-    config = uvicorn.Config(lambda: None, log_config=None)
-    number = r"([\d,]*\d)"
-    assert said(rf"each one frame, at most {number} bytes") == protocol.MAX_FRAME
-    assert said(rf"message above {number} bytes") == protocol.MAX_FRAME
-    assert said(
-        rf"(?:prefix (?:has|of)\s(?:at most|more than)|ids \| array \| at most) {number}"
-    ) == (protocol.MAX_IDS)
-    assert said(rf"\| n \| integer \| 1 to {number} \|") == protocol.MAX_SPAN
-    assert said(rf"top, of an ask \| integer \| 0 to {number} \|") == protocol.MAX_TOP
-    assert said(rf"string \| at most {number} characters") == 64
-    assert said(rf"[Uu]p to {number} consults") == consults.WAITING_ASKS
-    assert said(rf"more than {number} consults of") == consults.WAITING_ASKS
-    assert said(rf"(?:first frame, within|no open frame within|it is sent for) {number} s") == (
-        connection.OPEN_SECONDS
-    )
-    assert said(rf"more than {number} frames a second") == connection.FRAMES_PER_SECOND
-    assert said(rf"latest after {number} s") == server.DRAIN_SECONDS
-    assert said(r"seen within ([\d.]+) s") == keys.CHECK_SECONDS
-    assert said(rf"sends one every {number} s") == config.ws_ping_interval
-    assert said(rf"comes within {number} s") == config.ws_ping_timeout
-    assert said(rf"nothing came for {number} s") == device_side.HEARTBEAT_SECONDS
-    assert said(rf"comes for {number} s more") == device_side.HEARTBEAT_SECONDS / 2
-    assert said(rf"headers together have at most {number} bytes") == connections.MAX_HEADER
-    assert said(rf"must be there within {number} s") == connections.HEAD_SECONDS
-    assert said(rf"holds {number} connections by default") == sockets.DEFAULT_CONNECTIONS
-    large = rf"(?:and of at most|first frame has more than|frames above) {number} bytes"
-    assert said(large) == connection.LARGE
-    assert said(rf"owes for more than {number} ids") == connection.LARGE_IDS
-    assert said(rf"(?:waits more than|and after) {number} s(?: because| the session)") == (
-        connection.PAUSE_SECONDS
-    )
-    assert limits.ASKS_BURST_SECONDS == 2
-    assert "(two seconds' asks may be saved up)" in TEXT
-    assert limits.IDS_BURST_SECONDS == 10
-    assert "(ten seconds' may be saved up)" in TEXT
-    assert said(rf"(?s)does not tell it: below {number}") == completion.MOST_IDS
-    assert said(rf"of at most {number} candidates each") == completion.MOST_CANDIDATES
-    assert said(rf"`engine_seconds` from 0 to {number}") == completion.MOST_SECONDS
-    assert f'"owned_by": "{OWNER}"' in TEXT
-    assert f'"protocol": {protocol.VERSION}' in TEXT
 
 
 def accepts(**changed: Any) -> bool:

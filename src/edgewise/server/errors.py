@@ -56,7 +56,7 @@ def api_error(error: EdgewiseError, *, prompt: str | None = None) -> ApiError:
     setting = _OTHERWISE.get(error.setting or "", error.setting)
     own = setting in REQUEST_FIELDS
     where = f"the server's setting {setting}" if setting and not own else None
-    told, param = error.told(where), setting if own else None
+    told, param = error.sentence(where), setting if own else None
     if isinstance(error, ContextOverflow):
         return ApiError(400, told, code="context_length_exceeded", param=param or prompt)
     if isinstance(error, UsageError):
