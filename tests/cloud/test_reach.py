@@ -91,7 +91,6 @@ def test_a_dialect_that_is_named_is_the_one_that_is_asked(name: str) -> None:
             assert answer.usage.failed_calls == 0
             assert answer.usage.cloud_completion_tokens > 0
             assert answer.usage.sent.tokens == 0
-            assert answer.usage.sent.new_characters >= len("Count.")
             assert answer.usage.cloud_prompt_cached is not None or name == "ollama"
 
 

@@ -18,7 +18,6 @@ from edgewise.cli.options import (
     COSTS,
     MACHINE,
     MODELS,
-    RECORD,
     ROUTING,
     SAMPLING,
     SERVING,
@@ -52,7 +51,7 @@ WhenFull = Literal["drop", "stop"]
 
 
 @takes(
-    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, "system", *MACHINE, *COSTS, *RECORD),
+    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, "system", *MACHINE, *COSTS),
     reads=["cloud_key"],
     unaffected=SERVING,
 )

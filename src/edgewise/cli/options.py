@@ -54,8 +54,6 @@ SAMPLING = names_in("sampling", "draws")
 MACHINE = names_in("machine")
 SERVING = names_in("serving")
 COSTS = names_in("costs")
-RECORD = names_in("record")
-"""Of answers to users; benchmarks and tasks keep no record."""
 
 SettingsWith = Callable[[Path], Settings]
 """The command's settings with those of one more file."""
@@ -137,7 +135,7 @@ class Parameter(Protocol):
 
 def told(error: EdgewiseError, parameters: Iterable[Parameter]) -> str:
     """An error with how a command's user reaches what it says should be set."""
-    return error.told(_reached(error, parameters))
+    return error.sentence(_reached(error, parameters))
 
 
 def fix(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:

@@ -19,7 +19,6 @@ from edgewise.cli.options import (
     COSTS,
     MACHINE,
     MODELS,
-    RECORD,
     ROUTING,
     SAMPLING,
     SERVING,
@@ -44,7 +43,7 @@ _WAITING = "reading stdin until it ends; with </dev/null the prompt is the argum
 
 
 @takes(
-    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, "system", *MACHINE, *COSTS, *RECORD),
+    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, "system", *MACHINE, *COSTS),
     reads=["cloud_key"],
     unaffected=SERVING,
 )

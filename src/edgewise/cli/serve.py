@@ -16,7 +16,6 @@ from edgewise.cli.options import (
     COSTS,
     MACHINE,
     MODELS,
-    RECORD,
     ROUTING,
     SAMPLING,
     SERVING,
@@ -58,7 +57,7 @@ OPEN_FILES = 64
 
 
 @takes(
-    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, *MACHINE, *COSTS, *SERVING, *RECORD),
+    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, *MACHINE, *COSTS, *SERVING),
     reads=["cloud_key"],
 )
 def serve(

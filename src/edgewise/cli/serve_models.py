@@ -107,5 +107,5 @@ def _said_of(model: ServedModel) -> Generator[None]:
             raise
         where = f"{spelled(error.setting)} in {model.file}" if error.setting else None
         raise UsageError(
-            f"The model {model.name!r} cannot be served: {error.told(where)}"
+            f"The model {model.name!r} cannot be served: {error.sentence(where)}"
         ) from error

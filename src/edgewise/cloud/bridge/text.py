@@ -182,8 +182,6 @@ class _Session:
         messages = tuple(replace(one, local=False) for one in before.messages or ())
         if sent is not None:
             sent.request_id = name
-            begun = [(one.role, one.content) for one in messages]
-            sent.shows([*(begun or [("text", before.text)]), ("assistant", answer)])
         client = replace(self._client, sent=sent, request_id=name)
         # One that takes text alone has the prompt in it.
         behind = answer if before.messages is not None else before.text + answer
