@@ -80,7 +80,6 @@ def test_a_completion_that_breaks_the_form_is_refused(grammar: Any, speculate: i
     answer, consults, _ = answered(grammar, '{"word":"dog"}', "no", speculate=speculate)
     assert answer.text == '{"word":"dog"}'
     assert {one.outcome for one in consults} == {"grammar"}
-    assert all("the answer's form" in str(one.message) for one in consults)
     assert set(reasons(answer)) == {"f", "g"}
     usage = answer.usage
     assert usage.failed_calls == usage.cloud_calls == usage.wasted_tokens == len(consults) > 0
