@@ -94,9 +94,10 @@ def proven_cloud(
     that is not allowed.
     """
     from edgewise.cloud.hosts import hosts_of, require_allowed
-    from edgewise.engines.registry import check_name
 
     if settings.cloud_engine != _DEFAULTS.cloud_engine:
+        from edgewise.engines.registry import check_name
+
         check_name(settings.cloud_engine)
     # What is wrong with it shows wherever the cloud is.
     shown = viewing(settings)
