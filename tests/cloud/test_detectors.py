@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 
 from edgewise import registry
-from edgewise.cloud.bridge.context_filter import Preceding
+from edgewise.cloud.bridge.context_filter import Context
 from edgewise.cloud.redaction.base import DETECTORS, EXACT, Span
 from edgewise.cloud.redaction.rules import redaction_of
 from edgewise.cloud.redaction.view import Redacted
@@ -97,7 +97,7 @@ def view(redact: str, words: str | None = None) -> Redacted:
 
 
 def shown(seen: Redacted, text: str) -> str:
-    return seen.of(Preceding(None, text)).shown.text
+    return seen.of(Context(None, text)).shown.text
 
 
 def test_words_are_found_whole_however_they_are_written(tmp_path: Path) -> None:
