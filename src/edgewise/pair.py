@@ -17,7 +17,7 @@ from edgewise.edge.vocabulary import require_fitting
 from edgewise.errors import UsageError
 from edgewise.grammar.calls import call_reader, collected
 from edgewise.grammar.compiled import Grammar
-from edgewise.grammar.form import AnswerForm, form_from, grammar_of
+from edgewise.grammar.response_format import ResponseFormat, grammar_of, response_format_from
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.generation import Generation
 from edgewise.loop.policy import Policy, SharedBudget
@@ -218,7 +218,7 @@ class Pair:
     def _stream(
         self,
         prompt: Prompted,
-        form: AnswerForm | None,
+        form: ResponseFormat | None,
         options: AnswerOptions,
         *,
         policy: Policy | None = None,
@@ -342,9 +342,9 @@ def _texts(asked: Prompted) -> list[str]:
     return [text for text in contents if isinstance(text, str)]
 
 
-def _form(options: AnswerOptions) -> AnswerForm | None:
+def _form(options: AnswerOptions) -> ResponseFormat | None:
     """The response format; its options are removed from `options`."""
-    return form_from(
+    return response_format_from(
         options.pop("json_schema", None),
         options.pop("tools", ()),
         options.pop("tool_choice", "auto"),
