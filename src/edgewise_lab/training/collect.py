@@ -134,7 +134,7 @@ def collect_features(
 ) -> Columns:
     """What the very edge build that will run makes of the texts; goes on where it stopped.
 
-    The folder may hold more texts than these. Raises `UsageError` where a feature is no number.
+    The folder may hold more texts than these. Raises `UsageError` where a feature is not a number.
     """
     shards = [_read(path) for path in sorted(folder.glob(f"{text}-*.safetensors"))]
     known = {question for shard in shards for question in shard.questions}

@@ -178,7 +178,7 @@ def _problem(found: Fitted) -> str | None:
     for name, given in found.tensors.items():
         tensor = cast(object, given)
         if not isinstance(tensor, np.ndarray) or not np.issubdtype(tensor.dtype, np.floating):
-            return f"{name!r} that is no tensor of numbers"
+            return f"{name!r} that is not a tensor of numbers"
         if not np.isfinite(tensor).all():
             return f"{name!r} with weights that are no numbers"
     scores, labels = np.asarray(found.scores), np.asarray(found.labels)
@@ -247,7 +247,7 @@ def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> 
         baseline = min(float(loss_of(c.expand(len(checked)), checked)) for c in constant)
     if not tensors:
         raise UsageError(
-            "The fit diverged: its loss is no number", hint="check the questions' answers"
+            "The fit diverged: its loss is not a number", hint="check the questions' answers"
         )
     return Fitted(tensors, best, baseline, scores, data.labels[apart])
 

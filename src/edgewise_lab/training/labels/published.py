@@ -104,8 +104,8 @@ def judge_trial(tokenizer: Tokenizer) -> Trial:
     if right < PASSED:
         unclear = judged.count(None)
         raise UsageError(
-            f"The cloud model is no judge: it tells {right} of {len(TRIAL)} plain pairs of "
-            f"sentences rightly apart, and answers {unclear} with neither yes nor no (it begins "
+            f"The cloud model is not a judge: it decides {right} of {len(TRIAL)} plain pairs of "
+            f"sentences correctly, and answers {unclear} with neither yes nor no (it begins "
             f"{said(tokenizer, replies[0])!r})",
             hint="let the outcome judge, or choose another label",
             setting="judge",
