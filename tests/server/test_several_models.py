@@ -187,7 +187,7 @@ def test_savings_and_what_was_sent_name_the_model(
 
 
 REFUSED = {
-    "no file": (["work"], {}, "names no model and its file of settings; give NAME=FILE.toml"),
+    "no file": (["work"], {}, "NAME=FILE.toml"),
     "an empty name": (["=a.toml"], {}, "''"),
     "a share in the name": (["a@1=a.toml"], {}, "'a@1'"),
     "a form in the name": (["a:edge=a.toml"], {}, "'a:edge'"),

@@ -213,7 +213,7 @@ def _address(engine: str) -> str:
     named = meant(engine)
     if not is_url(named) and named != "bundled":
         raise UsageError(
-            f"{engine!r} is no engine's address",
+            f"{engine!r} is not an engine's address",
             hint="name an engine's URL, or bundled",
             setting="engine",
         )

@@ -103,7 +103,7 @@ def link(
     ] = None,
     round_trip: Annotated[
         list[float] | None,
-        typer.Option(min=0, max=10_000, help="ms; may be repeated. Default 0, 50, 100, 200."),
+        typer.Option(min=0, max=10_000, metavar="MS", help="Repeatable. Default 0, 50, 100, 200."),
     ] = None,
     loss: Annotated[float, typer.Option(min=0, max=0.5, help="Part of packets that is lost.")] = 0,
     engine_time: EngineTime = 25.0,
