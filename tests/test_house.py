@@ -116,14 +116,14 @@ BUDGET = {
     "edgewise/prompts": 1_250,
     "edgewise/routers": 750,
     "edgewise/sandbox": 500,
-    "edgewise/server": 4_500,
+    "edgewise/server": 4_200,
     "edgewise/testing": 750,
     "edgewise/wire": 300,
-    "edgewise_lab": 500,
-    "edgewise_lab/bench": 3_250,
-    "edgewise_lab/commands": 1_500,
-    "edgewise_lab/evaluation": 2_750,
-    "edgewise_lab/training": 2_000,
+    "edgewise_lab": 350,
+    "edgewise_lab/bench": 2_770,
+    "edgewise_lab/commands": 1_410,
+    "edgewise_lab/evaluation": 2_605,
+    "edgewise_lab/training": 1_865,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
@@ -194,7 +194,7 @@ def test_tests_have_names_of_their_own() -> None:
     assert len(found) == len(set(found))
 
 
-MOST_QUOTES = 408
+MOST_QUOTES = 167
 """It only falls: an assertion holds an error's class, its setting and one quoted value."""
 
 

@@ -84,3 +84,9 @@ def test_another_release_is_compiled(clone: Path) -> None:
     assert built(clone) == 1
     project.write_text(re.sub("xllamacpp==[0-9.]+", "xllamacpp==2099.1", project.read_text()))
     assert built(clone) == 1
+
+
+def test_the_tests_that_it_names_are_there() -> None:
+    named = re.findall(r"\btests/[\w/.]+", (ROOT / "Makefile").read_text())
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []

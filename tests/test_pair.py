@@ -4,7 +4,7 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from edgewise.cloud.wrapped import WrappedCloud
 from edgewise.edge.base import Needs
 from edgewise.errors import CloudError, CloudUnavailable, ModelError, UsageError
 from edgewise.loop.decoder import collect
-from edgewise.pair import Wishes, open_models, open_pair
+from edgewise.pair import AnswerOptions, open_models, open_pair
 from edgewise.prompts import prompt_ids
 from edgewise.routers.constant import Constant
 from edgewise.settings import NAMES, Settings
@@ -127,8 +127,8 @@ def test_one_answer_may_differ_from_its_pair(alone: Pair) -> None:
     assert alone.ask(QUESTION).text == whole.text
 
 
-def test_wishes_are_settings_but_for_stop_strings_and_forms() -> None:
-    names = set(Wishes.__annotations__)
+def test_options_are_settings_but_for_stop_strings_and_forms() -> None:
+    names = set(AnswerOptions.__annotations__)
     names -= {"top_k", "min_p"}  # of a request, never of a pair
     own = {"stop", "json_schema", "tools", "tool_choice", "parallel_tool_calls"}
     assert names - own <= set(NAMES)
@@ -466,11 +466,6 @@ def test_the_readme_shows_what_works(
     monkeypatch.chdir(tmp_path)
     exec(block, {})
     assert capsys.readouterr().out.strip()
-
-
-def test_a_message_has_the_roles_that_templates_know() -> None:
-    hint = Message.__annotations__["role"]
-    assert set(get_args(hint)) == {"system", "user", "assistant", "tool"}
 
 
 def test_a_loop_that_breaks_off_keeps_no_slot() -> None:

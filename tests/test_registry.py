@@ -108,9 +108,9 @@ def test_each_concept_has_its_own_names(site: Site) -> None:
         ("x = 1", "has no attribute 'Half'"),
         ("class Half(", "cannot be loaded from 'broken:Half' (SyntaxError"),
         ("1 / 0", "(ZeroDivisionError: division by zero); repair or remove the package"),
-        ("class Half: pass", "'half' is no router: it lacks score; a router is a class with score"),
-        ("Half = 1", "'half' is no router: it lacks score"),
-        (f"{GOOD}\nHalf = Half()", "'half' is no router: it is no class"),
+        ("class Half: pass", "'half' is not a router: it lacks score"),
+        ("Half = 1", "'half' is not a router"),
+        (f"{GOOD}\nHalf = Half()", "'half' is not a router"),
     ],
 )
 def test_a_package_that_is_broken(site: Site, source: str | None, problem: str) -> None:
@@ -120,7 +120,7 @@ def test_a_package_that_is_broken(site: Site, source: str | None, problem: str) 
     with pytest.raises(UsageError) as caught:
         ROUTERS.load("half")
     assert problem in said(caught)
-    assert caught.value.__cause__ is not None or "no router" in problem
+    assert caught.value.__cause__ is not None or "not a router" in problem
 
 
 def file(folder: Path, source: str = GOOD) -> Path:
@@ -164,8 +164,8 @@ def test_a_file_may_hold_what_looks_its_module_up(site: Site) -> None:
         ("raise RuntimeError('one\\ntwo')", "mine.py:Half", "(RuntimeError: one two)"),
         ("raise RuntimeError", "mine.py:Half", "(RuntimeError)"),
         ("\x00", "mine.py:Half", "cannot be loaded"),
-        ("class Half: pass", "mine.py:Half", "is no router: it lacks score"),
-        ("Half = 3", "mine.py:Half", "is no router: it lacks score"),
+        ("class Half: pass", "mine.py:Half", "is not a router"),
+        ("Half = 3", "mine.py:Half", "is not a router"),
         (GOOD.replace("needs, top", "x, y"), "mine.py:Half", "does not say what it reads"),
         (GOOD.replace("Needs.NOTHING", "3"), "mine.py:Half", "does not say what it reads"),
         (GOOD.replace("NOTHING, 0", "NOTHING, -1"), "mine.py:Half", "does not say what it reads"),
@@ -176,7 +176,7 @@ def test_a_file_may_hold_what_looks_its_module_up(site: Site) -> None:
         ),
         (None, "nothing_of_that_name:Half", "No module named 'nothing_of_that_name'"),
         (None, "json:Half", "'json' has no Half"),
-        (None, "json:JSONDecoder", "is no router: it lacks score"),
+        (None, "json:JSONDecoder", "is not a router"),
     ],
 )
 def test_code_that_does_not_work(site: Site, source: str | None, name: str, problem: str) -> None:

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -40,6 +39,15 @@ def test_help_imports_little(flag: str) -> None:
     assert not every & {"numpy", "aiohttp", "huggingface_hub", "prompt_toolkit", "jinja2"}
 
 
+def test_an_answer_of_the_bundled_pair_imports_what_it_needs() -> None:
+    """No engine's client, no hub, no editor of lines: each would take as long as the answer."""
+    ours, every = loaded(_COUNT, "run", "What is the capital of France?", "--max-tokens", "1")
+    assert "edgewise.edge.llamacpp.model" in ours
+    assert len(ours) < 120, ours
+    assert not every & {"aiohttp", "huggingface_hub", "httpx2", "prompt_toolkit", "jinja2"}
+    assert not every & {"edgewise.server", "edgewise.gateway"}
+
+
 def test_the_package_imports_little() -> None:
     code = "import sys, json, edgewise; print(json.dumps([[n for n in sys.modules if n.startswith("
     code += "'edgewise')], list(sys.modules)]), file=sys.stderr)"
@@ -55,27 +63,3 @@ def test_every_public_name_can_be_had() -> None:
     assert set(edgewise.__all__) <= set(dir(edgewise))
     with pytest.raises(AttributeError, match="nothing"):
         _ = edgewise.nothing
-
-
-def test_a_package_adds_a_command(tmp_path: Path) -> None:
-    """By an entry point; the help names it without importing it."""
-    (tmp_path / "greeting.py").write_text(
-        "from pathlib import Path\nPath('imported').touch()\n"
-        "def greet(name: str) -> None:\n    '''Greet NAME.'''\n    print('Hello', name)\n"
-    )
-    info = tmp_path / "greeting-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[edgewise.commands]\ngreet = greeting:greet\n")
-
-    def edgewise(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        script = "import sys; sys.path.insert(0, '.'); from edgewise.cli.main import main; main()"
-        command = [sys.executable, "-c", script, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-
-    helped = edgewise("--help")
-    assert (helped.returncode, "greet " in helped.stdout) == (0, True), helped.stderr
-    assert not (tmp_path / "imported").exists()
-    done = edgewise("greet", "you")
-    assert (done.returncode, done.stdout) == (0, "Hello you\n"), done.stderr
-    assert "'greet'" in edgewise("gret").stderr

@@ -26,9 +26,9 @@ from benchmarks.real_weights.stages import (
     trained,
 )
 from benchmarks.real_weights.weights import LEFT_OUT, cloud_file, without_blocks
+from benchmarks.routers.pooled import Seeds, pooled_difference, pooled_gap
 from edgewise_lab.evaluation.plan import ORACLE
 from edgewise_lab.evaluation.report import CLOUD, EDGE
-from edgewise_lab.evaluation.statistics import Seeds, pooled_difference, pooled_gap
 from edgewise_lab.evaluation.store import Cell
 from edgewise_lab.evaluation.systems import cloud_share
 

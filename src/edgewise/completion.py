@@ -66,9 +66,6 @@ class Sent:
     def concerns(self, ids: Sequence[int]) -> None:
         """The whole sequence that is asked about, where the cloud has a vocabulary of its own."""
 
-    def shows(self, texts: Sequence[tuple[str, str]]) -> None:
-        """All that is told where text travels: who says what, the answer so far last."""
-
 
 def metered(so_far: int | None, more: int | None) -> int | None:
     """A sum of a meter's counts; None once one of them is."""

@@ -49,9 +49,9 @@ class EdgewiseError(Exception):
         self.hint, self.setting, self.request_id = hint, setting, request_id
 
     def __str__(self) -> str:
-        return self.told()
+        return self.sentence()
 
-    def told(self, where: str | None = None) -> str:
+    def sentence(self, where: str | None = None) -> str:
         """One sentence; `where` is how its reader reaches the setting, such as a flag."""
         parts = [self.message, *([self.hint] if self.hint else [])]
         said = "; ".join(part.rstrip(".") for part in parts)

@@ -69,10 +69,9 @@ class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
 
     `index` is the token it asked for, `asked` how many tokens (words, if the vocabularies differ),
     `answered` how many came back. `sent_ids` token ids were sent to `host` for it, in bodies of
-    `sent_bytes` bytes; to a model in this process nothing is sent. `new_tokens` and
-    `new_characters` of the conversation had not been sent there before. `cached` and `computed` are
-    prompt tokens by the engine's meter, None without one; `engine_seconds` is its own time.
-    `request_id` names the consult in the logs of gateway and engine.
+    `sent_bytes` bytes; to a model in this process nothing is sent. `cached` and
+    `computed` are prompt tokens by the engine's meter, None without one; `engine_seconds` is its
+    own time. `request_id` names the consult in the logs of gateway and engine.
     """
 
     index: int
@@ -88,8 +87,6 @@ class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
     message: str | None = None
     request_id: str | None = None
     host: str = ""
-    new_tokens: int = 0
-    new_characters: int = 0
 
 
 class Pending(msgspec.Struct, frozen=True, tag="pending"):
@@ -125,8 +122,7 @@ def share_of(used: int, wasted: int, output: int) -> float:
 class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer sent to `host`; None if it sent nothing.
 
-    Bodies of `bytes` bytes with `tokens` ids, for consults and prefetches. `new_tokens` and
-    `new_characters` of the conversation had not been sent there before.
+    Bodies of `bytes` bytes with `tokens` ids, for consults and prefetches.
     """
 
     host: str | None = None
@@ -134,8 +130,6 @@ class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
     pushes: int = 0
     bytes: int = 0
     tokens: int = 0
-    new_tokens: int = 0
-    new_characters: int = 0
 
 
 class AnswerCost(msgspec.Struct, frozen=True, kw_only=True):

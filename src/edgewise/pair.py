@@ -17,7 +17,7 @@ from edgewise.edge.vocabulary import require_fitting
 from edgewise.errors import UsageError
 from edgewise.grammar.calls import call_reader, collected
 from edgewise.grammar.compiled import Grammar
-from edgewise.grammar.form import AnswerForm, form_from, grammar_of
+from edgewise.grammar.response_format import ResponseFormat, grammar_of, response_format_from
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.generation import Generation
 from edgewise.loop.policy import Policy, SharedBudget
@@ -48,7 +48,7 @@ from edgewise.sampling import Sampling
 from edgewise.settings import Settings, names_in, settings_of, spelled
 
 
-class Wishes(TypedDict, total=False):
+class AnswerOptions(TypedDict, total=False):
     """Options of one answer, instead of its pair's settings.
 
     With `json_schema` the answer is JSON of that schema. It may call `tools`, unless `tool_choice`
@@ -68,7 +68,7 @@ class Wishes(TypedDict, total=False):
     parallel_tool_calls: bool
 
 
-class _Told(TypedDict, total=False):
+class _Reporting(TypedDict, total=False):
     pending: bool
     candidates: bool
     around: Callable[[CloudModel], CloudModel] | None
@@ -107,7 +107,7 @@ class Pair:
         require_text("The system message", self.settings.system or "")
         sampling_of(self.settings)
         self.billing = make_billing(self.settings)
-        self.record = _record(self.settings, sent_file)
+        self.record = _record(sent_file)
         with ExitStack() as opened:
             if isinstance(edge, str | Path):
                 prepare()
@@ -115,7 +115,8 @@ class Pair:
                 opened.callback(self.edge.close)
             elif not isinstance(getattr(edge, "abilities", None), EdgeAbilities):
                 raise UsageError(
-                    f"{edge!r} is no edge model", hint="give an address, a Path or an open model"
+                    f"{edge!r} is not an edge model",
+                    hint="give an address, a Path or an open model",
                 )
             else:
                 self.edge = edge
@@ -156,7 +157,7 @@ class Pair:
         self.record.forget()
 
     def both(self) -> tuple[EdgeModel, CloudModel]:
-        """Both models. Raises `UsageError` where there is no cloud model."""
+        """Both models. Raises `UsageError` without a cloud model."""
         if self.cloud is None:
             raise UsageError("This needs a cloud model", hint="name one", setting="cloud")
         return self.edge, self.cloud
@@ -172,10 +173,10 @@ class Pair:
         system = self.settings.system
         return prompt_from(self.edge.tokenizer, asked, system=system, tools=tools)
 
-    def ask(self, prompt: Prompted, **wishes: Unpack[Wishes]) -> Answer:
+    def ask(self, prompt: Prompted, **options: Unpack[AnswerOptions]) -> Answer:
         """The whole answer, with tool calls parsed out of its text; raises as `stream`."""
-        form = _form(wishes)
-        with self._stream(prompt, form, wishes) as events:
+        form = _form(options)
+        with self._stream(prompt, form, options) as events:
             answer = collect(events)
         calls = call_reader(self.edge.tokenizer, form)
         if calls is None:
@@ -193,7 +194,7 @@ class Pair:
         around: Callable[[CloudModel], CloudModel] | None = None,
         sampling: Sampling | None = None,
         grammar: Grammar | None = None,
-        **wishes: Unpack[Wishes],
+        **options: Unpack[AnswerOptions],
     ) -> Generation:
         """The answer event by event; see `Decoder.stream` for `pending`, `candidates`, `around`.
 
@@ -201,11 +202,11 @@ class Pair:
         same. Tool calls are text in its events. Raises `UsageError`, and while iterating a
         `CloudError` if `on_cloud_error` is "raise".
         """
-        form = _form(wishes)
+        form = _form(options)
         return self._stream(
             prompt,
             form,
-            wishes,
+            options,
             pending=pending,
             candidates=candidates,
             policy=policy,
@@ -217,21 +218,21 @@ class Pair:
     def _stream(
         self,
         prompt: Prompted,
-        form: AnswerForm | None,
-        wishes: Wishes,
+        form: ResponseFormat | None,
+        options: AnswerOptions,
         *,
         policy: Policy | None = None,
         sampling: Sampling | None = None,
         grammar: Grammar | None = None,
-        **told: Unpack[_Told],
+        **reporting: Unpack[_Reporting],
     ) -> Generation:
-        stop = wishes.pop("stop", ())
-        for name in wishes:
-            if name not in Wishes.__annotations__:
+        stop = options.pop("stop", ())
+        for name in options:
+            if name not in AnswerOptions.__annotations__:
                 raise UsageError(f"One answer cannot have another {spelled(name)} than its pair.")
-        # Of the sampling's wishes some are not settings: they have one sensible value.
-        drawn = {n: wishes.pop(n) for n in (*wishes,) if n in Sampling.__struct_fields__}
-        own = settings_of({**asdict(self.settings), **wishes}) if wishes else self.settings
+        # Of the sampling's options some are not settings: they have one sensible value.
+        drawn = {n: options.pop(n) for n in (*options,) if n in Sampling.__struct_fields__}
+        own = settings_of({**asdict(self.settings), **options}) if options else self.settings
         if form is not None:
             grammar = grammar_of(self.edge.tokenizer, form)
         policy = policy or self.policy
@@ -247,7 +248,7 @@ class Pair:
                 grammar=grammar,
                 policy=policy,
                 at_end=lambda left: shared.settle(taken, left),
-                **told,
+                **reporting,
             )
         except BaseException:
             shared.settle(taken, taken)
@@ -284,9 +285,9 @@ def open_pair(
 
 
 def open_models(settings: Settings) -> Pair:
-    """The pair for those who bring routers of their own, its own router asking nothing.
+    """The pair for callers with routers of their own; its own router never asks.
 
-    A session more than a decoder needs may be open: the oracle reads beside it.
+    Two sessions may be open: the oracle reads beside the decoder.
     """
     return open_pair(replace(settings, router=_NEVER), slots=2)
 
@@ -341,18 +342,18 @@ def _texts(asked: Prompted) -> list[str]:
     return [text for text in contents if isinstance(text, str)]
 
 
-def _form(wishes: Wishes) -> AnswerForm | None:
-    """The response format; its options are removed from `wishes`."""
-    return form_from(
-        wishes.pop("json_schema", None),
-        wishes.pop("tools", ()),
-        wishes.pop("tool_choice", "auto"),
-        wishes.pop("parallel_tool_calls", True),
+def _form(options: AnswerOptions) -> ResponseFormat | None:
+    """The response format; its options are removed from `options`."""
+    return response_format_from(
+        options.pop("json_schema", None),
+        options.pop("tools", ()),
+        options.pop("tool_choice", "auto"),
+        options.pop("parallel_tool_calls", True),
     )
 
 
-def _record(settings: Settings, sent_file: str | Path | None) -> SentRecord:
-    place = counts_place() if settings.sent_counts else None
+def _record(sent_file: str | Path | None) -> SentRecord:
+    place = counts_place()
     return SentRecord(
         CountsFile(place) if place else None,
         PayloadsFile(from_home(sent_file)) if sent_file else None,

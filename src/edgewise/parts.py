@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, meant, resolve
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import bridged
-from edgewise.cloud.bridge.context_filter import Plain, Viewing
+from edgewise.cloud.bridge.context_filter import ContextFilterMaker, Plain
 from edgewise.cloud.key import cloud_key
 from edgewise.costs.billing import Billing
 from edgewise.costs.daily import DailyTotal, spent_place
@@ -94,9 +94,10 @@ def proven_cloud(
     that is not allowed.
     """
     from edgewise.cloud.hosts import hosts_of, require_allowed
-    from edgewise.engines.registry import check_name
 
     if settings.cloud_engine != _DEFAULTS.cloud_engine:
+        from edgewise.engines.registry import check_name
+
         check_name(settings.cloud_engine)
     # What is wrong with it shows wherever the cloud is.
     shown = viewing(settings)
@@ -116,7 +117,7 @@ def proven_cloud(
             own=_own_tokenizer(settings),
             viewing=shown,
         )
-    _require_no_wish(settings, address)
+    _require_no_url_settings(settings, address)
     if address == "none":
         return None
     cloud = _here(settings, address, keep_prefixes)
@@ -128,7 +129,7 @@ def proven_cloud(
         raise
 
 
-def viewing(settings: Settings) -> Viewing | None:
+def viewing(settings: Settings) -> ContextFilterMaker | None:
     """What the cloud gets to see; None for everything. Raises `UsageError`."""
     from edgewise.cloud.bridge.context_filter import Recent, amount_of
     from edgewise.cloud.redaction.rules import redaction_of
@@ -158,7 +159,7 @@ def _own_tokenizer(settings: Settings) -> Tokenizer | None:
     return open_tokenizer(named) if named else None
 
 
-def _require_no_wish(settings: Settings, address: str) -> None:
+def _require_no_url_settings(settings: Settings, address: str) -> None:
     """Raise `UsageError` for settings of a URL where the cloud's `address` is not one."""
     if settings.cloud_engine != _DEFAULTS.cloud_engine:
         raise UsageError(
@@ -335,9 +336,9 @@ def sampling_of(settings: Settings) -> Sampling:
     return Sampling(**{**shared(settings, Sampling), "seed": settings.seed or 0})
 
 
-def sampling_with(settings: Settings, wishes: Mapping[str, object]) -> Sampling:
-    """The settings' sampling, with what one answer wishes otherwise. Raises `UsageError`."""
+def sampling_with(settings: Settings, options: Mapping[str, object]) -> Sampling:
+    """The settings' sampling, with the options of one answer. Raises `UsageError`."""
     try:
-        return msgspec.convert({**asdict(sampling_of(settings)), **wishes}, Sampling)
+        return msgspec.convert({**asdict(sampling_of(settings)), **options}, Sampling)
     except msgspec.ValidationError as error:
         raise UsageError(f"The sampling is not valid: {error}.") from error

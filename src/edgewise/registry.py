@@ -1,8 +1,8 @@
-"""Doors for third parties: what a name stands for, loaded when it is first asked for.
+"""Names that third parties may add: what a name stands for, loaded when it is first needed.
 
-Each concept has one registry in its own room: a table of the built-in names, and an entry point
-group through which a package adds others. Where a registry says so, a name may also be code by
-itself: `module:Class`, or `./file.py:Class`.
+Each concept has one registry: a table of the built-in names, and an entry point group through which
+a package adds others. If a registry says so, a name may also be code: `module:Class`, or
+`./file.py:Class`.
 """
 
 import hashlib
@@ -39,14 +39,13 @@ class Registry(Generic[_T]):
     ) -> None:
         """`built_in` maps names to `module:attribute`, `group` is the entry points' group.
 
-        What is added must be a class with the attributes `wanted`, where there are any; with
-        `code`, a name may be code by itself.
+        An added class must have the attributes `wanted`. With `code`, a name may be code.
         """
         self.concept, self.group = concept, group
         self._built_in, self._wanted, self._code = built_in, wanted, code
 
     def names(self) -> list[str]:
-        """Every name, sorted. Raises `UsageError` for two of one name."""
+        """Every name, sorted. Raises `UsageError` if two things have one name."""
         return sorted({*self._built_in, *self._added()})
 
     def __contains__(self, name: object) -> bool:
@@ -55,7 +54,7 @@ class Registry(Generic[_T]):
         return self._code and isinstance(name, str) and is_code(name)
 
     def load(self, name: str) -> _T:
-        """What `name` stands for. Raises `UsageError` where that is nothing or cannot be loaded."""
+        """What `name` stands for. Raises `UsageError` if that is nothing or cannot be loaded."""
         if name in self._built_in:  # without a look at all packages, which takes a while
             return cast(_T, attribute(self._built_in[name]))
         added = self._added()
@@ -69,9 +68,9 @@ class Registry(Generic[_T]):
         )
 
     def source(self, name: str) -> str:
-        """A digest of the file that an added name's code lies in; empty for a built-in one.
+        """A digest of the file that defines an added name; empty for a built-in one.
 
-        So what was made with code that has changed since can be told from what is made with it now.
+        It tells results of earlier code from results of the code as it is now.
         """
         if name in self._built_in:
             return ""
@@ -98,20 +97,19 @@ class Registry(Generic[_T]):
                 f"The {self.concept} {target!r} cannot be loaded ({_reason(error)})",
                 hint="repair the code" if file else "repair the code, or install its package",
             ) from error
-        try:
-            return getattr(module, name)
-        except AttributeError as error:
+        if not hasattr(module, name):
             raise UsageError(
                 f"The {self.concept} {target!r} cannot be loaded: {where!r} has no {name}",
                 hint="name a class that is defined there",
-            ) from error
+            )
+        return getattr(module, name)
 
     def _checked(self, name: str, found: object) -> _T:
-        lacking = [one for one in self._wanted if not hasattr(found, one)]
-        if lacking or (self._wanted and not isinstance(found, type)):
-            lacks = f"it lacks {', '.join(lacking)}" if lacking else "it is no class"
+        missing = [one for one in self._wanted if not hasattr(found, one)]
+        if missing or (self._wanted and not isinstance(found, type)):
+            problem = f"it lacks {', '.join(missing)}" if missing else "it is not a class"
             raise UsageError(
-                f"{name!r} is no {self.concept}: {lacks}",
+                f"{name!r} is not a {self.concept}: {problem}",
                 hint=f"a {self.concept} is a class with {', '.join(self._wanted)}",
             )
         return cast(_T, found)
@@ -131,7 +129,7 @@ class Registry(Generic[_T]):
 
 
 def or_meant(name: str, known: Sequence[str], hint: str) -> str:
-    """A hint, behind what `name` may be meant for, misspelt."""
+    """A hint that begins with the known name that is nearly `name`, if there is one."""
     close = get_close_matches(name, known, 1)
     return f"did you mean {close[0]!r}? If not: {hint}" if close else hint
 
@@ -143,7 +141,7 @@ def attribute(target: str) -> Any:
 
 
 def is_code(name: str) -> bool:
-    """Whether `name` is of the form `module:Class` or `file.py:Class`."""
+    """Whether `name` has the form `module:Class` or `file.py:Class`."""
     return code_file(name) is not None or _MODULE.fullmatch(name) is not None
 
 
@@ -174,8 +172,8 @@ def _executed(path: Path) -> ModuleType:
 
 
 def _reason(error: Exception) -> str:
-    """Of an exception that need not say anything, on one line."""
+    """An exception in one line, whether or not it has a message."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    told = " ".join(str(error).split())
-    return f"{type(error).__name__}: {told}" if told else type(error).__name__
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -155,9 +155,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gpu_layers: Annotated[
         int | Literal["auto"], _about("machine", "Layers on the GPU: auto or a number.")
     ] = "auto"
-    sent_counts: Annotated[
-        bool, _about("record", "Keep counts, never text, of what leaves, for edgewise sent.")
-    ] = True
     price: Annotated[
         str | None,
         _about(

@@ -1,18 +1,13 @@
 """Capacity: the arithmetic by hand, the search, and a load at a real llama-server."""
 
-import asyncio
-import math
-import time
-from collections.abc import AsyncIterator, Iterator
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.capacity.__main__ import main, run, texts
-from benchmarks.capacity.engines import Meter, Room, Served, served
+from benchmarks.capacity.engines import Room, Served, served
 from benchmarks.capacity.memory import (
     H100,
     QWEN_32B,
@@ -24,12 +19,9 @@ from benchmarks.capacity.memory import (
     offloaded,
     routed,
     routed_offloaded,
-    streamed,
 )
-from benchmarks.capacity.search import STEP, ladder, largest
-from benchmarks.capacity.sessions import LIMIT, Load, Run, Texts
-from edgewise.engines.llama_server import LlamaServerEngine
-from tests.doubles.scripted_engine import ScriptedEngine
+from benchmarks.capacity.search import ladder, largest
+from benchmarks.capacity.sessions import Load, Texts
 
 SHORT = Load(2, 0.25, 40.0, 24, 20, 1.0)
 """Two sessions whose answers take half a second."""
@@ -58,11 +50,6 @@ def test_the_least_limit_is_named() -> None:
     assert routed_offloaded(QWEN_72B, H100, 16, use) == (0, "KV memory")
 
 
-def test_steps_too_long_for_the_pace_serve_nobody() -> None:
-    assert streamed(QWEN_72B, H100, 16, 100, 1000, 1) == 0
-    assert 0 < streamed(QWEN_32B, H100, 16, 10, 1000, 3) < computed(QWEN_32B, H100, 10, 3)
-
-
 @given(st.integers(0, 300), st.integers(1, 400), st.integers(1, 300))
 def test_the_search_finds_the_highest_rung_that_holds(limit: int, start: int, most: int) -> None:
     tried: list[int] = []
@@ -74,12 +61,6 @@ def test_the_search_finds_the_highest_rung_that_holds(limit: int, start: int, mo
     found = largest(holds, start=start, most=most)
     assert found == max((rung for rung in ladder(most) if rung <= limit), default=0)
     assert len(set(tried)) == len(tried)
-
-
-def test_the_rungs_are_a_tenth_apart() -> None:
-    rungs = ladder(500)
-    assert (rungs[0], rungs[-1]) == (1, 500)
-    assert all(high - low <= max(1, low * (STEP - 1)) for low, high in pairwise(rungs))
 
 
 @pytest.fixture(scope="module")
@@ -105,43 +86,6 @@ def test_consults_are_answered_and_what_was_computed_is_kept(
     assert row.written > 0
 
 
-def test_all_tokens_of_the_engine_count(server: Served, ids: Texts) -> None:
-    row = run(server, SHORT._replace(share=None, pace=20.0), ids)
-    assert list(row.found.failed) == []
-    assert row.found.stopped or len(row.found.late) == pytest.approx(2 * 20 * 1.0, abs=4)
-    assert row.found.first
-
-
-def test_who_is_not_answered_is_late_and_the_schedule_goes_on(ids: Texts) -> None:
-    """An engine that takes a minute: everything that was due in the second counts as never."""
-    engine = ScriptedEngine(seconds=60.0)
-    seen = asyncio.run(_stalled(engine.url, SHORT._replace(share=1.0), ids))
-    engine.close()
-    late, stopped, seconds = seen
-    assert stopped
-    # 80 a second are due; 5% of them late, and then it is over.
-    assert len(late) > 4
-    assert set(late) == {math.inf}
-    assert seconds < LIMIT + 30
-
-
-async def _stalled(url: str, load: Load, ids: Texts) -> tuple[list[float], bool, float]:
-    engine = LlamaServerEngine(url)
-
-    async def stream(prompt: list[int], tokens: int) -> AsyncIterator[int]:
-        raise AssertionError
-        yield 0
-
-    async def meter() -> Meter:
-        return Meter(0, 0)
-
-    begun = time.perf_counter()
-    found, _ = await Run(load._replace(tenant=""), ids, engine, stream).found(meter)
-    seconds = time.perf_counter() - begun - load.turn
-    await engine.close()
-    return list(found.late), found.stopped, seconds
-
-
 TINY = ["--answer", "8", "--prompt", "16", "--pace", "20", "--seconds", "0.5", "--shares", "0.5"]
 
 
@@ -152,28 +96,8 @@ def test_sessions_are_searched(capsys: pytest.CaptureFixture[str]) -> None:
     assert "| 50% of tokens | " in told
 
 
-def test_room_for_fewer_sessions(capsys: pytest.CaptureFixture[str]) -> None:
-    main([*TINY, "--table", "held", "--sessions", "4"])
-    told = capsys.readouterr().out
-    assert told.count("| nothing | ") == 3
-    assert told.count("| 8192 MiB of memory | ") == 3
-
-
 def test_the_computed_table(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--table", "gpu"])
     told = capsys.readouterr().out
     assert "| Qwen2.5-32B | fp16 | 1x 80 GB | 256 KiB | 48 | 24 | 6 |" in told
     assert "| Qwen2.5-72B | fp16 | 1x 80 GB | 320 KiB | no room | no room | no room |" in told
-
-
-def test_without_vllm_one_sentence(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("VLLM_PYTHON", raising=False)
-    main(["--engine", "vllm"])
-    assert capsys.readouterr().out.startswith("vLLM is left out")
-
-
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="no model"):
-        main([*TINY, "--model", str(tmp_path / "none.gguf")])

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import cast
@@ -13,18 +13,15 @@ import pytest
 
 from benchmarks.routers import gates
 from benchmarks.routers import plan as plans
-from benchmarks.routers.plan import Plan, first_of_each
+from benchmarks.routers.plan import first_of_each
 from benchmarks.routers.thresholds import Search, search
 from benchmarks.routers.trainings import opened
-from benchmarks.routers.tree import NEVER, Models, Segment, Tree, Written
+from benchmarks.routers.tree import Models, Tree
 from edgewise.cloud.local import LocalCloud
-from edgewise.edge.base import Needs, Step
+from edgewise.edge.base import Step
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.errors import UsageError
 from edgewise.routers.base import Router
-from edgewise.routers.constant import Constant
 from edgewise.routers.uncertainty import Entropy, MaxProb
-from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
 from edgewise_lab.evaluation.systems import Decoded, paired
 from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
@@ -57,33 +54,6 @@ def test_a_tree_gives_the_decoders_answers(
                 assert getattr(found, name) == getattr(told, name)
 
 
-class Counting(Models):
-    """Counts what the models are asked for."""
-
-    calls = 0
-
-    def after(self, prompt: Sequence[int], prefix: tuple[int, ...]) -> Segment:
-        self.calls += 1
-        return super().after(prompt, prefix)
-
-    def by_cloud(self, prompt: Sequence[int], segment: Segment) -> list[Written]:
-        self.calls += 1
-        return super().by_cloud(prompt, segment)
-
-
-def test_a_tree_asks_for_nothing_twice() -> None:
-    """Another router's answer goes along what is known."""
-    edge, cloud = (ScriptedEdge(replying(text, prompt=QUESTION.prompt)) for text in ("a c", "b d"))
-    with closing(Counting(edge, cloud, 40)) as models:
-        tree = Tree(QUESTION, models)
-        first = tree.walk("one", gates.Plain(Constant(0.5)), 0.5)
-        assert (first.text, first.consults) == ("b d", 4)
-        calls = models.calls
-        assert tree.walk("another", gates.Plain(Constant(0.7)), 0.6) == first
-        assert models.calls == calls
-        assert tree.walk("one", gates.Plain(Constant(0.5)), 0.6).text == "a c"
-
-
 def test_three_tokens_are_all_that_their_router_sees(tmp_path: Path) -> None:
     """It learns which words come before a token that matters, and nothing of the model's state."""
     pytest.importorskip("torch")
@@ -99,45 +69,6 @@ def test_three_tokens_are_all_that_their_router_sees(tmp_path: Path) -> None:
     assert router.score(NOTHING, []) < 0.2
     far = router.score(NOTHING, [1, 1, 5, 7, 3, 4])
     assert far == pytest.approx(router.score(NOTHING, [8, 2, 0, 7, 3, 4]), abs=1e-3)
-
-
-def test_a_place_is_all_that_its_router_sees() -> None:
-    router = gates.Position(gates.Position.fit([[0.0, 1.0, 0.5], [0.0, 0.0]]))
-    found = [router.score(NOTHING, [7] * at) for at in range(5)]
-    assert found == pytest.approx([0.0, 0.5, 0.5, 0.0, 0.0], abs=1e-3)
-    assert router.score(NOTHING, [7, 8]) != router.score(NOTHING, [8, 7])  # no ties
-
-
-def test_digits_after_an_equals_sign_weigh_three_times() -> None:
-    edge = ScriptedEdge(noise())
-    tokenizer = edge.tokenizer
-    rule, entropy = gates.DigitRule(tokenizer), Entropy()
-    for proposed, text, weight in (("7", "3+4=", 3), ("7", "3+4= 1", 3), ("7", "3+4", 1)):
-        step = cast(Step, Fixed(tokenizer.encode(proposed)[0], 0.5))
-        assert rule.score(step, tokenizer.encode(text)) == pytest.approx(
-            weight * entropy.score(step) / 3
-        )
-    step = cast(Step, Fixed(tokenizer.encode("x")[0], 0.5))
-    assert rule.score(step, tokenizer.encode("3+4=")) == pytest.approx(entropy.score(step) / 3)
-
-
-class Fixed:
-    """A step of a given entropy."""
-
-    size = 258
-
-    def __init__(self, proposed: int, entropy: float) -> None:
-        self.proposed, self.entropy = proposed, entropy
-
-
-def test_the_entropy_of_the_top_is_that_of_the_renormalised_few() -> None:
-    session = ScriptedEdge(noise()).session(Needs.TOP, top=10)
-    session.open([1, 2, 3])
-    step = session.step()
-    logits = np.sort(step.top(10)[1].astype(np.float64))[::-1]
-    p = np.exp(logits) / np.exp(logits).sum()
-    expected = -(p * np.log(p)).sum() / np.log(10)
-    assert gates.TopEntropy().score(step) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.03, 0.2])
@@ -157,10 +88,6 @@ def test_a_search_finds_the_share_that_is_realised(share: float, drift: float) -
     assert len(tries) <= 13
 
 
-def test_scores_that_are_all_alike_leave_one_choice() -> None:
-    assert settled(search(0.05, [0.5] * 100), lambda threshold: 1.0) == NEVER
-
-
 def settled(running: Search, realised: Callable[[float], float]) -> float:
     """What a search ends with, given what its thresholds realise."""
     asked = next(running)
@@ -169,12 +96,6 @@ def settled(running: Search, realised: Callable[[float], float]) -> float:
             asked = running.send(realised(asked))
         except StopIteration as stop:
             return stop.value
-
-
-def test_a_split_that_there_is_not_is_a_sentence(tmp_path: Path) -> None:
-    plan = Plan(tmp_path, ("value",), 1, (0.05,), ("test",), 4, 4, 4)
-    with pytest.raises(UsageError, match="no split 'elsewhere'"):
-        plan.task("elsewhere")
 
 
 def compared(work: Path, *given: str) -> str:

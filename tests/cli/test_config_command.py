@@ -165,12 +165,12 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(edgewise: Edgewise, tmp_p
 
 
 def test_a_file_is_made_where_there_is_none(edgewise: Edgewise, tmp_path: Path) -> None:
-    for key, value in (("edge", "small.gguf"), ("sent-counts", "false"), ("gpu-layers", "auto")):
+    for key, value in (("edge", "small.gguf"), ("span", "3"), ("gpu-layers", "auto")):
         assert edgewise("config", "set", key, value).code == 0
     assert (tmp_path / "edgewise.toml").read_text() == (
-        'edge = "small.gguf"\nsent-counts = false\ngpu-layers = "auto"\n'
+        'edge = "small.gguf"\nspan = 3\ngpu-layers = "auto"\n'
     )
-    assert in_force(edgewise)["sent-counts"] == (False, "edgewise.toml")
+    assert in_force(edgewise)["span"] == (3, "edgewise.toml")
 
 
 def test_a_key_that_stands_there_in_two_spellings_is_one(

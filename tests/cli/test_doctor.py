@@ -143,7 +143,9 @@ def test_how_an_api_that_takes_text_goes_on(edgewise: Edgewise, cached: bool, st
 @pytest.mark.parametrize("cached", [True, False])
 def test_what_an_engine_computes_again(edgewise: Edgewise, cached: bool) -> None:
     """Of a hybrid, say, whose cache has blocks that are longer than the prompt."""
-    anew = Twisted(lambda writing: replace(writing, cached=0, computed=len(writing.prompt)))
+    anew = Twisted(
+        lambda writing: replace(writing, cached=0, computed=writing.cached + writing.computed)
+    )
     with (
         closing(LlamaModel(bundled("edge"), threads=1)) as edge,
         closing(ScriptedEngine(tokenizer=edge.tokenizer)) as engine,

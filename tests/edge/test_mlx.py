@@ -319,7 +319,7 @@ class TestByAddress:
 
     def test_without_the_extra(self, folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "mlx_lm", None)
-        with pytest.raises(UsageError, match=r"needs mlx_lm; pip install 'edgewise\[mlx\]'"):
+        with pytest.raises(UsageError, match=r"edgewise\[mlx\]"):
             EDGES.load("mlx")(str(folders("llama")), EdgeOptions())
 
     @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_bad_folders(
 def test_packed_weights_of_another_width(tmp_path: Path, hidden_size: int) -> None:
     """MLX would divide by the size of a group, which is none here."""
     folder = write_mlx_model(tmp_path / "packed", "llama", bits=4)
-    with pytest.raises(ModelError, match="is not packed as its width of"):
+    with pytest.raises(ModelError, match="not packed"):
         MlxModel(described(folder, hidden_size=hidden_size))
 
 

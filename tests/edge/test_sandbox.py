@@ -77,6 +77,7 @@ def test_what_ends_llama_cpp_is_a_sentence(tmp_path: Path, key: str, value: floa
     assert "\n" not in said
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("first", [0, 19, 46, 354])
 def test_a_mutated_file_never_ends_the_process(tmp_path: Path, first: int) -> None:
     """Some of them, among them such as would; `python -m tests.mutated_gguf` tries any number."""
@@ -181,7 +182,7 @@ def test_a_load_without_end_is_a_sentence(
 ) -> None:
     monkeypatch.setattr(trial, "SECONDS", 0.01)
     monkeypatch.setattr(trial, "SECONDS_A_BYTE", 0.0)
-    with pytest.raises(ModelError, match="loading it does not end"):
+    with pytest.raises(ModelError, match="does not end"):
         load(sound)
     monkeypatch.setattr(trial, "SECONDS", 60.0)
     load(sound)
@@ -210,7 +211,7 @@ def test_where_no_process_can_be_started_the_file_is_loaded_untried(
 
 def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
     path = Path(shutil.copy(bundled("edge"), tmp_path / "m-00001-of-00002.gguf"))
-    with pytest.raises(ModelError, match=r"m-00002-of-00002\.gguf' cannot be read"):
+    with pytest.raises(ModelError, match="m-00002-of-00002"):
         LlamaModel(path)
 
 

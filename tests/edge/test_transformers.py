@@ -204,11 +204,11 @@ class TestByAddress:
 
     def test_without_the_extra(self, folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "transformers", None)
-        with pytest.raises(UsageError, match=r"needs transformers; pip install 'edgewise\[transf"):
+        with pytest.raises(UsageError, match=r"edgewise\[transformers\]"):
             EDGES.load("transformers")(str(folders("llama")), EdgeOptions())
 
     def test_layers_on_a_gpu(self, folders: Folders) -> None:
-        with pytest.raises(UsageError, match="a whole model on one device, not 3 layers") as caught:
+        with pytest.raises(UsageError, match="3 layers") as caught:
             TransformersModel(folders("llama"), gpu_layers=3)
         assert caught.value.setting == "gpu_layers"
 

@@ -83,8 +83,8 @@ def test_two_readings(question: Question, text: str, right: bool, strict: bool) 
     assert (is_right(question, text), is_strictly_right(question, text)) == (right, strict)
 
 
-def test_a_pattern_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgewise_lab.evaluation.tasks.grading.SECONDS", 1.0)
+@pytest.mark.deep
+def test_a_pattern_that_never_ends_is_refused() -> None:
     with pytest.raises(UsageError, match="'slow'"):
         is_right(Question("slow", "f", "", r"(a+)+$", "regex"), "a" * 60 + "!")
     assert is_right(Question("quick", "f", "", "é\n+b", "regex"), "é\n\nb")

@@ -10,7 +10,6 @@ from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from edgewise_lab.evaluation.plan import Evaluation, contender_named
 from edgewise_lab.evaluation.report import CLOUD, EDGE, as_csv, rows, summary
 from edgewise_lab.evaluation.store import OUTCOMES, Cell, Store
-from edgewise_lab.evaluation.systems import CommitPoint, Outcome, query_level
 from edgewise_lab.evaluation.tasks.base import Question, Task
 
 PROMPT = "Which animal is it?"
@@ -94,34 +93,3 @@ def test_a_damaged_store_is_said_so(tmp_path: Path) -> None:
     (tmp_path / OUTCOMES).write_bytes(b"nonsense\n")
     with pytest.raises(UsageError, match="damaged"):
         Store(tmp_path, {})
-
-
-def test_the_commit_point_is_one_consult_where_a_choice_is_named() -> None:
-    cloud = ScriptedCloud(replying(RIGHT, prompt=PROMPT))
-    edge = ScriptedEdge(replying("It is cat.", prompt=PROMPT))
-    found = CommitPoint(edge, cloud, 80).answer(TASK.questions[0])
-    assert (found.cloud_tokens, found.consults) == (1, 1)
-
-
-def outcome(name: str, *, tokens: int, right: bool, by_cloud: bool, unsure: float) -> Outcome:
-    return Outcome(
-        question=name,
-        family="f",
-        text="",
-        right=right,
-        strict=right,
-        output_tokens=tokens,
-        cloud_tokens=tokens if by_cloud else 0,
-        uncertainty=unsure,
-    )
-
-
-def test_query_level_sends_the_most_uncertain_questions_within_the_share() -> None:
-    edge = [
-        outcome(f"{i}", tokens=10, right=False, by_cloud=False, unsure=u)
-        for i, u in enumerate((0.1, 0.9, 0.5, 0.2))
-    ]
-    cloud = [outcome(f"{i}", tokens=10, right=True, by_cloud=True, unsure=0) for i in range(4)]
-    for share, right in ((0.2, []), (0.25, ["1"]), (0.5, ["1", "2"]), (1.0, ["0", "1", "2", "3"])):
-        found = query_level(edge, cloud, share)
-        assert [o.question for o in found if o.right] == right

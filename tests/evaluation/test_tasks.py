@@ -168,12 +168,6 @@ def test_a_bad_line_is_one_sentence(
         open_task(str(tmp_path / "mine.jsonl"), check=check)  # type: ignore[arg-type]
 
 
-def test_two_questions_of_one_id_are_refused(tmp_path: Path) -> None:
-    line = {"prompt": "a", "answer": "b", "id": "1"}
-    with pytest.raises(EdgewiseError, match="same id"):
-        open_task(str(write(tmp_path / "mine.jsonl", line, line)))
-
-
 @pytest.mark.parametrize(
     ("name", "line", "problem"),
     [
@@ -187,19 +181,6 @@ def test_a_file_of_another_kind_is_refused(
 ) -> None:
     with pytest.raises(EdgewiseError, match=problem):
         open_task(name, data=write(tmp_path / "data.jsonl", line))
-
-
-def test_unknown_names_and_useless_flags_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "mine.jsonl", {"prompt": "a", "answer": "b"})
-    for arguments in (
-        {"name": "mmlu"},
-        {"name": "pocketqa", "data": path},
-        {"name": "gsm8k", "check": "exact"},
-        {"name": "gsm8k", "data": tmp_path / "gone.jsonl"},
-        {"name": str(path), "data": path},
-    ):
-        with pytest.raises(EdgewiseError):
-            open_task(**arguments)  # type: ignore[arg-type]
 
 
 def test_a_line_may_bring_a_whole_right_answer(tmp_path: Path) -> None:
@@ -243,14 +224,6 @@ def test_a_file_is_calibrated_on_its_own_end(tmp_path: Path) -> None:
     assert held_out == ["Say 7.", "Say 8.", "Say 9."]
     used, _ = prepared(tmp_path / "mine.jsonl")
     assert len(used) == 7
-
-
-def test_another_file_is_calibrated_on_by_its_end(tmp_path: Path) -> None:
-    mine = numbered(tmp_path / "mine.jsonl", 4)
-    other = numbered(tmp_path / "other.jsonl", 9, "Write {}.")
-    used, held_out = prepared(mine, calibration_data=other)
-    assert used == [f"Say {i}." for i in range(4)]
-    assert held_out == ["Write 6.", "Write 7.", "Write 8."]
 
 
 def test_the_bundled_task_has_a_split_for_it() -> None:

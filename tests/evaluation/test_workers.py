@@ -10,11 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from edgewise.errors import EdgewiseError
-from edgewise.pair import open_models
-from edgewise.routers.named import router_named
 from edgewise.settings import Settings
 from edgewise_lab.evaluation.plan import Job, Work, Workers
-from edgewise_lab.evaluation.systems import Decoded, Outcome, edge_alone, paired
+from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 QUESTIONS = pocketqa().questions[:6]
@@ -28,19 +26,6 @@ def work(settings: Settings = SETTINGS) -> Work:
 
 def untimed(outcome: Outcome) -> Outcome:
     return replace(outcome, seconds=0.0)
-
-
-def test_outcomes_are_those_of_one_process() -> None:
-    with open_models(SETTINGS) as models:
-        edge, cloud = models.both()
-        alone = edge_alone(edge, TOKENS)
-        pair = Decoded(paired(edge, router_named("entropy"), 0.3, cloud), TOKENS)
-        here = [[untimed(one.answer(question)) for question in QUESTIONS] for one in (alone, pair)]
-    asked = (Job("edge"), Job("pair", "entropy", 0.3))
-    with Workers(work(), 2) as workers:
-        there = [[untimed(one) for one in workers.answers(each, QUESTIONS)] for each in asked]
-    assert there == here
-    assert any(one.cloud_tokens for one in there[1])
 
 
 def test_a_worker_that_dies_is_one_sentence() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.events import Consult, Token
-from edgewise.grammar.form import AnswerForm, grammar_of
+from edgewise.grammar.response_format import ResponseFormat, grammar_of
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
@@ -30,7 +30,7 @@ def test_a_word_is_cut_where_it_breaks_the_form(speculate: int) -> None:
         policy=Policy(speculate=speculate),
         cloud=Bridge(cloud, own=OWN, edge=EDGE, words=True),
     )
-    grammar = grammar_of(EDGE, AnswerForm(schema=SCHEMA))
+    grammar = grammar_of(EDGE, ResponseFormat(schema=SCHEMA))
     with decoder.stream(IDS, grammar=grammar, max_tokens=40) as stream:
         events = list(stream)
     tokens = [event for event in events if isinstance(event, Token)]
@@ -54,7 +54,7 @@ def test_a_word_that_does_not_begin_well_is_refused(speculate: int) -> None:
         policy=Policy(speculate=speculate),
         cloud=Bridge(cloud, own=OWN, edge=EDGE, words=True),
     )
-    grammar = grammar_of(EDGE, AnswerForm(schema=SCHEMA))
+    grammar = grammar_of(EDGE, ResponseFormat(schema=SCHEMA))
     answer = decoder.generate(IDS, grammar=grammar, max_tokens=40)
     assert answer.text == '"abc"'
     assert answer.tokens[1].reason == "grammar"

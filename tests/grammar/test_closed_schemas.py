@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from edgewise.grammar.form import AnswerForm, grammar_of
+from edgewise.grammar.response_format import ResponseFormat, grammar_of
 from edgewise.prompts import Tool
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.tool_models import ToolTokenizer
@@ -17,7 +17,7 @@ B: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "integer"}}}
 
 
 def allows(schema: dict[str, Any], text: str) -> bool:
-    found = grammar_of(TOKENIZER, AnswerForm(schema=schema)).constraint(0)
+    found = grammar_of(TOKENIZER, ResponseFormat(schema=schema)).constraint(0)
     ids = [*text.encode(), min(TOKENIZER.eos_ids)]
     return found.fitting([], ids) == len(ids)
 
@@ -63,7 +63,7 @@ def test_a_tool_without_parameters_is_given_none() -> None:
     tokenizer = ToolTokenizer()
 
     def fits(tool: Tool, arguments: str) -> bool:
-        form = AnswerForm(tools=(tool,), required=True)
+        form = ResponseFormat(tools=(tool,), required=True)
         text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
         ids = [*text.encode(), min(tokenizer.eos_ids)]
         return grammar_of(tokenizer, form).constraint(0).fitting([], ids) == len(ids)

@@ -11,7 +11,7 @@ from hypothesis import given
 
 from edgewise.edge.base import Floats
 from edgewise.events import Token
-from edgewise.grammar.form import AnswerForm, grammar_of
+from edgewise.grammar.response_format import ResponseFormat, grammar_of
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
@@ -134,7 +134,7 @@ def test_an_answer_is_json_of_its_schema(
         differs = hash((seed, len(ids), ids[-1])) % 100 >= 100 * agreement
         return other(ids) if differs else own(ids)
 
-    grammar = grammar_of(TOKENIZER, AnswerForm(schema=schema))
+    grammar = grammar_of(TOKENIZER, ResponseFormat(schema=schema))
     answers: list[Answer] = []
     for ahead in (0, speculate):
         made, _ = decoder(

@@ -59,9 +59,9 @@ def test_calls_stand_beside_the_text() -> None:
         ]
         assert pair.ask(conversation, tools=[TOOL]).text == "Sunny."
         assert pair.ask("Weather?", tools=[TOOL], tool_choice="none").tool_calls == ()
-        with pytest.raises(UsageError, match="say nothing of tools"):
+        with pytest.raises(UsageError, match="tools"):
             pair.ask([1, 2, 3], tools=[TOOL])
-        with pytest.raises(UsageError, match="There is no tool 'x'"):
+        with pytest.raises(UsageError, match="'x'"):
             pair.ask("Weather?", tools=[TOOL], tool_choice="x")
 
 

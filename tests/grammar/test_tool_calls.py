@@ -17,7 +17,7 @@ from edgewise.edge.base import Floats
 from edgewise.errors import UsageError
 from edgewise.grammar.calls import CallArguments, CallBegun, CallReader, Part, Said, collected
 from edgewise.grammar.compiled import Grammar
-from edgewise.grammar.form import AnswerForm, form_from, grammar_of
+from edgewise.grammar.response_format import ResponseFormat, grammar_of, response_format_from
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, Tool, ToolCall, prompt_of
@@ -51,7 +51,7 @@ TOKENIZERS = {name: ToolTokenizer(template) for name, template in TEMPLATES.item
 every = pytest.mark.parametrize("name", TEMPLATES)
 
 
-def written(name: str, script: Script, form: AnswerForm, **options: Any) -> Answer:
+def written(name: str, script: Script, form: ResponseFormat, **options: Any) -> Answer:
     tokenizer = TOKENIZERS[name]
     decoder = Decoder(
         ScriptedEdge(script, tokenizer=tokenizer), router=Constant(0.0), policy=Policy()
@@ -70,7 +70,7 @@ def read(name: str, answer: Answer) -> tuple[str, list[tuple[str, str]]]:
 @every
 def test_a_call_is_written_as_the_model_writes_it(name: str) -> None:
     text = tool_format(TOKENIZERS[name]).written([PARIS])
-    answer = written(name, saying(text), AnswerForm(tools=TOOLS))
+    answer = written(name, saying(text), ResponseFormat(tools=TOOLS))
     assert (answer.text, answer.finish_reason) == (text, "stop")
     assert read(name, answer) == ("", [("get_weather", '{"city": "Paris"}')])
 
@@ -78,24 +78,24 @@ def test_a_call_is_written_as_the_model_writes_it(name: str) -> None:
 @every
 def test_text_is_text_where_a_tool_may_be_called(name: str) -> None:
     for text in ("It rains: 3 < 4 [TOO", ""):
-        answer = written(name, saying(text), AnswerForm(tools=TOOLS))
+        answer = written(name, saying(text), ResponseFormat(tools=TOOLS))
         assert read(name, answer) == (text, [])
 
 
 @pytest.mark.parametrize("name", ["hermes", "mistral", "named"])
 def test_several_calls_behind_text(name: str) -> None:
     text = "Let me see. " + tool_format(TOKENIZERS[name]).written([PARIS, NOW])
-    answer = written(name, saying(text), AnswerForm(tools=TOOLS))
+    answer = written(name, saying(text), ResponseFormat(tools=TOOLS))
     calls = [("get_weather", '{"city": "Paris"}'), ("get_time", "{}")]
     assert read(name, answer) == ("Let me see. ", calls)
-    alone = written(name, saying(text), AnswerForm(tools=TOOLS, parallel=False))
+    alone = written(name, saying(text), ResponseFormat(tools=TOOLS, parallel=False))
     assert read(name, alone) == ("Let me see. ", calls[:1])
 
 
 @every
 @pytest.mark.parametrize("only", [None, "get_time"])
 def test_a_call_that_must_be_made_is(name: str, only: str | None) -> None:
-    form = AnswerForm(tools=TOOLS, required=True, only=only, parallel=False)
+    form = ResponseFormat(tools=TOOLS, required=True, only=only, parallel=False)
     answer = written(name, saying("I would rather not."), form)
     said, ((called, arguments),) = read(name, answer)
     assert said == ""
@@ -140,7 +140,7 @@ def test_whatever_is_written_is_a_call_with_arguments_of_its_schema(
 
 @cache
 def required(name: str) -> Grammar:
-    return grammar_of(TOKENIZERS[name], AnswerForm(tools=TOOLS, required=True))
+    return grammar_of(TOKENIZERS[name], ResponseFormat(tools=TOOLS, required=True))
 
 
 @every
@@ -173,7 +173,7 @@ def test_calls_are_read_alike_in_pieces(name: str, cuts: list[int], text: str) -
 
 
 def test_a_marker_that_is_a_control_token_is_one() -> None:
-    form = AnswerForm(tools=TOOLS, required=True, only="get_time")
+    form = ResponseFormat(tools=TOOLS, required=True, only="get_time")
     for name, ids in (("mistral", [CALLS]), ("named", [CALLS, ARGS])):
         answer = written(name, saying("no"), form)
         assert [token.id for token in answer.tokens if token.id in (CALLS, ARGS)] == ids
@@ -181,7 +181,7 @@ def test_a_marker_that_is_a_control_token_is_one() -> None:
 
 def test_text_may_be_json_of_a_schema_instead() -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    form = AnswerForm(tools=TOOLS, schema=schema)
+    form = ResponseFormat(tools=TOOLS, schema=schema)
     for name in ("hermes", "mistral", "named"):
         assert json.loads(written(name, saying('{"n": 3}'), form).text) == {"n": 3}
         call = tool_format(TOKENIZERS[name]).written([NOW])
@@ -264,7 +264,7 @@ def test_a_model_without_tools_says_so(template: str | None, said: str) -> None:
             prompt_of(tokenizer, messages, tools)
         assert caught.value.setting == "tools"
     with pytest.raises(UsageError, match=said):
-        grammar_of(tokenizer, AnswerForm(tools=TOOLS))
+        grammar_of(tokenizer, ResponseFormat(tools=TOOLS))
 
 
 @pytest.mark.parametrize(
@@ -282,9 +282,9 @@ def test_a_model_without_tools_says_so(template: str | None, said: str) -> None:
 )
 def test_tools_that_are_none_are_refused(wishes: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        form_from(**wishes)
+        response_format_from(**wishes)
 
 
 def test_no_choice_is_no_form() -> None:
-    assert form_from(tools=[TIME], tool_choice="none") is None
-    assert form_from() is None
+    assert response_format_from(tools=[TIME], tool_choice="none") is None
+    assert response_format_from() is None

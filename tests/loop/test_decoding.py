@@ -23,7 +23,7 @@ from edgewise.routers.constant import Constant, Random
 from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ID_BYTES, ScriptedCloud
-from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, noise, replying
+from edgewise.testing.scripted_edge import EOS, ScriptedEdge, noise, replying
 
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())
@@ -285,19 +285,6 @@ def test_bad_input_is_refused_and_frees_the_session(
     with pytest.raises(error):
         decoder.stream(prompt, **options)  # type: ignore[arg-type]
     assert edge.sessions == 0
-
-
-def test_an_abandoned_stream_frees_its_session() -> None:
-    edge = edge_saying("blue")
-    with Decoder(edge, router=Constant(0.0), policy=Policy()).stream(IDS) as events:
-        next(events)
-    assert edge.sessions == 0
-    assert list(events) == []
-
-
-def test_another_vocabulary_is_refused() -> None:
-    with pytest.raises(Exception, match="vocabulary"):
-        cloud_saying("x", tokenizer=ByteTokenizer("other")).check(ByteTokenizer())
 
 
 def test_where_only_the_cloud_will_do_every_failure_is_raised() -> None:

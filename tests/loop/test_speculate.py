@@ -10,17 +10,16 @@ from hypothesis import given
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeAbilities, Rewinds
 from edgewise.errors import CloudTimeout, CloudUnavailable
-from edgewise.events import Consult, Pending, Rewound, Token
+from edgewise.events import Pending, Rewound, Token
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Budget, Policy
 from edgewise.prompts import Prompt
-from edgewise.routers.constant import Constant, Random
+from edgewise.routers.constant import Random
 from edgewise.routers.uncertainty import MaxProb
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud, ScriptedCloudSession
 from edgewise.testing.scripted_edge import EOS, SIZE, ScriptedEdge, noise, replying
-from tests.held_cloud import HeldCloud
 
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())
@@ -281,17 +280,6 @@ def test_a_dropped_consult_counts_against_the_cap() -> None:
     assert result.usage.cloud_tokens + result.usage.wasted_tokens <= 3
 
 
-def test_leaving_in_the_middle_cancels_what_flies() -> None:
-    cloud = HeldCloud()
-    policy = Policy(threshold=0.5, speculate=8)
-    decoder = Decoder(ScriptedEdge(noise()), router=Constant(1.0), policy=policy, cloud=cloud)
-    with decoder.stream(IDS, pending=True) as events:
-        for event in events:
-            if isinstance(event, Pending):
-                break
-    assert any(consult.cancelled() for consult in cloud.flying)
-
-
 def test_a_deadline_ends_the_wait_and_keeps_the_guesses() -> None:
     text = "blue sky today"
     large = ScriptedCloud(replying("gray", prompt=PROMPT), delay=30.0)
@@ -303,15 +291,6 @@ def test_a_deadline_ends_the_wait_and_keeps_the_guesses() -> None:
     assert answer.text == text
     assert answer.tokens[2].reason == CloudTimeout.reason
     assert answer.timing.total < 20
-
-
-def test_consults_are_reported_when_they_are_over() -> None:
-    decoder, _ = pair("blue sky", "blue sky", [3], unsure=(2, 5))
-    with decoder.stream(IDS) as events:
-        seen = list(events)
-    consults = [event for event in seen if isinstance(event, Consult)]
-    assert [event.index for event in consults] == [2, 5]
-    assert all(event.outcome == "answered" for event in consults)
 
 
 @pytest.mark.parametrize("value", [-1])

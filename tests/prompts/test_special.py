@@ -257,7 +257,7 @@ def test_a_message_of_noncharacters_alone(tokenizers: Tokenizers) -> None:
     assert text_of(tokenizer, prompt_ids(tokenizer, conversation(text))) == (
         f"<|user|>{text}<|end|><|assistant|>"
     )
-    with pytest.raises(UsageError, match="all of Unicode's noncharacters; take them out"):
+    with pytest.raises(UsageError, match="noncharacters"):
         prompt_ids(tokenizer, conversation(text + "<|end|>"))
 
 

@@ -113,7 +113,7 @@ def test_another_training(bpe_path: Path, tmp_path: Path) -> None:
         folder = card_of(model, tmp_path / "router")
     with (
         LlamaModel(other, threads=1) as model,
-        pytest.raises(RouterMismatch, match=r"another file \(training or quantisation\)"),
+        pytest.raises(RouterMismatch, match="another file"),
     ):
         opened(model, folder)
 

@@ -56,7 +56,7 @@ def answering_of(
     **settings: Any,
 ) -> Answering:
     """One answer at a time over scripted models."""
-    own = {"threshold": 0.5, "speculate": 0, "sent_counts": False, **settings}
+    own = {"threshold": 0.5, "speculate": 0, **settings}
     pair = Pair(edge, cloud=cloud or "none", router=Constant(score), **own)
     pair.billing = pair.decoder.billing = billing
     return Answering(pair, slots=1, queue=queue)

@@ -68,7 +68,7 @@ END: dict[str, Any] = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
 
 def usage(**more: Any) -> dict[str, Any]:
     """A chunk with the counts of an answer that asked nobody."""
-    sent = {"host": None, "consults": 0, "bytes": 0, "new_characters": 0}
+    sent = {"host": None, "consults": 0, "bytes": 0}
     counts = {"cloud_share": 0.0, "correction_tokens": 0, "cloud_calls": 0, "failed_calls": 0}
     read = {"cloud_prompt_cached": 0, "cloud_prompt_computed": 0, "cloud_completion_tokens": 0}
     own = {**counts, **read, "sent": sent, "cost": None, **more}

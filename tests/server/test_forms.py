@@ -157,7 +157,8 @@ def test_a_stop_string_in_a_call_cuts_it(client: TestClient) -> None:
 
 
 def test_a_cloud_that_breaks_the_form_is_refused() -> None:
-    with served('{"n": 3}', cloud=ScriptedCloud(saying("No."))) as client:
+    cloud = ScriptedCloud(saying("No."), tokenizer=ToolTokenizer())
+    with served('{"n": 3}', cloud=cloud) as client:
         choice = asked(client, response_format=of(SCHEMA))
         assert json.loads(choice["message"]["content"]) == {"n": 3}
         body = CHAT | {"response_format": of(SCHEMA), "edgewise": {"provenance": True}}

@@ -98,7 +98,7 @@ def test_nothing_of_a_local_message_crosses(name: str, how: str) -> None:
         # Whoever never came to the local message goes on.
         other = [*opening, turn("user", "open-3")]
         free = post(client, other).json()
-        assert free["usage"]["edgewise"]["sent"]["new_characters"] > 0
+        assert free["usage"]["edgewise"]["sent"]["bytes"] > 0
         assert "edgewise" not in free["choices"][0]["message"]
         text = crossed(recorder)
     assert "open-1" in text

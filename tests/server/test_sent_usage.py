@@ -30,8 +30,7 @@ def test_usage_and_the_list_say_the_same() -> None:
             assert {name: listed[0][name] for name in usage} == usage
     repeated, first = listed[1], listed[2]
     assert repeated["conversation"] == first["conversation"] != listed[0]["conversation"]
-    assert first["new_characters"] >= len("sky: ")
-    assert repeated["new_characters"] == 0 < repeated["bytes"]
+    assert repeated["bytes"] > 0
     cloud.close()
     engine.close()
 

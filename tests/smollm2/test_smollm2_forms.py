@@ -9,7 +9,7 @@ import pytest
 
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.grammar.form import AnswerForm, grammar_of
+from edgewise.grammar.response_format import ResponseFormat, grammar_of
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, prompt_of
@@ -42,7 +42,7 @@ def test_a_real_model_answers_in_json(smollm2_path: Path, speculate: int | None)
             cloud=None if speculate is None else cloud,
         )
         prompt = prompt_of(model.tokenizer, [Message("user", QUESTION)])
-        grammar = grammar_of(model.tokenizer, AnswerForm(schema=SCHEMA))
+        grammar = grammar_of(model.tokenizer, ResponseFormat(schema=SCHEMA))
         answer = decoder.generate(prompt, grammar=grammar, max_tokens=80)
     assert answer.finish_reason == "stop"
     found = json.loads(answer.text)

@@ -13,12 +13,10 @@ from rich.table import Table
 
 from edgewise.addresses import from_home
 from edgewise.cli import render
-from edgewise.cli.interrupts import interruptible, until
 from edgewise.cli.options import (
     COSTS,
     MACHINE,
     MODELS,
-    RECORD,
     ROUTING,
     SAMPLING,
     SERVING,
@@ -52,7 +50,7 @@ WhenFull = Literal["drop", "stop"]
 
 
 @takes(
-    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, "system", *MACHINE, *COSTS, *RECORD),
+    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, "system", *MACHINE, *COSTS),
     reads=["cloud_key"],
     unaffected=SERVING,
 )
@@ -156,8 +154,8 @@ class Conversation:
             gone = f"{first - self._first} of {len(self.turns) - self._first}"
             render.note(f"the context is full: dropped the oldest questions and answers, {gone}")
             self._first = first
-        with stream as events, interruptible() as interrupted:
-            said = list(until(interrupted, render.painted(events)))
+        with stream as events, render.interruptible() as interrupted:
+            said = list(render.until(interrupted, render.painted(events)))
         tokens = tuple(event for event in said if isinstance(event, Token))
         ends = [event for event in said if isinstance(event, Finished)]
         text = "".join(event.text for event in [*tokens, *ends])

@@ -23,7 +23,7 @@ from edgewise.advice import (
     outlook,
 )
 from edgewise.cli import options, render
-from edgewise.cli.options import COSTS, MODELS, RECORD, SAMPLING, VIEW, takes
+from edgewise.cli.options import COSTS, MODELS, SAMPLING, VIEW, takes
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.capabilities import Reuse, reuse_by_ids
 from edgewise.cloud.bridge.context_filter import amount_of
@@ -60,7 +60,7 @@ class Check(msgspec.Struct, frozen=True):
     reads=["cloud_key", "deadline", "speculate", "ctx", "slots"],
     unaffected=[
         *("threshold", "max_cloud_tokens", "span", "on_cloud_error"),
-        *(*SAMPLING, "system", *_LIMITS, *RECORD),
+        *(*SAMPLING, "system", *_LIMITS),
     ],
 )
 def doctor(context: typer.Context, chosen: Settings, json: options.Json = False) -> None:

@@ -189,7 +189,7 @@ def _address(engine: str) -> str:
     named = meant(engine)
     if not is_url(named) and named != "bundled":
         raise UsageError(
-            f"{engine!r} is not the address of an engine",
+            f"{engine!r} is not an engine's address",
             hint="name an engine's URL, or bundled",
             setting="engine",
         )

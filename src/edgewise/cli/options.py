@@ -31,7 +31,7 @@ def share(text: str) -> float:
         return settings.fraction(text)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is no share; give a fraction such as 0.05, or 5%"
+            f"{text!r} is not a share; give a fraction such as 0.05, or 5%"
         ) from None
 
 
@@ -54,8 +54,6 @@ SAMPLING = names_in("sampling", "draws")
 MACHINE = names_in("machine")
 SERVING = names_in("serving")
 COSTS = names_in("costs")
-RECORD = names_in("record")
-"""Of answers to users; benchmarks and tasks keep no record."""
 
 SettingsWith = Callable[[Path], Settings]
 """The command's settings with those of one more file."""
@@ -66,18 +64,18 @@ _CHOSEN, _CHOSEN_WITH, _CONTEXT = "chosen", "chosen_with", "_context"
 def takes(
     *options: str, reads: Sequence[str] = (), unaffected: Sequence[str] = ()
 ) -> Callable[[Command], Command]:
-    """Give a command these settings as options, where its parameter `chosen: Settings` stands.
+    """Give a command these settings as options, in place of its parameter `chosen: Settings`.
 
-    It is handed the settings of all sources, merged, and where it has a parameter
-    `chosen_with: SettingsWith` the means to add a file to them. `reads` are honoured from
-    environment and file alone, or by a parameter of the command's own with that name, the first of
-    its values beating the other sources. `unaffected` cannot matter to it. What is none of these
-    the command cannot honour, so it refuses an environment or a file that asks for it.
+    The command gets the settings of all sources, merged. A parameter `chosen_with: SettingsWith`
+    adds a file to them. `reads` come from the environment and the file only, or from a parameter of
+    the command with that name, whose first value beats the other sources. `unaffected` do not
+    matter to the command. It refuses an environment or a file that sets any other setting.
     """
     refused = frozenset(NAMES) - {*options, *reads, *unaffected}
 
     def vet(chosen: Settings, places: Mapping[str, str]) -> None:
-        vetted(chosen, {n: where for n, where in places.items() if n in options or n in reads})
+        honoured = {*options, *reads, "cloud_key"}
+        vetted(chosen, {name: where for name, where in places.items() if name in honoured})
 
     def decorate(command: Command) -> Command:
         own = inspect.signature(command).parameters
@@ -104,7 +102,7 @@ def takes(
                 command(**values, chosen=load())
             except VocabularyMismatch as error:
                 if error.setting in refused:
-                    # What would help elsewhere is nothing that this command can honour.
+                    # The hint names a setting that this command refuses.
                     error.hint, error.setting = "choose two models of one family", "cloud"
                 raise
 
@@ -136,12 +134,12 @@ class Parameter(Protocol):
 
 
 def told(error: EdgewiseError, parameters: Iterable[Parameter]) -> str:
-    """An error with how a command's user reaches what it says should be set."""
-    return error.told(_reached(error, parameters))
+    """An error, with the flag or variable of the setting that it is about."""
+    return error.sentence(_reached(error, parameters))
 
 
 def fix(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:
-    """What the error says to do, in the same words; None where it says nothing."""
+    """The error's hint, with that flag or variable; None if it has no hint."""
     where = _reached(error, parameters)
     return error.hint and error.hint + (f" ({where})" if where else "")
 
@@ -179,7 +177,7 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
 
 
 def _reached(error: EdgewiseError, parameters: Iterable[Parameter]) -> str | None:
-    """The setting's flag, else the environment's variable; None where the error names it."""
+    """The setting's flag, else its variable; None if the error names the setting itself."""
     setting = error.setting
     if setting is None or error.message.startswith(settings.spelled(setting)):
         return None

@@ -1,8 +1,11 @@
 """What a terminal shows. Data go to stdout, everything else to stderr."""
 
+import signal
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from types import FrameType
 
 from rich.console import Console, Group
 from rich.measure import Measurement
@@ -50,6 +53,32 @@ def printable(text: str) -> str:
         for c in text
         if c in "\n\t" or (unicodedata.category(c) not in ("Cc", "Cs") and c not in _REORDERING)
     )
+
+
+def until(interrupted: Callable[[], bool], events: Iterator[Event]) -> Iterator[Event]:
+    """The events before it."""
+    for event in events:
+        yield event
+        if interrupted():
+            return
+
+
+@contextmanager
+def interruptible() -> Generator[Callable[[], bool]]:
+    """The first Ctrl-C lets a step end, as no decode can be left half done; the next one raises."""
+    pressed = False
+
+    def press(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def paint(events: Iterable[Event]) -> Answer:

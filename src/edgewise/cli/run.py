@@ -14,12 +14,10 @@ import typer
 
 from edgewise.addresses import is_url
 from edgewise.cli import options, render
-from edgewise.cli.interrupts import interruptible, until
 from edgewise.cli.options import (
     COSTS,
     MACHINE,
     MODELS,
-    RECORD,
     ROUTING,
     SAMPLING,
     SERVING,
@@ -44,7 +42,7 @@ _WAITING = "reading stdin until it ends; with </dev/null the prompt is the argum
 
 
 @takes(
-    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, "system", *MACHINE, *COSTS, *RECORD),
+    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, "system", *MACHINE, *COSTS),
     reads=["cloud_key"],
     unaffected=SERVING,
 )
@@ -102,8 +100,8 @@ def run(
 
 def _show(events: Iterator[Event]) -> None:
     """The answer as it comes, and what it came to, interrupted or not."""
-    with interruptible() as interrupted:
-        said = list(until(interrupted, render.painted(events)))
+    with render.interruptible() as interrupted:
+        said = list(render.until(interrupted, render.painted(events)))
     if said and isinstance(said[-1], Finished):
         render.note(render.summary(collect(iter(said))))
         return
@@ -167,7 +165,7 @@ def _schema(path: Path) -> dict[str, object]:
     try:
         return msgspec.json.decode(data, type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"The schema {str(path)!r} is no JSON object: {error}.") from error
+        raise UsageError(f"The schema {str(path)!r} is not a JSON object: {error}.") from error
 
 
 def _open(path: Path) -> BinaryIO:

@@ -2,13 +2,14 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from edgewise.addresses import from_home
 from edgewise.cli import render
 from edgewise.cli.keys import Limits, require_keys
 from edgewise.cli.listening import CertificateFile, ListenFlags, Most, PrivateKeyFile
@@ -16,7 +17,6 @@ from edgewise.cli.options import (
     COSTS,
     MACHINE,
     MODELS,
-    RECORD,
     ROUTING,
     SAMPLING,
     SERVING,
@@ -25,10 +25,11 @@ from edgewise.cli.options import (
     SettingsWith,
     takes,
 )
-from edgewise.cli.serve_models import load, served_models
-from edgewise.errors import UsageError
+from edgewise.errors import EdgewiseError, UsageError
 from edgewise.listening.sockets import LOOPBACK, address_of, is_loopback, listen
-from edgewise.settings import Settings
+from edgewise.pair import open_pair
+from edgewise.parts import sampling_of
+from edgewise.settings import Settings, spelled
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -53,12 +54,13 @@ ApiKey = Annotated[
     ),
 ]
 
+DEFAULT_SLOTS = 4
 OPEN_FILES = 64
 """Left for the connections of each model's cloud."""
 
 
 @takes(
-    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, *MACHINE, *COSTS, *SERVING, *RECORD),
+    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, *MACHINE, *COSTS, *SERVING),
     reads=["cloud_key"],
 )
 def serve(
@@ -95,12 +97,12 @@ def serve(
     origins = _origins(cors_origin)
     listens = ListenFlags(certificate, private_key, connections)
     listens.require_whole()
-    wanted = served_models(model or [], chosen, chosen_with)
+    wanted = _served_models(model or [], chosen, chosen_with)
     with ExitStack() as stack:
         # Before the models are loaded, which takes longer than finding out that a port is taken.
         listening = stack.enter_context(listen(host, port))
         most, secured = listens.opened(reserve=OPEN_FILES * len(wanted))
-        models = load(
+        models = _load(
             wanted,
             stack,
             queue=queue,
@@ -191,4 +193,97 @@ def _require_extra() -> None:
     except ImportError as error:
         raise UsageError(
             f"The server needs {error.name}: pip install 'edgewise[serve]'."
+        ) from error
+
+
+class _ServedModel(NamedTuple):
+    """A model to load; `file` holds its settings, None where flags alone do."""
+
+    name: str
+    settings: Settings
+    file: Path | None = None
+
+    @property
+    def slots(self) -> int:
+        """Answers that it writes at a time."""
+        return self.settings.slots or DEFAULT_SLOTS
+
+
+def _served_models(
+    given: Sequence[str], chosen: Settings, chosen_with: SettingsWith
+) -> list[_ServedModel]:
+    """What to load: NAME=FILE each, or the one of the flags. Raises `UsageError`.
+
+    What is wrong with the settings shows here, and not once a model is loaded.
+    """
+    from edgewise.server.answering import PAIR
+
+    found = [_named(one, chosen, chosen_with) for one in given] or [_ServedModel(PAIR, chosen)]
+    names = [one.name for one in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"Two models have the name {name!r}.")
+    for one in found:
+        with _said_of(one):
+            sampling_of(one.settings)
+    return found
+
+
+def _load(
+    models: Sequence[_ServedModel],
+    stack: ExitStack,
+    *,
+    queue: int,
+    keep_prefixes: bool,
+    sent_file: Path | None,
+) -> "Models":
+    """Load them one after the other; `stack` closes them. Raises an error that names the model."""
+    from edgewise.server.answering import Answering
+    from edgewise.server.local_messages import LocalMessages
+    from edgewise.server.models import Models
+
+    # A conversation that goes on with another model is as local as it was.
+    local = LocalMessages()
+    answerings: list[Answering] = []
+    for one in models:
+        with _said_of(one):
+            pair = stack.enter_context(
+                open_pair(
+                    one.settings,
+                    slots=one.slots,
+                    keep_prefixes=keep_prefixes,
+                    sent_file=sent_file,
+                )
+            )
+        answering = Answering(pair, slots=one.slots, queue=queue, local=local, name=one.name)
+        stack.callback(answering.close)
+        answerings.append(answering)
+    return Models(answerings)
+
+
+def _named(given: str, chosen: Settings, chosen_with: SettingsWith) -> _ServedModel:
+    from edgewise.server.models import require_name
+
+    name, separator, file = given.partition("=")
+    if not separator or not file:
+        raise UsageError(
+            f"{given!r} does not name a model and its file of settings", hint="give NAME=FILE.toml"
+        )
+    require_name(name)
+    path = from_home(file)
+    settings = chosen_with(path)
+    return _ServedModel(name, settings, path)
+
+
+@contextmanager
+def _said_of(model: _ServedModel) -> Generator[None]:
+    """An error says which model it is about, and where its setting stands."""
+    try:
+        yield
+    except EdgewiseError as error:
+        if model.file is None:
+            raise
+        where = f"{spelled(error.setting)} in {model.file}" if error.setting else None
+        raise UsageError(
+            f"The model {model.name!r} cannot be served: {error.sentence(where)}"
         ) from error

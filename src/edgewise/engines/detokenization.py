@@ -200,8 +200,8 @@ async def compare_all(engine: Speller, tokenizer: Tokenizer) -> str:
     except TimeoutError:
         return _not_all(f"it took longer than {COMPARE_SECONDS:g} s")
     except CloudError as error:
-        told = isinstance(error, CloudRejected | CloudProtocolError) or error.declined
-        if not told:
+        answered = error.declined or isinstance(error, CloudProtocolError | CloudRejected)
+        if not answered:
             raise
         return _not_all(error.message.rstrip("."))
     if count is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from edgewise.edge.base import Tokenizer
-from edgewise.grammar.form import AnswerForm
+from edgewise.grammar.response_format import ResponseFormat
 from edgewise.prompts import ToolCall
 from edgewise.prompts.tool_formats import ToolFormat, tool_format
 
@@ -151,7 +151,7 @@ class _Object:
         return None
 
 
-def call_reader(tokenizer: Tokenizer, form: AnswerForm | None) -> CallReader | None:
+def call_reader(tokenizer: Tokenizer, form: ResponseFormat | None) -> CallReader | None:
     """For an answer of this form; None where it has no tools, and its text is text."""
     return CallReader(tool_format(tokenizer)) if form is not None and form.tools else None
 

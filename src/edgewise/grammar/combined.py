@@ -1,9 +1,9 @@
-"""How much work a schema's combined parts are, since llguidance's own limits do not hold there.
+"""Bounds the work that a schema's combined parts make: llguidance has no limit for it.
 
-Where `allOf`, `$ref`, `anyOf` or `oneOf` stand beside each other or other keys, the library writes
-out what they come to, with all that refs lead to; and a text that has to fit several patterns is
-read in as many ways as these have together. Either takes minutes and gigabytes, before the first
-token or in the middle of an answer.
+Where `allOf`, `$ref`, `anyOf` or `oneOf` stand beside each other or beside other keys, the library
+expands them, refs included. A text that must match several patterns is matched by the product of
+their automata. Either can take minutes and gigabytes, before the first token or in the middle of an
+answer, where no time limit of a compiler helps. So both are estimated before compiling.
 """
 
 import math
@@ -61,20 +61,20 @@ _Places = dict[str, _Ways]
 _ANY = "*"
 
 
-class FormWork:
-    """How much the schemas of one form may be together: what is left of it."""
+class SchemaBudget:
+    """What is left of the work that the schemas of one request may make together."""
 
     def __init__(self) -> None:
         self.values, self.states = MAX_VALUES, MAX_MULTIPLE
 
 
-def require_light(schema: object, what: str, left: FormWork) -> None:
+def require_light(schema: object, what: str, left: SchemaBudget) -> None:
     """Raises `UsageError` for combined parts that are too much work, or that cannot be followed."""
     _Weighing(schema, what, left).ways(schema, "", ())
 
 
 class _Weighing:
-    def __init__(self, root: object, what: str, left: FormWork) -> None:
+    def __init__(self, root: object, what: str, left: SchemaBudget) -> None:
         self._root, self._what, self._left = root, what, left
 
     def ways(

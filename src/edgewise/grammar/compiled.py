@@ -106,7 +106,7 @@ class Constraint:
     def _require_sound(self) -> None:
         if self._matcher.is_error():
             raise UsageError(
-                f"The answer's form is too much work here ({_reason(self._matcher.get_error())})",
+                f"The response format is too much work here ({_reason(self._matcher.get_error())})",
                 hint="ask for a simpler one",
             )
 
@@ -155,7 +155,7 @@ def compiled(
         matcher = library.LLMatcher(vocabulary, lark, log_level=0, limits=limits)
         if matcher.is_error():
             raise UsageError(
-                f"No answer can be held to this form ({_reason(matcher.get_error())})",
+                f"No answer can be held to this response format ({_reason(matcher.get_error())})",
                 hint="leave out what is not supported",
             )
         left_out = {*unheld, *_keywords(matcher.get_grammar_warnings())}
@@ -201,7 +201,7 @@ def _vocabulary(tokenizer: Tokenizer) -> Any:
     """As the library has it; made once, which takes a second or so. Raises `UsageError`."""
     if not tokenizer.eos_ids:
         raise UsageError(
-            "The edge model has no token that ends an answer, so no answer can be held to a form"
+            "The edge model has no token that ends an answer, so no answer can be held to a format"
         )
     with _reading:
         found = _known.get(tokenizer)
@@ -217,9 +217,7 @@ def _library() -> Any:
     try:
         return import_module("llguidance")
     except ImportError as error:
-        raise UsageError(
-            "Answers in a form that is asked for need llguidance", hint=INSTALL
-        ) from error
+        raise UsageError("Answers in a response format need llguidance", hint=INSTALL) from error
 
 
 _places = threading.Semaphore(COMPILING)
@@ -229,7 +227,7 @@ _starting = threading.Lock()
 def _within(work: Callable[[], Grammar]) -> Grammar:
     """What `work` makes, in a thread with a deep stack. Raises `UsageError` for what takes long."""
     if not _places.acquire(timeout=SECONDS):
-        raise UsageError("Too many forms of answers are being compiled", hint="try again later")
+        raise UsageError("Too many response formats are being compiled", hint="try again later")
     done: Future[Grammar] = Future()
 
     def run() -> None:
@@ -250,7 +248,7 @@ def _within(work: Callable[[], Grammar]) -> Grammar:
         return done.result(SECONDS)
     except TimeoutError as error:
         raise UsageError(
-            f"The answer's form takes more than {SECONDS:g} s to compile", hint="simplify it"
+            f"The response format takes more than {SECONDS:g} s to compile", hint="simplify it"
         ) from error
 
 

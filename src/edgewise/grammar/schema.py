@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 
 from edgewise.errors import UsageError
-from edgewise.grammar.combined import MAX_VALUES, FormWork, require_light
+from edgewise.grammar.combined import MAX_VALUES, SchemaBudget, require_light
 from edgewise.prompts.conversation import inner, require_shallow
 
 MAX_SCHEMA = 1 << 17
@@ -34,7 +34,7 @@ _KEYED = frozenset({"properties", "required"} | _OPENING)
 
 
 def schema_text(
-    schema: Mapping[str, object] | None, what: str, left: FormWork, *, lenient: bool = False
+    schema: Mapping[str, object] | None, what: str, left: SchemaBudget, *, lenient: bool = False
 ) -> str:
     """The JSON text of a schema, for a grammar. Raises `UsageError` for none, or more than is
     `left` for it.

@@ -47,7 +47,7 @@ class Decoder:
         record: SentRecord | None = None,
         billing: Billing | None = None,
     ) -> None:
-        """What answers send is told to `record`, what they cost to `billing`, which limits it."""
+        """`record` keeps what answers send; `billing` counts and limits what they cost."""
         self.edge = edge
         self.cloud = cloud
         self.router = router

@@ -85,7 +85,7 @@ class Generation(Iterator[Event]):
     ) -> None:
         """`cloud` is how this answer reaches the model of its `decoder`.
 
-        `at_end` is told once, as the answer is closed, the budget that it leaves.
+        `at_end` is called once, when the answer closes, with the budget that it leaves.
         """
         self._decoder, self._prompt, self._cloud = decoder, prompt, cloud
         self._rules, self._tokenizer = rules, rules.tokenizer
@@ -285,8 +285,9 @@ class Generation(Iterator[Event]):
             pending=state.pending_after(reason),
             over_budget=reason in _REFUSED,
         )
-        token = self._token(
+        self._append(
             state,
+            after,
             read,
             id=read.token,
             text=text,
@@ -295,14 +296,14 @@ class Generation(Iterator[Event]):
             logprob=read.logprob,
             edge=read.candidates if self._candidates else (),
         )
-        self._append(after, token)
 
     def _write_cloud(self, state: State, reason: Reason, read: Read | None = None) -> None:
         """Write the next token of a completion; `read` is the edge's step that it was asked at."""
         first = state.queue[0]
         after, text = state.write(first.id, "cloud", self._rules, ends=first.ends)
-        token = self._token(
+        self._append(
             state,
+            after,
             read,
             id=first.id,
             text=text,
@@ -312,13 +313,17 @@ class Generation(Iterator[Event]):
             edge=read.candidates if read else (),
             cloud=first.top,
         )
-        self._append(after, token)
 
-    def _token(self, state: State, read: Read | None, **known: Unpack[_Known]) -> Token:
-        """The token written at `state`; `read` is the step whose score decided on it."""
+    def _append(
+        self, state: State, after: State, read: Read | None, **known: Unpack[_Known]
+    ) -> None:
+        """Append the answer's next token; drafts that disagree with it are rolled back.
+
+        `read` is the step whose score decided on it.
+        """
         policy = self._rules.policy
         seconds, wait = self._clock.token(self._consults.waited if self._consults else 0.0)
-        return Token(
+        token = Token(
             index=state.index,
             score=read.score if read else None,
             threshold=policy.threshold_now(state.budget) if read and policy.asks else None,
@@ -326,9 +331,6 @@ class Generation(Iterator[Event]):
             wait=wait,
             **known,
         )
-
-    def _append(self, after: State, token: Token) -> None:
-        """Make `token` the answer's next; drafts that disagree are rolled back."""
         self._ids.append(token.id)
         self._states.append(after)
         self._events.append(token)
@@ -351,7 +353,7 @@ class Generation(Iterator[Event]):
     def _report_consult(self, flight: Flight, outcome: Completion | CloudError) -> None:
         """Report that the consult for the next token is over."""
         assert self._consults is not None
-        about, sent = self._consults.sent.about(flight.sent), flight.sent
+        sent = flight.sent
         consult = Consult(
             index=self.index,
             outcome=outcome.reason if isinstance(outcome, CloudError) else "answered",
@@ -361,9 +363,7 @@ class Generation(Iterator[Event]):
             sent_bytes=sent.bytes,
             seconds=time.monotonic() - flight.begun,
             request_id=sent.request_id,
-            host=about.host if about.bytes else "",
-            new_tokens=about.new_tokens,
-            new_characters=about.new_characters,
+            host=self._consults.sent.host if sent.bytes else "",
         )
         if isinstance(outcome, CloudError):
             consult = replace(consult, message=str(outcome))

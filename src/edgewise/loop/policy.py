@@ -104,7 +104,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return self.asks and self._room(budget) > 0
 
     def may_ask_ahead(self, budget: Budget, ask: int, wasted: int) -> bool:
-        """Whether a consult may be sent from a guess, which may turn out not to stand.
+        """Whether a consult may be sent from a draft, which may be rejected.
 
         Never under a cap, which is a promise, nor where the cloud writes everything. Under a
         share, where the credit bears it after the `wasted` tokens of this answer.
@@ -169,7 +169,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds to wait for a consult, `elapsed` seconds old, before another step ahead is made.
 
         0 while its completion is not about to come. With r seconds to go, a step of s seconds gains
-        r where the guess is confirmed and loses s - r where it is not, which happens to a part d of
+        r if the draft is accepted and loses s - r if it is rejected, which happens to a part d of
         them: it pays where r > d s. A completion that is overdue by as much is not waited for.
         """
         median = latency.quantile(0.5, first=first)

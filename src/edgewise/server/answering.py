@@ -15,7 +15,7 @@ from edgewise.edge.scoring import Scored
 from edgewise.edge.vocabulary import longest_piece, overflow, require_fitting, require_short
 from edgewise.events import Event, Finished, Pending, Rewound, Timing, Usage
 from edgewise.grammar.compiled import COMPILING, Grammar
-from edgewise.grammar.form import AnswerForm, grammar_of
+from edgewise.grammar.response_format import ResponseFormat, grammar_of
 from edgewise.loop.policy import Policy
 from edgewise.pair import Pair
 from edgewise.parts import cloud_address
@@ -115,7 +115,7 @@ class Unread(msgspec.Struct, frozen=True, kw_only=True):
     texts: Sequence[str] = ()
     more: Callable[[], Sequence[str]] = tuple
     ids: int = 0
-    form: AnswerForm | None = None
+    form: ResponseFormat | None = None
 
 
 class Ready(NamedTuple):
@@ -220,7 +220,7 @@ class Answering:
         self._require_room(len(prompt.ids))
         return prompt
 
-    async def _grammar(self, form: AnswerForm) -> Grammar:
+    async def _grammar(self, form: ResponseFormat) -> Grammar:
         if self._formats >= self._most_formats:
             message = (
                 f"{self._formats} response formats are being compiled; try again in "

@@ -14,7 +14,6 @@ from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from msgspec.structs import asdict
 
-from edgewise.cloud.record.record import by_answer
 from edgewise.listening.origins import ANY, OriginCheck
 from edgewise.parts import make_policy
 from edgewise.server import chat, completions, messages, responses, tokenizing
@@ -113,18 +112,9 @@ def _accounts(models: Models) -> APIRouter:
 
         `at` is when an answer began to send, in seconds since 1970.
         """
-        found: list[dict[str, Any]] = [
-            {
-                "model": one.name,
-                "at": first.at,
-                "conversation": first.conversation,
-                "answer": first.answer,
-                **asdict(counts),
-            }
-            for one in models.all
-            for first, counts in reversed(by_answer(one.pair.record.messages()))
-        ]
-        return {"object": "list", "data": sorted(found, key=lambda entry: -entry["at"])}
+        found = [(one.name, sent) for one in models.all for sent in one.pair.record.answers()]
+        found.sort(key=lambda entry: entry[1].at, reverse=True)
+        return {"object": "list", "data": [{"model": name, **asdict(sent)} for name, sent in found]}
 
     @router.get("/savings")
     def savings() -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]

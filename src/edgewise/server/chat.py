@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from edgewise.edge.base import Tokenizer
 from edgewise.events import Event, FinishReason, Token
 from edgewise.grammar.calls import CallBegun, CallReader, Part, Said, call_reader, collected
-from edgewise.grammar.form import AnswerForm, require_form
+from edgewise.grammar.response_format import ResponseFormat, require_response_format
 from edgewise.prompts import Message, Prompt, Tool, ToolCall, prompt_of
 from edgewise.prompts.conversation import said
 from edgewise.server.answering import Answering, DecodeRequest, Ticket, Unread
@@ -93,7 +93,9 @@ def unread(answering: Answering, body: ChatRequest) -> Unread:
     return _unread(answering, joined([message_of(turn) for turn in body.messages]), form_of(body))
 
 
-def _unread(answering: Answering, messages: Sequence[Message], form: AnswerForm | None) -> Unread:
+def _unread(
+    answering: Answering, messages: Sequence[Message], form: ResponseFormat | None
+) -> Unread:
     tools = form.tools if form else ()
     if sum(len(call.arguments) for one in messages for call in one.tool_calls) > MAX_ARGUMENTS:
         message = f"The calls have more than {MAX_ARGUMENTS} characters of arguments; send fewer."
@@ -107,7 +109,7 @@ def _unread(answering: Answering, messages: Sequence[Message], form: AnswerForm 
     )
 
 
-def form_of(body: ChatRequest) -> AnswerForm | None:
+def form_of(body: ChatRequest) -> ResponseFormat | None:
     """The response format and tools; None for plain text. Raises `ApiError` or `UsageError`."""
     choice, tools = body.tool_choice, body.tools or []
     if not tools and choice not in (None, "none"):
@@ -121,7 +123,7 @@ def form_of(body: ChatRequest) -> AnswerForm | None:
         schema = body.response_format.json_schema.schema_
     if schema is None and not tools:
         return None
-    form = AnswerForm(
+    form = ResponseFormat(
         schema=schema,
         tools=tuple(map(_tool, tools)),
         required=choice == "required",
@@ -129,7 +131,7 @@ def form_of(body: ChatRequest) -> AnswerForm | None:
         parallel=body.parallel_tool_calls is not False,
         lenient=frozenset(tool.function.name for tool in tools if not tool.function.strict),
     )
-    require_form(form)
+    require_response_format(form)
     return form
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from edgewise.edge.base import Tokenizer
+from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.edge.scoring import scored
 from edgewise.events import Candidate, Token
 from edgewise.prompts import Message, Prompt
@@ -27,7 +27,7 @@ def routes(models: Models) -> APIRouter:
     @router.post("/completions", responses=described("`[DONE]` ends the stream"))
     async def completions(body: CompletionRequest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """The continuation of a prompt, whole or as server-sent events."""
-        text = _prompt_text(models.first.edge.tokenizer, body)
+        text = _prompt_text((models.find(body.model) or models.first).edge, body)
         told = await marked(models.local, body.edgewise, request, [Message("user", text)])
         answering = models.asked(body.model)
         if body.max_tokens == 0 and not body.echo:
@@ -53,11 +53,13 @@ def _decode_request(
     )
 
 
-def _prompt_text(tokenizer: Tokenizer, body: CompletionRequest) -> str:
-    """What a prompt says, by ids too; those that stand for nothing are refused later."""
-    prompt = body.given
+def _prompt_text(edge: EdgeModel, body: CompletionRequest) -> str:
+    """The prompt's text, of ids too. Too many ids, and unknown ones, are refused later."""
+    prompt, tokenizer = body.given, edge.tokenizer
     if isinstance(prompt, str):
         return prompt
+    if len(prompt) >= edge.context:
+        return ""
     pieces = (tokenizer.piece(one) for one in prompt if one < tokenizer.size)
     return b"".join(pieces).decode("utf-8", "replace")
 
@@ -99,7 +101,7 @@ class TextReply(ReplyWriter):
         return {"text": text, "logprobs": self._written(tokens)}
 
     def _written(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        """The logprobs of an answer's tokens, where they were asked for."""
+        """The logprobs of an answer's tokens; None if they were not asked for."""
         if self._top is None:
             return None
         return self.logprobs([(one.id, one.logprob, self._known(one)) for one in tokens])
@@ -112,7 +114,7 @@ class TextReply(ReplyWriter):
     def logprobs(
         self, tokens: Sequence[tuple[int, float | None, Sequence[Candidate] | None]]
     ) -> dict[str, Any]:
-        """Of ids with their logprobs and the likeliest in their places, where there are any."""
+        """The older form, of ids with their logprobs and their likeliest alternatives."""
         texts = [self.shown.text(token) for token, _, _ in tokens]
         offsets: list[int] = []
         for text in texts:
@@ -128,7 +130,7 @@ class TextReply(ReplyWriter):
         }
 
     def _candidates(self, known: Sequence[Candidate]) -> dict[str, float]:
-        """By text; of several ids with one text the likeliest."""
+        """Logprobs by text; for several ids with one text, the highest."""
         found: dict[str, float] = {}
         for one in known[: self._top]:
             found.setdefault(self.shown.text(one.id), one.logprob)
@@ -136,10 +138,10 @@ class TextReply(ReplyWriter):
 
 
 class EchoReply(TextReply):
-    """The prompt before its continuation, and how likely it is where logprobs are asked for."""
+    """The prompt before its continuation, with its logprobs if they are asked for."""
 
     def __init__(self, request: CompletionRequest, answering: Answering) -> None:
-        """Raises `ApiError` where nobody can say how likely the prompt is."""
+        """Raises `ApiError` if no single model can score the prompt."""
         super().__init__(request, answering.edge.tokenizer)
         self._answering = answering
         self._scorer = None if self._top is None else _scorer(answering, request.model, self._top)
@@ -169,7 +171,7 @@ class EchoReply(TextReply):
 
 
 def _scorer(answering: Answering, model: str, top: int) -> Scorer:
-    """Who says how likely a prompt is. Raises `ApiError`."""
+    """The model that scores the prompt. Raises `ApiError`."""
     edge, cloud_only = edge_alone(answering), cloud_alone(answering)
     if model == edge:
         return lambda ids: scored(answering.edge, ids, top=top)

@@ -1,4 +1,4 @@
-"""From a request's fields to what is asked of the decoder."""
+"""From a request's fields to a request to the pair."""
 
 import asyncio
 import secrets
@@ -23,7 +23,7 @@ LOCAL_HEADER = "X-Edgewise-Cloud"
 
 
 def asks_local(options: EdgewiseOptions, request: Request) -> bool:
-    """Whether the request itself says that nothing may leave. Raises `ApiError`."""
+    """Whether the request says that it is local. Raises `ApiError`."""
     said = request.headers.getlist(LOCAL_HEADER)
     if any(one.strip().lower() != "none" for one in said):
         raise ApiError(400, f"{LOCAL_HEADER} may say none, and nothing else.", param=LOCAL_HEADER)
@@ -37,7 +37,7 @@ async def marked(
     messages: Sequence[Message],
     parts: Sequence[Sequence[str]] = (),
 ) -> list[Message]:
-    """The conversation with what the server knows to be local in it. Raises `ApiError`."""
+    """The conversation, with every local message marked. Raises `ApiError`."""
     mark = partial(
         local.marked,
         messages,
@@ -59,8 +59,8 @@ def decode_request(
     max_tokens: int | None,
     candidates: bool,
 ) -> DecodeRequest:
-    """With the server's own settings where a request says nothing; by the edge alone where the last
-    of `messages` is local. Raises `ApiError`."""
+    """The request to the pair, with the server's settings for missing fields. If the last of
+    `messages` is local, the edge model answers alone. Raises `ApiError`."""
     local = messages[-1].local
     policy = policy_for(answering, body.model)
     if body.model == cloud_alone(answering):
@@ -95,13 +95,13 @@ def decode_request(
 
 
 def _seed(given: int | None, own: int | None) -> int:
-    """OpenAI's seeds may be negative; without any, every answer is another draw."""
+    """OpenAI's seeds may be negative; without one, every answer is drawn anew."""
     chosen = own if given is None else given
     return secrets.randbelow(1 << 63) if chosen is None else chosen % (1 << 63)
 
 
 def _sent(answering: Answering, read: Callable[[], Prompt]) -> Prompt:
-    """What is read. Raises `ApiError` for a prompt that its own words keep here."""
+    """The prompt. Raises `ApiError` if the context filter keeps it here."""
     prompt = read()
     if answering.cloud is not None and answering.cloud.stays(prompt):
         raise _local(answering)

@@ -1,7 +1,7 @@
-"""Errors in OpenAI's form, or in Anthropic's where that is spoken.
+"""Errors in OpenAI's form, or in Anthropic's for its endpoints.
 
-The library's errors name a setting where one would help. Of those a request has a field for some;
-the others are the operator's, and a client is told that they are the server's.
+The library's errors may name a setting. If a request has a field of that name, the error names the
+field; otherwise only the operator can change it, and the error calls it the server's setting.
 """
 
 import re
@@ -17,15 +17,15 @@ from edgewise.errors import CloudError, ContextOverflow, EdgewiseError, UsageErr
 from edgewise.server.requests import ChatRequest, CompletionRequest
 
 REQUEST_FIELDS = frozenset(ChatRequest.model_fields) | frozenset(CompletionRequest.model_fields)
-"""What a client can set itself."""
+"""Fields that a client can set."""
 
 
 _OTHERWISE = {"json_schema": "response_format"}
-"""Fields that settings of one answer have another name in."""
+"""Settings of one answer whose field has another name."""
 
 
 NO_THREADS = "thread_unsupported_request"
-"""A code upon which Anthropic's client goes on without."""
+"""With this code Anthropic's client goes on without a thread."""
 
 
 class ApiError(Exception):
@@ -46,17 +46,17 @@ class ApiError(Exception):
         self.headers = headers
 
     def body(self) -> dict[str, Any]:
-        """What is sent."""
+        """The reply's body."""
         told = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
         return {"error": told}
 
 
 def api_error(error: EdgewiseError, *, prompt: str | None = None) -> ApiError:
-    """What a client is told of an error raised on purpose; `prompt` is the field that holds it."""
+    """The reply to an error raised on purpose; `prompt` is the name of the prompt's field."""
     setting = _OTHERWISE.get(error.setting or "", error.setting)
     own = setting in REQUEST_FIELDS
     where = f"the server's setting {setting}" if setting and not own else None
-    told, param = error.told(where), setting if own else None
+    told, param = error.sentence(where), setting if own else None
     if isinstance(error, ContextOverflow):
         return ApiError(400, told, code="context_length_exceeded", param=param or prompt)
     if isinstance(error, UsageError):
@@ -67,13 +67,13 @@ def api_error(error: EdgewiseError, *, prompt: str | None = None) -> ApiError:
 
 
 def unexpected() -> ApiError:
-    """What a client is told of a bug."""
+    """The reply to a bug."""
     message = "The server failed; its log says how."
     return ApiError(500, message, kind="api_error", code="internal_error")
 
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:
-    """An error as Anthropic's clients read it."""
+    """An error in Anthropic's form."""
     fallback = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _ANTHROPIC.get(error.status, fallback)
     told: dict[str, Any] = {"type": kind, "message": str(error)}
@@ -104,7 +104,7 @@ def _reply(request: Request, error: ApiError) -> JSONResponse:
 
 
 def install(app: FastAPI) -> None:
-    """Every error of `app` leaves in the form of the API that was asked."""
+    """Every error of `app` is sent in the form of the API that was asked."""
 
     async def refused(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ApiError)
@@ -118,7 +118,7 @@ def install(app: FastAPI) -> None:
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
         if error.body and isinstance(error.body, bytes):
-            # Nor is it taken for JSON: any other page's form could be sent here unasked.
+            # Do not guess JSON: a form of any other page could be sent here unasked.
             said = (
                 "The body is not said to be JSON; send the header Content-Type: application/json."
             )
@@ -144,11 +144,11 @@ def install(app: FastAPI) -> None:
 
 
 def _invalid(problems: Sequence[Any]) -> ApiError:
-    """The first problem as a sentence; of a union's, the one that got furthest."""
+    """The first problem as a sentence; for a union, the one that got furthest."""
     problem = max(problems, key=lambda found: len(found["loc"]))
     kind = problem["type"]
     if kind == "json_invalid":
-        return ApiError(400, "The body is no valid JSON.")
+        return ApiError(400, "The body is not valid JSON.")
     param = _path(problem["loc"], strange=kind == "extra_forbidden")
     if kind == "extra_forbidden":
         message = f"{param} is not supported; leave it out."
@@ -170,9 +170,9 @@ _KINDS = frozenset({"str", "int", "float", "bool", "list"})
 
 
 def _path(loc: Sequence[str | int], *, strange: bool) -> str | None:
-    """Where a problem is: fields and numbers, without what kinds were tried there.
+    """Where a problem is: fields and indices, without the types that were tried there.
 
-    Where its last part is `strange` it is the client's own word.
+    A `strange` last part is the client's own word.
     """
     last = len(loc) - 1
     names = [
@@ -186,5 +186,5 @@ def _path(loc: Sequence[str | int], *, strange: bool) -> str | None:
 
 
 def _short(word: str) -> str:
-    """A client's own, on one line."""
+    """A client's own word, short and on one line."""
     return " ".join(word[:_LONGEST].split())

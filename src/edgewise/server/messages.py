@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from edgewise.events import Event
-from edgewise.grammar.form import MAX_TOOLS
+from edgewise.grammar.response_format import MAX_TOOLS
 from edgewise.prompts import Prompt
 from edgewise.server.answering import Ticket
 from edgewise.server.chat import (

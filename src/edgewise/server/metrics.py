@@ -1,4 +1,4 @@
-"""What the server counts, in Prometheus's form."""
+"""Counters in Prometheus's form."""
 
 from collections.abc import Iterator, Mapping
 
@@ -14,10 +14,10 @@ _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Metrics:
-    """Of one pair, in a registry of its own."""
+    """Counters of one pair, in a registry of its own."""
 
     def __init__(self, billing: Billing | None = None) -> None:
-        """With `billing` what answers cost is among it."""
+        """With `billing`, costs are included."""
         self.registry = CollectorRegistry()
         if billing is not None:
             self.registry.register(_Costs(billing))
@@ -35,7 +35,7 @@ class Metrics:
         self._consult = self._histogram("consult_seconds", "Consults.")
 
     def count(self, event: Event) -> None:
-        """One event of an answer."""
+        """Count one event of an answer."""
         if isinstance(event, Token):
             self._tokens.labels(event.source).inc()
             (self._gap if event.index else self._first).observe(event.seconds)
@@ -50,7 +50,7 @@ class Metrics:
 
 
 class ServerMetrics:
-    """Of a whole server, so that several fit in one process."""
+    """Counters of a server, so that several fit in one process."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -59,13 +59,13 @@ class ServerMetrics:
         )
 
     def text(self, models: Mapping[str, Metrics], *, told_apart: bool) -> bytes:
-        """All there is, each model's with its name as a label where they are `told_apart`."""
+        """All counters; with `told_apart` each has its model's name as a label."""
         each = [_Labelled(models)] if told_apart else [one.registry for one in models.values()]
         return b"".join(generate_latest(one) for one in (self._registry, *each))
 
 
 class _Labelled(Collector):
-    """Of several models: a format's family stands in one piece."""
+    """Counters of several models: the text format wants each metric in one piece."""
 
     def __init__(self, models: Mapping[str, Metrics]) -> None:
         self._models = models
@@ -84,7 +84,7 @@ class _Labelled(Collector):
 
 
 class _Costs(Collector):
-    """In money of the price list, looked up when it is asked for: answers cut short count too."""
+    """Costs in the price list's currency, read on demand, so cut answers count too."""
 
     def __init__(self, billing: Billing) -> None:
         self._billing = billing

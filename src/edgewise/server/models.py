@@ -21,10 +21,10 @@ _SHARE = re.compile(r"0(?:\.\d{1,6})?|1(?:\.0{1,6})?")
 
 
 def require_name(name: str) -> None:
-    """Raises `UsageError` for what can be no model's name: ids add to it behind @ and :."""
+    """Raises `UsageError` for an invalid model name: ids add to it after @ and :."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is no name for a model",
+            f"{name!r} is not a valid model name",
             hint="take up to 64 letters, digits, dots, dashes and underscores",
         )
 
@@ -33,34 +33,37 @@ class Models:
     """The loaded pairs that a server answers by, each under its `name`."""
 
     def __init__(self, answerings: Sequence[Answering]) -> None:
-        """The first is shown where there is room for one."""
+        """The first one is the default."""
         self.all = tuple(answerings)
         self._named = {one.name: one for one in answerings}
 
     @property
     def first(self) -> Answering:
-        """The only one, where there are no others."""
+        """The default."""
         return self.all[0]
 
     @property
     def local(self) -> LocalMessages:
-        """What is known to be local, with all of them alike."""
+        """The memory of local texts, which all of them share."""
         return self.first.local
 
     @property
     def told_apart(self) -> bool:
-        """Whether counts name the model: not where there is the one that needs no name."""
+        """Whether metrics name the model: not for one model with the default name."""
         return tuple(self._named) != (PAIR,)
 
+    def find(self, model: str) -> Answering | None:
+        """The pair that a model id names, if there is one."""
+        return self._named.get(re.split("[@:]", model, maxsplit=1)[0])
+
     def asked(self, model: str) -> Answering:
-        """The pair that a model id names. Raises `ApiError` 404, which says what there is."""
-        found = self._named.get(re.split("[@:]", model, maxsplit=1)[0])
-        if found is None:
+        """The pair that a model id names. Raises `ApiError` 404, which lists the names."""
+        if (found := self.find(model)) is None:
             raise _unknown(model, list(self._named))
         return found
 
     def ids(self) -> list[str]:
-        """Those that are listed; any share may be asked for besides."""
+        """The listed ids; any share and threshold may be asked for as well."""
         return [
             name + form
             for name, one in self._named.items()
@@ -102,7 +105,7 @@ def policy_for(answering: Answering, model: str) -> Policy:
 
 
 def _unknown(model: str, names: Sequence[str]) -> ApiError:
-    """What may be asked for instead."""
+    """A 404 that lists the ids there are."""
     one = names[0]
     forms = (
         f"{one}@0.05 (a cloud share from 0 to 1), {one}:t0.3 (a threshold from 0 to 1), {one}:edge "

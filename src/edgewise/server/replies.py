@@ -1,4 +1,4 @@
-"""From events to what OpenAI's clients read: ids, chunks, usage, logprobs, provenance."""
+"""From events to OpenAI's replies: ids, chunks, usage, logprobs, provenance."""
 
 import secrets
 import time
@@ -18,13 +18,13 @@ from edgewise.server.requests import ChatRequest, CompletionRequest, ignored
 
 
 class Framing:
-    """How the chunks of a stream become server-sent events: data alone, `[DONE]` at the end."""
+    """Makes server-sent events of a stream's chunks."""
 
     end: ClassVar[str | None] = "[DONE]"
-    """The last event's data, where there is one."""
+    """The last event's data, if there is one."""
 
     named: ClassVar[bool] = False
-    """Whether an event is called what its `type` says."""
+    """Whether an event has its `type` as its name."""
 
     def frame(self, chunk: dict[str, Any]) -> dict[str, str]:
         """An event's fields."""
@@ -32,21 +32,18 @@ class Framing:
         return {"event": chunk["type"], "data": data} if self.named else {"data": data}
 
     def failed(self, error: ApiError) -> dict[str, Any]:
-        """What is said of an error where the answer has begun."""
+        """The chunk for an error after the answer has begun."""
         return error.body()
 
 
 class Writer(Framing, ABC):
     """The reply to one request."""
 
-    id: str
-    """Of the answer, as the reply tells it."""
-
     ignored: Sequence[str] = ()
-    """Fields of the request that changed nothing."""
+    """Ignored fields of the request."""
 
     async def read(self, prompt: Prompt, ticket: Ticket) -> None:
-        """Told of the prompt before any event, to look into it where the reply says more of it."""
+        """Called with the prompt before any event, for replies that tell more of it."""
 
     @abstractmethod
     def whole(self, events: Sequence[Event]) -> dict[str, Any]:
@@ -58,38 +55,27 @@ class Writer(Framing, ABC):
 
 
 def usage(found: Usage) -> dict[str, Any]:
-    """Token counts; what the cloud wrote under `edgewise`."""
+    """OpenAI's token counts, and Edgewise's own under `edgewise`."""
     written = found.edge_tokens + found.cloud_tokens
+    own = msgspec.to_builtins(found)
+    prompt, cached = own.pop("prompt_tokens"), own.pop("cached_tokens")
     return {
-        "prompt_tokens": found.prompt_tokens,
+        "prompt_tokens": prompt,
         "completion_tokens": written,
-        "total_tokens": found.prompt_tokens + written,
-        "prompt_tokens_details": {"cached_tokens": found.cached_tokens},
-        "edgewise": {
-            "cloud_tokens": found.cloud_tokens,
-            "edge_tokens": found.edge_tokens,
-            "wasted_tokens": found.wasted_tokens,
-            "correction_tokens": found.correction_tokens,
-            "cloud_share": found.cloud_share,
-            "cloud_calls": found.cloud_calls,
-            "failed_calls": found.failed_calls,
-            "cloud_prompt_cached": found.cloud_prompt_cached,
-            "cloud_prompt_computed": found.cloud_prompt_computed,
-            "cloud_completion_tokens": found.cloud_completion_tokens,
-            "sent": msgspec.structs.asdict(found.sent),
-            "cost": None if found.cost is None else msgspec.structs.asdict(found.cost),
-        },
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "edgewise": own,
     }
 
 
 class Shown:
-    """Tokens as clients are shown them."""
+    """Tokens in the form of the APIs."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def text(self, token: int) -> str:
-        """A token by itself; what is no whole character is shown as such."""
+        """One token's text; parts of characters become U+FFFD."""
         return self._tokenizer.piece(token).decode("utf-8", "replace")
 
     def candidate(self, token: int, logprob: float) -> dict[str, Any]:
@@ -102,7 +88,7 @@ class Shown:
         return [self.candidate(one.id, one.logprob) for one in found[:most]]
 
     def logprob(self, token: Token, most: int) -> dict[str, Any] | None:
-        """A chat answer's token with its writer's `most` likeliest; None where it did not say."""
+        """A token with its writer's `most` likeliest; None if its logprob is not known."""
         if token.logprob is None:
             return None
         known = token.cloud if token.source == "cloud" else token.edge
@@ -132,7 +118,7 @@ def timing(event: Finished) -> dict[str, float]:
 
 
 class ReplyWriter(Writer):
-    """OpenAI's older reply, whole or in chunks; its two forms differ in their choices only."""
+    """Replies of `/chat/completions` and `/completions`, which differ in their choices only."""
 
     prefix: ClassVar[str]
     kind: ClassVar[str]
@@ -146,7 +132,7 @@ class ReplyWriter(Writer):
         self.shown = Shown(tokenizer)
         self._request = request
         self.prompt_ids: Sequence[int] = ()
-        """Of the prompt, once it was read."""
+        """The prompt's ids, once it was read."""
         self.ignored = list(ignored(request))
         options = request.stream_options
         self._with_usage = options is not None and options.include_usage
@@ -162,18 +148,18 @@ class ReplyWriter(Writer):
 
     @abstractmethod
     def piece(self, text: str, token: Token | None = None) -> dict[str, Any]:
-        """A choice's fields for some more text; with its logprobs where `token` is given."""
+        """A choice's fields for more text, with the logprobs of `token`."""
 
     @abstractmethod
     def body(self, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
         """A choice's fields for a whole answer."""
 
     def pieces(self, text: str, token: Token | None = None, *, end: bool) -> list[dict[str, Any]]:
-        """As `piece`, in as many choices as it takes; what was held back as well at the `end`."""
+        """As `piece`, in one or more choices; at the `end` with what was held back."""
         return [self.piece(text, token)]
 
     def finish_reason(self, reason: FinishReason) -> str:
-        """How the answer ended, once it is told whole."""
+        """Why the answer ended, in the API's words."""
         return reason
 
     def opening(self) -> dict[str, Any] | None:

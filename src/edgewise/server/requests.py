@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from edgewise.grammar.form import MAX_TOOLS
+from edgewise.grammar.response_format import MAX_TOOLS
 
 MAX_MESSAGES = 1024
 MAX_PARTS = 4096

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from edgewise.events import Event
-from edgewise.grammar.form import MAX_TOOLS
+from edgewise.grammar.response_format import MAX_TOOLS
 from edgewise.server.chat import (
     ChatReply,
     Translator,

@@ -35,7 +35,7 @@ def described(stream: str) -> dict[int | str, dict[str, Any]]:
 
 
 class EventStream(EventSourceResponse):
-    """Chunks as SSE, pings while nothing comes; gives the ticket back."""
+    """Chunks as server-sent events, with pings while there are none; gives the ticket back."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ async def reply_with(
     *,
     stream: bool,
 ) -> Response:
-    """Answer, and end the work where the client leaves.
+    """Answer; stop the work when the client leaves.
 
     Raises what `Answering.enter` and `Answering.read` do, and `ApiError` for a key at its limits.
     """
@@ -129,7 +129,7 @@ async def _seen(caller: Caller, events: AsyncGenerator[Event]) -> AsyncGenerator
 
 
 async def _remembered(answer: LocalAnswer, events: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
-    """What a local answer says is local, however much of it the client stays for."""
+    """Remembers a local answer up to each token: the client may leave at any of them."""
     async with aclosing(events):
         async for event in events:
             if isinstance(event, Token | Finished):
@@ -145,7 +145,7 @@ async def _collected(events: AsyncGenerator[Event]) -> list[Event]:
 async def queued(
     answering: Answering, request: Request, work: Callable[[], Coroutine[Any, Any, _T]]
 ) -> _T:
-    """`work`'s result, from a place in the queue: no more is read than could be answered.
+    """The result of `work`, from a place in the queue, so no more is read than can be answered.
 
     Raises `ApiError` as `Answering.enter` and `unless_gone` do.
     """
@@ -162,7 +162,7 @@ async def queued(
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
-    """`work`'s result; it is cancelled when the client leaves. Raises `ApiError` 499 then."""
+    """The result of `work`. Cancels it and raises `ApiError` 499 when the client leaves."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":

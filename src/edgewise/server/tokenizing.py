@@ -17,7 +17,7 @@ from edgewise.server.streaming import queued
 LEAST_CHARACTERS = 1 << 18
 CHARACTERS_A_TOKEN = 8
 LEAST_IDS = 1 << 16
-"""What any model's tokenizer is given at most, and more where its context holds more."""
+"""The most that is tokenised at a time; more if the model's context holds more."""
 
 
 class TokenizeRequest(Strict):
@@ -49,13 +49,13 @@ class DetokenizeRequest(Strict):
 
 
 class Detokenized(BaseModel):
-    """The text of ids; what is no whole character is shown as such."""
+    """The text of ids; parts of characters become U+FFFD."""
 
     prompt: str
 
 
 class TokenizerInfo(BaseModel):
-    """What a client needs to build prompts itself."""
+    """Special tokens and the chat template, for clients that build prompts."""
 
     bos_token: str | None
     eos_token: str
@@ -100,7 +100,7 @@ def routes(models: Models) -> APIRouter:
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> TokenizerInfo:  # pyright: ignore[reportUnusedFunction]
-        """What marks beginnings and ends, and the chat template."""
+        """Special tokens and the chat template."""
         answering = models.first
         tokenizer = answering.edge.tokenizer
         return TokenizerInfo(

@@ -19,7 +19,6 @@ from edgewise.cli.options import (
     DRAWS,
     ONE_VOCABULARY,
     POLICY,
-    RECORD,
     SERVING,
     VIEW,
     takes,
@@ -57,7 +56,7 @@ EngineTime = Annotated[
     unaffected=[
         *("cloud", *CONNECTING, "cloud_tokenizer", "cloud_key", *VIEW),
         *(*POLICY, "on_cloud_error"),
-        *("max_tokens", *DRAWS, "system", "ctx", *COSTS, *SERVING, *RECORD),
+        *("max_tokens", *DRAWS, "system", "ctx", *COSTS, *SERVING),
     ],
 )
 def edge(
@@ -91,7 +90,7 @@ def edge(
 @takes(
     *(*ONE_VOCABULARY, "router", "speculate", "ctx", "threads"),
     reads=["cloud_key", "cloud_share", "gpu_layers"],
-    unaffected=[*DRAWS, *SERVING, *RECORD],
+    unaffected=[*DRAWS, *SERVING],
 )
 def link(
     task: Annotated[str, typer.Argument(help="A task, as for eval.")] = "pocketqa",
@@ -104,7 +103,7 @@ def link(
     ] = None,
     round_trip: Annotated[
         list[float] | None,
-        typer.Option(min=0, max=10_000, help="ms; may be repeated. Default 0, 50, 100, 200."),
+        typer.Option(min=0, max=10_000, metavar="MS", help="Repeatable. Default 0, 50, 100, 200."),
     ] = None,
     loss: Annotated[float, typer.Option(min=0, max=0.5, help="Part of packets that is lost.")] = 0,
     engine_time: EngineTime = 25.0,

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from edgewise.edge.scoring import Scored, likelihood, scored
 from edgewise.errors import UsageError
-from edgewise.pair import Pair, Wishes
+from edgewise.pair import AnswerOptions, Pair
 from edgewise.prompts import Message, render
 
 _api: Any = import_module("lm_eval.api.model")
@@ -168,7 +168,7 @@ class HarnessModel(_api.TemplateLM):
         room = self.max_length - min(most, self.max_length // 2)
         ids = self._fitting(self.tok_encode(context), room)
         wishes |= {"max_tokens": most, "stop": [one for one in stop if one]}
-        text = self._pair.ask(ids, **cast(Wishes, wishes)).text
+        text = self._pair.ask(ids, **cast(AnswerOptions, wishes)).text
         self.cache_hook.add_partial("generate_until", request.args, text)
         return text
 

@@ -1,4 +1,4 @@
-"""Files about what leaves: counts, which are kept unless told otherwise, and payloads, on demand.
+"""Files about what leaves: counts of answers, and payloads, on demand.
 
 Counts say when how much went where, and hold no text. They lie in the user's folder of state, for
 their owner only, and never grow past two files of `MAX_COUNTS` bytes.
@@ -10,9 +10,9 @@ import logging
 import os
 import stat
 import sys
-from collections.abc import Sequence
+import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -30,24 +30,21 @@ _NO_FILE = "it is a link, a pipe or a device, not a file"
 _log = logging.getLogger(__name__)
 
 
-class SentMessage(msgspec.Struct, kw_only=True):
-    """A consult, or ids pushed ahead of one, with all the messages it took: their bodies alone.
+class AnswerSent(msgspec.Struct, kw_only=True):
+    """What an answer sent to `host`: counts of messages' bodies, of `consults` and of `pushes`.
 
-    `at` is when it began, in seconds since 1970; `number` counts those of an answer. `tokens` ids
-    travelled, again each time they did. `new_tokens` of the conversation, `new_characters` of
-    text, were not known to the host before. Where text travels there are no ids.
+    `at` is when it began, in seconds since 1970. `tokens` ids travelled, again each time they did;
+    where text travels there are none. In a file a line may hold what left after the answer's end.
     """
 
     at: Annotated[float, Meta(ge=0, lt=1e11)]
     conversation: _Name
     answer: _Name
-    number: _Count
-    kind: Literal["consult", "push"]
     host: Annotated[str, Meta(max_length=300)]
+    consults: _Count = 0
+    pushes: _Count = 0
     bytes: _Count = 0
     tokens: _Count = 0
-    new_tokens: _Count = 0
-    new_characters: _Count = 0
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -70,15 +67,15 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CountsFile:
-    """A line of JSON a message; the last ones of all processes of a user."""
+    """A line of JSON an answer; the last ones of all processes of a user."""
 
     def __init__(self, path: Path, *, most: int = MAX_COUNTS) -> None:
         self.path, self._most = path, most
         self._warned = False
 
-    def append(self, messages: Sequence[SentMessage]) -> None:
-        """Keep the counts of these; where that fails it is logged, once, and answers go on."""
-        lines = b"".join(msgspec.json.encode(message) + b"\n" for message in messages)
+    def append(self, sent: AnswerSent) -> None:
+        """Keep these counts; where that fails it is logged, once, and answers go on."""
+        lines = msgspec.json.encode(sent) + b"\n"
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self._size() + len(lines) > self._most:
@@ -90,16 +87,21 @@ class CountsFile:
                 _log.warning("what leaves is not kept in %r: %s", str(self.path), error.strerror)
             self._warned = True
 
-    def read(self) -> tuple[list[SentMessage], int]:
-        """What is kept, the oldest first, and how many lines are none. Raises `UsageError`."""
-        lines = [line for path in (self._old, self.path) for line in self._lines(path)]
-        found: list[SentMessage] = []
-        for line in lines:
+    def read(self) -> tuple[list[AnswerSent], int]:
+        """The answers kept, the oldest first; how many lines are broken. Raises `UsageError`."""
+        found: dict[str, AnswerSent] = {}
+        broken = 0
+        for line in (line for path in (self._old, self.path) for line in self._lines(path)):
             try:
-                found.append(msgspec.json.decode(line, type=SentMessage))
+                more = msgspec.json.decode(line, type=AnswerSent)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                continue  # counted below
-        return found, len(lines) - len(found)
+                broken += 1
+                continue
+            known = found.setdefault(more.answer, more)
+            if known is not more:
+                for name in ("consults", "pushes", "bytes", "tokens"):
+                    setattr(known, name, getattr(known, name) + getattr(more, name))
+        return list(found.values()), broken
 
     @property
     def _old(self) -> Path:
@@ -131,15 +133,20 @@ class PayloadsFile:
                 f"The file {str(path)!r} for what is sent cannot be written: {error.strerror}."
             ) from error
 
-    def write(self, about: SentMessage, message: bytes, tokens: int, text: str) -> None:
-        """One message, whose ids stand for `text`. Raises `CloudUnavailable`: do not send it."""
+    def write(
+        self, about: AnswerSent, kind: str, number: int, message: bytes, tokens: int, text: str
+    ) -> None:
+        """One message of an answer's consult or push, whose ids stand for `text`.
+
+        Raises `CloudUnavailable`: do not send it.
+        """
         json = message[:1] == b"{"
         payload = Payload(
-            at=about.at,
+            at=time.time(),
             conversation=about.conversation,
             answer=about.answer,
-            number=about.number,
-            kind=about.kind,
+            number=number,
+            kind=kind,
             host=about.host,
             bytes=len(message),
             tokens=tokens,

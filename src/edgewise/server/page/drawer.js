@@ -3,7 +3,7 @@ import { refresh } from "./api.js";
 import { state } from "./state.js";
 import { html } from "./ui.js";
 
-const COUNTS = { consults: "consults", pushes: "pushes", bytes: "bytes", tokens: "token ids", new_tokens: "new tokens", new_characters: "new characters" };
+const COUNTS = { consults: "consults", pushes: "pushes", bytes: "bytes", tokens: "token ids" };
 
 export function Sent() {
   const { sent } = state;
@@ -11,7 +11,7 @@ export function Sent() {
     <details id="sent" onToggle=${refresh}>
       <summary>What left this device: <output id="sent-sum">${inShort(sent)}</output></summary>
       ${!sent && html`<p>The server does not tell: it asks for its key, or has several, and then <code>edgewise sent</code> shows it to who runs it.</p>`}
-      <p>Bodies of messages to the cloud, of the server's last answers; counts, never text. New is what the host had not been told before in its conversation. A model in the server's process is sent nothing.</p>
+      <p>Bodies of messages to the cloud, of the server's last answers; counts, never text. A model in the server's process is sent nothing.</p>
       <div class="wide" tabindex="0" role="region" aria-label="What left, by conversation and answer">
         <table>
           <thead><tr><th scope="col">answer</th><th scope="col">host</th>${Object.values(COUNTS).map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
@@ -24,8 +24,7 @@ export function Sent() {
 
 function inShort(sent) {
   if (!sent?.length) return sent ? "nothing" : "not known";
-  const { bytes, new_characters } = summed(sent);
-  return `${number(bytes)} bytes, ${number(new_characters)} characters new`;
+  return `${number(summed(sent).bytes)} bytes`;
 }
 
 function Conversation({ name, answers }) {

@@ -4,91 +4,16 @@ import atexit
 import json
 import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from functools import cache
+from pathlib import Path
 
 from edgewise.errors import UsageError
+from edgewise.sandbox import Child, ChildEnded
 from edgewise_lab.evaluation.tasks.base import LETTERS, Question
 
-SECONDS = 10.0
-"""How long a search may take, the process's start included."""
-
-# A search for each line, which is a pattern and a text. It ends with its standard input.
-_SEARCHING = """
-import json, re, sys
-for line in sys.stdin:
-    pattern, text = json.loads(line)
-    print(int(re.search(pattern, text) is not None), flush=True)
-"""
-
-
-class SearchTimeout(Exception):
-    """A pattern took longer than `SECONDS` for a text."""
-
-
-def search(pattern: str, text: str) -> bool:
-    """Whether `pattern` occurs in `text`. Raises `SearchTimeout`."""
-    return _searcher(os.getpid()).search(pattern, text)
-
-
-@cache
-def _searcher(process: int) -> "_Searcher":
-    """One for each process: a fork must not share its parent's pipes."""
-    searcher = _Searcher()
-    atexit.register(searcher.end)
-    return searcher
-
-
-class _Searcher:
-    """A child that searches, started when it is needed, and started again after a timeout."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._child: subprocess.Popen[str] | None = None
-
-    def search(self, pattern: str, text: str) -> bool:
-        """Whether `pattern` occurs in `text`. Raises `SearchTimeout`."""
-        with self._lock:
-            child = self._child = self._child or _start()
-            assert child.stdin is not None
-            assert child.stdout is not None
-            watch = threading.Timer(SECONDS, child.kill)
-            watch.start()
-            try:
-                # JSON in ASCII has no line breaks of its own, and passes any locale.
-                child.stdin.write(f"{json.dumps([pattern, text])}\n")
-                child.stdin.flush()
-                reply = child.stdout.readline()
-            except BrokenPipeError:
-                reply = ""
-            finally:
-                watch.cancel()
-            if not reply:
-                self.end()
-                raise SearchTimeout
-            return reply == "1\n"
-
-    def end(self) -> None:
-        """End the child, where there is one."""
-        if self._child is not None:
-            self._child.kill()
-            self._child.communicate()
-            self._child = None
-
-
-def _start() -> subprocess.Popen[str]:
-    return subprocess.Popen(  # noqa: S603
-        [sys.executable, "-I", "-S", "-c", _SEARCHING],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        # A terminal's Ctrl-C is for the parent.
-        start_new_session=True,
-    )
-
+_SECONDS, _MEMORY = 5.0, 1 << 30
+"""How long a search for a regular expression may take, and the bytes that it may need."""
 
 _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
 _LABEL = re.compile(r"\b[a-z][.):]", re.IGNORECASE)
@@ -108,7 +33,7 @@ def is_right(question: Question, text: str) -> bool:
         case "exact":
             return text.strip() == question.answer.strip()
         case "regex":
-            return _matches(question, text)
+            return _searcher.matches(question, text)
 
 
 def is_strictly_right(question: Question, text: str) -> bool:
@@ -132,14 +57,41 @@ def is_strictly_right(question: Question, text: str) -> bool:
     return concluded[0].lower() == named.lower()
 
 
-def _matches(question: Question, text: str) -> bool:
-    try:
-        return search(question.answer, text)
-    except SearchTimeout as error:
-        raise UsageError(
-            f"The regular expression of question {question.id!r} takes too long for an answer",
-            hint="write it without repetitions inside repetitions",
-        ) from error
+class _Searcher:
+    """Searches in a child process, started when it is needed and again after a timeout."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: Child | None = None
+        self._parent = 0
+        atexit.register(self._end)
+
+    def matches(self, question: Question, text: str) -> bool:
+        with self._lock:
+            if self._child is not None and self._parent != os.getpid():
+                self._child.abandon()
+                self._child = None
+            if self._child is None:
+                target = f"{Path(__file__).with_name('searching.py')}:search"
+                self._child = Child(target, seconds=_SECONDS, memory=_MEMORY, longest=1, folders=())
+                self._parent = os.getpid()
+            try:
+                return self._child.ask(json.dumps([question.answer, text]).encode()) == b"1"
+            except ChildEnded as error:
+                self._end()
+                raise UsageError(
+                    f"The regular expression of question {question.id!r} takes too long for an "
+                    "answer",
+                    hint="write it without repetitions inside repetitions",
+                ) from error
+
+    def _end(self) -> None:
+        if self._child is not None and self._parent == os.getpid():
+            self._child.end()
+        self._child = None
+
+
+_searcher = _Searcher()
 
 
 def extract_choice(text: str, choices: tuple[str, ...]) -> str | None:

@@ -1,4 +1,4 @@
-"""The form that an answer is to have: JSON of a schema, calls of tools, or either."""
+"""The response format that a request asks for: JSON of a schema, calls of tools, or either."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import UsageError
-from edgewise.grammar.combined import FormWork
+from edgewise.grammar.combined import SchemaBudget
 from edgewise.grammar.compiled import Grammar, compiled
 from edgewise.grammar.schema import MAX_SCHEMA, schema_text, without_look_around
 from edgewise.prompts import Tool
@@ -22,13 +22,13 @@ MAX_TOOLS_TEXT = 1 << 20
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
-class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer has to be. With `schema`, JSON that it allows; without, any text.
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """With `schema` the answer is JSON that the schema allows; without, any text.
 
-    With `tools` it may be calls of them instead, and has to be where one is `required`, or `only`
-    one of them may be called; more than one call where they may be `parallel`. Tools stand in the
-    prompt as well. Calls of those that `lenient` names are held to what a grammar can be made of
-    in their parameters, and what is not supported there is not refused.
+    With `tools` the answer may be calls of tools instead. It must be where a call is `required`, or
+    where `only` one tool may be called. It may have several calls if `parallel`. The prompt shows
+    the tools as well. For the tools in `lenient`, keywords of their schemas that no grammar
+    supports are ignored; elsewhere they are refused.
     """
 
     schema: Mapping[str, object] | None = None
@@ -39,13 +39,13 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
     lenient: frozenset[str] = frozenset()
 
 
-def form_from(
+def response_format_from(
     json_schema: Mapping[str, object] | None = None,
     tools: Sequence[Tool | Mapping[str, object]] = (),
     tool_choice: str = "auto",
     parallel_tool_calls: bool = True,
-) -> AnswerForm | None:
-    """The form of wishes, None for plain text; tools may be dicts with a `Tool`'s fields.
+) -> ResponseFormat | None:
+    """The response format of a request, None for plain text. Tools may be dicts.
 
     `tool_choice` is "auto", "none", "required" or the name of a tool. Raises `UsageError`.
     """
@@ -56,25 +56,25 @@ def form_from(
         found = msgspec.convert(plain, tuple[Tool, ...], from_attributes=True)
     except msgspec.ValidationError as error:
         raise _wrong(
-            f"These are no tools ({error})", "give each a name, a description and parameters"
+            f"The tools are invalid ({error})", "give each a name, a description and parameters"
         ) from error
-    form = AnswerForm(
+    form = ResponseFormat(
         schema=json_schema,
         tools=() if tool_choice == "none" else found,
         required=tool_choice == "required",
         only=None if tool_choice in ("auto", "none", "required") else tool_choice,
         parallel=parallel_tool_calls,
     )
-    require_form(form)
+    require_response_format(form)
     return form if form.tools or json_schema is not None else None
 
 
-def grammar_of(tokenizer: Tokenizer, form: AnswerForm) -> Grammar:
-    """What holds answers to a form. Raises `UsageError` for one that is refused."""
+def grammar_of(tokenizer: Tokenizer, form: ResponseFormat) -> Grammar:
+    """The grammar of a response format. Raises `UsageError` for one that is refused."""
     try:
         if not form.tools:
             return compiled(tokenizer, f"start: %json {_of_text(form)}\n", {})
-        require_form(form)
+        require_response_format(form)
         style, special = tool_format(tokenizer), markers(tokenizer)
         shown = {token: text.encode() for text, token in special.items()}
         form, unheld = _without_look_around(form)
@@ -84,8 +84,8 @@ def grammar_of(tokenizer: Tokenizer, form: AnswerForm) -> Grammar:
         raise
 
 
-def require_form(form: AnswerForm) -> None:
-    """Raises `UsageError` for tools that are none."""
+def require_response_format(form: ResponseFormat) -> None:
+    """Raise `UsageError` for invalid tools."""
     names = [tool.name for tool in form.tools]
     if len(names) > MAX_TOOLS:
         raise _wrong(f"There are {len(names)} tools, more than {MAX_TOOLS}", "send fewer")
@@ -122,15 +122,15 @@ def _require_short(tools: Sequence[Tool]) -> None:
         raise _wrong(f"The tools have more than {MAX_TOOLS_TEXT} characters", "send fewer")
 
 
-def _of_text(form: AnswerForm) -> str:
-    return schema_text(form.schema, "The schema", FormWork())
+def _of_text(form: ResponseFormat) -> str:
+    return schema_text(form.schema, "The schema", SchemaBudget())
 
 
 def _wrong(what: str, hint: str) -> UsageError:
     return UsageError(what, hint=hint, setting="tools")
 
 
-def _without_look_around(form: AnswerForm) -> tuple[AnswerForm, Sequence[str]]:
+def _without_look_around(form: ResponseFormat) -> tuple[ResponseFormat, Sequence[str]]:
     """The form with lenient tools that a grammar can be made of, and what they lost for it."""
     found = [
         replace(tool, parameters=without_look_around(tool.parameters))
@@ -142,7 +142,7 @@ def _without_look_around(form: AnswerForm) -> tuple[AnswerForm, Sequence[str]]:
     return replace(form, tools=tuple(found)), lost
 
 
-def _calling(form: AnswerForm, style: ToolFormat, special: Mapping[str, int]) -> str:
+def _calling(form: ResponseFormat, style: ToolFormat, special: Mapping[str, int]) -> str:
     """The grammar of calls, and of the text that may come in their place.
 
     Text before a call is free up to the opening, from which on nothing but a call fits. Behind
@@ -155,7 +155,7 @@ def _calling(form: AnswerForm, style: ToolFormat, special: Mapping[str, int]) ->
             setting="json_schema",
         )
     called = [tool for tool in form.tools if form.only in (None, tool.name)]
-    left = FormWork()
+    left = SchemaBudget()
     rules = [
         _call(number, tool, style, special, left, lenient=tool.name in form.lenient)
         for number, tool in enumerate(called)
@@ -179,7 +179,7 @@ def _calling(form: AnswerForm, style: ToolFormat, special: Mapping[str, int]) ->
 
 
 def _start(
-    form: AnswerForm, style: ToolFormat, special: Mapping[str, int], *, must: bool
+    form: ResponseFormat, style: ToolFormat, special: Mapping[str, int], *, must: bool
 ) -> Sequence[str]:
     """The rules of what stands before calls, and instead of them."""
     opening = _terms(style.opening, special)
@@ -201,7 +201,7 @@ def _call(
     tool: Tool,
     style: ToolFormat,
     special: Mapping[str, int],
-    left: FormWork,
+    left: SchemaBudget,
     *,
     lenient: bool,
 ) -> str:
