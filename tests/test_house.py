@@ -116,7 +116,7 @@ BUDGET = {
     "edgewise/prompts": 1_250,
     "edgewise/routers": 750,
     "edgewise/sandbox": 500,
-    "edgewise/server": 4_500,
+    "edgewise/server": 4_200,
     "edgewise/testing": 750,
     "edgewise/wire": 500,
     "edgewise_lab": 350,
