@@ -192,6 +192,7 @@ def test_no_pattern_reads_long(name: str, piece: str) -> None:
     assert time.thread_time() - begun < 10
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("piece", ["1.", "a@b.example ", "<EMAIL_1>"])
 def test_four_megabytes_end_in_bounded_time(monkeypatch: pytest.MonkeyPatch, piece: str) -> None:
     """Found in time or not sent."""
