@@ -66,8 +66,8 @@ def data_of(
         if one.read is not None
     ]
     logprobs = {sample.question: sample.logprobs for sample in samples}
-    told = [logprobs[name] for name in columns.questions]
-    cloud = np.array([one for text in told for one in text], np.float32) if all(told) else None
+    read = [logprobs[name] for name in columns.questions]
+    cloud = np.array([one for text in read for one in text], np.float32) if all(read) else None
     return Data(
         np.concatenate(parts, axis=1) if parts else np.empty((len(labels), 0), np.float32),
         labels,
@@ -316,8 +316,8 @@ def _objective(torch: Any, data: Data, recipe: Recipe) -> Callable[[Any, Any], A
     log_sigmoid = torch.nn.functional.logsigmoid
 
     def marginal(logit: Any, rows: Any) -> Any:
-        told = known[rows]
-        logit, rows = logit[told], rows[told]
+        has_label = known[rows]
+        logit, rows = logit[has_label], rows[has_label]
         either = torch.logaddexp(log_sigmoid(-logit) + edge[rows], log_sigmoid(logit) + cloud[rows])
         return -either.sum() / max(1, len(rows))
 
