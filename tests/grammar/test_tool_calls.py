@@ -226,11 +226,11 @@ CALLED = Message("assistant", "", tool_calls=(replace(NOW, id="a"),))
         ([*ASKED, CALLED, Message("tool", "x")], "has a tool_call_id"),
         ([Message("user", "x", tool_calls=CALLED.tool_calls)], "Only an assistant's message"),
         ([Message("user", "x", tool_call_id="a"), CALLED], "has a tool_call_id"),
-        ([Message("assistant", "", tool_calls=(ToolCall("a", "f", "[1]"),))], "no JSON object"),
-        ([Message("assistant", "", tool_calls=(ToolCall("a", "f", "{"),))], "no JSON object"),
+        ([Message("assistant", "", tool_calls=(ToolCall("a", "f", "[1]"),))], "JSON object"),
+        ([Message("assistant", "", tool_calls=(ToolCall("a", "f", "{"),))], "JSON object"),
         (
             [Message("assistant", "", tool_calls=(ToolCall("a", "f", '{"a":' * 900 + "1"),))],
-            "no JSON object",
+            "JSON object",
         ),
         (
             [
