@@ -30,7 +30,7 @@ from edgewise.edge.tokenizer import open_tokenizer
 from edgewise.edge.vocabulary import bytes_of
 from edgewise.engines.base import NOBODY, Client, Described
 from edgewise.engines.registry import AUTO
-from edgewise.engines.text import GoneOn, TextEngine
+from edgewise.engines.text import ApiReply, TextEngine
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, Prompt, prompt_of
@@ -95,7 +95,7 @@ class OverheardText(TextEngine):
         n: int,
         sampling: Sampling,
         client: Client = NOBODY,
-    ) -> GoneOn:
+    ) -> ApiReply:
         gone = await self._engine.go_on(messages, answer, n, sampling, client)
         self._ear.sent, self._ear.reply = answer, gone.text
         return gone

@@ -53,7 +53,7 @@ def started(
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Its command on a port of its own, until its health check is content."""
     words = [place.here(str(word)) for word in service["command"]]
-    run = [sys.executable, "-m", "edgewise", command, *words, "--port", str(port)]
+    run = [sys.executable, "-m", "edgewise", *words, "--port", str(port)]
     with told.open("wb") as stderr:
         process = subprocess.Popen(
             run, env=environment(service, place), cwd=place.folder / "tmp", stderr=stderr

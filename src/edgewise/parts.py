@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 from edgewise.addresses import bundled, checkpoint, engine_at, is_url, local_folder, meant, resolve
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import bridged
-from edgewise.cloud.bridge.context_filter import Plain, Viewing
+from edgewise.cloud.bridge.context_filter import ContextFilterMaker, Plain
 from edgewise.cloud.key import cloud_key
 from edgewise.costs.billing import Billing
 from edgewise.costs.daily import DailyTotal, spent_place
@@ -129,7 +129,7 @@ def proven_cloud(
         raise
 
 
-def viewing(settings: Settings) -> Viewing | None:
+def viewing(settings: Settings) -> ContextFilterMaker | None:
     """What the cloud gets to see; None for everything. Raises `UsageError`."""
     from edgewise.cloud.bridge.context_filter import Recent, amount_of
     from edgewise.cloud.redaction.rules import redaction_of

@@ -84,6 +84,7 @@ def test_an_endless_stdin_is_told_of(tmp_path: Path) -> None:
     assert "by the cloud" in err
 
 
+@pytest.mark.deep
 def test_an_answer_goes_on_until_the_context_is_full_and_a_cut_is_told(cli: Run) -> None:
     endless = ("--cloud", "none", "--no-template", "--temperature", "4", "--seed", "1")
     cut = cli("run", "a", *endless, "--ctx", "64")
@@ -195,6 +196,7 @@ def test_doctor_says_what_to_do_and_exits_with_1(cli: Run) -> None:
     assert failed[0]["fix"]
 
 
+@pytest.mark.deep
 def test_demo_compares_the_three(cli: Run) -> None:
     told = output(cli("demo", "--json", "--questions", "6"))
     assert told["questions"] == 6
@@ -215,6 +217,7 @@ def test_demo_shows_answers_and_a_table(cli: Run) -> None:
     assert max(map(len, done.stdout.partition("held-out questions")[2].splitlines())) <= 80
 
 
+@pytest.mark.deep
 def test_demo_calls_right_only_what_is_right_by_both_readings(cli: Run) -> None:
     task = pocketqa()
     shown = task.questions[: len(task.families)]

@@ -132,6 +132,7 @@ class TestBesideTheBundledCloud:
         assert json.loads(done.stdout)["usage"]["cloud_tokens"] > 0
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("converted", ["onnx"], indirect=True)
 class TestAnotherBuild:
     """Of the model that a router was made for."""

@@ -25,7 +25,7 @@ def test_json_tells_the_pair_and_every_system(edgewise: Edgewise) -> None:
     assert told.keys() >= {"gap_recovered", "cloud_share", "families", "interval"}
     assert told["families"].keys() == {*pocketqa().families}
     assert told["strict"]["accuracy"].keys() == {"edge", "pair", "cloud"}
-    assert told["cautions"] == [] or "realised" in told["cautions"][0]
+    assert told["warnings"] == [] or "realised" in told["warnings"][0]
     assert [system["system"] for system in told["systems"]][:2] == ["edge", "cloud"]
     edge, cloud, pair = told["systems"]
     assert (cloud["cloud_share"], cloud["cloud_work"]) == (1.0, 1.0)
@@ -105,7 +105,7 @@ def test_own_questions(edgewise: Edgewise, tmp_path: Path) -> None:
     arguments = ("--check", "regex", "--calibration", "2", "--no-baselines", "--json")
     told = json.loads(edgewise("eval", "mine.jsonl", *arguments).out)
     assert (told["task"], told["questions"]) == ("mine", 2)
-    far = told["cautions"][0]
+    far = told["warnings"][0]
     assert "pocketqa" in far
     assert "mine" in far
     shown = edgewise("eval", "mine.jsonl", *arguments[:-1])

@@ -52,6 +52,7 @@ def _ready(port: int) -> bool:
         return False
 
 
+@pytest.mark.deep
 def test_the_bundled_gateway_serves_run_and_doctor(cli: Run, tmp_path: Path) -> None:
     keys = str(tmp_path / "keys.json")
     added = cli("keys", "add", "laptop", "--keys", keys)

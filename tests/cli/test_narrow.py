@@ -106,6 +106,7 @@ def test_why_and_what_was_sent(
     require_whole(shown, 3)
 
 
+@pytest.mark.deep
 def test_measurements(edgewise: Edgewise, shown: Shown) -> None:
     quick = ("--questions", "2", "--pace", "none", "--round-trip", "5")
     for command in ("link", "frontier"):

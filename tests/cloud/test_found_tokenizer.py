@@ -182,6 +182,7 @@ def hub(folder: Path) -> Iterator[Hub]:
         yield served
 
 
+@pytest.mark.deep
 def test_of_a_repository_the_tokenizer_alone_is_fetched(
     hub: Hub, own: Tokenizer, tmp_path: Path
 ) -> None:

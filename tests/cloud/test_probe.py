@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from edgewise.cloud.bridge.capabilities import Habits, Reuse, habits, reuse
+from edgewise.cloud.bridge.capabilities import Capabilities, Reuse, capabilities, reuse
 from edgewise.errors import CloudRejected, CloudUnavailable
 from tests.cloud.text_engine import Speaks, TextDouble, writing
 
@@ -13,13 +13,13 @@ def always(text: str) -> Speaks:
     return lambda answer: text
 
 
-def found(engine: TextDouble) -> Habits:
-    return asyncio.run(habits(engine))
+def found(engine: TextDouble) -> Capabilities:
+    return asyncio.run(capabilities(engine))
 
 
 def test_one_that_goes_on_is_exact() -> None:
     engine = TextDouble()
-    assert found(engine) == Habits(meter=True)
+    assert found(engine) == Capabilities(meter=True)
     assert engine.asked == ["one two three fo", "one two three four", "one two three four "]
     assert found(engine).told == "exact, keeps blanks"
 
@@ -30,7 +30,9 @@ def test_one_that_goes_on_is_exact() -> None:
 def test_what_becomes_of_blanks(echoes: bool, strips: bool, trims: bool) -> None:
     engine = TextDouble(echoes=echoes, strips=strips, trims=trims)
     # What is lost before a reply hides what is lost behind what was sent.
-    assert found(engine) == Habits(echoes=echoes, strips=strips, trims=trims or strips, meter=True)
+    assert found(engine) == Capabilities(
+        echoes=echoes, strips=strips, trims=trims or strips, meter=True
+    )
 
 
 def test_blanks_behind_that_are_not_taken_are_never_sent() -> None:

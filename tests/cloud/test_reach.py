@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from edgewise.addresses import bundled
 from edgewise.cloud.bridge.adapter import Bridge
-from edgewise.cloud.bridge.capabilities import Habits
+from edgewise.cloud.bridge.capabilities import Capabilities
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import EngineCloud
@@ -110,8 +110,8 @@ def test_an_unknown_api_is_asked_by_text_as_it_likes(
         cloud, _ = connect(server.url, EDGE)
         with closing(cloud):
             assert isinstance(cloud, TextCloud)
-            assert cloud.habits.echoes == (habit == "echo")
-            assert cloud.habits.strips == (habit == "strip")
+            assert cloud.capabilities.echoes == (habit == "echo")
+            assert cloud.capabilities.strips == (habit == "strip")
             for seed in range(3):
                 answer = answered(cloud, seed=seed)
                 assert answer.text == COUNTED
@@ -221,11 +221,14 @@ def test_what_real_servers_do_shows_with_a_model_that_cannot_count() -> None:
     with ExitStack() as stack:
         edge = stack.enter_context(LlamaModel(bundled("edge"), threads=1)).tokenizer
         url = stack.enter_context(llama_server(OTHER))
-        for name, habits in (("chat", Habits(echoes=True, meter=True)), ("completions", Habits())):
+        for name, capabilities in (
+            ("chat", Capabilities(echoes=True, meter=True)),
+            ("completions", Capabilities()),
+        ):
             cloud, _ = connect(url, edge, engine=name, own=own if name == "completions" else None)
             stack.enter_context(closing(cloud))
             assert isinstance(cloud, TextCloud)
-            assert replace(cloud.habits, meter=habits.meter) == habits
+            assert replace(cloud.capabilities, meter=capabilities.meter) == capabilities
         if not HERE:
             pytest.skip("needs llama-cpp-python[server]")
         url = stack.enter_context(llama_cpp_server(OTHER))

@@ -10,11 +10,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from edgewise.cloud.bridge.context_filter import Preceding
+from edgewise.cloud.bridge.context_filter import Context
 from edgewise.cloud.bridge.word_boundary import kept
 from edgewise.cloud.redaction.normal import Normal
 from edgewise.cloud.redaction.rules import redaction_of
-from edgewise.cloud.redaction.view import Redacted, RedactedSight
+from edgewise.cloud.redaction.view import Redacted, RedactedContext
 from edgewise.errors import Withheld
 from edgewise.prompts import Message
 
@@ -45,31 +45,31 @@ def _patient() -> Iterator[None]:
         yield
 
 
-def sight(*contents: str, view: Redacted = VIEW) -> RedactedSight:
-    return view.of(Preceding(tuple(Message("user", one) for one in contents)))
+def context(*contents: str, view: Redacted = VIEW) -> RedactedContext:
+    return view.of(Context(tuple(Message("user", one) for one in contents)))
 
 
-def shown(seen: RedactedSight) -> list[str]:
+def shown(seen: RedactedContext) -> list[str]:
     assert seen.shown.messages is not None
     return [one.content for one in seen.shown.messages]
 
 
 def test_a_word_has_one_placeholder_in_all_turns() -> None:
-    first = sight(ASKED)
+    first = context(ASKED)
     assert shown(first) == ["Write to <EMAIL_1>, says <WORD_1>."]
-    later = sight(ASKED, "And bob@b.example? Not anna.smith@example.org.")
+    later = context(ASKED, "And bob@b.example? Not anna.smith@example.org.")
     assert shown(later) == [*shown(first), "And <EMAIL_2>? Not <EMAIL_1>."]
     answer = first.answer("I asked anna.smith@example.org and eve@c.example. ")
     assert answer.text == "I asked <EMAIL_1> and <EMAIL_2>. "
     # What was prompted by ids is one text.
-    assert VIEW.of(Preceding(None, ASKED)).shown.text == shown(first)[0]
+    assert VIEW.of(Context(None, ASKED)).shown.text == shown(first)[0]
 
 
 def test_a_word_that_is_told_by_what_stands_before_it_is_hidden_everywhere() -> None:
-    assert shown(sight("My hunter2x: the password is hunter2x.")) == [
+    assert shown(context("My hunter2x: the password is hunter2x.")) == [
         "My <SECRET_1>: the password is <SECRET_1>."
     ]
-    assert shown(sight("password: hunter2x", "So, hunter2x?"))[1] == "So, <SECRET_1>?"
+    assert shown(context("password: hunter2x", "So, hunter2x?"))[1] == "So, <SECRET_1>?"
 
 
 HIDDEN = "anna.smith@example.org"
@@ -91,11 +91,11 @@ HIDDEN = "anna.smith@example.org"
 )
 def test_a_word_is_found_however_it_is_written(written: str) -> None:
     for text in (written, f"({written})", f"so {written}, and {HIDDEN}"):
-        (told,) = shown(sight(text))
+        (told,) = shown(context(text))
         assert "smith" not in told
         assert "example" not in told
-        meant = sight(text).answer("").meant(told, ended=True)
-        assert meant.text == text
+        restored = context(text).answer("").restored(told, ended=True)
+        assert restored.text == text
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
@@ -104,14 +104,14 @@ def test_own_words_are_found_in_every_form(form: Form, word: str) -> None:
     for own in ("NFC", "NFD"):
         view = Redacted(redaction_of(None, normalize(own, word)))
         for written in (normalize(form, word), "\u00ad".join(normalize(form, word))):
-            (told,) = shown(sight(f"to {written}!", view=view))
+            (told,) = shown(context(f"to {written}!", view=view))
             assert told == "to <WORD_1>!"
         with pytest.raises(Withheld):
-            sight(word, view=view).answer(f"to {normalize(form, word)[:2]}")
+            context(word, view=view).answer(f"to {normalize(form, word)[:2]}")
 
 
 def test_a_word_known_by_its_surroundings_is_hidden_in_other_forms_too() -> None:
-    told = shown(sight("password: hunter2x", "so hun\u00adter2x, or hunter%32x?"))[1]
+    told = shown(context("password: hunter2x", "so hun\u00adter2x, or hunter%32x?"))[1]
     assert "ter2x" not in told
     assert "hunter" not in told
 
@@ -132,56 +132,56 @@ CALLS = (
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_cloud_puts_no_private_word_into_a_call(call: str) -> None:
-    seen = sight("password: hunter2x, of anna.smith@example.org")
+    seen = context("password: hunter2x, of anna.smith@example.org")
     for begun, reply in ((call, ""), (call[:-9], call[-9:]), ("", call)):
-        meant = seen.answer(begun).meant(f'{reply}<SECRET_1>&u=<EMAIL_1>"', ended=False)
-        assert meant.text == f'{reply}<SECRET_1>&u=<EMAIL_1>"'
+        restored = seen.answer(begun).restored(f'{reply}<SECRET_1>&u=<EMAIL_1>"', ended=False)
+        assert restored.text == f'{reply}<SECRET_1>&u=<EMAIL_1>"'
     # What the edge wrote into it, it may say again; what stands elsewhere it may not.
     before = "" if call[0] == "{" else "hunter2x "
     had = seen.answer(f"{before}{call}anna.smith@example.org or ")
-    assert had.meant("<EMAIL_1> <SECRET_1>", ended=False).text == f"{HIDDEN} <SECRET_1>"
+    assert had.restored("<EMAIL_1> <SECRET_1>", ended=False).text == f"{HIDDEN} <SECRET_1>"
 
 
 def test_behind_a_call_words_are_put_back() -> None:
-    seen = sight("password: hunter2x")
+    seen = context("password: hunter2x")
     told = seen.answer(CALLS[0] + '"}}\n</tool_call>\nIt is ')
-    assert told.meant("<SECRET_1>,", ended=False).text == "hunter2x,"
+    assert told.restored("<SECRET_1>,", ended=False).text == "hunter2x,"
 
 
 def test_nothing_in_a_text_forges_a_placeholder() -> None:
-    seen = sight("<EMAIL_1> and EMAIL_2 mean anna.smith@example.org")
+    seen = context("<EMAIL_1> and EMAIL_2 mean anna.smith@example.org")
     assert shown(seen) == ["<TEXT_1> and <TEXT_2> mean <EMAIL_1>"]
     told = seen.answer("")
-    assert told.meant("<EMAIL_1>", ended=True).text == "anna.smith@example.org"
-    assert told.meant("<TEXT_1> <TEXT_2>", ended=True).text == "<EMAIL_1> EMAIL_2"
+    assert told.restored("<EMAIL_1>", ended=True).text == "anna.smith@example.org"
+    assert told.restored("<TEXT_1> <TEXT_2>", ended=True).text == "<EMAIL_1> EMAIL_2"
 
 
 @given(TEXTS, TEXTS)
 def test_redacted_and_restored_is_the_same(first: str, second: str) -> None:
-    seen = sight(first, second)
+    seen = context(first, second)
     for before, after in zip([first, second], shown(seen), strict=True):
         assert "anna.smith@example.org" not in after
         if not re.search(r"[^\W\d]AKIAIOSFODNN7EXAMPLE", before):
             # Behind a letter it is the end of another word.
             assert "AKIAIOSFODNN7EXAMPLE" not in after
-        meant = seen.answer("").meant(after, ended=True)
-        if meant.left is None:
-            assert meant.text == before
+        restored = seen.answer("").restored(after, ended=True)
+        if restored.left is None:
+            assert restored.text == before
         else:
             # Its own end is how half a placeholder looks.
-            assert before.startswith(meant.text)
+            assert before.startswith(restored.text)
 
 
 @given(TEXTS, st.integers(0, 400), st.booleans())
 def test_wherever_a_reply_is_cut_no_placeholder_is_seen(text: str, at: int, ended: bool) -> None:
-    seen = sight(text)
+    seen = context(text)
     whole = shown(seen)[0]
-    meant = seen.answer("").meant(whole[:at], ended=ended)
+    restored = seen.answer("").restored(whole[:at], ended=ended)
     # What is cut off may end with what is no placeholder yet.
-    rest = re.sub(r"(<|&lt;)\w{0,2}$", "", meant.text) if ended else meant.text
+    rest = re.sub(r"(<|&lt;)\w{0,2}$", "", restored.text) if ended else restored.text
     assert text.startswith(rest)
-    for start, end in meant.whole:
-        assert meant.text[start:end] == meant.text[start:end].strip() != ""
+    for start, end in restored.whole:
+        assert restored.text[start:end] == restored.text[start:end].strip() != ""
 
 
 WORDS = st.lists(
@@ -205,7 +205,7 @@ WORDS = st.lists(
 @given(WORDS, WORDS, WORDS)
 def test_of_a_longer_answer_the_view_begins_alike(asked: str, begun: str, more: str) -> None:
     try:
-        seen = sight(f"{asked} {begun} {more}")
+        seen = context(f"{asked} {begun} {more}")
         one, two = seen.answer(f"{begun} ").text, seen.answer(f"{begun} {more} so").text
     except Withheld:
         return
@@ -214,36 +214,36 @@ def test_of_a_longer_answer_the_view_begins_alike(asked: str, begun: str, more: 
 
 def test_where_what_follows_makes_another_word_the_view_changes() -> None:
     """As documented: the cloud's cache misses, and a word that the messages lack was seen."""
-    seen = sight("so?")
+    seen = context("so?")
     assert seen.answer("my hunter2x").text == "my hunter2x"
     assert seen.answer("my hunter2x, a password: hunter2x").text.count("hunter2x") == 0
 
 
 def test_what_comes_too_close_to_a_placeholder_is_dropped() -> None:
-    told = sight(ASKED).answer("")
+    told = context(ASKED).answer("")
     for whole in ("<EMAIL_1>", "<email_1>", "< EMAIL 1 >", "<EMAIL-01>", "&lt;EMAIL\\_1&gt;"):
-        assert told.meant(f" {whole},", ended=False) == (
+        assert told.restored(f" {whole},", ended=False) == (
             " anna.smith@example.org,",
             ((1, 23),),
             None,
         )
     for broken in ("<EMAIL_2>", "EMAIL_1", "[EMAIL_1]", "<EMAIL>", "[REDACTED]", "<EMAIL_1 "):
-        meant = told.meant(f" to {broken} x", ended=False)
-        assert meant.text.strip("< [") == "to"
-        assert meant.left == "unknown"
+        restored = told.restored(f" to {broken} x", ended=False)
+        assert restored.text.strip("< [") == "to"
+        assert restored.left == "unknown"
     for word in ("<", "<EM", "<EMAIL_1", "&lt;EMAIL_", "EMAIL_"):
-        assert told.meant(f" to {word}", ended=False) == (" to ", (), "open")
+        assert told.restored(f" to {word}", ended=False) == (" to ", (), "open")
     # What others write is nobody's placeholder.
     for text in (" an e-mail", " a < b", " <h1>", " list[int] ", " ip_address"):
-        assert told.meant(text, ended=True).text == text
+        assert told.restored(text, ended=True).text == text
 
 
 def test_a_private_word_is_one_word() -> None:
-    told = sight(ASKED).answer("")
-    meant = told.meant(" <EMAIL_1> or so", ended=False)
-    found = kept(meant.text.encode(), " ", 1, ended=False, whole=meant.whole)
+    told = context(ASKED).answer("")
+    restored = told.restored(" <EMAIL_1> or so", ended=False)
+    found = kept(restored.text.encode(), " ", 1, ended=False, whole=restored.whole)
     assert found.text == "anna.smith@example.org"
-    found = kept(meant.text.encode(), " ", 2, ended=False, whole=meant.whole)
+    found = kept(restored.text.encode(), " ", 2, ended=False, whole=restored.whole)
     assert found.text == "anna.smith@example.org or"
 
 
@@ -263,27 +263,27 @@ def test_a_private_word_is_one_word() -> None:
 )
 def test_half_a_private_word_is_not_sent(end: str) -> None:
     with pytest.raises(Withheld, match="half a private word") as held:
-        sight(ASKED).answer(end)
+        context(ASKED).answer(end)
     assert held.value.open
 
 
 @pytest.mark.parametrize("end", ["", "Write to ", "call Anna Smith", "as bob@b.exa", "so it is"])
 def test_what_is_whole_is_sent(end: str) -> None:
-    assert sight(ASKED).answer(end).text.isprintable()
+    assert context(ASKED).answer(end).text.isprintable()
 
 
 def test_a_local_class_keeps_all_here() -> None:
     view = Redacted(redaction_of("email=local,ip", None))
-    assert not view.stays(Preceding(None, "at 10.1.2.3"))
-    assert view.stays(Preceding(None, ASKED))
+    assert not view.stays(Context(None, "at 10.1.2.3"))
+    assert view.stays(Context(None, ASKED))
     with pytest.raises(Withheld, match="class email"):
-        view.of(Preceding(None, ASKED))
+        view.of(Context(None, ASKED))
     with pytest.raises(Withheld, match="class email") as held:
-        view.of(Preceding(None, "at 10.1.2.3")).answer("mail bob@b.example now")
+        view.of(Context(None, "at 10.1.2.3")).answer("mail bob@b.example now")
     assert not held.value.open
 
 
 def test_more_private_words_than_can_be_kept_track_of_are_not_sent() -> None:
     many = " ".join(f"a{number}@b.example" for number in range(10_001))
     with pytest.raises(Withheld, match="more than 10000"):
-        sight(many)
+        context(many)

@@ -199,7 +199,7 @@ def test_a_detector_that_fails_leaves_the_answer_to_the_edge(
     def fails(self: object, text: str) -> Iterator[None]:
         raise RuntimeError("no model")
 
-    monkeypatch.setattr("edgewise.cloud.redaction.network.Email.find", fails)
+    monkeypatch.setattr("edgewise.cloud.redaction.detectors.Email.find", fails)
     model, cloud = bridge(replying("", prompt=""), redact="email")
     with caplog.at_level(logging.WARNING):
         events = answered(model, "so it is.", on_cloud_error="raise")

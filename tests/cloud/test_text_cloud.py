@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given
 
-from edgewise.cloud.bridge.capabilities import Habits
+from edgewise.cloud.bridge.capabilities import Capabilities
 from edgewise.cloud.bridge.reasoning import Reasoning
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.bridge.word_boundary import REPEATED
@@ -161,7 +161,7 @@ def test_one_that_does_not_echo_any_more_is_refused() -> None:
     engine = TextDouble(echoes=True)
     with closing(TextCloud(engine, edge=EDGE)) as cloud:
         cloud.check(EDGE)
-        assert cloud.habits.echoes
+        assert cloud.capabilities.echoes
         assert wording(ask(cloud, "one")) == " two"
         engine.echoes = False
         with pytest.raises(CloudProtocolError, match="did not begin its reply"):
@@ -209,14 +209,14 @@ def test_a_fault_is_passed_on_and_the_next_consult_looks_again() -> None:
             ask(cloud, "one")
         engine.described, engine.echoes = Described("another"), True
         assert wording(ask(cloud, "one")) == " two"
-        assert cloud.habits.echoes
+        assert cloud.capabilities.echoes
 
 
 def answered(
     engine: TextDouble,
     text: str,
     *,
-    habits: Habits,
+    capabilities: Capabilities,
     seed: int = 0,
     threshold: float = 0.4,
     span: int = 1,
@@ -228,7 +228,7 @@ def answered(
         completing(text, prompt=bytes(prompt.ids).decode()), tokenizer=tokenizer or EDGE
     )
     with closing(TextCloud(engine, edge=edge.tokenizer)) as cloud:
-        cloud.habits = habits
+        cloud.capabilities = capabilities
         decoder = Decoder(
             edge,
             router=Random(seed),
@@ -278,7 +278,7 @@ def test_no_blank_is_lost_or_doubled_wherever_an_answer_is_cut(
     answer = answered(
         engine,
         text,
-        habits=Habits(echoes=echoes, strips=strips, trims=trims or strips),
+        capabilities=Capabilities(echoes=echoes, strips=strips, trims=trims or strips),
         seed=seed,
         threshold=threshold,
         span=span,
@@ -291,7 +291,9 @@ def test_no_blank_is_lost_or_doubled_wherever_an_answer_is_cut(
 def test_what_is_stripped_gets_the_blank_of_the_edges_own_piece() -> None:
     text = "so it is, and so (it was) said."
     engine = TextDouble(writing(text), strips=True)
-    answer = answered(engine, text, habits=Habits(strips=True, trims=True), threshold=0.0)
+    answer = answered(
+        engine, text, capabilities=Capabilities(strips=True, trims=True), threshold=0.0
+    )
     assert answer.text == text
     assert answer.usage.cloud_tokens > 0
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edgewise.completion import Sent
 from edgewise.engines.base import Client
 from edgewise.engines.registry import BY_TEXT, ENGINES
-from edgewise.engines.text import GoneOn, TextEngine
+from edgewise.engines.text import ApiReply, TextEngine
 from edgewise.engines.text_dialects import CompletionsText, LlamaServerText
 from edgewise.errors import (
     CloudError,
@@ -79,7 +79,7 @@ def gone_on(
     *,
     messages: list[Message] = MESSAGES,
     sampling: Sampling | None = None,
-) -> GoneOn:
+) -> ApiReply:
     return using(
         engine, lambda one: one.go_on(messages, answer, n, sampling or Sampling(), Client())
     )
@@ -96,13 +96,13 @@ def serving(dialect: str, **options: Any) -> Iterator[ScriptedText]:
 
 def answered(
     dialect: str, fault: TextMisdeed, answer: str = BEGUN, sampling: Sampling | None = None
-) -> GoneOn:
+) -> ApiReply:
     """What becomes of a consult at a server with that fault."""
     with serving(dialect, fault=lambda number: fault) as server:
         return gone_on(opened(dialect, server.url), answer, sampling=sampling)
 
 
-# Habits: the caller is told what came, and finds out by itself.
+# Capabilities: the caller is told what came, and finds out by itself.
 
 
 @pytest.mark.parametrize("dialect", BY_TEXT)
@@ -194,7 +194,7 @@ def test_a_field_that_an_api_declines_is_left_out_from_then_on(dialect: str) -> 
         server.declines = frozenset(optional)
         engine = opened(dialect, server.url)
 
-        async def twice(one: TextEngine) -> GoneOn:
+        async def twice(one: TextEngine) -> ApiReply:
             await one.go_on(MESSAGES, BEGUN, 2, Sampling())
             return await one.go_on(MESSAGES, BEGUN, 2, Sampling())
 
@@ -539,7 +539,7 @@ def test_a_request_that_is_given_up_leaves_the_engine_usable() -> None:
     faults: dict[int, TextMisdeed] = {0: "hang"}
     with serving("chat", fault=faults.get) as server:
 
-        async def late(engine: TextEngine) -> GoneOn:
+        async def late(engine: TextEngine) -> ApiReply:
             given_up = asyncio.create_task(engine.go_on(MESSAGES, BEGUN, 2, Sampling()))
             while not server.asked:
                 await asyncio.sleep(0.01)

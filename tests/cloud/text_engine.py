@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from edgewise.engines.base import NOBODY, Client, Described
-from edgewise.engines.text import GoneOn, TextEngine
+from edgewise.engines.text import ApiReply, TextEngine
 from edgewise.prompts import Message
 from edgewise.sampling import Sampling
 
@@ -65,7 +65,7 @@ class TextDouble(TextEngine):
         n: int,
         sampling: Sampling,
         client: Client = NOBODY,
-    ) -> GoneOn:
+    ) -> ApiReply:
         self.asked.append(answer)
         self.told.append(tuple(messages))
         if client.sent is not None:
@@ -80,7 +80,7 @@ class TextDouble(TextEngine):
         whole = answer + text if self.echoes else text
         size = len(answer) // PER_TOKEN
         counts = (size, size // 2, -(-len(text) // PER_TOKEN)) if self.metered else (None,) * 3
-        return GoneOn(
+        return ApiReply(
             text=whole,
             ended=len(rest) <= PER_TOKEN * n,
             prompt=counts[0],

@@ -16,7 +16,7 @@ from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines.http import HttpEngine
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.registry import BY_TEXT, ENGINES
-from edgewise.engines.text import GoneOn, TextEngine
+from edgewise.engines.text import ApiReply, TextEngine
 from edgewise.engines.text_dialects import CompletionsText
 from edgewise.engines.vllm import VllmEngine
 from edgewise.errors import CloudRejected
@@ -58,7 +58,7 @@ class Api:
         found: _T = self.background.do(done())
         return found
 
-    def go_on(self, answer: str, n: int, sampling: Sampling = GREEDY) -> GoneOn:
+    def go_on(self, answer: str, n: int, sampling: Sampling = GREEDY) -> ApiReply:
         return self.do(self.engine.go_on(self.messages, answer, n, sampling))
 
     def rest(self, answer: str, n: int) -> str:

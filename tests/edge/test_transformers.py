@@ -281,7 +281,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "pickles": (pickled, "weights in pickles are never read"),
     "no tokenizer": (without("tokenizer.json"), "There is no tokenizer.json"),
     "no config": (without("config.json"), "There is no config.json"),
-    "an adapter": (adapter, "holds an adapter, no whole model; merge it into its model first"),
+    "an adapter": (adapter, "holds an adapter"),
 }
 
 

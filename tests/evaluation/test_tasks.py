@@ -154,9 +154,9 @@ def test_own_questions(
         ("{", None, "Line 1 of .* is not valid"),
         ('{"prompt": "a"}', None, "missing required field `answer`"),
         ('{"prompt": "a", "answer": "b", "x": 1}', None, "unknown field `x`"),
-        ('{"prompt": "a", "answer": "("}', "regex", "no regular expression"),
-        ('{"prompt": "a", "answer": "b", "choices": ["c"]}', "choice", "none of its choices"),
-        ('{"prompt": "a", "answer": "b"}', "choice", "none of its choices"),
+        ('{"prompt": "a", "answer": "("}', "regex", "regular expression"),
+        ('{"prompt": "a", "answer": "b", "choices": ["c"]}', "choice", "of its choices"),
+        ('{"prompt": "a", "answer": "b"}', "choice", "of its choices"),
         ("", None, "no questions"),
     ],
 )

@@ -383,6 +383,24 @@ def test_work_for_nothing_is_charged_as_ids(store: Store, clock: Clock, name: st
     spend(store(), work)
 
 
+def test_work_for_nothing_is_charged_as_tokens_else(store: Store, name: str) -> None:
+    limited = key(name, tokens_per_day=5000)
+
+    async def work(limits: KeyLimits) -> None:
+        async def cut_off() -> None:
+            async with limits.spending(limited, Unbilled(), 4000) as spent:
+                spent.asked = True
+                raise asyncio.CancelledError
+
+        with pytest.raises(asyncio.CancelledError):
+            await cut_off()
+        await consult(limits, limited, 1000, 1000)
+        with pytest.raises(OverLimit):
+            await consult(limits, limited, 1, 1)
+
+    spend(store(), work)
+
+
 def test_prompt_ids_that_were_computed_again_are_charged() -> None:
     limited, clock = key(ids_per_second=10.0), Clock()
 

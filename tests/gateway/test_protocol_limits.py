@@ -226,7 +226,7 @@ ENDS: dict[str, Ending] = {
     "an ask's number that is in flight": _same_number,
     "more than 2,000 frames a second since the connection was made, and 2,000 more": _frames,
     "the first frame has more than 16,384 bytes": _large_first,
-    "the key is out of force: revoked, rotated out or expired": _out_of_force,
+    "the key is out of force: revoked or expired": _out_of_force,
     "a frame waits more than 10 s because the key has sent too many ids": _too_many_ids,
     "a message above 1,048,576 bytes": _large,
 }

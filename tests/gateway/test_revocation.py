@@ -377,7 +377,7 @@ class Slow(SqliteLimits):
 def test_tokens_that_were_not_written_are_given_back(
     tmp_path: Path, engine: ScriptedEngine, how: str
 ) -> None:
-    keys = made(tmp_path, tokens_per_day=20, ids_per_second=0)
+    keys = made(tmp_path, tokens_per_day=20, ids_per_second=20_000)
     whole = Ask(1, 0, [1], Ledger([1]).check, 20)
 
     async def spoil(socket: Socket) -> None:

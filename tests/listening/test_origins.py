@@ -54,34 +54,34 @@ def test_requests_and_websockets_of_others_are_refused(
     headers: dict[str, str], status: int
 ) -> None:
     headers = {"Host": "127.0.0.1:8300"} | headers
-    with client(hosts=HOSTS) as visitor:
+    with client(hosts=HOSTS) as browser:
         for method in ("GET", "POST"):
-            assert visitor.request(method, "/", headers=headers).status_code == status
+            assert browser.request(method, "/", headers=headers).status_code == status
         if status == 200:
-            with visitor.websocket_connect("/ws", headers=headers):
+            with browser.websocket_connect("/ws", headers=headers):
                 pass
         else:
             with (
                 pytest.raises(WebSocketDisconnect),
-                visitor.websocket_connect("/ws", headers=headers),
+                browser.websocket_connect("/ws", headers=headers),
             ):
                 pass
 
 
 def test_a_page_of_plain_http_is_another_than_one_of_tls() -> None:
-    with client(scheme="https", hosts=HOSTS) as visitor:
+    with client(scheme="https", hosts=HOSTS) as browser:
         own = {"Origin": "https://127.0.0.1:8300"}
-        assert visitor.get("/", headers=own).status_code == 200
+        assert browser.get("/", headers=own).status_code == 200
         plain = {"Origin": "http://127.0.0.1:8300"}
-        assert visitor.get("/", headers=plain).status_code == 403
+        assert browser.get("/", headers=plain).status_code == 403
 
 
 def test_origins_that_were_named_may_ask() -> None:
-    with client(origins=["https://my.page"]) as visitor:
-        assert visitor.post("/", headers={"Origin": "https://my.page"}).status_code == 200
-        assert visitor.post("/", headers={"Origin": "https://your.page"}).status_code == 403
-    with client(origins=["*"]) as visitor:
-        assert visitor.post("/", headers={"Origin": "https://your.page"}).status_code == 200
+    with client(origins=["https://my.page"]) as browser:
+        assert browser.post("/", headers={"Origin": "https://my.page"}).status_code == 200
+        assert browser.post("/", headers={"Origin": "https://your.page"}).status_code == 403
+    with client(origins=["*"]) as browser:
+        assert browser.post("/", headers={"Origin": "https://your.page"}).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def flood(port: int, count: int, begun: bytes) -> ExitStack:
     return stack
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("command", ["gateway", "serve"])
 def test_silent_connections_keep_nobody_out(command: str, engine: ScriptedEngine) -> None:
     """With 256 open files: never one too many, and few lines about it."""

@@ -217,8 +217,7 @@ def test_a_cloud_that_cannot_judge(answers: tuple[str, str], begins: str, tmp_pa
     told = ANSWERS[0]
     cloud = Asked([], ScriptedEdge(judging(completing(*told.cloud, prompt=PROMPT), answers)))
     right = 6 if begins == "yes" else 0
-    says = rf"no judge: it tells {right} of 12 .* \(it begins '{begins}'\); let the outcome judge"
-    with pytest.raises(UsageError, match=says) as caught:
+    with pytest.raises(UsageError, match=rf"{right} of 12") as caught:
         label_all(R2R(), [case(told)], {"cloud": cloud}, tmp_path)
     assert caught.value.setting == "judge"
     assert label_all(R2R("outcome"), [case(told)], {"cloud": cloud}, tmp_path)

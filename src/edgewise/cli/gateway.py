@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import msgspec
 import typer
 
 from edgewise.addresses import is_url, meant
@@ -42,6 +41,18 @@ def keys_moved() -> None:
     raise UsageError("`edgewise gateway keys` is `edgewise keys` now; its options are the same.")
 
 
+Engines = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="URL", help="An engine's URL, or bundled; repeat it for replicas of one model."
+    ),
+]
+EngineKind = Annotated[str, typer.Option(help="The engines' kind, such as vllm; auto finds out.")]
+SessionIds = Annotated[int, typer.Option(min=1, help="Token ids held by all sessions, at most.")]
+Idle = Annotated[float, typer.Option(min=0, help="Seconds that a session waits for its device.")]
+Queue = Annotated[
+    int, typer.Option(min=0, help="Consults that may wait for an engine; more are refused.")
+]
 MetricsPort = Annotated[
     int | None,
     typer.Option(min=0, max=65535, help="Port of /metrics alone, which is then not at --port."),
@@ -52,7 +63,7 @@ MetricsHost = Annotated[
 LogLevel = Annotated[Level, typer.Option(help="What is logged: debug, info, warning or error.")]
 
 
-# A device's settings are none of its: clients are named by keys, engines by addresses.
+# It has no settings of a device: clients are named by keys, engines by addresses.
 @app.callback()
 @takes(
     "cloud_model",
@@ -62,16 +73,8 @@ LogLevel = Annotated[Level, typer.Option(help="What is logged: debug, info, warn
 def gateway(
     context: typer.Context,
     chosen: Settings,
-    engine: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="URL", help="An engine's URL, or bundled; repeat it for replicas of one model."
-        ),
-    ] = None,
-    engine_kind: Annotated[
-        str,
-        typer.Option(help="What the engines are, such as vllm; auto finds out."),
-    ] = "auto",
+    engine: Engines = None,
+    engine_kind: EngineKind = "auto",
     keys: Annotated[Path | None, typer.Option(help="File of keys; see keys add.")] = None,
     limits: Limits = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -83,16 +86,10 @@ def gateway(
     metrics_host: MetricsHost = None,
     log_level: LogLevel = "info",
     sessions: Annotated[int, typer.Option(min=1, help="Sessions held at most.")] = 20_000,
-    session_ids: Annotated[
-        int, typer.Option(min=1, help="Token ids held by all sessions, at most.")
-    ] = 20_000_000,
-    idle: Annotated[
-        float, typer.Option(min=0, help="Seconds that a session waits for its device.")
-    ] = 300.0,
+    session_ids: SessionIds = 20_000_000,
+    idle: Idle = 300.0,
     concurrency: Annotated[int, typer.Option(min=1, help="Consults at one engine at a time.")] = 64,
-    queue: Annotated[
-        int, typer.Option(min=0, help="Consults that may wait for an engine; more are refused.")
-    ] = 256,
+    queue: Queue = 256,
 ) -> None:
     """Run a gateway in front of one or more engines that serve one model."""
     if context.invoked_subcommand is not None:
@@ -114,25 +111,25 @@ def gateway(
         model=chosen.cloud_model,
         keys=keys,
         limits=limits,
-        host=host,
-        listens=listens,
-        bounds=_Bounds(sessions, session_ids, idle, concurrency, queue),
+        # With keys any name will do, since no page of a browser knows a key.
+        hosts=("*",) if keys else (*LOOPBACK, host),
+        sessions=(sessions, session_ids, idle),
+        consults=(concurrency, queue),
     )
-    _run(plan, port, metrics_host or LOOPBACK[0], metrics_port, log_level)
+    with ExitStack() as stack:
+        # Before the engines are looked at, which takes longer.
+        listening = stack.enter_context(listen(host, port))
+        most, secured = listens.opened(reserve=len(engine) * concurrency)
+        at, metrics = {"at": address_of(listening, host, tls=listens.tls)}, None
+        if metrics_port is not None:
+            metrics_host = metrics_host or LOOPBACK[0]
+            metrics = stack.enter_context(listen(metrics_host, metrics_port))
+            at["metrics"] = address_of(metrics, metrics_host, tls=listens.tls) + "/metrics"
+        _run(plan, at, log_level, (listening, most, secured, metrics))
 
 
-class _Bounds(NamedTuple):
-    """As the flags of these names."""
-
-    sessions: int
-    session_ids: int
-    idle: float
-    concurrency: int
-    queue: int
-
-
-class _Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is served, with what and to whom."""
+class _Plan(NamedTuple):
+    """What is served, with what and to whom: as the flags of these names."""
 
     engines: list[str]
     kind: str
@@ -140,46 +137,17 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     keys: Path | None
     limits: str | None
-    host: str
-    listens: ListenFlags
-    bounds: _Bounds
-
-    @property
-    def hosts(self) -> Sequence[str]:
-        """What requests may be addressed to; with keys any, since no page knows one."""
-        return ("*",) if self.keys else (*LOOPBACK, self.host)
-
-    @property
-    def reserve(self) -> int:
-        """Open files for consults at engines."""
-        return len(self.engines) * self.bounds.concurrency
+    hosts: Sequence[str]
+    sessions: tuple[int, int, float]
+    consults: tuple[int, int]
 
 
-def _run(plan: _Plan, port: int, metrics_host: str, metrics_port: int | None, level: Level) -> None:
-    """Listen first: it takes longer to look at engines than to find out that a port is taken."""
-    from edgewise.listening.logs import json_lines
-
-    with ExitStack() as stack:
-        listening, tls = stack.enter_context(listen(plan.host, port)), plan.listens.tls
-        most, certificate = plan.listens.opened(reserve=plan.reserve)
-        at, metrics = {"at": address_of(listening, plan.host, tls=tls)}, None
-        if metrics_port is not None:
-            metrics = stack.enter_context(listen(metrics_host, metrics_port))
-            at["metrics"] = address_of(metrics, metrics_host, tls=tls) + "/metrics"
-        stack.enter_context(json_lines(level))
-        asyncio.run(_served(plan, _Sockets(listening, metrics, most, certificate), at))
-
-
-class _Sockets(NamedTuple):
-    """Where it listens, for how many connections, with which certificate."""
-
-    listening: socket.socket
-    metrics: socket.socket | None
-    connections: int
-    certificate: "Certificate | None"
-
-
-async def _served(plan: _Plan, sockets: _Sockets, at: Mapping[str, str]) -> None:
+def _run(
+    plan: _Plan,
+    at: Mapping[str, str],
+    level: Level,
+    where: "tuple[socket.socket, int, Certificate | None, socket.socket | None]",
+) -> None:
     """Until a signal ends it."""
     import structlog
 
@@ -188,28 +156,36 @@ async def _served(plan: _Plan, sockets: _Sockets, at: Mapping[str, str]) -> None
     from edgewise.gateway.server import engines_at, serve
     from edgewise.gateway.sessions import Sessions
     from edgewise.keys.limit_stores import limits_at
+    from edgewise.listening.logs import json_lines
 
-    bounds, keys, used = plan.bounds, Keys(plan.keys), limits_at(plan.limits, plan.keys)
-    engines = await engines_at(plan.engines, key=plan.key, kind=plan.kind, model=plan.model)
-    fleet = Fleet(engines, concurrency=bounds.concurrency, queue=bounds.queue)
-    held = Sessions(most=bounds.sessions, most_ids=bounds.session_ids, idle=bounds.idle)
-    gateway = Gateway(fleet, keys, held, used)
-    # Here, so that a problem is a sentence and not a failed start of the server.
-    await fleet.start()
-    await used.open()
-    structlog.get_logger("edgewise.gateway").info("listening", engines=plan.engines, **at)
-    await serve(
-        gateway,
-        sockets.listening,
-        connections=sockets.connections,
-        certificate=sockets.certificate,
-        metrics=sockets.metrics,
-        hosts=plan.hosts,
-    )
+    async def served() -> None:
+        keys, limits = Keys(plan.keys), limits_at(plan.limits, plan.keys)
+        engines = await engines_at(plan.engines, key=plan.key, kind=plan.kind, model=plan.model)
+        concurrency, queue = plan.consults
+        fleet = Fleet(engines, concurrency=concurrency, queue=queue)
+        most, most_ids, idle = plan.sessions
+        sessions = Sessions(most=most, most_ids=most_ids, idle=idle)
+        gateway = Gateway(fleet, keys, sessions, limits)
+        # Here, so that a problem is a sentence and not a failed start of the server.
+        await fleet.start()
+        await limits.open()
+        structlog.get_logger("edgewise.gateway").info("listening", engines=plan.engines, **at)
+        listening, connections, certificate, metrics = where
+        await serve(
+            gateway,
+            listening,
+            connections=connections,
+            certificate=certificate,
+            metrics=metrics,
+            hosts=plan.hosts,
+        )
+
+    with json_lines(level):
+        asyncio.run(served())
 
 
 def _address(engine: str) -> str:
-    """What was named, as a cloud is: localhost:8080 is a URL. Raises `UsageError`."""
+    """A URL as for a cloud: localhost:8080 is one. Raises `UsageError`."""
     named = meant(engine)
     if not is_url(named) and named != "bundled":
         raise UsageError(

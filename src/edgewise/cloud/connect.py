@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import bridged
-from edgewise.cloud.bridge.context_filter import Viewing
+from edgewise.cloud.bridge.context_filter import ContextFilterMaker
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.engine import EngineCloud
 from edgewise.edge.base import Tokenizer
@@ -90,7 +90,7 @@ def connect(
     engine: str = AUTO,
     model: str | None = None,
     own: Tokenizer | None = None,
-    viewing: Viewing | None = None,
+    viewing: ContextFilterMaker | None = None,
 ) -> tuple[CloudModel, str]:
     """The cloud model at `url`, checked for an `edge`, and how its vocabulary was proven.
 
@@ -138,7 +138,7 @@ class _Way:
         key: str | None,
         model: str | None,
         own: Tokenizer | None,
-        viewing: Viewing | None,
+        viewing: ContextFilterMaker | None,
     ) -> None:
         self._url, self._edge, self._viewing = url, edge, viewing
         self._key, self._model, self._own = key, model, own
@@ -231,7 +231,7 @@ def linked(
     cloud: CloudModel,
     edge: Tokenizer,
     own: Tokenizer | None = None,
-    viewing: Viewing | None = None,
+    viewing: ContextFilterMaker | None = None,
 ) -> tuple[CloudModel, str]:
     """`cloud` once it is checked, behind a bridge where its vocabulary is another; how it was.
 

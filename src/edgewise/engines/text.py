@@ -14,7 +14,7 @@ import msgspec
 from edgewise.engines.base import NOBODY, Client, Described
 from edgewise.engines.http import Endpoint, Served, described
 from edgewise.engines.registry import GATEWAY, owners
-from edgewise.engines.text_replies import THINK, GoneOn, read, words_of
+from edgewise.engines.text_replies import THINK, ApiReply, read, words_of
 from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable
 from edgewise.prompts import Message
 from edgewise.sampling import Sampling
@@ -54,7 +54,7 @@ class TextEngine(ABC):
         n: int,
         sampling: Sampling,
         client: Client = NOBODY,
-    ) -> GoneOn:
+    ) -> ApiReply:
         """At most `n` tokens behind `answer`, the beginning of a reply to `messages`; may be empty.
 
         Raises a `CloudError`: `CloudRejected` where the API does not take an answer that was begun.

@@ -15,8 +15,8 @@ from edgewise.edge.base import Tokenizer
 from edgewise.engines.base import NOBODY, Client, sampling_fields
 from edgewise.engines.text import Declined, PromptText, TextEndpoint, turns
 from edgewise.engines.text_replies import (
+    ApiReply,
     AskedText,
-    GoneOn,
     of_completion,
     of_llama_server,
     of_ollama,
@@ -68,7 +68,7 @@ class ChatText(TextEndpoint):
         n: int,
         sampling: Sampling,
         client: Client = NOBODY,
-    ) -> GoneOn:
+    ) -> ApiReply:
         spoken = turns(self.url, messages)
         body: dict[str, Any] = {"model": await self.model_name(), "messages": spoken}
         if answer:
@@ -212,7 +212,7 @@ class OllamaText(TextEndpoint):
         n: int,
         sampling: Sampling,
         client: Client = NOBODY,
-    ) -> GoneOn:
+    ) -> ApiReply:
         spoken = turns(self.url, messages)
         if answer:
             spoken.append({"role": "assistant", "content": answer})
@@ -249,7 +249,7 @@ class LlamaServerText(PromptText):
         n: int,
         sampling: Sampling,
         client: Client = NOBODY,
-    ) -> GoneOn:
+    ) -> ApiReply:
         body = {
             "prompt": await self.prompt(messages, answer, client),
             "n_predict": n,
@@ -299,7 +299,7 @@ class CompletionsText(PromptText):
         n: int,
         sampling: Sampling,
         client: Client = NOBODY,
-    ) -> GoneOn:
+    ) -> ApiReply:
         self._check_plain([*(message.content for message in messages), answer])
         prompt = await self.prompt(messages, answer, client)
         body = {

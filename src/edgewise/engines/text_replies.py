@@ -30,7 +30,7 @@ _SLACK = 256
 _T = TypeVar("_T")
 
 
-class GoneOn(msgspec.Struct, frozen=True, kw_only=True):
+class ApiReply(msgspec.Struct, frozen=True, kw_only=True):
     """What an API wrote, as it came: it may begin with what it was sent.
 
     `ended` where it ended the answer there, and was not cut. `prompt`, `cached` and `written` are
@@ -130,7 +130,7 @@ class _Told(msgspec.Struct):
     detail: object = None
 
 
-def of_completion(body: bytes, asked: AskedText) -> GoneOn:
+def of_completion(body: bytes, asked: AskedText) -> ApiReply:
     """A reply in OpenAI's form, to a chat or to a prompt; raises a `CloudError`."""
     reply = read(body, _Completion, asked.url, asked.dialect)
     if reply.error is not None:
@@ -150,7 +150,7 @@ def of_completion(body: bytes, asked: AskedText) -> GoneOn:
     )
 
 
-def of_ollama(body: bytes, asked: AskedText) -> GoneOn:
+def of_ollama(body: bytes, asked: AskedText) -> ApiReply:
     """A reply of Ollama's `/api/chat`; raises a `CloudError`."""
     reply = read(body, _Chatted, asked.url, asked.dialect)
     if not reply.done:
@@ -163,7 +163,7 @@ def of_ollama(body: bytes, asked: AskedText) -> GoneOn:
     )
 
 
-def of_llama_server(body: bytes, asked: AskedText) -> GoneOn:
+def of_llama_server(body: bytes, asked: AskedText) -> ApiReply:
     """A reply of llama-server's `/completion`; raises a `CloudError`."""
     reply = read(body, _Continued, asked.url, asked.dialect)
     timings = reply.timings
@@ -235,7 +235,7 @@ def _has_ended(reason: str | None, url: str) -> bool:
 
 def _checked(
     asked: AskedText, text: str, *, ended: bool, counts: tuple[int | None, int | None, int | None]
-) -> GoneOn:
+) -> ApiReply:
     """`counts` are tokens of the prompt, those of them that were cached, and those written."""
     size = len(text.encode())
     if size > LONGEST_TOKEN * asked.n + 2 * len(asked.answer.encode()) + _SLACK:
@@ -250,7 +250,7 @@ def _checked(
             raise CloudProtocolError(f"{asked.url!r} counts {count!r:.50} tokens.")
     if cached is not None and prompt is not None and cached > prompt:
         raise CloudProtocolError(f"{asked.url!r} counts {cached} of {prompt} tokens as cached.")
-    return GoneOn(text=text, ended=ended, prompt=prompt, cached=cached, written=written)
+    return ApiReply(text=text, ended=ended, prompt=prompt, cached=cached, written=written)
 
 
 def _raise_streamed(url: str) -> NoReturn:

@@ -26,16 +26,16 @@ from edgewise.listening.origins import ANY, OriginCheck
 from edgewise.wire.protocol import PATH, VERSION
 
 SWEEP_SECONDS = 0.25
-"""Between two looks at what has gone: sessions left for long, keys out of force."""
+"""Time between two looks for sessions that have expired and keys that were revoked."""
 
 OWNER = "edgewise-gateway"
-"""Whose the models are, so that a device finds out what it talks to."""
+"""The models' owner, by which a device recognises a gateway."""
 
 log = structlog.get_logger("edgewise.gateway")
 
 
 class Gateway:
-    """State shared by all connections of a process. Holds nothing that a device cannot rebuild."""
+    """State of all connections of a process. A device can rebuild all of it."""
 
     def __init__(
         self, fleet: Fleet, keys: Keys, sessions: Sessions, limits: KeyLimits | None = None
@@ -73,7 +73,7 @@ class Gateway:
         return Starlette(routes=routes, middleware=[guard], lifespan=self._lifespan)
 
     def metrics_app(self, *, hosts: Sequence[str] = (ANY,)) -> Starlette:
-        """Metrics alone, for a door of their own; `hosts` as in `app`."""
+        """Metrics alone, for a socket of their own; `hosts` as in `app`."""
         guard = Middleware(OriginCheck, hosts=hosts)
         return Starlette(routes=[self._metrics_route()], middleware=[guard])
 
@@ -111,7 +111,7 @@ class Gateway:
                 log.exception("sweep failed")
 
     def _check_keys(self, seen: int) -> None:
-        """Hang up on keys that a change after `seen` put out of force."""
+        """If keys changed since `seen`, hang up on those that were revoked or have expired."""
         if self.keys.refreshed() != seen:
             for connection in list(self.connections):
                 connection.check_key()
@@ -131,7 +131,7 @@ class Gateway:
             self.connections.discard(connection)
 
     def _note_refusal(self, asked: Request | WebSocket) -> None:
-        """Why is told here only; the device sees the same whatever is wrong with its key."""
+        """Log the reason. The device gets the same reply whatever is wrong with its key."""
         shown = "wrong key" if _bearer(asked) else "missing key"
         log.info("refused", why="draining" if self.draining else shown, peer=_peer(asked))
         self.metrics.opens.labels("refused").inc()
@@ -148,7 +148,7 @@ class Gateway:
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def _models(self, request: Request) -> Response:
-        """What the engines serve."""
+        """The model that the engines serve."""
         if self.keys.find(_bearer(request)) is None:
             self._note_refusal(request)
             return _refusal(401)
@@ -158,7 +158,7 @@ class Gateway:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def _detokenize(self, request: Request) -> Response:
-        """What the engines make of ids."""
+        """The engines' text for ids."""
         key = self.keys.find(_bearer(request))
         if key is None:
             self._note_refusal(request)

@@ -1,4 +1,4 @@
-"""The bundled cloud model as an engine, so that a gateway can be tried with one command."""
+"""The bundled cloud model as an engine: a gateway to try, by one command."""
 
 import asyncio
 from collections.abc import Sequence
@@ -67,10 +67,10 @@ class BundledEngine(Engine):
         await asyncio.to_thread(self._cloud.close)
 
     async def advice(self) -> str | None:
-        """None: its slots forget by themselves."""
+        """None: its slots forget between tenants."""
 
     def _session(self, client: Client) -> LocalSession:
-        """In the client's own slot, else in the one that has not been given away for longest."""
+        """The client's own slot, else the one that was assigned longest ago."""
         for session, owner in zip(self._sessions, self._owners, strict=True):
             if (owner.tenant, owner.session) == (client.tenant, client.session):
                 return session

@@ -36,7 +36,7 @@ from edgewise.wire.protocol import (
 )
 
 OPEN_SECONDS = 10.0
-"""How long a device may take to say `Open`, and to read what it is sent."""
+"""How long a device may take to send `Open`, and to read what it is sent."""
 
 FRAMES_PER_SECOND = 2000
 """More than any device writes; a connection that keeps above it is closed."""
@@ -48,10 +48,10 @@ LARGE_IDS = 4096
 """Ids that a key may owe before its connection is not read from."""
 
 PAUSE_SECONDS = 10.0
-"""How long a key that owes ids is not read from; pings are answered in time all the same."""
+"""How long a connection whose key owes ids is not read from. Pings are answered meanwhile."""
 
 END_SECONDS = 0.4
-"""How long a device whose key was revoked may take to be told."""
+"""How long the last frame to a device whose key was revoked may take."""
 
 PROTOCOL_ERROR, POLICY, GOING_AWAY, TRY_LATER = 1002, 1008, 1001, 1013
 """Close codes of RFC 6455."""
@@ -84,7 +84,7 @@ class Shared(Protocol):
 
 
 class DeviceLeft(Exception):
-    """The device does not take what it is sent."""
+    """The device does not read what it is sent."""
 
 
 class Connection:
@@ -117,7 +117,7 @@ class Connection:
             self._leave()
 
     def check_key(self) -> None:
-        """Hang up at once, and end what is in flight, where the key is out of force."""
+        """If the key was revoked or has expired, cancel what is in flight and hang up."""
         if self._in_force is not None and self._shared.keys.find_named(self._key) is None:
             self._stop()
             self._in_force.reschedule(0.0)
@@ -174,10 +174,10 @@ class Connection:
         return frame
 
     def _require_same(self, frame: Open) -> None:
-        """Both sides' protocol and vocabulary."""
+        """Both sides must have the same protocol and vocabulary."""
         if frame.version != VERSION:
-            told = f"This gateway speaks version {VERSION} of the protocol, not {frame.version}."
-            raise _Ended(POLICY, "rejected", told)
+            message = f"This gateway speaks version {VERSION} of the protocol, not {frame.version}."
+            raise _Ended(POLICY, "rejected", message)
         known = self._shared.fleet.tokenizer
         if not known or frame.tokenizer != known:
             raise _Ended(POLICY, VOCABULARY, "The vocabulary is not that of the gateway's model.")
@@ -185,8 +185,8 @@ class Connection:
     def _session_for(self, frame: Open) -> Session:
         key, sessions = self._key, self._shared.sessions
         if key.sessions and sessions.attached(key.name) >= key.sessions:
-            told = f"The key has its {key.sessions} sessions open already."
-            raise _Ended(TRY_LATER, "unavailable", told, 1.0)
+            message = f"The key has its {key.sessions} sessions open already."
+            raise _Ended(TRY_LATER, "unavailable", message, 1.0)
         session = sessions.open(frame.session, key.name)
         if session is None:
             raise _Ended(TRY_LATER, "unavailable", "The gateway holds no more sessions.", 1.0)
@@ -206,7 +206,7 @@ class Connection:
         """The next frame. A key that owes ids is not read from."""
         data = await self._receive()
         self._count_frame()
-        # Where more frames wait nothing above does, and it is others' turn.
+        # If more frames wait, nothing above yields to the event loop.
         await asyncio.sleep(0)
         key, unbilled = self._standing(), self._unbilled
         try:
@@ -256,7 +256,7 @@ class Connection:
             raise CloudProtocolError("A session is opened once.")
 
     def _put(self, received: Received, frame: Ask | Push, session: Session) -> Ledger | None:
-        """The ids of this moment, which a later frame may replace."""
+        """The session's ids after this frame. A later frame may replace them."""
         if frame.position + len(received.ids) > MAX_IDS:
             raise CloudProtocolError(f"A prefix has at most {MAX_IDS} ids.")
         most = self._standing().ids

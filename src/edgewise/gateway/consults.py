@@ -1,4 +1,4 @@
-"""A device's consults and pushes: from the ids that it means to what it is answered."""
+"""Consults and pushes of devices: from the ids of a frame to the reply."""
 
 import asyncio
 import time
@@ -34,11 +34,11 @@ log = structlog.get_logger("edgewise.gateway")
 
 
 class KeyedConsults:
-    """Every connection's consults, within the limits of its key. Sends nothing itself.
+    """The consults of all connections, within the limits of their keys. Sends no frames itself.
 
-    A key is a tenant: no other may learn from an engine's cache what it asked. What of a prompt was
-    cached or computed, and the engine's own time, are told only where every engine keeps caches
-    apart by a salt, or where there are no keys: then all devices are one tenant.
+    A key is a tenant: no other key may learn from an engine's cache what it asked. Cached and
+    computed prompt tokens, and the engine's time, are reported only if every engine separates
+    caches by a salt, or if there are no keys: then all devices are one tenant.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class KeyedConsults:
         self._metrics.seconds.observe(time.monotonic() - begun)
 
     async def warm(self, ids: Ledger, session: Session, key: Key, unbilled: Unbilled) -> None:
-        """Let the engine compute what was pushed, if `key` may ask. Nobody waits for it."""
+        """Let the engine compute pushed ids, if `key` may make consults. Nobody waits for it."""
         outcome = "superseded"
         try:
             if not await self._limits.may_warm(key, unbilled):
@@ -165,12 +165,12 @@ def _busy(frame: Ask, wait: float) -> Failed:
 
 
 def _milliseconds(seconds: float) -> int:
-    """Rounded up, and no more than a frame can tell: 49 days."""
+    """Rounded up, and at most what a frame can hold: 49 days."""
     return min(int(1000 * seconds) + 1, (1 << 32) - 1)
 
 
 def _failed(frame: Ask, error: CloudError, client: Client) -> Failed:
-    """What the engine says may hold parts of the prompt; the device gets the kind of it."""
+    """An engine's message may hold parts of the prompt, so the device gets the reason alone."""
     log.warning(
         "consult failed",
         reason=error.reason,

@@ -53,7 +53,7 @@ class Busy(Exception):
 
 
 class Replica:
-    """An engine, whether it is well and proven, and what it is doing."""
+    """An engine: whether it is ready and its vocabulary checked, and how many consults it has."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Replica:
         concurrency: int,
         accept: Callable[[Engine], Coroutine[Any, Any, None]],
     ) -> None:
-        """`accept` judges what a probe found; raises `UsageError` for an engine of others."""
+        """`accept` checks the probed engine; it raises `UsageError` for one of another model."""
         self.engine = engine
         self.proof = Proof(engine, lambda: accept(engine))
         self.up = False
@@ -72,9 +72,9 @@ class Replica:
         self._seconds = 0.05
 
     async def look(self) -> BaseException | None:
-        """Find out whether it is well and the engine that was proven; what keeps it from being so.
+        """Check that it is ready and still the engine that was checked. Returns the problem.
 
-        Whatever goes wrong is the replica's alone, even what looks as if the looking were over.
+        An engine that raises anything, even a cancellation, ends no watch.
         """
         problem: BaseException | None = None
         try:
@@ -92,7 +92,7 @@ class Replica:
         return problem
 
     def tell(self, problem: BaseException | None) -> None:
-        """Log what changed since the last time; of a bug, with its traceback."""
+        """Log a change since the last time, a bug with its traceback."""
         said = None if problem is None else _said(problem)
         if said is not None and said != self._problem:
             known = isinstance(problem, EdgewiseError | TimeoutError)
@@ -103,13 +103,13 @@ class Replica:
         self._problem = said
 
     async def close(self) -> None:
-        """Stop looking, close the connections."""
+        """Stop the watches, close the connections."""
         await self.proof.close()
         await self.engine.close()
 
     @asynccontextmanager
     async def turn(self, queue: int) -> AsyncGenerator[None]:
-        """A place among the consults at the engine; raises `Busy` where `queue` wait already."""
+        """A place among the consults at the engine. Raises `Busy` if `queue` wait already."""
         waiting = self.asked - self._concurrency
         if waiting >= queue:
             raise Busy(max(0.05, self._seconds * (waiting + 1) / self._concurrency))
@@ -124,7 +124,7 @@ class Replica:
 
 
 class Fleet:
-    """Replicas of one model. A session stays with its replica as long as that is well.
+    """Replicas of one model. A session stays with its replica as long as that is ready.
 
     Rendezvous hashing (Thaler and Ravishankar 1998): the replica whose hash with the session's
     name is greatest; when one fails, only its own sessions move.
@@ -162,7 +162,7 @@ class Fleet:
         self._watches = [asyncio.create_task(_keep_looking(replica)) for replica in self.replicas]
 
     async def warn_of_shared_caches(self) -> None:
-        """Log what the engines' operator should change, where several keys share their caches."""
+        """Log what the operator should change if keys share the engines' caches."""
         well = [replica for replica in self.replicas if replica.up]
         told = await asyncio.gather(*(_advice(replica.engine) for replica in well))
         for replica, advice in zip(well, told, strict=True):
@@ -170,14 +170,14 @@ class Fleet:
                 log.warning("caches are shared", engine=replica.engine.url, why=advice)
 
     async def close(self) -> None:
-        """Stop looking, close the connections."""
+        """Stop the watches, close the connections."""
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*(replica.close() for replica in self.replicas))
 
     @property
     def up(self) -> int:
-        """Engines that are well and proven."""
+        """Engines that are ready and checked."""
         return sum(replica.up and replica.proof.holds for replica in self.replicas)
 
     @property
@@ -188,7 +188,7 @@ class Fleet:
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client
     ) -> Completion:
-        """A consult at the session's replica, or at the next one where that is not well any more.
+        """A consult at the session's replica, or at the next one if that has failed.
 
         Raises a `CloudError`, also for a completion that is none, or `Busy`.
         """
@@ -333,7 +333,7 @@ async def _advice(engine: Engine) -> str | None:
 
 
 async def _keep_looking(replica: Replica) -> None:
-    """For as long as the gateway runs: a replica's own watch, so that none waits for another."""
+    """As long as the gateway runs. Each replica has its own watch: none waits for another."""
     while True:
         await asyncio.sleep(HEALTH_SECONDS)
         problem = await replica.look()

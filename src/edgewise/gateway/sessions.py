@@ -37,7 +37,7 @@ class _Share:
 
     @property
     def victim(self) -> Session | None:
-        """Who gives up its ids first."""
+        """The session that gives up its ids first."""
         waiting = self.left or self.holding
         return next(iter(waiting.values()), None)
 
@@ -45,10 +45,10 @@ class _Share:
 class Sessions:
     """At most `most` sessions holding at most `most_ids` ids between them.
 
-    A session whose device has left is kept for `idle` seconds, so that it can come back; where
-    room is short, those that left first go first, and then those whose device is here but used
-    them least recently lose their ids, which the device is asked for again. A key that holds more
-    than its own share makes room from its own sessions, in the same order.
+    A session whose device has disconnected is kept for `idle` seconds. To make room, the sessions
+    that were left first are dropped first; then connected sessions lose their ids, the least
+    recently used first, and their devices send them again. A key above its own limit makes room
+    from its own sessions, in the same order.
     """
 
     def __init__(self, *, most: int, most_ids: int, idle: float) -> None:

@@ -1,7 +1,7 @@
 """Grammars over a vocabulary, by the library llguidance: which tokens an answer may go on with.
 
-The grammar is a model's user's, so it is hostile: it is compiled by a thread of its own with a
-stack that is deep enough, given up after a while, and bounded in size and in work for each token.
+A grammar comes from a client, so it may be hostile. A thread of its own with a deep stack compiles
+it. Compiling has a time limit, and the grammar limits of size and of work for each token.
 """
 
 import re

@@ -17,14 +17,14 @@ MAX_KEYS = 1000
 """Most keys of one object in a schema: what they come to grows with their square."""
 
 _BLANKS = r"\x20|\x0A{1,2}[\x20\x09]{0,20}"
-"""What may stand between JSON's parts, as in llama.cpp: a blank, or a new line and what indents it.
-Unbounded, a small model goes on with blanks for good."""
+"""Whitespace between the parts of JSON, as in llama.cpp: a blank, or a new line and its indent.
+If it were unbounded, a small model could write blanks for ever."""
 
 _OPENING = frozenset(
     {"additionalProperties", "patternProperties", "propertyNames", "minProperties"}
     | {"unevaluatedProperties", "dependentRequired", "dependentSchemas"}
 )
-"""What says of an object that it may have other keys than it names, or needs some."""
+"""Keywords by which an object may have, or need, keys that it does not name."""
 
 _VALUES = frozenset({"const", "enum"})
 
@@ -36,10 +36,9 @@ _KEYED = frozenset({"properties", "required"} | _OPENING)
 def schema_text(
     schema: Mapping[str, object] | None, what: str, left: SchemaBudget, *, lenient: bool = False
 ) -> str:
-    """The JSON text of a schema, for a grammar. Raises `UsageError` for none, or more than is
-    `left` for it.
+    """The JSON text of a schema, for a grammar. `left` is the work that it may still make.
 
-    With `lenient`, what the library does not know of it holds nothing.
+    With `lenient`, keywords that the library does not support are ignored. Raises `UsageError`.
     """
     _require_small(schema, what)
     require_light(schema, what, left)
@@ -50,7 +49,7 @@ def schema_text(
     try:
         text = msgspec.json.encode(found).decode()
     except (TypeError, UnicodeEncodeError) as error:
-        raise UsageError(f"{what} is no JSON", hint="give a JSON schema") from error
+        raise UsageError(f"{what} is not JSON", hint="give a JSON schema") from error
     if len(text) > MAX_SCHEMA:
         raise UsageError(f"{what} has more than {MAX_SCHEMA} characters", hint="shorten it")
     return text

@@ -265,8 +265,12 @@ class KeyLimits:
         try:
             yield spent
         except (asyncio.CancelledError, TimeoutError):
-            # Nobody knows what the engine wrote until then: it counts as ids, not as tokens.
-            spent.computed += ids + tokens if spent.asked else 0
+            # Nobody knows what the engine wrote until then. It counts as ids; where those have no
+            # limit, as tokens, or a key could let an engine write for nothing without end.
+            if spent.asked and key.ids_per_second:
+                spent.computed += ids + tokens
+            elif spent.asked:
+                spent.tokens = tokens
             raise
         finally:
             more = max(0, spent.computed - ids)

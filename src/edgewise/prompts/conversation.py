@@ -1,4 +1,4 @@
-"""A conversation as chat templates read it: plain values, and all that somebody said in them."""
+"""A conversation as chat templates read it: plain values, and the texts in them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
@@ -19,7 +19,7 @@ def conversation(
 ) -> dict[str, object]:
     """The variables `messages` and, where there are any, `tools`.
 
-    All that somebody said is put through `change`. Raises `UsageError` for calls that are none.
+    `change` is applied to every text of a participant. Raises `UsageError` for invalid calls.
     """
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     made: dict[str, object] = {"messages": [_turn(message, names, change) for message in messages]}
@@ -41,7 +41,7 @@ def said(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
 
 
 def arguments_of(call: ToolCall) -> Mapping[str, object]:
-    """What a call was given. Raises `UsageError` where that is no JSON object."""
+    """What a call was given. Raises `UsageError` for anything but a JSON object."""
     try:
         found: object = msgspec.json.decode(call.arguments.encode())
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
@@ -72,7 +72,7 @@ def inner(value: object) -> Sequence[object]:
 
 def _no_object(call: ToolCall) -> UsageError:
     return UsageError(
-        f"The arguments of the call {call.name[:60]!r} are no JSON object",
+        f"The arguments of the call {call.name[:60]!r} are not a JSON object",
         hint="send them as they came",
         setting="messages",
     )

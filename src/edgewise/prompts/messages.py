@@ -68,6 +68,6 @@ def require_text(what: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(f"{what} is no valid UTF-8", hint="convert it first") from error
+        raise UsageError(f"{what} is not valid UTF-8", hint="convert it first") from error
     if len(text) > MAX_PROMPT:
         raise UsageError(f"{what} has more than {MAX_PROMPT} characters", hint="shorten it")

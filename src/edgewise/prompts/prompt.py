@@ -60,7 +60,7 @@ def message_of(given: Message | Mapping[str, object]) -> Message:
         message = msgspec.convert(plain, Message)
     except msgspec.ValidationError as error:
         raise UsageError(
-            f"This is no message ({error})",
+            f"This is not a message ({error})",
             hint="give a role (system, user, assistant or tool) and a content",
         ) from error
     for text in said([message], ()):

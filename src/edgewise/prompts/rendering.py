@@ -190,11 +190,11 @@ def _encoded(template: str, variables: Mapping[str, object], longest: int) -> by
     try:
         template.encode()
     except UnicodeEncodeError as error:
-        raise _unrendered("is no valid UTF-8") from error
+        raise _unrendered("is not valid UTF-8") from error
     try:
         return msgspec.json.encode(_Request(template, variables, longest))
     except UnicodeEncodeError as error:
-        raise UsageError("A message is no valid UTF-8", hint="convert it first") from error
+        raise UsageError("A message is not valid UTF-8", hint="convert it first") from error
 
 
 def _folders() -> list[str]:

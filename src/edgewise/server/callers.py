@@ -1,4 +1,4 @@
-"""Who may ask, and how much: anybody, who shows the one key, or the keys of a file."""
+"""Callers of the server: anybody, the holder of one key, or the keys of a file, with limits."""
 
 import asyncio
 import hmac
@@ -27,16 +27,16 @@ from edgewise.server.errors import ApiError
 _T = TypeVar("_T")
 
 BOOK_SECONDS = 10.0
-"""How long an answer's thread waits for the day's tokens to be booked."""
+"""How long an answer's thread waits for a reservation."""
 
 PLACE_SECONDS = 1
-"""When to come back for a place that another answer of the same key has."""
+"""When to retry if other answers of the same key have all its places."""
 
 
 class Callers:
-    """Finds the key of a request, and holds each key of a file to its limits.
+    """Finds the key of a request, and enforces the limits of a file's keys.
 
-    Such a key is a tenant: nothing tells it what another asked.
+    Such a key is a tenant: it learns nothing of another's requests.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ def caller_of(request: Request) -> "Caller":
 
 
 class Caller:
-    """A key, and what an answer of its may use. In the event loop's thread only."""
+    """A key, and one answer's use of it. In the event loop's thread only."""
 
     def __init__(self, callers: Callers, key: Key) -> None:
         self._callers, self.key = callers, key

@@ -362,10 +362,10 @@ def gateway_process(engine: str) -> Generator[str]:
     command = [sys.executable, "-m", "edgewise", "gateway", "--engine", engine, "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
     # A file and not a pipe, which would stop the gateway when nobody reads it.
-    with tempfile.TemporaryFile() as told:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=told)  # noqa: S603
+    with tempfile.TemporaryFile() as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)  # noqa: S603
         try:
-            _wait(url, process, told)
+            _wait(url, process, stderr)
             yield url
         finally:
             process.terminate()
@@ -376,12 +376,12 @@ def gateway_process(engine: str) -> Generator[str]:
                 process.wait()
 
 
-def _wait(url: str, process: "subprocess.Popen[bytes]", told: BinaryIO) -> None:
+def _wait(url: str, process: "subprocess.Popen[bytes]", stderr: BinaryIO) -> None:
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
         if process.poll() is not None:
-            told.seek(0)
-            lines = told.read().decode("utf-8", "replace").strip().splitlines()
+            stderr.seek(0)
+            lines = stderr.read().decode("utf-8", "replace").strip().splitlines()
             reason = lines[-1].removeprefix("edgewise: ") if lines else "it said nothing"
             raise CloudUnavailable(f"The gateway did not start: {reason}")
         try:

@@ -200,8 +200,8 @@ class _Said(msgspec.Struct):
             self.usage.completion_tokens if self.usage else None,
             self.meta_info.completion_tokens if self.meta_info else None,
         )
-        told = [count for count in meters if count is not None]
-        return told[0] if told else len(self.tokens or ())
+        known = [count for count in meters if count is not None]
+        return known[0] if known else len(self.tokens or ())
 
     @property
     def computed(self) -> int | None:
@@ -210,10 +210,10 @@ class _Said(msgspec.Struct):
             return self.timings.prompt_n
         usage = self.usage or _Usage()
         found = usage.prompt_tokens_details or _Cached()
-        told = (usage.prompt_tokens, found.cached_tokens)
+        counts = (usage.prompt_tokens, found.cached_tokens)
         if self.meta_info is not None:
-            told = (self.meta_info.prompt_tokens, self.meta_info.cached_tokens)
-        prompt, cached = told
+            counts = (self.meta_info.prompt_tokens, self.meta_info.cached_tokens)
+        prompt, cached = counts
         return None if prompt is None or cached is None else prompt - cached
 
     @property

@@ -2,7 +2,7 @@
 
 Both decode the same few tokens behind the same prompt, in short blocks that take turns: what else
 the machine does, and how fast it is, changes within seconds. The bare engine takes part twice: how
-far it seems to be from itself is the smallest loss that can be told from none.
+far it seems to be from itself is the smallest loss that can be distinguished from none.
 """
 
 import time
@@ -25,8 +25,8 @@ from edgewise_lab.evaluation.statistics import median_interval
 class Ratio(msgspec.Struct, frozen=True):
     """The loop's speed over the bare engine's: median of the rounds' ratios, its 95% interval.
 
-    `undetected` is the loss, a fraction, that cannot be told from none: how far from 1 the interval
-    of the bare engine over itself reaches.
+    `undetected` is the largest loss, a fraction, that this run could not have detected: how far
+    from 1 the interval of the bare engine over itself reaches.
     """
 
     median: float

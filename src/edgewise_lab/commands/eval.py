@@ -25,8 +25,8 @@ from edgewise_lab.evaluation.plan import (
     Evaluation,
     Work,
     Workers,
-    cautions,
     manifest,
+    warnings,
 )
 from edgewise_lab.evaluation.report import Row, as_csv, plot, rows, summary
 from edgewise_lab.evaluation.store import Store
@@ -157,16 +157,18 @@ def _report(
     figure: Path | None,
 ) -> None:
     title = f"{task.name}, {len(task.questions)} questions"
-    told = cautions(task, contenders, table)
+    sentences = warnings(task, contenders, table)
     if csv:
         _write(csv, as_csv(table))
     if figure:
         plot([row.overall for row in table], title, figure)
     if json:
-        print(msgspec.json.encode(summary(task.name, contenders[0].name, table, told)).decode())
+        print(
+            msgspec.json.encode(summary(task.name, contenders[0].name, table, sentences)).decode()
+        )
     else:
         figures_tables(title, table)
-        for sentence in told:
+        for sentence in sentences:
             render.warn(sentence)
 
 

@@ -101,7 +101,7 @@ def push(
 def _folder(name: str) -> Path:
     found = router_folder(Settings(router=name))
     if found is None:
-        raise UsageError(f"{name!r} is no checkpoint; name a folder or a hub repository.")
+        raise UsageError(f"{name!r} is not a checkpoint; name a folder or a hub repository.")
     return found
 
 

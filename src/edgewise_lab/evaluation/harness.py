@@ -78,7 +78,7 @@ class HarnessModel(_api.TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: object
     ) -> list[int]:
-        """Ids, behind a BOS where the model wants one, unless told otherwise."""
+        """Ids, behind a BOS where the model wants one, unless another is wanted."""
         if add_special_tokens is False:
             return self._vocabulary.encode(string, special=True)
         return self._vocabulary.encode_prompt(string)

@@ -378,17 +378,17 @@ FAR = 0.25
 """A realised share this far from the one asked for (relative) is another one."""
 
 
-def cautions(task: Task, contenders: Sequence[Contender], table: Sequence[Row]) -> list[str]:
+def warnings(task: Task, contenders: Sequence[Contender], table: Sequence[Row]) -> list[str]:
     """A sentence for each router that was made for other questions, or misses its share.
 
     A share is missed where all of its 95 % interval lies further off than `FAR`, so that few
     questions alone raise no alarm. Whole questions are sent within a share, not at one.
     """
-    told = [_made_for_others(task, contender) for contender in contenders]
+    sentences = [_made_for_others(task, contender) for contender in contenders]
     figures = [row.overall for row in table]
     for system in dict.fromkeys(one.system for one in figures if one.system != QUERY_LEVEL):
-        told.append(_missed([one for one in figures if one.system == system]))
-    return [sentence for sentence in told if sentence]
+        sentences.append(_missed([one for one in figures if one.system == system]))
+    return [sentence for sentence in sentences if sentence]
 
 
 def _made_for_others(task: Task, contender: Contender) -> str | None:

@@ -197,7 +197,7 @@ class Compared(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True):
     """The pair at one share, as a whole and by family, and every system's figures.
 
-    `cautions` say in a sentence each why a figure may not be what it seems.
+    `warnings` say in a sentence each why a figure may not be what it seems.
     """
 
     task: str
@@ -212,10 +212,10 @@ class Summary(msgspec.Struct, frozen=True):
     strict: Strictly
     families: dict[str, Compared]
     systems: list[Figures]
-    cautions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
-def summary(task: str, router: str, table: Sequence[Row], cautions: Sequence[str] = ()) -> Summary:
+def summary(task: str, router: str, table: Sequence[Row], warnings: Sequence[str] = ()) -> Summary:
     """Of `router` at the first share that `table` has it at."""
     first: dict[str, Row] = {}
     for row in table:
@@ -231,7 +231,7 @@ def summary(task: str, router: str, table: Sequence[Row], cautions: Sequence[str
             for name, figures in pair.families.items()
         },
         systems=[row.overall for row in table],
-        cautions=tuple(cautions),
+        warnings=tuple(warnings),
     )
 
 

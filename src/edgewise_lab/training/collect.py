@@ -134,7 +134,7 @@ def collect_features(
 ) -> Columns:
     """What the very edge build that will run makes of the texts; goes on where it stopped.
 
-    The folder may hold more texts than these. Raises `UsageError` where a feature is no number.
+    The folder may hold more texts than these. Raises `UsageError` where a feature is not a number.
     """
     shards = [_read(path) for path in sorted(folder.glob(f"{text}-*.safetensors"))]
     known = {question for shard in shards for question in shard.questions}
@@ -337,18 +337,18 @@ def _elsewhere(samples: Sequence[Sample], cloud: CloudModel) -> Iterator[Sample]
 
 def _logprob(one: Continuation, token: int) -> float:
     """Of `token`, by the candidates for the first place; at most what these leave to others."""
-    told = {candidate.id: candidate.logprob for candidate in (one.top or ((),))[0]}
-    if not told:
+    candidates = {candidate.id: candidate.logprob for candidate in (one.top or ((),))[0]}
+    if not candidates:
         raise UsageError(
             "The cloud's engine does not tell how likely other tokens than its own are, which "
             "this label reads",
             hint="choose another label",
             setting="label",
         )
-    if token in told:
-        return told[token]
-    left = 1.0 - sum(math.exp(logprob) for logprob in told.values())
-    return min(math.log(max(left, 1e-9)), min(told.values()))
+    if token in candidates:
+        return candidates[token]
+    left = 1.0 - sum(math.exp(logprob) for logprob in candidates.values())
+    return min(math.log(max(left, 1e-9)), min(candidates.values()))
 
 
 class PairRollouts:

@@ -66,8 +66,8 @@ def data_of(
         if one.read is not None
     ]
     logprobs = {sample.question: sample.logprobs for sample in samples}
-    told = [logprobs[name] for name in columns.questions]
-    cloud = np.array([one for text in told for one in text], np.float32) if all(told) else None
+    read = [logprobs[name] for name in columns.questions]
+    cloud = np.array([one for text in read for one in text], np.float32) if all(read) else None
     return Data(
         np.concatenate(parts, axis=1) if parts else np.empty((len(labels), 0), np.float32),
         labels,
@@ -178,7 +178,7 @@ def _problem(found: Fitted) -> str | None:
     for name, given in found.tensors.items():
         tensor = cast(object, given)
         if not isinstance(tensor, np.ndarray) or not np.issubdtype(tensor.dtype, np.floating):
-            return f"{name!r} that is no tensor of numbers"
+            return f"{name!r} that is not a tensor of numbers"
         if not np.isfinite(tensor).all():
             return f"{name!r} with weights that are no numbers"
     scores, labels = np.asarray(found.scores), np.asarray(found.labels)
@@ -247,7 +247,7 @@ def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> 
         baseline = min(float(loss_of(c.expand(len(checked)), checked)) for c in constant)
     if not tensors:
         raise UsageError(
-            "The fit diverged: its loss is no number", hint="check the questions' answers"
+            "The fit diverged: its loss is not a number", hint="check the questions' answers"
         )
     return Fitted(tensors, best, baseline, scores, data.labels[apart])
 
@@ -316,8 +316,8 @@ def _objective(torch: Any, data: Data, recipe: Recipe) -> Callable[[Any, Any], A
     log_sigmoid = torch.nn.functional.logsigmoid
 
     def marginal(logit: Any, rows: Any) -> Any:
-        told = known[rows]
-        logit, rows = logit[told], rows[told]
+        has_label = known[rows]
+        logit, rows = logit[has_label], rows[has_label]
         either = torch.logaddexp(log_sigmoid(-logit) + edge[rows], log_sigmoid(logit) + cloud[rows])
         return -either.sum() / max(1, len(rows))
 

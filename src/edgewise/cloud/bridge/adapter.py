@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from edgewise.cloud.base import CloudModel, CloudSession, then
-from edgewise.cloud.bridge.context_filter import Plain, Preceding, View, Viewing
-from edgewise.cloud.bridge.session import BridgeSession, Part, portion, preceding
+from edgewise.cloud.bridge.context_filter import Context, ContextFilter, ContextFilterMaker, Plain
+from edgewise.cloud.bridge.session import BridgeSession, ReplyChunk, preceding, request_budget
 from edgewise.cloud.bridge.word_boundary import Seams
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
@@ -30,7 +30,7 @@ class Bridge(CloudModel):
         own: Tokenizer,
         edge: Tokenizer,
         words: bool = False,
-        view: View | None = None,
+        view: ContextFilter | None = None,
     ) -> None:
         """`own` is the cloud's tokenizer, `view` what the cloud gets to see (default: everything).
 
@@ -67,7 +67,7 @@ class Bridge(CloudModel):
         return self._view.stays(preceding(self.edge, prompt))
 
     def requests(self, n: int) -> tuple[int, int]:
-        return portion(n, local=self.cloud.local is not None).requests
+        return request_budget(n, local=self.cloud.local is not None).requests
 
     def open(self, prompt: Prompt) -> BridgeSession:
         transport = ByIds(self.cloud, self.own)
@@ -99,7 +99,7 @@ def bridged(
     cloud: CloudModel,
     edge: Tokenizer,
     own: Tokenizer | None = None,
-    viewing: Viewing | None = None,
+    viewing: ContextFilterMaker | None = None,
 ) -> CloudModel:
     """`cloud` itself where its vocabulary is the `edge`'s or not known here, else behind a bridge.
 
@@ -124,12 +124,12 @@ def bridged(
 
 
 class ByIds:
-    """Implements `Transport` over a cloud model that speaks ids, whose tokenizer is here."""
+    """Implements `Requester` over a cloud model that speaks ids, whose tokenizer is here."""
 
     def __init__(self, cloud: CloudModel, own: Tokenizer) -> None:
         self._cloud, self._own = cloud, own
 
-    def open(self, before: Preceding) -> "ByIdsSession":
+    def open(self, before: Context) -> "ByIdsSession":
         try:
             begun = self._read(before)
         except UsageError as error:
@@ -137,14 +137,14 @@ class ByIds:
         session = self._cloud.open(Prompt(tuple(begun), before.messages))
         return ByIdsSession(session, begun, self._own, local=self._cloud.local is not None)
 
-    def _read(self, before: Preceding) -> list[int]:
+    def _read(self, before: Context) -> list[int]:
         if before.messages is not None:
             return prompt_ids(self._own, before.messages)
         return self._own.encode_prompt(before.text, special=False)
 
 
 class ByIdsSession:
-    """Implements `TransportSession`: prompt and answer in the cloud's ids."""
+    """Implements `RequesterSession`: prompt and answer in the cloud's ids."""
 
     holds_lines = False
     leaves_thoughts = False
@@ -161,9 +161,9 @@ class ByIdsSession:
         """SentencePiece reads a text as if a blank stood before it."""
         return bytes_of(self._own, self._own.encode("x")) == b" x"
 
-    def begin(self, answer: str, words: int) -> "GoingByIds":
+    def begin(self, answer: str, words: int) -> "RequestsByIds":
         known = [*self._begun, *self._own.encode(answer)]
-        return GoingByIds(self._session, known, self._own, words, local=self._local)
+        return RequestsByIds(self._session, known, self._own, words, local=self._local)
 
     def push(self, answer: str, sent: Sent | None = None) -> int:
         known = [*self._begun, *self._own.encode(answer)]
@@ -175,36 +175,38 @@ class ByIdsSession:
         self._session.close()
 
 
-class GoingByIds:
-    """Implements `Going`: a request has the ids of those before it, as the cloud wrote them."""
+class RequestsByIds:
+    """Implements `Requests`: a request has the ids of those before it, as the cloud wrote them."""
 
     def __init__(
         self, session: CloudSession, known: list[int], own: Tokenizer, words: int, *, local: bool
     ) -> None:
         """`known` is what the cloud is sent."""
         self._session, self._known, self._own = session, known, own
-        self._step, self._most = portion(words, local=local)
+        self._step, self._most = request_budget(words, local=local)
         self._written: list[int] = []
 
     @property
     def exhausted(self) -> bool:
         return len(self._written) >= self._most
 
-    def more(self, sampling: Sampling, deadline: float, sent: Sent | None = None) -> Future[Part]:
+    def more(
+        self, sampling: Sampling, deadline: float, sent: Sent | None = None
+    ) -> Future[ReplyChunk]:
         known = [*self._known, *self._written]
         if sent is not None:
             sent.concerns(known)
         asked = self._session.ask(known, self._step, sampling, deadline, sent)
         return then(asked, self._part)
 
-    def _part(self, completion: Completion) -> Part:
+    def _part(self, completion: Completion) -> ReplyChunk:
         """Raises `CloudProtocolError` for an invalid completion."""
         own = self._own
         prompt = len(self._known) + len(self._written)
         completion.check(asked=self._step, prompt=prompt, size=own.size)
         ids: Sequence[int] = [token for token in completion.ids if token not in own.eos_ids]
         self._written += ids
-        return Part(
+        return ReplyChunk(
             data=bytes_of(own, ids),
             ended=completion.stopped or completion.ids[-1] in own.eos_ids,
             tokens=len(completion.ids),

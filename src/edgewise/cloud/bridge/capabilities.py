@@ -12,7 +12,7 @@ import msgspec
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import Tokenizer
-from edgewise.engines.text import GoneOn, TextEngine
+from edgewise.engines.text import ApiReply, TextEngine
 from edgewise.errors import CloudProtocolError, CloudRejected
 from edgewise.prompts import Message, Prompt, prompt_of
 from edgewise.sampling import Sampling
@@ -49,7 +49,7 @@ _LINES = (70, 12)
 _LONG = ("The heron", "The heron stands in")
 
 
-class Habits(msgspec.Struct, frozen=True, kw_only=True):
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """How an API goes on with what it is sent.
 
     `echoes`: a reply begins with it. `strips`: the blanks that a reply begins with are lost;
@@ -79,9 +79,9 @@ class Reuse(NamedTuple):
     computed: int
 
 
-async def habits(engine: TextEngine) -> Habits:
+async def capabilities(engine: TextEngine) -> Capabilities:
     """What it does; raises `CloudRejected` where it does not go on, another `CloudError`."""
-    return await _Probe(engine).habits()
+    return await _Probe(engine).capabilities()
 
 
 async def reuse(engine: TextEngine) -> Reuse | None:
@@ -134,14 +134,14 @@ class _Probe:
         self._engine = engine
         self._echoes = False
         self._blanks = False
-        self._last: GoneOn | None = None
+        self._last: ApiReply | None = None
 
-    async def habits(self) -> Habits:
+    async def capabilities(self) -> Capabilities:
         await self._goes_on()
         strips = await self._strips()
         trims = strips or await self._trims()
         meter = self._last is not None and self._last.cached is not None
-        return Habits(echoes=self._echoes, strips=strips, trims=trims, meter=meter)
+        return Capabilities(echoes=self._echoes, strips=strips, trims=trims, meter=meter)
 
     async def _goes_on(self) -> None:
         """Raises `CloudRejected` for one that does not."""

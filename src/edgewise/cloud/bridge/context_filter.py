@@ -15,14 +15,14 @@ from edgewise.prompts import Message
 _GIVEN = re.compile(r"(\d{1,9}) ?(messages|tokens)?")
 
 
-class Preceding(NamedTuple):
+class Context(NamedTuple):
     """What an answer follows, as a cloud is told: messages, else a `text` that was given as ids."""
 
     messages: tuple[Message, ...] | None
     text: str = ""
 
 
-class Meant(NamedTuple):
+class Restored(NamedTuple):
     """What a cloud's words mean here, as far as that can be told.
 
     `whole` are places in `text`, from and to, that are one word each. Behind the text something
@@ -35,7 +35,7 @@ class Meant(NamedTuple):
     left: Literal["open", "unknown"] | None = None
 
 
-class Told(Protocol):
+class FilteredAnswer(Protocol):
     """An answer so far as a cloud is told it, and what its words behind it mean."""
 
     @property
@@ -43,20 +43,20 @@ class Told(Protocol):
         """What is shown. Of a longer answer it begins alike, or the cloud's cache misses."""
         ...
 
-    def meant(self, reply: str, *, ended: bool) -> Meant:
+    def restored(self, reply: str, *, ended: bool) -> Restored:
         """Of the cloud's words so far; `ended` where no more will come."""
         ...
 
 
-class Sight(Protocol):
+class FilteredContext(Protocol):
     """One answer's view. What it shows of the same is always the same: caches go by it."""
 
     @property
-    def shown(self) -> Preceding:
+    def shown(self) -> Context:
         """What stands before the answer."""
         ...
 
-    def answer(self, written: str, begun: str | None = None) -> Told:
+    def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
         """What is shown of an answer so far. Raises `Withheld` where nothing may be.
 
         `begun` is the answer with the signs of calls that are control tokens, where it differs.
@@ -64,52 +64,52 @@ class Sight(Protocol):
         ...
 
 
-class View(Protocol):
-    """Makes a `Sight` for each answer; any thread may ask."""
+class ContextFilter(Protocol):
+    """Makes a `FilteredContext` for each answer; any thread may ask."""
 
     @property
     def name(self) -> str:
         """Tells what it shows from what other views do; empty where that is everything."""
         ...
 
-    def stays(self, before: Preceding) -> bool:
+    def stays(self, before: Context) -> bool:
         """Whether what stands before an answer makes the conversation local."""
         ...
 
-    def of(self, before: Preceding) -> Sight:
+    def of(self, before: Context) -> FilteredContext:
         """Of what stands before an answer. Raises `Withheld` where nothing may be shown."""
         ...
 
 
-Viewing = Callable[[Tokenizer], View]
+ContextFilterMaker = Callable[[Tokenizer], ContextFilter]
 """A view for a cloud with this tokenizer."""
 
 
 class Unchanged(NamedTuple):
-    """Implements `Told`: as it was written."""
+    """Implements `FilteredAnswer`: as it was written."""
 
     text: str
 
-    def meant(self, reply: str, *, ended: bool) -> Meant:
-        return Meant(reply)
+    def restored(self, reply: str, *, ended: bool) -> Restored:
+        return Restored(reply)
 
 
 class Plain:
-    """Implements `View` and `Sight`: everything, as it is."""
+    """Implements `ContextFilter` and `FilteredContext`: everything, as it is."""
 
     name = ""
 
-    def __init__(self, before: Preceding | None = None) -> None:
-        self._preceding = before or Preceding(None)
+    def __init__(self, before: Context | None = None) -> None:
+        self._preceding = before or Context(None)
 
     @property
-    def shown(self) -> Preceding:
+    def shown(self) -> Context:
         return self._preceding
 
-    def stays(self, before: Preceding) -> bool:
+    def stays(self, before: Context) -> bool:
         return False
 
-    def of(self, before: Preceding) -> "Plain":
+    def of(self, before: Context) -> "Plain":
         return Plain(before)
 
     def answer(self, written: str, begun: str | None = None) -> Unchanged:
@@ -138,26 +138,26 @@ def amount_of(given: str) -> Amount:
 
 
 class Recent:
-    """Implements `View` over another: whole messages, and the system's always.
+    """Implements `ContextFilter` over another: whole messages, and the system's always.
 
     What is shown begins with a message of the user's, as chat templates want it. The answer so far
     is always shown.
     """
 
-    def __init__(self, view: View, most: Amount, tokenizer: Tokenizer) -> None:
+    def __init__(self, view: ContextFilter, most: Amount, tokenizer: Tokenizer) -> None:
         """Tokens are those of the contents, by the cloud's `tokenizer`."""
         self._view, self._most, self._tokenizer = view, most, tokenizer
         self.name = ", ".join(filter(None, (view.name, f"the last {most}")))
 
-    def stays(self, before: Preceding) -> bool:
+    def stays(self, before: Context) -> bool:
         return self._view.stays(before)
 
-    def of(self, before: Preceding) -> "_RecentSight":
+    def of(self, before: Context) -> "_RecentContext":
         """Raises `Withheld` where not even the last message may be shown."""
-        sight = self._view.of(before)
-        return _RecentSight(sight, self._shortened(sight.shown))
+        context = self._view.of(before)
+        return _RecentContext(context, self._shortened(context.shown))
 
-    def _shortened(self, before: Preceding) -> Preceding:
+    def _shortened(self, before: Context) -> Context:
         if before.messages is None:
             few = self._most.unit == "messages" or self._count([before.text]) <= self._most.number
             self._require(few)
@@ -167,7 +167,7 @@ class Recent:
         while first < len(messages) and messages[first].role != "user":
             first += 1
         self._require(first < len(messages))
-        return Preceding(
+        return Context(
             tuple(one for at, one in enumerate(messages) if at >= first or one.role == "system")
         )
 
@@ -193,11 +193,11 @@ class Recent:
             )
 
 
-class _RecentSight:
-    """Implements `Sight`."""
+class _RecentContext:
+    """Implements `FilteredContext`."""
 
-    def __init__(self, sight: Sight, shown: Preceding) -> None:
-        self._sight, self.shown = sight, shown
+    def __init__(self, context: FilteredContext, shown: Context) -> None:
+        self._context, self.shown = context, shown
 
-    def answer(self, written: str, begun: str | None = None) -> Told:
-        return self._sight.answer(written, begun)
+    def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
+        return self._context.answer(written, begun)

@@ -1,6 +1,6 @@
 """A bridge's sessions: what the edge wrote goes out as text, the cloud's words come in as ids.
 
-Whatever the cloud speaks, a `Transport` carries the text there and back.
+Whatever the cloud speaks, a `Requester` carries the text there and back.
 """
 
 import logging
@@ -13,7 +13,12 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from edgewise.cloud.base import failed, with_end
-from edgewise.cloud.bridge.context_filter import Preceding, Sight, Told, View
+from edgewise.cloud.bridge.context_filter import (
+    Context,
+    ContextFilter,
+    FilteredAnswer,
+    FilteredContext,
+)
 from edgewise.cloud.bridge.reasoning import Reasoning
 from edgewise.cloud.bridge.word_boundary import characters, held_back, kept, spelled, written_text
 from edgewise.completion import Completion, Sent, metered
@@ -48,7 +53,7 @@ AT_ONCE = 256
 _log = logging.getLogger(__name__)
 
 
-class Portion(NamedTuple):
+class RequestBudget(NamedTuple):
     """Tokens that a request of a consult asks for, and after how `many` no more are asked."""
 
     step: int
@@ -60,13 +65,13 @@ class Portion(NamedTuple):
         return -(-self.many // self.step), self.step
 
 
-def portion(words: int, *, local: bool = False) -> Portion:
+def request_budget(words: int, *, local: bool = False) -> RequestBudget:
     """What is asked of a cloud for so many words; one in this process is asked little at once."""
     further = FURTHER * (words - 1)
-    return Portion(STEP if local else min(WORD + further, AT_ONCE), LONGEST + further)
+    return RequestBudget(STEP if local else min(WORD + further, AT_ONCE), LONGEST + further)
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class ReplyChunk(msgspec.Struct, frozen=True, kw_only=True):
     """What one request of a consult brought: `data` behind what came before it.
 
     It may end inside of a character. `ended` where the cloud ended the answer there. `tokens` it
@@ -83,7 +88,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     engine_seconds: float | None = None
 
 
-class Going(Protocol):
+class Requests(Protocol):
     """One consult: each request goes on behind what those before it brought."""
 
     @property
@@ -91,12 +96,14 @@ class Going(Protocol):
         """Whether so much was written that if nothing of it is whole, nothing will be."""
         ...
 
-    def more(self, sampling: Sampling, deadline: float, sent: Sent | None = None) -> Future[Part]:
+    def more(
+        self, sampling: Sampling, deadline: float, sent: Sent | None = None
+    ) -> Future[ReplyChunk]:
         """The next request. The future fails with a `CloudError`."""
         ...
 
 
-class TransportSession(Protocol):
+class RequesterSession(Protocol):
     """One answer's conversation with a cloud, in text."""
 
     @property
@@ -114,7 +121,7 @@ class TransportSession(Protocol):
         """Whether a block of reasoning that is over is left out of the answer."""
         ...
 
-    def begin(self, answer: str, words: int) -> Going:
+    def begin(self, answer: str, words: int) -> Requests:
         """A consult behind `answer`, which ends with no blank, for so many words."""
         ...
 
@@ -127,10 +134,10 @@ class TransportSession(Protocol):
         ...
 
 
-class Transport(Protocol):
+class Requester(Protocol):
     """What a bridge stands on."""
 
-    def open(self, before: Preceding) -> TransportSession:
+    def open(self, before: Context) -> RequesterSession:
         """A session about what is shown. Raises a `CloudError` where the cloud cannot read it."""
         ...
 
@@ -139,15 +146,21 @@ class BridgeSession:
     """Implements `CloudSession`: the same conversation, as the cloud reads it."""
 
     def __init__(
-        self, transport: Transport, view: View, prompt: Prompt, *, edge: Tokenizer, name: str
+        self,
+        transport: Requester,
+        view: ContextFilter,
+        prompt: Prompt,
+        *,
+        edge: Tokenizer,
+        name: str,
     ) -> None:
         """`edge` is the edge's tokenizer, `name` the cloud's."""
         self._transport, self._view, self._prompt = transport, view, prompt
         self._edge, self._name = edge, name
         self._reasoning = Reasoning(edge)
         self._marks = {token: text.encode() for text, token in markers(edge).items()}
-        self._sight: Sight | None = None
-        self._session: TransportSession | None = None
+        self._context: FilteredContext | None = None
+        self._session: RequesterSession | None = None
         self._withheld: Withheld | None = None
         self._pushed = 0
 
@@ -166,8 +179,8 @@ class BridgeSession:
         answer = list(ids[len(self._prompt.ids) :])
         end = time.monotonic() + deadline
         try:
-            sight, session = self._opened()
-            told = sight.answer(self._shown(ids, session), self._begun(answer))
+            context, session = self._opened()
+            told = context.answer(self._shown(ids, session), self._begun(answer))
             text, held = held_back(told.text, lines=session.holds_lines)
             if not text and session.puts_blanks:
                 held = " "
@@ -184,10 +197,10 @@ class BridgeSession:
             return 0
         self._pushed = len(ids)
         try:
-            sight, session = self._opened()
+            context, session = self._opened()
             # The last word may still become another's beginning.
             whole = self._shown(ids, session).rpartition(" ")[0]
-            return session.push(sight.answer(whole).text, sent)
+            return session.push(context.answer(whole).text, sent)
         except EdgewiseError as error:
             # Between characters, or at a consult that fails with it, more will be said.
             _log.debug("nothing is sent ahead: %s", error)
@@ -197,7 +210,7 @@ class BridgeSession:
         if self._session is not None:
             self._session.close()
 
-    def _shown(self, ids: Sequence[int], session: TransportSession) -> str:
+    def _shown(self, ids: Sequence[int], session: RequesterSession) -> str:
         """The answer as the cloud is told; raises `CloudRejected` as `_written`."""
         start = len(self._prompt.ids)
         if not session.leaves_thoughts:
@@ -220,26 +233,26 @@ class BridgeSession:
             raise CloudRejected("A consult may not stand inside of a character.")
         return text
 
-    def _opened(self) -> tuple[Sight, TransportSession]:
+    def _opened(self) -> tuple[FilteredContext, RequesterSession]:
         """What the cloud sees, and the session about it. Raises a `CloudError`."""
         if self._withheld is not None:
             raise self._withheld
-        if self._sight is None or self._session is None:
+        if self._context is None or self._session is None:
             try:
-                self._sight = self._view.of(preceding(self._edge, self._prompt))
+                self._context = self._view.of(preceding(self._edge, self._prompt))
             except Withheld as error:
                 _log.info("nothing is sent for this answer: %s", error)
                 self._withheld = error
                 raise
-            self._session = self._transport.open(self._sight.shown)
-        return self._sight, self._session
+            self._session = self._transport.open(self._context.shown)
+        return self._context, self._session
 
 
-def preceding(edge: Tokenizer, prompt: Prompt) -> Preceding:
+def preceding(edge: Tokenizer, prompt: Prompt) -> Context:
     """The prompt's messages, else the text that its ids spell."""
     if prompt.messages is not None:
-        return Preceding(prompt.messages)
-    return Preceding(None, bytes_of(edge, prompt.ids).decode("utf-8", "replace"))
+        return Context(prompt.messages)
+    return Context(None, bytes_of(edge, prompt.ids).decode("utf-8", "replace"))
 
 
 class _Asked:
@@ -258,11 +271,11 @@ class _Asked:
 class _Consult:
     """Asks until enough words are whole; lives in whichever thread brings the cloud's tokens."""
 
-    def __init__(self, going: Going, told: Told, asked: _Asked) -> None:
+    def __init__(self, going: Requests, told: FilteredAnswer, asked: _Asked) -> None:
         self._going, self._told, self._asked = going, told, asked
-        self._parts: list[Part] = []
+        self._parts: list[ReplyChunk] = []
         self._future: Future[Completion] = Future()
-        self._flying: Future[Part] | None = None
+        self._flying: Future[ReplyChunk] | None = None
 
     def ask(self, sampling: Sampling, end: float, sent: Sent | None) -> Future[Completion]:
         """`end` by the monotonic clock."""
@@ -282,7 +295,7 @@ class _Consult:
         if future.cancelled() and self._flying is not None:
             self._flying.cancel()
 
-    def _landed(self, done: Future[Part]) -> None:
+    def _landed(self, done: Future[ReplyChunk]) -> None:
         if done.cancelled():
             self._future.cancel()
         elif not self._future.cancelled():
@@ -311,11 +324,13 @@ class _Consult:
         asked = self._asked
         data = b"".join(part.data for part in self._parts)
         text = characters(data)
-        meant = self._told.meant(text, ended=ended)
+        restored = self._told.restored(text, ended=ended)
         # A character that is cut off is no end.
-        whole = ended and len(text.encode()) == len(data) and meant.left is None
-        found = kept(meant.text.encode(), asked.held, asked.words, ended=whole, whole=meant.whole)
-        if not found.complete and meant.left == "unknown":
+        whole = ended and len(text.encode()) == len(data) and restored.left is None
+        found = kept(
+            restored.text.encode(), asked.held, asked.words, ended=whole, whole=restored.whole
+        )
+        if not found.complete and restored.left == "unknown":
             raise NothingUsable("The cloud wrote a placeholder that stands for nothing here.")
         if not found.complete and not ended and not self._going.exhausted:
             return None

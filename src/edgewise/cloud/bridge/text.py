@@ -11,16 +11,22 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel, then
-from edgewise.cloud.bridge.capabilities import Habits, Reuse, habits, reuse, unechoed
-from edgewise.cloud.bridge.context_filter import Plain, Preceding, View
-from edgewise.cloud.bridge.session import THINK, BridgeSession, Part, portion, preceding
+from edgewise.cloud.bridge.capabilities import Capabilities, Reuse, capabilities, reuse, unechoed
+from edgewise.cloud.bridge.context_filter import Context, ContextFilter, Plain
+from edgewise.cloud.bridge.session import (
+    THINK,
+    BridgeSession,
+    ReplyChunk,
+    preceding,
+    request_budget,
+)
 from edgewise.cloud.bridge.word_boundary import BLANKS, Seams, added, held_back
 from edgewise.cloud.io_thread import IoThread
 from edgewise.completion import Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import fingerprint
 from edgewise.engines.base import Client, Described, side_by_side, uncached
-from edgewise.engines.text import GoneOn, TextEngine
+from edgewise.engines.text import ApiReply, TextEngine
 from edgewise.errors import CloudRejected, CloudUnavailable, VocabularyMismatch
 from edgewise.prompts import Message, Prompt
 from edgewise.sampling import Sampling
@@ -41,14 +47,16 @@ _T = TypeVar("_T")
 class TextCloud(CloudModel):
     """Implements `CloudModel` over a `TextEngine`, with an I/O thread of its own.
 
-    It is asked where a word opens, for words. Once checked, `habits` say how it goes on.
+    It is asked where a word opens, for words. Once checked, `capabilities` say how it goes on.
     """
 
-    def __init__(self, engine: TextEngine, *, edge: Tokenizer, view: View | None = None) -> None:
+    def __init__(
+        self, engine: TextEngine, *, edge: Tokenizer, view: ContextFilter | None = None
+    ) -> None:
         """`view` is what the cloud gets to see (default: everything)."""
         self.engine, self.edge = engine, edge
         self.name = engine.url
-        self.habits = Habits()
+        self.capabilities = Capabilities()
         self._view = view or Plain()
         self._served: Described | None = None
         self._looked = -math.inf
@@ -56,15 +64,16 @@ class TextCloud(CloudModel):
 
     @property
     def seams(self) -> Seams:
-        return Seams(self.edge, strips=self.habits.strips, reasons=self.engine.reasons)
+        return Seams(self.edge, strips=self.capabilities.strips, reasons=self.engine.reasons)
 
     def requests(self, n: int) -> tuple[int, int]:
-        return portion(n).requests
+        return request_budget(n).requests
 
     def identity(self) -> str:
         model = self._served.model if self._served else None
         seen = f", {self._view.name}" if self._view.name else ""
-        return f"{self.name} {self.engine.dialect} {model or ''} as text, {self.habits.told}{seen}"
+        able = self.capabilities.told
+        return f"{self.name} {self.engine.dialect} {model or ''} as text, {able}{seen}"
 
     def stays(self, prompt: Prompt) -> bool:
         return self._view.stays(preceding(self.edge, prompt))
@@ -80,7 +89,7 @@ class TextCloud(CloudModel):
                 hint="make one for this edge model",
             )
         self.submit(self._probe(), PROBE_SECONDS).result()
-        self.proof = f"text, as {self.engine.dialect} takes it: {self.habits.told}"
+        self.proof = f"text, as {self.engine.dialect} takes it: {self.capabilities.told}"
         return self.proof
 
     def reuse(self) -> Reuse | None:
@@ -101,7 +110,7 @@ class TextCloud(CloudModel):
         n: int,
         sampling: Sampling,
         client: Client,
-    ) -> GoneOn:
+    ) -> ApiReply:
         """One request. Another model's reply is dropped, unless it was found to go on as well."""
         try:
             async with side_by_side() as requests:
@@ -120,7 +129,7 @@ class TextCloud(CloudModel):
     async def _probe(self) -> None:
         self._looked = time.monotonic()
         served = await self.engine.describe()
-        self.habits = await habits(self.engine)
+        self.capabilities = await capabilities(self.engine)
         self._served = served
 
     async def _look(self) -> None:
@@ -134,37 +143,37 @@ class TextCloud(CloudModel):
 
 
 class _ByText:
-    """Implements `Transport`: messages go as they are."""
+    """Implements `Requester`: messages go as they are."""
 
     def __init__(self, cloud: TextCloud) -> None:
         self._cloud = cloud
 
-    def open(self, before: Preceding) -> "_Session":
+    def open(self, before: Context) -> "_Session":
         return _Session(self._cloud, before)
 
 
 class _Session:
-    """Implements `TransportSession`; its consults share connections."""
+    """Implements `RequesterSession`; its consults share connections."""
 
     # Templates do so with earlier turns, and APIs take no signs of other families.
     leaves_thoughts = True
 
-    def __init__(self, cloud: TextCloud, before: Preceding) -> None:
+    def __init__(self, cloud: TextCloud, before: Context) -> None:
         self.cloud, self._before = cloud, before
         self._client = Client(session=secrets.token_hex(12))
         self._asks = 0
 
     @property
     def puts_blanks(self) -> bool:
-        """A reply to messages begins with none that is meant."""
+        """A reply to messages begins with none that is restored."""
         return self._before.messages is not None
 
     @property
     def holds_lines(self) -> bool:
-        return self.cloud.habits.trims
+        return self.cloud.capabilities.trims
 
-    def begin(self, answer: str, words: int) -> "_Going":
-        return _Going(self, answer, words)
+    def begin(self, answer: str, words: int) -> "_Requests":
+        return _Requests(self, answer, words)
 
     def push(self, answer: str, sent: Sent | None = None) -> int:
         return 0
@@ -174,7 +183,7 @@ class _Session:
 
     def ask(
         self, answer: str, n: int, sampling: Sampling, deadline: float, sent: Sent | None
-    ) -> "Future[GoneOn]":
+    ) -> "Future[ApiReply]":
         """One request behind `answer`."""
         self._asks += 1
         name = request_id(self._client.session, self._asks)
@@ -189,12 +198,12 @@ class _Session:
         return self.cloud.submit(work, deadline)
 
 
-class _Going:
-    """Implements `Going`: a request has the text of those before it."""
+class _Requests:
+    """Implements `Requests`: a request has the text of those before it."""
 
     def __init__(self, session: _Session, answer: str, words: int) -> None:
         self._session, self._answer = session, answer
-        self._step, self._most = portion(words)
+        self._step, self._most = request_budget(words)
         self._came, self._asked = "", 0
 
     @property
@@ -203,21 +212,23 @@ class _Going:
         return self._asked >= self._most or (self._asked > 0 and self._habits.strips)
 
     @property
-    def _habits(self) -> Habits:
-        return self._session.cloud.habits
+    def _habits(self) -> Capabilities:
+        return self._session.cloud.capabilities
 
-    def more(self, sampling: Sampling, deadline: float, sent: Sent | None = None) -> Future[Part]:
+    def more(
+        self, sampling: Sampling, deadline: float, sent: Sent | None = None
+    ) -> Future[ReplyChunk]:
         begun = self._answer + self._came
         behind, held = held_back(begun, lines=self._habits.trims)
         self._asked += self._step
         asked = self._session.ask(behind, self._step, sampling, deadline, sent)
 
-        def read(gone: GoneOn) -> Part:
+        def read(gone: ApiReply) -> ReplyChunk:
             return self._part(gone, behind, held)
 
         return then(asked, read)
 
-    def _part(self, gone: GoneOn, behind: str, held: str) -> Part:
+    def _part(self, gone: ApiReply, behind: str, held: str) -> ReplyChunk:
         """Raises a `CloudError` for a reply that is none."""
         url = self._session.cloud.name
         text = gone.text
@@ -234,7 +245,7 @@ class _Going:
             kept = whole.startswith(held)
             whole = whole.removeprefix(held) if kept else whole.lstrip(BLANKS + held)
         self._came += whole
-        return Part(
+        return ReplyChunk(
             data=whole.encode(),
             ended=ended,
             # Who does not tell has written no more than that.

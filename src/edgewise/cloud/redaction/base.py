@@ -42,12 +42,12 @@ DETECTORS: Registry[type[Detector]] = Registry(
     "class to redact",
     "edgewise.detectors",
     {
-        "email": "edgewise.cloud.redaction.network:Email",
-        "phone": "edgewise.cloud.redaction.numbers:Phone",
-        "iban": "edgewise.cloud.redaction.numbers:Iban",
-        "card": "edgewise.cloud.redaction.numbers:Card",
-        "ip": "edgewise.cloud.redaction.network:Ip",
-        "secret": "edgewise.cloud.redaction.secret:Secret",
+        "email": "edgewise.cloud.redaction.detectors:Email",
+        "phone": "edgewise.cloud.redaction.detectors:Phone",
+        "iban": "edgewise.cloud.redaction.detectors:Iban",
+        "card": "edgewise.cloud.redaction.detectors:Card",
+        "ip": "edgewise.cloud.redaction.detectors:Ip",
+        "secret": "edgewise.cloud.redaction.detectors:Secret",
     },
     wanted=("labels", "find"),
 )

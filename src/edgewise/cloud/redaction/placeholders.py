@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from edgewise.cloud.bridge.context_filter import Meant
+from edgewise.cloud.bridge.context_filter import Restored
 from edgewise.cloud.redaction.base import Span
 from edgewise.cloud.redaction.normal import Normal, letters
 
@@ -142,7 +142,7 @@ class Placeholders:
             at = place.end
         return "".join([*parts, text[at:]])
 
-    def meant(self, reply: str, begun: str = "", *, ended: bool) -> Meant:
+    def restored(self, reply: str, begun: str = "", *, ended: bool) -> Restored:
         """A reply with the words put back, up to what is no placeholder, or none yet.
 
         `begun` is the answer before it. In a call of a tool a placeholder stays what it is, unless
@@ -155,7 +155,7 @@ class Placeholders:
             word = self._words.get(((one.label or "").upper(), one.number))
             before = text[at : one.start]
             if word is None:
-                return Meant("".join([*parts, before]), tuple(whole), "unknown")
+                return Restored("".join([*parts, before]), tuple(whole), "unknown")
             call = _call(begun + "".join([*parts, before]))
             if call is not None and one.label != LITERAL and not self._stands(word, call):
                 word = text[one.start : one.end]
@@ -164,7 +164,7 @@ class Placeholders:
             whole.append((length, length + len(word)))
             length, at = length + len(word), one.end
         left = None if len(text) == len(reply) else "unknown" if ended else "open"
-        return Meant("".join([*parts, text[at:]]), tuple(whole), left)
+        return Restored("".join([*parts, text[at:]]), tuple(whole), left)
 
     def letters(self, word: str) -> str:
         """As `normal.letters`; what was read once is known."""

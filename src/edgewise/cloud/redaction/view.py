@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from edgewise.cloud.bridge.context_filter import Meant, Preceding
+from edgewise.cloud.bridge.context_filter import Context, Restored
 from edgewise.cloud.bridge.word_boundary import is_unspaced
 from edgewise.cloud.redaction.base import TAIL, Span
 from edgewise.cloud.redaction.finder import MOST_FOUND, SECONDS, Finder, Local
@@ -22,55 +22,55 @@ _KEPT = 8
 
 
 class Redacted:
-    """Implements `View`."""
+    """Implements `ContextFilter`."""
 
     def __init__(self, rules: Redaction) -> None:
         """Raises `UsageError` for a class that cannot be looked for here."""
         self._finder = Finder(rules)
         self._forms = Forms(self._finder.labels)
-        self._sights: OrderedDict[Preceding, RedactedSight | Local] = OrderedDict()
+        self._contexts: OrderedDict[Context, RedactedContext | Local] = OrderedDict()
         self._lock = threading.Lock()
         self.name = f"redacted: {rules}"
 
-    def stays(self, before: Preceding) -> bool:
+    def stays(self, before: Context) -> bool:
         try:
             return isinstance(self._seen(before), Local)
         except Withheld:
             # Who asks is told: there is a reason of its own for each token.
             return False
 
-    def of(self, before: Preceding) -> "RedactedSight":
+    def of(self, before: Context) -> "RedactedContext":
         seen = self._seen(before)
         if isinstance(seen, Local):
             raise seen
         return seen
 
-    def _seen(self, before: Preceding) -> "RedactedSight | Local":
+    def _seen(self, before: Context) -> "RedactedContext | Local":
         with self._lock:
-            seen = self._sights.pop(before, None)
+            seen = self._contexts.pop(before, None)
         if seen is None:
             try:
-                seen = RedactedSight(before, self._finder, self._forms)
+                seen = RedactedContext(before, self._finder, self._forms)
             except Local as error:
                 seen = error
         with self._lock:
-            self._sights[before] = seen
-            while len(self._sights) > _KEPT:
-                self._sights.popitem(last=False)
+            self._contexts[before] = seen
+            while len(self._contexts) > _KEPT:
+                self._contexts.popitem(last=False)
         return seen
 
 
-class RedactedSight:
-    """Implements `Sight`; any thread may ask."""
+class RedactedContext:
+    """Implements `FilteredContext`; any thread may ask."""
 
-    def __init__(self, before: Preceding, finder: Finder, forms: Forms) -> None:
+    def __init__(self, before: Context, finder: Finder, forms: Forms) -> None:
         """Raises `Withheld`."""
         self._finder, self._known = finder, Placeholders(forms)
         end = time.monotonic() + SECONDS
         if before.messages is None:
-            self.shown = Preceding(None, self._redacted(self._known, before.text, end))
+            self.shown = Context(None, self._redacted(self._known, before.text, end))
         else:
-            self.shown = Preceding(
+            self.shown = Context(
                 tuple(
                     replace(one, content=self._redacted(self._known, one.content, end))
                     for one in before.messages
@@ -120,14 +120,14 @@ class RedactedSight:
 
 
 class RedactedAnswer:
-    """Implements `Told`."""
+    """Implements `FilteredAnswer`."""
 
     def __init__(self, text: str, known: Placeholders, begun: str) -> None:
         """`begun` is the answer as it is here."""
         self.text, self._known, self._begun = text, known, begun
 
-    def meant(self, reply: str, *, ended: bool) -> Meant:
-        return self._known.meant(reply, self._begun, ended=ended)
+    def restored(self, reply: str, *, ended: bool) -> Restored:
+        return self._known.restored(reply, self._begun, ended=ended)
 
 
 def _words(known: Placeholders) -> list[str]:

@@ -44,7 +44,7 @@ class HubConfig(msgspec.Struct):
 
 
 def read_config(folder: Path, form: str) -> HubConfig:
-    """Raises `ModelError` for what is no whole language model; `form` is what is looked for."""
+    """The config of a whole language model. `form` names what is expected. Raises `ModelError`."""
     path = folder / "config.json"
     config = read_json(path, HubConfig)
     if config is None:
@@ -64,7 +64,7 @@ def read_config(folder: Path, form: str) -> HubConfig:
         )
     if (folder / "adapter_config.json").exists():
         raise ModelError(
-            f"{str(folder)!r} holds an adapter, no whole model",
+            f"{str(folder)!r} holds an adapter, not a whole model",
             hint="merge it into its model first",
         )
     return config

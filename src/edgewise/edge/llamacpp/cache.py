@@ -54,13 +54,14 @@ class LlamaSequence(SequenceCache):
 
     def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
         context, every = self._context, outputs == "all"
-        batch = self._batch.clear()
+        batch = self._batch
         last = batch.put(ids, self.length, every=every, last=outputs == "last")
         context.decode(batch, hidden=hidden)
         if outputs == "none":
             return ()
-        first = 0 if every else last
-        return [context.row(index, hidden=hidden) for index in range(first, last + 1)]
+        if not every:
+            return (context.row(last, hidden=hidden),)
+        return [context.row(index, hidden=hidden) for index in range(last + 1)]
 
     def _failed(self) -> None:
         # What was computed before stays: a Ctrl-C costs no prompt.
@@ -155,7 +156,7 @@ def examine(context: LlamaContext) -> Recurrence:
         rows: list[Floats] = []
         for token, hidden in ((0, False), (1, False), (0, True)):
             context.forget(0, 0)
-            batch.clear().put([token], 0, every=False, last=True)
+            batch.put([token], 0, every=False, last=True)
             context.decode(batch, hidden=hidden)
             rows.append(context.row(0, hidden=False).logits.copy())
         state = context.state_size(0)

@@ -127,18 +127,17 @@ class LlamaBatch:
         self._wanted: NDArray[np.int8] = as_array(self.struct.logits, (BATCH,))
         self._count = 0
 
-    def clear(self) -> "LlamaBatch":
-        """Begin anew."""
+    def clear(self) -> None:
+        """Begin anew with `put_of`."""
         self._count = 0
-        return self
 
-    def put(self, ids: Sequence[int], start: int, *, every: bool, last: bool) -> int:
-        """Add ids from position `start` on, with outputs of `every` one, or of the `last`.
+    def put(self, ids: Sequence[int], start: int, *, every: bool, last: bool, at: int = 0) -> int:
+        """Ids from position `start` on, with outputs of `every` one, or of the `last`.
 
-        Returns the index of the last.
+        The batch has nothing else behind the index `at`. Returns the index of the last.
         """
-        at, count = self._count, len(ids)
-        end = self._count = self.struct.n_tokens = at + count
+        count = len(ids)
+        end = self.struct.n_tokens = at + count
         if count == 1:
             self._tokens[at], self._positions[at] = ids[0], start
             self._wanted[at] = every or last
@@ -151,10 +150,11 @@ class LlamaBatch:
         return end - 1
 
     def put_of(self, sequence: int, ids: Sequence[int], start: int, *, last: bool) -> int:
-        """As `put`, for a batch of several sequences."""
-        for index in range(self._count, self._count + len(ids)):
+        """As `put`, behind the ids that the batch has, of whichever sequence."""
+        at, self._count = self._count, self._count + len(ids)
+        for index in range(at, self._count):
             self.struct.seq_id[index][0] = sequence
-        return self.put(ids, start, every=False, last=last)
+        return self.put(ids, start, every=False, last=last, at=at)
 
     def close(self) -> None:
         llama_cpp.llama_batch_free(self.struct)

@@ -48,7 +48,7 @@ _COMPILE = "pip install 'edgewise[native]'"
 # GCC before 13 miscompiles llama.cpp's AMX kernels, and that ends the process.
 _WITHOUT_AMX = 'CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX512=ON -DGGML_AVX512_VNNI=ON"'
 _REPAIR = "pip install --force-reinstall {}=={}"
-# No index has it.
+# No package index has it.
 _REBUILD = "pip uninstall edgewise-llama leaves the prebuilt one; make native then builds another"
 _WANTED = ("avx2", "fma", "f16c", "bmi2")  # by the prebuilt library on x86-64
 

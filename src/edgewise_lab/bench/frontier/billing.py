@@ -170,7 +170,7 @@ def metered_seconds(answers: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
 
 
 def priced(prices: PriceList) -> Cost:
-    """An answer's bill; NaN where the list asks for a time that no engine told."""
+    """An answer's bill; NaN where the list asks for a time that no engine reported."""
 
     def cost(answer: MeasuredAnswer) -> tuple[float, float]:
         if prices.second and any(r.engine_seconds is None for r in answer.requests):

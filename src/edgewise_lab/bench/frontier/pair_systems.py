@@ -280,7 +280,7 @@ class MeasuredStore:
     def _path(self, name: str, what: str) -> Path | None:
         if self._folder is None:
             return None
-        # Names that read alike without their signs are told apart.
+        # Names that read alike without their signs are kept apart.
         plain = f"{_PLAIN.sub('-', name)}-{zlib.crc32(name.encode()):08x}"
         return self._folder / f"{plain}.{what}.jsonl"
 

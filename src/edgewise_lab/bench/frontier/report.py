@@ -240,7 +240,7 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Frontier(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is told: how it was measured, a row a system, whole questions by `main`.
+    """The whole report: how it was measured, a row a system, whole questions by `main`.
 
     `curves` are those of whole questions at any cost, from none sent to all.
     """

@@ -325,7 +325,7 @@ class Streamed:
 
     @contextmanager
     def _response(self, body: bytes) -> Generator[httpx2.Response]:
-        """The reply's head; what is no stream is told in a sentence."""
+        """The reply's head; a reply that is not a stream is an error of one sentence."""
         try:
             with closing(self._begun(body)) as response:
                 self._require_stream(response)

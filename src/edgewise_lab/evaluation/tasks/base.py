@@ -34,7 +34,7 @@ class Question(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.check == "choice" and self.answer not in (self.choices or ()):
             raise UsageError(
-                f"Question {self.id!r} has an answer that is none of its choices",
+                f"Question {self.id!r} has an answer that is not one of its choices",
                 hint="add it to them",
             )
         if len(self.choices or ()) > len(LETTERS):
@@ -47,7 +47,7 @@ class Question(msgspec.Struct, frozen=True):
                 re.compile(self.answer)
             except re.error as error:
                 raise UsageError(
-                    f"The answer of question {self.id!r} is no regular expression: {error}."
+                    f"The answer of question {self.id!r} is not a regular expression: {error}."
                 ) from error
 
 

@@ -54,7 +54,7 @@ def read_parquet(repo: str, name: str, kind: type[Record]) -> Iterator[Record]:
     except (pyarrow.ArrowException, ArithmeticError, MemoryError, OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(
-            f"{str(path)!r} is no readable Parquet file ({reason})", hint="remove it"
+            f"{str(path)!r} is not a readable Parquet file ({reason})", hint="remove it"
         ) from error
     try:
         yield from (msgspec.convert(row, type=kind) for row in rows)

@@ -22,7 +22,7 @@ VERDICT = 8
 """Tokens that the judge has for its answer."""
 
 PASSED = 10
-"""Of the twelve pairs of the trial, how many must be told rightly; a coin does it in 2%."""
+"""Of the twelve pairs of the trial, how many must be judged right; a coin does it in 2%."""
 
 _ASKED = """\
 Two drafts of an answer begin alike and then differ.
@@ -99,13 +99,13 @@ def judge_trial(tokenizer: Tokenizer) -> Trial:
     Raises `UsageError` for a model that tells fewer than `PASSED` of them rightly.
     """
     replies = yield [judge_prompt(tokenizer, pair) for pair, _ in TRIAL]
-    told = [judged_same(tokenizer, reply) for reply in replies]
-    right = sum(one is known for one, (_, known) in zip(told, TRIAL, strict=True))
+    judged = [judged_same(tokenizer, reply) for reply in replies]
+    right = sum(one is known for one, (_, known) in zip(judged, TRIAL, strict=True))
     if right < PASSED:
-        unclear = told.count(None)
+        unclear = judged.count(None)
         raise UsageError(
-            f"The cloud model is no judge: it tells {right} of {len(TRIAL)} plain pairs of "
-            f"sentences rightly apart, and answers {unclear} with neither yes nor no (it begins "
+            f"The cloud model is not a judge: it decides {right} of {len(TRIAL)} plain pairs of "
+            f"sentences correctly, and answers {unclear} with neither yes nor no (it begins "
             f"{said(tokenizer, replies[0])!r})",
             hint="let the outcome judge, or choose another label",
             setting="judge",

@@ -4,7 +4,7 @@ import pytest
 
 from edgewise.routers.card import RouterCard
 from edgewise.routers.constant import Constant
-from edgewise_lab.evaluation.plan import Contender, cautions
+from edgewise_lab.evaluation.plan import Contender, warnings
 from edgewise_lab.evaluation.report import CLOUD, EDGE, Row, rows
 from edgewise_lab.evaluation.store import Cell
 from edgewise_lab.evaluation.systems import Outcome
@@ -59,7 +59,7 @@ def table(cell: Cell, *cloud: int) -> list[Row]:
 def test_a_router_made_for_other_questions(
     trained: str, calibrated: str, named: str | None
 ) -> None:
-    told = cautions(ANIMALS, [contender(trained, calibrated)], table(Cell("mine", 0.05), 5, 5))
+    told = warnings(ANIMALS, [contender(trained, calibrated)], table(Cell("mine", 0.05), 5, 5))
     if named is None:
         assert told == []
     else:
@@ -68,7 +68,7 @@ def test_a_router_made_for_other_questions(
 
 
 def test_a_router_without_a_card_was_made_for_none() -> None:
-    told = cautions(ANIMALS, [Contender("entropy", Constant(0.5))], table(Cell("mine", 0.05), 5))
+    told = warnings(ANIMALS, [Contender("entropy", Constant(0.5))], table(Cell("mine", 0.05), 5))
     assert told == []
 
 
@@ -83,7 +83,7 @@ def test_a_router_without_a_card_was_made_for_none() -> None:
     ],
 )
 def test_a_share_that_is_missed_beyond_chance(cloud: list[int], far: bool) -> None:
-    told = cautions(ANIMALS, [], table(Cell("entropy", 0.05), *cloud))
+    told = warnings(ANIMALS, [], table(Cell("entropy", 0.05), *cloud))
     assert bool(told) == far
     if far:
         share = sum(cloud) / len(cloud) / 100
@@ -93,9 +93,9 @@ def test_a_share_that_is_missed_beyond_chance(cloud: list[int], far: bool) -> No
 def test_every_share_that_is_missed_is_in_one_sentence() -> None:
     found = {EDGE: outcomes(*[0] * 9), CLOUD: outcomes(*[100] * 9)}
     found |= {Cell("margin", share): outcomes(*[20] * 9) for share in (0.05, 0.1, 0.2)}
-    (sentence,) = cautions(ANIMALS, [], rows(found))
+    (sentence,) = warnings(ANIMALS, [], rows(found))
     assert sentence.count("20.0%") == 2
 
 
 def test_whole_questions_stay_below_a_share() -> None:
-    assert cautions(ANIMALS, [], table(Cell("query-level", 0.05), *[1] * 20)) == []
+    assert warnings(ANIMALS, [], table(Cell("query-level", 0.05), *[1] * 20)) == []

@@ -1,0 +1,361 @@
+"""The detectors of this package: e-mail and IP addresses, phones, IBANs and cards, secrets.
+
+A pattern reads no character twice: starts are looked up by what stands before them, and what was
+read is not given back. Phones, IBANs and cards need `edgewise[redact]`.
+"""
+
+import ipaddress
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+from edgewise.cloud.redaction.base import Span
+from edgewise.errors import UsageError
+
+_EMAIL = re.compile(r"(?<![\w.%+'-])[\w.%+'-]++@([^\W_](?:[\w-]*+)(?:\.[\w-]++)++)")
+_OPEN_EMAIL = re.compile(r"(?<![\w.%+'-])[\w.%+'-]++@[\w.-]*+\Z")
+
+_V4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\d|\.\d|\w)")
+_V6 = re.compile(r"(?<![\w:.])(?=[0-9A-Fa-f]{0,4}:)[0-9A-Fa-f:.]{2,64}+(?![\w:])")
+_VERSION = re.compile(r"(?:\bv|version|release|build|firmware)[ :=]{0,2}\Z", re.IGNORECASE)
+_OPEN_V4 = re.compile(r"(?<![\w.])\d{1,3}\.\d{1,3}\.(?:\d{1,3}\.?(?:\d{1,3})?)?\Z")
+_OPEN_V6 = re.compile(r"(?<![\w:.])[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{0,4}){2,8}\Z")
+
+_SAYS_NOTHING = ("0.", "127.", "255.")
+"""This host, any host, and masks."""
+
+
+class Email:
+    """E-mail addresses, by their form."""
+
+    labels = ("EMAIL",)
+
+    def find(self, text: str) -> Iterator[Span]:
+        for found in _EMAIL.finditer(text) if "@" in text else ():
+            domain = found[1].rstrip("-_.")
+            last = domain.rpartition(".")[2]
+            if "." in domain and len(last) >= 2 and not last.isdigit():
+                end = found.start(1) + len(domain)
+                lead = len(found[0]) - len(found[0].lstrip(".'"))
+                yield Span(found.start() + lead, end, "EMAIL")
+
+    def open_from(self, tail: str) -> int | None:
+        return _start(_OPEN_EMAIL.search(tail))
+
+
+class Ip:
+    """IPv4 and IPv6 addresses, but those that every host has, and not what is called a version."""
+
+    labels = ("IP",)
+
+    def find(self, text: str) -> Iterator[Span]:
+        for found in _V4.finditer(text):
+            before = text[max(0, found.start() - 12) : found.start()]
+            if not found[0].startswith(_SAYS_NOTHING) and not _VERSION.search(before):
+                yield from _address(found.start(), found[0])
+        for found in _V6.finditer(text) if ":" in text else ():
+            if found[0].count(":") < 2:
+                continue
+            yield from _address(found.start(), found[0].rstrip(".:"))
+            if found[0].endswith("::"):
+                yield from _address(found.start(), found[0])
+
+    def open_from(self, tail: str) -> int | None:
+        places = [_start(one.search(tail)) for one in (_OPEN_V4, _OPEN_V6)]
+        return min((at for at in places if at is not None), default=None)
+
+
+def _address(start: int, written: str) -> Iterator[Span]:
+    try:
+        address = ipaddress.ip_address(written)
+    except ValueError:
+        return
+    if not (address.is_unspecified or address.is_loopback):
+        yield Span(start, start + len(written), "IP")
+
+
+_GAP = r"[ .\u00a0\u202f\u2010-\u2013-]"
+_CARD = re.compile(
+    r"(?<![\w.])(?<!\d-)(?=("
+    rf"\d{{13,19}}|\d{{4}}({_GAP})\d{{4}}\2\d{{4}}\2\d{{1,7}}|\d{{4}}({_GAP})\d{{6}}\3\d{{4,5}}"
+    r")(?![\w]|[-.]\d))"
+)
+_ISSUED = re.compile(r"4|5[0-8]|2[2-7]|3[0-9]|6[0-9]|81|9792")
+"""How numbers of cards begin, by ISO/IEC 7812's ranges for banks and merchants."""
+
+_IBAN = re.compile(r"(?<![^\W_])(?=([A-Za-z]{2}\d\d(?:[ \u00a0\u202f-]?[A-Za-z0-9]){11,40}))")
+_IBAN_LENGTHS = range(15, 35)
+
+_PHONE = re.compile(
+    r"(?<![\w.,/-])(?<![\w][#:])(?:\+|\(\+?|00)?\d(?:[ \u00a0().\u2010-\u2013/-]{0,3}\d){6,16}+"
+    r"(?![\w])"
+)
+_CALLED = re.compile(
+    r"\b(?:tel|phone|call|mobile|cell|fax|ring|dial|sms|text|whatsapp|reach|telefon|handy|ruf|"
+    r"t[e\xe9]l[e\xe9]phone|m[o\xf3]vil|telefono|telefone)",
+    re.IGNORECASE,
+)
+_DATE = re.compile(r"\d{4}[-./ ]\d{1,2}[-./ ]\d{1,2}\b|\d{1,2}[-./ ]\d{1,2}[-./ ](?:19|20)\d\d\b")
+_ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){2,3}|\d+\.\d+")
+"""An IP address or a part of one, or a fraction."""
+_BREAKS = re.compile(r"[ ()./\u00a0\u2010-\u2013-]")
+_FEWEST = 9
+"""Digits of a number that begins with no zero and is not said to be one."""
+
+_NUMBER_OF = 40
+"""Characters before a number that may say what it is."""
+
+REGIONS = ("US", "GB", "DE", "FR", "ES", "IT", "NL", "AT", "CH", "PL", "IN", "AU", "BR", "JP", "CN")
+"""Whose national numbers are known; those with a country's code are known of all."""
+
+_OPEN = re.compile(r"(?<![\w.])\+?\(?\d(?:[ ().\u00a0\u2010-\u2013/-]{0,3}\d){6,32}+[ ().-]{0,3}\Z")
+_OPEN_IBAN = re.compile(r"(?<![^\W_])[A-Z]{2}\d\d(?:[ -]?[A-Z0-9]){4,32}+[ -]?\Z")
+
+
+class Card:
+    """Numbers of payment cards: length, grouping, how they begin, and Luhn's check digit."""
+
+    labels = ("CARD",)
+
+    def __init__(self) -> None:
+        self._luhn = _extra("stdnum.luhn")
+
+    def find(self, text: str) -> Iterator[Span]:
+        for found in _CARD.finditer(text):
+            digits = "".join(one for one in found[1] if one.isdecimal())
+            if (
+                13 <= len(digits) <= 19
+                and len(set(digits)) > 1
+                and _ISSUED.match(digits)
+                and self._luhn.is_valid(digits)
+            ):
+                yield Span(found.start(), found.end(1), "CARD")
+
+    def open_from(self, tail: str) -> int | None:
+        return _start(_OPEN.search(tail))
+
+
+class Iban:
+    """Numbers of bank accounts: a country's form and length, and the remainder by 97."""
+
+    labels = ("IBAN",)
+
+    def __init__(self) -> None:
+        self._iban = _extra("stdnum.iban")
+
+    def find(self, text: str) -> Iterator[Span]:
+        beyond = 0
+        for found in _IBAN.finditer(text):
+            if found.start() >= beyond:
+                end = self._end(text, found.start(), found.end(1))
+                if end:
+                    beyond = end
+                    yield Span(found.start(), end, "IBAN")
+
+    def open_from(self, tail: str) -> int | None:
+        return _start(_OPEN_IBAN.search(tail))
+
+    def _end(self, text: str, start: int, last: int) -> int | None:
+        """Of the account's number that begins at `start`."""
+        written = ""
+        for at in range(start, last):
+            if text[at].isalnum():
+                written += text[at].upper()
+                inside = at + 1 < len(text) and text[at + 1].isalnum()
+                if len(written) in _IBAN_LENGTHS and not inside and self._is_one(written):
+                    return at + 1
+        return None
+
+    def _is_one(self, written: str) -> bool:
+        turned = written[4:] + written[:4]
+        # Cheaper than the forms of all countries.
+        plain = (
+            turned.isascii()
+            and "02" <= written[2:4] <= "98"
+            and int("".join(str(int(one, 36)) for one in turned)) % 97 == 1
+        )
+        return plain and bool(self._iban.is_valid(written, check_country=False))
+
+
+class Phone:
+    """Phone numbers that are valid in their country.
+
+    With a country's code, of all countries; else of `REGIONS`, where the number is divided as one,
+    begins with a zero, or is said to be one.
+    """
+
+    labels = ("PHONE",)
+
+    def __init__(self) -> None:
+        self._phones = _extra("phonenumbers")
+
+    def find(self, text: str) -> Iterator[Span]:
+        for found in _PHONE.finditer(text):
+            start = found.start() + (found[0][0] == "(" and ")" not in found[0])
+            written = text[start : found.end()]
+            if self._is_one(written, text[max(0, start - _NUMBER_OF) : start]):
+                yield Span(start, found.end(), "PHONE")
+
+    def open_from(self, tail: str) -> int | None:
+        return _start(_OPEN.search(tail))
+
+    def _is_one(self, written: str, before: str) -> bool:
+        bare = written.lstrip("(")
+        if bare.startswith("+"):
+            return self._is_valid(bare, None)
+        if _DATE.search(written) or _ADDRESS.fullmatch(written):
+            return False
+        if bare.startswith("00"):
+            return self._is_valid("+" + bare[2:].lstrip(" "), None)
+        if bare.startswith("0") or _CALLED.search(before):
+            return any(self._is_valid(written, region) for region in REGIONS)
+        return any(self._is_divided(written, region) for region in REGIONS)
+
+    def _is_divided(self, written: str, region: str) -> bool:
+        """Whether it is, and divided as numbers there are, which a number of something is not."""
+        if sum(map(str.isdigit, written)) < _FEWEST or not _BREAKS.search(written):
+            return False
+        strict = self._phones.Leniency.STRICT_GROUPING
+        return any(True for _ in self._phones.PhoneNumberMatcher(written, region, strict))
+
+    def _is_valid(self, written: str, region: str | None) -> bool:
+        try:
+            number = self._phones.parse(written, region)
+        except self._phones.NumberParseException:
+            return False
+        return bool(self._phones.is_valid_number(number))
+
+
+def _start(found: re.Match[str] | None) -> int | None:
+    return None if found is None else found.start()
+
+
+def _extra(module: str) -> Any:
+    """Raises `UsageError` where it is not installed."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UsageError(
+            f"To redact phone numbers, IBANs and cards takes {module.partition('.')[0]}: "
+            "pip install 'edgewise[redact]'",
+            hint="or name the other classes alone: email,ip,secret",
+            setting="redact",
+        ) from error
+
+
+_BEGINNINGS: tuple[tuple[str, str, int], ...] = (
+    ("AKIA ASIA AROA AIDA AGPA ANPA ABIA ACCA", r"[A-Z0-9]", 16),  # AWS
+    ("ghp_ gho_ ghu_ ghs_ ghr_ github_pat_", r"\w", 22),
+    ("glpat- gldt- glrt- glptt- glcbt-", r"[\w-]", 20),  # GitLab
+    ("xoxa- xoxb- xoxe- xoxo- xoxp- xoxr- xoxs- xapp-", r"[\w-]", 10),  # Slack
+    ("sk-", r"[\w-]", 20),  # OpenAI, Anthropic and others
+    ("sk_ rk_ pk_ whsec_", r"\w", 16),  # Stripe
+    ("AIza", r"[\w-]", 30),  # Google
+    ("ya29.", r"[\w-]", 20),
+    ("hf_ npm_", r"\w", 30),
+    ("pypi-", r"[\w-]", 40),
+    ("SG.", r"[\w.-]", 32),  # SendGrid
+    ("dop_v1_", r"\w", 40),  # DigitalOcean
+    ("key-", r"[0-9a-f]", 32),  # Mailgun
+    ("ew-", r"[\w-]", 20),
+    ("eyJ", r"[\w.-]", 20),  # JWT
+)
+"""What secrets of services begin with, what follows, and at least how much of it."""
+
+_SERVICES = [
+    (begins, re.compile(f"{of}{{{least},}}+"), re.compile(f"{of}*+"))
+    for listed, of, least in _BEGINNINGS
+    for begins in listed.split()
+]
+_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_END = "-----END "
+_IN_URL = re.compile(r"://[^\s/@:]{1,128}+:([^\s/@]{1,256}+)@")
+_NAMED = re.compile(
+    r"[AaCcMmPpSsTt](?i:(?<=p)(?:asswor[dt]|asswd|asswort|assphrase|wd)|(?<=s)ecret|(?<=t)oken|"
+    r"(?<=a)(?:pi|ccess)[ _-]?key|(?<=c)ontrase[n\xf1]a|(?<=m)ot de passe)[\"']?"
+    r"(?i: (?:is|ist|es|est|was)\b)?[ :=]{1,3}[\"'`]?(?=([^\s\"'`<>,;]{6,256}))"
+)
+_DENSE = re.compile(r"(?<![\w+/=-])[A-Za-z0-9+/_-]{20,512}+={0,2}(?![\w+/=-])")
+_DIGEST = re.compile(r"(?:sha\d{1,3}|md5|blake\w{2,3})[-:= ]\Z", re.IGNORECASE)
+
+BITS = 4.0
+"""Shannon entropy of a character from which on a long run is taken for a secret."""
+
+
+class Secret:
+    """Secrets of known services, private keys, what is called a password, and dense runs."""
+
+    labels = ("SECRET",)
+
+    def find(self, text: str) -> Iterator[Span]:
+        for begins, more, _ in _SERVICES:
+            yield from _of_service(text, begins, more)
+        yield from _private_keys(text)
+        for found in _IN_URL.finditer(text):
+            yield Span(found.start(1), found.end(1), "SECRET")
+        for found in _NAMED.finditer(text):
+            value = found[1].rstrip(".!?):")
+            if _is_no_word(value):
+                yield Span(found.start(1), found.start(1) + len(value), "SECRET")
+        for found in _DENSE.finditer(text):
+            before = text[max(0, found.start() - 10) : found.start()]
+            if _is_dense(found[0]) and not _DIGEST.search(before):
+                yield Span(found.start(), found.end(), "SECRET")
+
+    def open_from(self, tail: str) -> int | None:
+        for begins, _, more in _SERVICES:
+            at = tail.rfind(begins)
+            inside = at > 0 and (tail[at - 1].isalnum() or tail[at - 1] == "_")
+            if at >= 0 and not inside and more.fullmatch(tail, at + len(begins)):
+                return at
+        return None
+
+
+def _of_service(text: str, begins: str, more: re.Pattern[str]) -> Iterator[Span]:
+    at = text.find(begins)
+    while at >= 0:
+        found = more.match(text, at + len(begins))
+        inside = at > 0 and (text[at - 1].isalpha() or text[at - 1] == "_")
+        if found is None:
+            end = at + 1
+        else:
+            end = found.end()
+            if not inside:
+                yield Span(at, at + len(text[at:end].rstrip(".-")), "SECRET")
+        at = text.find(begins, end)
+
+
+def _private_keys(text: str) -> Iterator[Span]:
+    """From where they begin to their end's line, or to the text's end."""
+    at = 0
+    while (found := _KEY.search(text, at)) is not None:
+        end = text.find(_KEY_END, found.end())
+        line = text.find("-----", end + len(_KEY_END)) if end >= 0 else -1
+        at = line + len("-----") if line >= 0 else len(text)
+        yield Span(found.start(), at, "SECRET")
+
+
+def _is_no_word(value: str) -> bool:
+    """Whether it has letters, and digits or signs, as words do not."""
+    letters = sum(map(str.isalpha, value))
+    return 0 < letters < len(value.replace("-", "").replace("_", "").replace("/", ""))
+
+
+def _is_dense(run: str) -> bool:
+    plain = run.rstrip("=")
+    kinds = (str.islower, str.isupper, str.isdigit)
+    if not all(any(map(kind, plain)) for kind in kinds) or plain.startswith(("sha", "md5")):
+        return False
+    counts = Counter(plain)
+    bits = -sum(n / len(plain) * math.log2(n / len(plain)) for n in counts.values())
+    # Names and paths are words with signs between; their digits stand together at an end.
+    turns = sum(_kind(a) != _kind(b) for a, b in itertools.pairwise(plain))
+    return bits >= BITS and turns >= len(plain) / 2.5
+
+
+def _kind(char: str) -> int:
+    return 0 if char.isdigit() else 1 if char.isupper() else 2
