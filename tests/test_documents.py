@@ -70,7 +70,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_every_reason_is_explained() -> None:
     text = (ROOT / "docs" / "life-of-a-token.md").read_text()
-    table = text[text.index("## Reasons") : text.index("## Everything rewinds")]
+    table = text[text.index("## Reasons") : text.index("## Rollback")]
     assert set(re.findall(r"`(\w+)`", table)) >= {*get_args(Reason), *get_args(Fault)}
 
 
