@@ -69,8 +69,10 @@ test: .venv/tested  ## run the tests: the same in every run
 test-deep: .venv/tested  ## run all tests, slow ones and real servers too, on random examples
 	$(BIN)/python -m $(PYTEST) -n auto --hypothesis-profile=deep
 
+# One release of torch: a newer one would be another gigabyte for the same tests.
 .venv/torch: .venv/tested
-	$(BIN)/python -m pip install --quiet --editable '.[train,pocket,transformers]'
+	$(BIN)/python -m pip install --quiet 'torch==2.13.0'
+	$(BIN)/python -m pip install --quiet --editable '.[lab,pocket,transformers]'
 	touch $@
 
 test-training: .venv/torch  ## run the tests that need torch

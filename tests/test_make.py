@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,17 @@ def ran(clone: Path, goal: str, arguments: str | None = None) -> list[str]:
         timeout=60,
     )
     return log.read_text().splitlines() if log.exists() else []
+
+
+def test_extras_that_are_installed_exist() -> None:
+    """A name that pip does not know installs nothing, with a warning alone."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    texts = [(ROOT / name).read_text() for name in ("Makefile", "README.md", "CONTRIBUTING.md")]
+    asked = re.findall(r"'\.\[([a-z,-]+)\]'", "\n".join(texts))
+    assert asked
+    assert {name for each in asked for name in each.split(",")} <= {
+        *project["optional-dependencies"]
+    }
 
 
 def test_other_arguments_compile_it_again(clone: Path) -> None:
