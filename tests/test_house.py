@@ -101,33 +101,33 @@ def test_imports_only_go_down() -> None:
 
 
 BUDGET = {
-    "edgewise": 3_250,
-    "edgewise/cli": 2_750,
-    "edgewise/cloud": 5_500,
-    "edgewise/costs": 750,
-    "edgewise/edge": 5_250,
-    "edgewise/engines": 3_250,
-    "edgewise/gateway": 1_750,
+    "edgewise": 3_050,
+    "edgewise/cli": 2_600,
+    "edgewise/cloud": 5_200,
+    "edgewise/costs": 650,
+    "edgewise/edge": 5_150,
+    "edgewise/engines": 3_200,
+    "edgewise/gateway": 1_700,
     "edgewise/grammar": 1_000,
-    "edgewise/hub": 500,
+    "edgewise/hub": 450,
     "edgewise/keys": 1_050,
     "edgewise/listening": 800,
-    "edgewise/loop": 2_000,
-    "edgewise/prompts": 1_250,
+    "edgewise/loop": 1_800,
+    "edgewise/prompts": 1_050,
     "edgewise/routers": 750,
-    "edgewise/sandbox": 500,
+    "edgewise/sandbox": 300,
     "edgewise/server": 4_200,
-    "edgewise/testing": 750,
+    "edgewise/testing": 600,
     "edgewise/wire": 300,
     "edgewise_lab": 350,
-    "edgewise_lab/bench": 2_770,
-    "edgewise_lab/commands": 1_410,
-    "edgewise_lab/evaluation": 2_605,
-    "edgewise_lab/training": 1_865,
+    "edgewise_lab/bench": 2_800,
+    "edgewise_lab/commands": 1_450,
+    "edgewise_lab/evaluation": 2_650,
+    "edgewise_lab/training": 1_900,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 35_000, 230
+PRODUCT_LINES, PRODUCT_FILES = 33_600, 200
 
 
 def test_every_package_keeps_its_budget() -> None:

@@ -16,7 +16,7 @@
         |   +-- OtherVocabulary  the cloud model was replaced by one with other ids
         |   +-- NothingUsable    a valid completion of which nothing can be used here
         |   |   +-- BreaksGrammar  the response format does not allow it
-        |   +-- Withheld         nothing was sent: it may not leave the device
+        |   +-- Blocked          nothing was sent: it may not leave the device
         +-- CloudProtocolError   the reply was not what the engine promises
 
 Each says what is wrong and, as a hint, what to do. `setting` names the setting that does it; the
@@ -143,7 +143,7 @@ class BreaksGrammar(NothingUsable):
     reason = "grammar"
 
 
-class Withheld(CloudRejected):
+class Blocked(CloudRejected):
     """Nothing was sent: the context filter forbids it.
 
     `open`: only for now, since the answer's last word may become one that is redacted.

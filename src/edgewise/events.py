@@ -19,7 +19,7 @@ Reason = Literal[
     "forced",  # the grammar allows this token only, so the cloud was not asked
     "mid_word",  # deferred: a cloud with another tokenizer is asked at word boundaries
     "reasoning",  # the router asked, but the cloud cannot go on inside of a block of reasoning
-    "withheld",  # the router asked, but privacy rules forbid sending this context
+    "blocked",  # the router asked, but privacy rules forbid sending this context
     "no_cloud",  # above the threshold, but there is no cloud model
     "budget",  # above the threshold, but the cloud share is spent for now
     "cap",  # above the threshold, but the answer's cap is spent

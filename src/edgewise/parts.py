@@ -189,8 +189,8 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
         return router_named(name), None
     card = _card(settings, folder)
     card.check(edge, folder)
-    if caution := card.caution(edge):
-        _log.warning(caution)
+    if warning := card.build_warning(edge):
+        _log.warning(warning)
     router = router_of(card, folder)
     known = getattr(router, "tokens", None)
     if isinstance(known, int) and known < edge.tokenizer.size:

@@ -93,11 +93,11 @@ class TestRealServers:
             # The server names its file, which lies here: its own ids, between words.
             reached, how = connect(url, older.tokenizer)
             reached.close()
-            assert reached.seams is not None
+            assert reached.boundaries is not None
             assert "all 277 ids stand for the same" in how
             reached, how = connect(url, later.tokenizer)
             reached.close()
-            assert reached.seams is None
+            assert reached.boundaries is None
             assert "all 277 ids" in how
 
     def test_nor_is_the_older_one_a_cloud_for_the_later(self, family: dict[str, Path]) -> None:

@@ -17,7 +17,7 @@ from edgewise.cloud.bridge.context_filter import Context
 from edgewise.cloud.redaction.base import DETECTORS, EXACT, Span
 from edgewise.cloud.redaction.rules import redaction_of
 from edgewise.cloud.redaction.view import Redacted
-from edgewise.errors import UsageError, Withheld
+from edgewise.errors import Blocked, UsageError
 
 NUMBERS = ("phone", "iban", "card")
 
@@ -199,7 +199,7 @@ def test_four_megabytes_end_in_bounded_time(monkeypatch: pytest.MonkeyPatch, pie
     monkeypatch.setattr("edgewise.cloud.redaction.view.SECONDS", 2.0)
     seen = view("email,ip,secret", "Anna Smith")
     begun = time.thread_time()
-    with suppress(Withheld):
+    with suppress(Blocked):
         shown(seen, piece * ((4 << 20) // len(piece)))
     assert time.thread_time() - begun < 30
 
@@ -236,7 +236,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> type[Places]:
 def test_a_package_adds_a_class(added: type[Places]) -> None:
     seen = view("email,place")
     assert shown(seen, "From Paris, a@b.example.") == "From <PLACE_1>, <EMAIL_1>."
-    with pytest.raises(Withheld, match="class place"):
+    with pytest.raises(Blocked, match="class place"):
         shown(view("place=local"), "From Paris.")
 
 
@@ -251,7 +251,7 @@ def test_nonsense_means_no_consult(
     added: type[Places], monkeypatch: pytest.MonkeyPatch, span: object
 ) -> None:
     monkeypatch.setattr(added, "spans", [span])
-    with pytest.raises(Withheld, match="found what is not in the text"):
+    with pytest.raises(Blocked, match="found what is not in the text"):
         shown(view("place"), "From Rome.")
 
 
@@ -262,7 +262,7 @@ def test_a_detector_that_raises_is_said_once(
     seen = view("place")
     with caplog.at_level(logging.WARNING):
         for text in ("From Rome.", "From Bonn."):
-            with pytest.raises(Withheld, match=r"'place' of private words failed \(ValueError\)"):
+            with pytest.raises(Blocked, match=r"'place' of private words failed \(ValueError\)"):
                 shown(seen, text)
     assert len(caplog.messages) == 1
     assert "private words failed" in json.dumps(caplog.messages)
@@ -274,9 +274,9 @@ def test_a_detector_that_is_late_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr("edgewise.cloud.redaction.view.SECONDS", 0.1)
     seen = view("place")
-    with pytest.raises(Withheld, match="not done in"):
+    with pytest.raises(Blocked, match="not done in"):
         shown(seen, "From Rome: wait")
-    with pytest.raises(Withheld, match="still looks"):
+    with pytest.raises(Blocked, match="still looks"):
         shown(seen, "From Bonn.")
     added.go_on.set()
     monkeypatch.setattr("edgewise.cloud.redaction.view.SECONDS", 120.0)
@@ -285,6 +285,6 @@ def test_a_detector_that_is_late_is_not_waited_for(
         try:
             assert shown(seen, "From Paris.") == "From <PLACE_1>."
             return
-        except Withheld:
+        except Blocked:
             time.sleep(0.01)
     pytest.fail("It never came back.")

@@ -154,8 +154,11 @@ def test_one_that_cannot_be_loaded_is_a_sentence(add: Add) -> None:
 
 def test_a_built_in_name_is_taken(add: Add) -> None:
     add(vllm=f"{__name__}:ShoutingCloud")
-    with pytest.raises(UsageError, match="a built-in one"):
-        open_engine("http://127.0.0.1:9", engine="vllm")
+    with closing(open_engine("http://127.0.0.1:9", engine="vllm")) as cloud:
+        assert isinstance(cloud, EngineCloud)
+        assert isinstance(cloud.engine, VllmEngine)
+    with pytest.raises(UsageError, match="vllm"):
+        ENGINES.names()
 
 
 def test_an_engine_of_a_package_is_one_for_a_device_and_for_a_gateway(add: Add) -> None:

@@ -15,7 +15,7 @@ from edgewise.cloud.bridge.word_boundary import kept
 from edgewise.cloud.redaction.normal import Normal
 from edgewise.cloud.redaction.rules import redaction_of
 from edgewise.cloud.redaction.view import Redacted, RedactedContext
-from edgewise.errors import Withheld
+from edgewise.errors import Blocked
 from edgewise.prompts import Message
 
 VIEW = Redacted(redaction_of("email,ip,secret", "Anna Smith,Falcon,張偉"))
@@ -106,7 +106,7 @@ def test_own_words_are_found_in_every_form(form: Form, word: str) -> None:
         for written in (normalize(form, word), "\u00ad".join(normalize(form, word))):
             (told,) = shown(context(f"to {written}!", view=view))
             assert told == "to <WORD_1>!"
-        with pytest.raises(Withheld):
+        with pytest.raises(Blocked):
             context(word, view=view).answer(f"to {normalize(form, word)[:2]}")
 
 
@@ -207,7 +207,7 @@ def test_of_a_longer_answer_the_view_begins_alike(asked: str, begun: str, more: 
     try:
         seen = context(f"{asked} {begun} {more}")
         one, two = seen.answer(f"{begun} ").text, seen.answer(f"{begun} {more} so").text
-    except Withheld:
+    except Blocked:
         return
     assert two.startswith(one)
 
@@ -262,7 +262,7 @@ def test_a_private_word_is_one_word() -> None:
     ],
 )
 def test_half_a_private_word_is_not_sent(end: str) -> None:
-    with pytest.raises(Withheld, match="half a private word") as held:
+    with pytest.raises(Blocked, match="half a private word") as held:
         context(ASKED).answer(end)
     assert held.value.open
 
@@ -274,16 +274,16 @@ def test_what_is_whole_is_sent(end: str) -> None:
 
 def test_a_local_class_keeps_all_here() -> None:
     view = Redacted(redaction_of("email=local,ip", None))
-    assert not view.stays(Context(None, "at 10.1.2.3"))
-    assert view.stays(Context(None, ASKED))
-    with pytest.raises(Withheld, match="class email"):
+    assert not view.local_only(Context(None, "at 10.1.2.3"))
+    assert view.local_only(Context(None, ASKED))
+    with pytest.raises(Blocked, match="class email"):
         view.of(Context(None, ASKED))
-    with pytest.raises(Withheld, match="class email") as held:
+    with pytest.raises(Blocked, match="class email") as held:
         view.of(Context(None, "at 10.1.2.3")).answer("mail bob@b.example now")
     assert not held.value.open
 
 
 def test_more_private_words_than_can_be_kept_track_of_are_not_sent() -> None:
     many = " ".join(f"a{number}@b.example" for number in range(10_001))
-    with pytest.raises(Withheld, match="more than 10000"):
+    with pytest.raises(Blocked, match="more than 10000"):
         context(many)

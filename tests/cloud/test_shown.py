@@ -21,7 +21,7 @@ from edgewise.cloud.record.record import SentRecord
 from edgewise.cloud.redaction.normal import Normal
 from edgewise.completion import Completion
 from edgewise.engines.registry import BY_TEXT
-from edgewise.errors import CloudRejected, UsageError, Withheld
+from edgewise.errors import Blocked, CloudRejected, UsageError
 from edgewise.events import Consult, Event, Token
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
@@ -120,7 +120,7 @@ def test_the_last_messages() -> None:
 def test_a_message_that_is_too_long_is_not_cut() -> None:
     model, cloud = bridge(replying("", prompt=""), cloud_context="12tokens")
     for prompt in (conversation("one", "two", "three"), Prompt(tuple(b"x" * 13))):
-        with pytest.raises(Withheld, match="not within the last 12 tokens"):
+        with pytest.raises(Blocked, match="not within the last 12 tokens"):
             ask(model, "", asked=prompt)
     assert cloud.opened == 0
     ask(model, "", asked=Prompt(tuple(b"x" * 12)))
@@ -188,7 +188,7 @@ def test_a_local_class_opens_no_session(ahead: int) -> None:
     model, cloud = bridge(completing("so x@y.example it is", prompt="Q: "), redact="email=local")
     said = "so x@y.example it is"
     events = answered(model, said, "Q: ", speculate=ahead, on_cloud_error="raise")
-    assert reasons(events)[-4:] == ["withheld"] * 4
+    assert reasons(events)[-4:] == ["blocked"] * 4
     assert not any("x@y.example" in one for one in seen(cloud))
     assert not any(one.outcome != "answered" for one in events if isinstance(one, Consult))
 
@@ -205,7 +205,7 @@ def test_a_detector_that_fails_leaves_the_answer_to_the_edge(
         events = answered(model, "so it is.", on_cloud_error="raise")
     text = "".join(one.text for one in events if isinstance(one, Token))
     assert text == "so it is."
-    assert set(reasons(events)) == {"withheld"}
+    assert set(reasons(events)) == {"blocked"}
     assert cloud.opened == 0
     assert len(caplog.messages) == 1
 

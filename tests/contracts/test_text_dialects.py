@@ -175,7 +175,7 @@ async def answered(engine: HttpEngine, tokenizer: Tokenizer, messages: Sequence[
         await engine.close()
 
 
-def seams(answer: str) -> list[str]:
+def boundaries(answer: str) -> list[str]:
     """Its beginnings of whole words."""
     words = answer.split(" ")
     return [" ".join(words[:count]) for count in range(1, len(words))]
@@ -192,12 +192,12 @@ def test_an_answer_begins_as_by_ids(api: Api) -> None:
 
 
 def test_behind_any_word_it_goes_on_with_the_words_that_ids_bring(api: Api) -> None:
-    for begun in seams(api.answer):
+    for begun in boundaries(api.answer):
         assert begun + api.rest(begun, LONGEST) == api.answer
 
 
 def test_it_writes_no_more_tokens_than_asked(api: Api) -> None:
-    begun = seams(api.answer)[0]
+    begun = boundaries(api.answer)[0]
     gone = api.go_on(begun, 2)
     assert not gone.ended
     assert gone.written == 2
@@ -214,7 +214,7 @@ def test_what_ends_the_answer_is_told(api: Api) -> None:
 
 
 def test_the_meter_counts_what_was_sent_before(api: Api) -> None:
-    begun = seams(api.answer)[-1]
+    begun = boundaries(api.answer)[-1]
     api.go_on(begun, 1)
     again = api.go_on(begun, 1)
     assert again.prompt is not None
@@ -227,12 +227,12 @@ def test_the_meter_counts_what_was_sent_before(api: Api) -> None:
 
 def test_a_seed_repeats_a_draw(api: Api) -> None:
     sampling = Sampling(temperature=1.5, seed=7)
-    begun = seams(api.answer)[0]
+    begun = boundaries(api.answer)[0]
     assert api.go_on(begun, 4, sampling).text == api.go_on(begun, 4, sampling).text
 
 
 def test_it_works_again_once_it_was_closed(api: Api) -> None:
-    begun = seams(api.answer)[0]
+    begun = boundaries(api.answer)[0]
     api.do(api.engine.close())
     api.do(api.engine.close())
     assert api.rest(begun, 1)
@@ -259,11 +259,11 @@ def test_a_second_real_server_begins_anew_by_chat_and_goes_on_by_completions(
     by_chat = opened("chat", servers("llama_cpp.server"), own.tokenizer)
     by_prompt = opened("completions", servers("llama_cpp.server"), own.tokenizer)
     whole = background.do(by_chat.go_on(messages, "", LONGEST, GREEDY))
-    begun = seams(whole.text)[1]
+    begun = boundaries(whole.text)[1]
     anew = background.do(by_chat.go_on(messages, begun, 8, GREEDY)).text
     assert anew.startswith(begun)
     assert whole.text.startswith(anew)
-    begun = seams(whole.text)[-1]
+    begun = boundaries(whole.text)[-1]
     rest = background.do(by_prompt.go_on(messages, begun, LONGEST, GREEDY))
     assert begun + rest.text == whole.text
     assert whole.ended

@@ -251,7 +251,7 @@ def test_a_word_may_take_several_requests() -> None:
     """A cloud of another vocabulary, text alone: counts by what its meter says of prompts."""
 
     class Words(ScriptedCloud):
-        seams: Any = object()
+        boundaries: Any = object()
 
         def requests(self, n: int) -> tuple[int, int]:
             return 4, 8

@@ -74,7 +74,7 @@ def test_a_real_engine_behind_it(model_folder: Path) -> None:
             # Whoever has the cloud's tokenizer speaks its ids.
             with LlamaModel(paths[1], threads=1, context=32) as own:
                 reached, how = connect(running.url, model.tokenizer, own=own.tokenizer)
-                assert reached.seams is not None
+                assert reached.boundaries is not None
                 assert "compared before" in how
                 reached.close()
 

@@ -120,8 +120,12 @@ def test_a_trace_of_an_answer_tells_it(tmp_path: Path) -> None:
         with file.open("wb") as opened:
             recorder = Recorder(opened)
             watched = recorder.decoder(decoding(cloud))
-            names = [event.request_id for event in recorder.events(iter(consults(watched)))]
+            prompt = watched.edge.tokenizer.encode_prompt("say: ")
+            with watched.stream(prompt, max_tokens=3) as events:
+                asked = [e for e in recorder.events(events) if isinstance(e, Consult)]
         cloud.close()
+    names = [event.request_id for event in asked]
+    assert names
     ended = [one["args"]["request_id"] for one in json.loads(file.read_bytes()) if one["ph"] == "e"]
     assert ended == names
 

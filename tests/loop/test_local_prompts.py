@@ -55,5 +55,5 @@ def test_a_pair_takes_marks_with_messages() -> None:
         assert cloud.opened == 0
         pair.ask(said[1:], max_tokens=4)  # type: ignore[arg-type]
         assert cloud.opened == 1
-        with pytest.raises(UsageError, match="no message"):
+        with pytest.raises(UsageError, match=r"\$\.local"):
             pair.ask([{"role": "user", "content": "a", "local": "yes"}])

@@ -1,4 +1,4 @@
-"""A router of another build of its model is used with a caution, one of another model never."""
+"""A router of another build of its model is used with a warning, one of another model never."""
 
 import logging
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_the_same_file(bpe_path: Path, tmp_path: Path, caplog: pytest.LogCapture
     with LlamaModel(bpe_path, threads=1) as model:
         assert model.build.startswith("llama.cpp, ")
         card = opened(model, card_of(model, tmp_path / "router"))
-        assert card.caution(model) is None
+        assert card.build_warning(model) is None
     assert not caplog.records
 
 

@@ -123,7 +123,7 @@ def test_people_are_told_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "doubt"),
+    ("more", "warning"),
     [
         ({}, None),
         ({"loss": 0.1357, "baseline_loss": 0.1358}, None),
@@ -138,16 +138,16 @@ def test_people_are_told_what_was_measured() -> None:
     ],
 )
 def test_people_are_told_what_speaks_against_it(
-    tmp_path: Path, more: dict[str, Any], doubt: str | None
+    tmp_path: Path, more: dict[str, Any], warning: str | None
 ) -> None:
     card = msgspec.structs.replace(CARD, **more)
     save_card(tmp_path, card, [MEASURED])
     text = (tmp_path / README).read_text()
-    assert read_card(tmp_path).doubts() == card.doubts()
-    assert len(card.doubts()) == (doubt is not None)
-    assert ("**Warning.**" in text) == (doubt is not None)
-    if doubt:
-        assert doubt in text
+    assert read_card(tmp_path).warnings() == card.warnings()
+    assert len(card.warnings()) == (warning is not None)
+    assert ("**Warning.**" in text) == (warning is not None)
+    if warning:
+        assert warning in text
     assert ("texts set aside" in text) == ("loss" in more)
 
 

@@ -139,7 +139,9 @@ class _Doctor:
         opened: list[tuple[CloudModel, str]] = []
         yield self._guarded("cloud model", lambda: self._reach(model, opened))
         for cloud, proof in opened:
-            kind = "one, proven" if cloud.seams is None else "two, bridged by text between words"
+            kind = (
+                "one, proven" if cloud.boundaries is None else "two, bridged by text between words"
+            )
             yield Check("vocabulary", "ok", f"{kind}: {proof}")
             if cloud.abilities is not None:
                 yield _abilities(cloud.abilities)
@@ -255,11 +257,11 @@ def _router(chosen: Settings, model: EdgeModel) -> Check:
             f"{name}, not calibrated for this pair",
             "the cloud share is held by the controller alone; use a calibrated checkpoint",
         )
-    if caution := card.caution(model):
-        told, _, fix = caution.rstrip(".").rpartition("; ")
+    if warning := card.build_warning(model):
+        told, _, fix = warning.rstrip(".").rpartition("; ")
         return Check("router", "warn", told, fix)
-    if doubts := card.doubts():
-        return Check("router", "warn", doubts[0], "edgewise router show names all there is")
+    if warnings := card.warnings():
+        return Check("router", "warn", warnings[0], "edgewise router show names all there is")
     shares = ", ".join(card.thresholds)
     return Check("router", "ok", f"{card.kind}, fits the edge model, calibrated at {shares}")
 

@@ -123,10 +123,10 @@ def warn(text: str) -> None:
     err.print(Text(f"Warning: {printable(text)}", Style(color="yellow")))
 
 
-def doubts(card: RouterCard) -> None:
-    """What a router's own figures say against it, on stderr."""
-    for doubt in card.doubts():
-        warn(doubt)
+def card_warnings(card: RouterCard) -> None:
+    """Print the warnings of a router's own figures on stderr."""
+    for warning in card.warnings():
+        warn(warning)
 
 
 def summary(answer: Answer) -> str:

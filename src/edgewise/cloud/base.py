@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from edgewise.cloud.bridge.word_boundary import Seams
+from edgewise.cloud.bridge.word_boundary import WordBoundaries
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.edge.scoring import Scored
@@ -41,7 +41,7 @@ class CloudSession(Protocol):
 
         The future fails with a `CloudError`, `CloudTimeout` after `deadline` seconds. Whatever way
         the consult ends, `sent` counts every message of it that was handed to a connection. Raises
-        `Withheld` where nothing of it may be sent.
+        `Blocked` where nothing of it may be sent.
         """
         ...
 
@@ -103,12 +103,12 @@ class CloudModel(Protocol):
         return None
 
     @property
-    def seams(self) -> Seams | None:
-        """Where alone it may be asked, and for words instead of tokens; None: at every token."""
+    def boundaries(self) -> WordBoundaries | None:
+        """Where it may be asked if its vocabulary is another: for words, not tokens; else None."""
         return None
 
-    def stays(self, prompt: Prompt) -> bool:
-        """Whether what is in a prompt makes its conversation local, as a mark would."""
+    def local_only(self, prompt: Prompt) -> bool:
+        """Whether a text in the prompt keeps its conversation on the device, as `Prompt.local`."""
         return False
 
     def scored(

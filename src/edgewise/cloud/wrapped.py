@@ -4,7 +4,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 
 from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.cloud.bridge.word_boundary import Seams
+from edgewise.cloud.bridge.word_boundary import WordBoundaries
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.edge.scoring import Scored
@@ -50,11 +50,11 @@ class WrappedCloud:
         return self.cloud.own_tokenizer
 
     @property
-    def seams(self) -> Seams | None:
-        return self.cloud.seams
+    def boundaries(self) -> WordBoundaries | None:
+        return self.cloud.boundaries
 
-    def stays(self, prompt: Prompt) -> bool:
-        return self.cloud.stays(prompt)
+    def local_only(self, prompt: Prompt) -> bool:
+        return self.cloud.local_only(prompt)
 
     def scored(
         self, ids: Sequence[int], *, top: int = 1, start: int = 0

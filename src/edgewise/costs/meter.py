@@ -64,7 +64,7 @@ class CloudTokens:
 
     def __init__(self, prompt: Sequence[int], edge: Tokenizer, cloud: CloudModel | None) -> None:
         self._start, self._edge = len(prompt), edge
-        self.shared = self.exact = cloud is not None and cloud.seams is None
+        self.shared = self.exact = cloud is not None and cloud.boundaries is None
         self._own = None if cloud is None or self.shared else cloud.own_tokenizer
         self._ratio = 1.0
         self._prompt, self._counted = prompt, None if self._own else len(prompt)

@@ -8,11 +8,11 @@ from concurrent.futures import Future
 from typing import Literal, NamedTuple
 
 from edgewise.cloud.base import CloudSession
-from edgewise.cloud.bridge.word_boundary import Seams
+from edgewise.cloud.bridge.word_boundary import WordBoundaries
 from edgewise.cloud.record.record import RecordedSent, SentAnswer
 from edgewise.completion import Completion
 from edgewise.costs.meter import AnswerCosts
-from edgewise.errors import CloudError, CloudTimeout, NothingUsable, Withheld
+from edgewise.errors import Blocked, CloudError, CloudTimeout, NothingUsable
 from edgewise.loop.health import Breaker, Latency
 from edgewise.loop.policy import Policy
 from edgewise.loop.state import State
@@ -21,7 +21,7 @@ from edgewise.sampling import Sampling
 FLIGHTS = 4
 """Consults in flight at once."""
 
-Held = Literal["mid_word", "withheld"]
+Held = Literal["mid_word", "blocked"]
 """Why nothing was sent, though a consult may be made: for now, or for good."""
 
 _GRACE = 0.25
@@ -57,7 +57,7 @@ class Consults:
         sent: SentAnswer,
         policy: Policy,
         sampling: Sampling,
-        seams: Seams | None,
+        boundaries: WordBoundaries | None,
         start: int,
         breaker: Breaker,
         latency: Latency,
@@ -66,13 +66,13 @@ class Consults:
     ) -> None:
         """`session`, and `sent`, the record of what it sends, are closed by whoever opened them.
 
-        `seams` belong to a cloud with another vocabulary; the answer begins at id `start`. A
-        `local` cloud, in this process, has no deadline but the policy's.
+        `boundaries` is None for a cloud with the edge's vocabulary. The answer begins at id
+        `start`. A `local` cloud, in this process, has no deadline but the policy's.
         """
         self.sent = sent
         self.dropped = self.wasted = 0
         self.waited = 0.0
-        self._session, self._seams, self._start = session, seams, start
+        self._session, self._boundaries, self._start = session, boundaries, start
         self._policy, self._sampling = policy, sampling
         self._breaker, self._latency, self._meter = breaker, latency, meter
         self._local = local
@@ -122,7 +122,7 @@ class Consults:
         if allowed and self._policy.may_ask_ahead(state.budget, n, self.wasted):
             try:
                 self._send(ids, n)
-            except Withheld as error:
+            except Blocked as error:
                 return _held(error)
         return None
 
@@ -144,8 +144,8 @@ class Consults:
         self._flights.pop(flight.position, None)
         try:
             completion = self._result(flight)
-            if self._seams is not None:
-                completion = self._seams.joined(completion, ids, self._start, token)
+            if self._boundaries is not None:
+                completion = self._boundaries.joined(completion, ids, self._start, token)
         except NothingUsable:
             self._breaker.succeeded()
             raise
@@ -185,7 +185,7 @@ class Consults:
                 breaker.forgone()
                 return "cost"
             flight = self._send(ids, n, requests)
-        except Withheld as error:
+        except Blocked as error:
             breaker.forgone()
             return _held(error)
         except BaseException:
@@ -205,7 +205,7 @@ class Consults:
             deadline = self._policy.deadline_now(self._latency, first=self._first, prompt=len(ids))
         try:
             future = self._session.ask(ids, n, self._sampling, deadline, sent)
-        except Withheld:
+        except Blocked:
             raise
         except CloudError as error:
             future = Future[Completion]()
@@ -265,5 +265,5 @@ class Consults:
         self.wasted += flight.ask
 
 
-def _held(error: Withheld) -> Held:
-    return "mid_word" if error.open else "withheld"
+def _held(error: Blocked) -> Held:
+    return "mid_word" if error.open else "blocked"

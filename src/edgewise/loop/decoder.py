@@ -100,7 +100,7 @@ class Decoder:
             max_tokens=max_tokens,
             prompt=len(given.ids),
             context=self.edge.context,
-            seams=None if cloud is None else cloud.seams,
+            boundaries=None if cloud is None else cloud.boundaries,
             shown=grammar.shown if grammar else None,
         )
         return Generation(
@@ -118,7 +118,7 @@ class Decoder:
 
     def _policy_for(self, prompt: Prompt, policy: Policy, cloud: CloudModel | None) -> Policy:
         # The one place that decides it: no session is opened, so nothing can be sent.
-        if prompt.stays or (policy.asks and cloud is not None and cloud.stays(prompt)):
+        if prompt.local_only or (policy.asks and cloud is not None and cloud.local_only(prompt)):
             policy = policy.edge_alone()
         able = self.edge.abilities
         if able.rewinds == "no":

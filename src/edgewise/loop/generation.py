@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from edgewise.loop.decoder import Decoder
 
 # Reasons for which the share cannot be reached, whatever the threshold.
-_REFUSED = ("cost", "withheld")
+_REFUSED = ("cost", "blocked")
 
 
 class _Known(TypedDict, total=False):
@@ -145,7 +145,7 @@ class Generation(Iterator[Event]):
             sent=sent,
             policy=rules.policy,
             sampling=sampling,
-            seams=rules.seams,
+            boundaries=rules.boundaries,
             start=rules.prompt,
             breaker=decoder.breaker,
             latency=decoder.latency,

@@ -128,7 +128,7 @@ class Speculation:
             return None
         read = self._read_ahead(len(self._ids) + len(self.drafts))
         reason = None
-        if self._rules.seams is not None:
+        if self._rules.boundaries is not None:
             tip = tip.reaching(read.token, [*self._ids, *self.drafts], self._rules)
         if not tip.owed:
             tip, reason = self._decided(tip, read)
@@ -170,7 +170,7 @@ class Speculation:
     def _decided(self, tip: State, read: Read) -> tuple[State, Reason]:
         """Decide as the answer would here, and send the consult if it may be sent ahead."""
         # Only word boundaries depend on the ids: else the list is not worth its copy.
-        ids = self._ids if self._rules.seams is None else [*self._ids, *self.drafts]
+        ids = self._ids if self._rules.boundaries is None else [*self._ids, *self.drafts]
         decision = tip.decide(read.score, read.token, ids, self._rules, forced=read.forced)
         if not decision.ask or self._consults is None:
             return tip, decision.reason

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from edgewise.cloud.bridge.word_boundary import Seams
+from edgewise.cloud.bridge.word_boundary import WordBoundaries
 from edgewise.completion import Completion, metered
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import CloudError, CloudTimeout, Fault
@@ -22,7 +22,7 @@ from edgewise.loop.policy import Budget, Decision, Policy
 class Rules(NamedTuple):
     """What holds for a whole answer: `prompt` and `context` in ids, `max_tokens` in tokens.
 
-    With `seams` the cloud has another vocabulary: it is asked at word boundaries, for words.
+    With `boundaries` the cloud has another vocabulary: it is asked there alone, for words.
     Control tokens in `shown` are text in this answer.
     """
 
@@ -32,7 +32,7 @@ class Rules(NamedTuple):
     max_tokens: int
     prompt: int
     context: int
-    seams: Seams | None = None
+    boundaries: WordBoundaries | None = None
     shown: Mapping[int, bytes] | None = None
 
 
@@ -162,8 +162,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         decision = rules.policy.decide(1.0 if self.boundary.pending else score, self.budget)
         if not decision.ask:
             return decision
-        if rules.seams is not None:
-            refused = rules.seams.refused(
+        if rules.boundaries is not None:
+            refused = rules.boundaries.refused(
                 ids, rules.prompt, token, divided=self.boundary.at_boundary
             )
             if refused is not None:
@@ -177,12 +177,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     def expecting(self, ask: int, rules: Rules) -> "State":
         """While speculating: after a consult assumed to bring all `ask` tokens, or words."""
         # The cost of a word is known once it is drafted.
-        charged = ask if rules.seams is None else 0
+        charged = ask if rules.boundaries is None else 0
         return replace(self, owed=ask, budget=rules.policy.charge(self.budget, charged))
 
     def reaching(self, token: int, ids: Sequence[int], rules: Rules) -> "State":
         """Behind `ids`: one word less is owed if the draft `token` begins another."""
-        opens = rules.seams is not None and rules.seams.opens(ids, rules.prompt, token)
+        opens = rules.boundaries is not None and rules.boundaries.opens(ids, rules.prompt, token)
         return replace(self, owed=self.owed - 1) if self.owed and opens else self
 
     def answered(self, completion: Completion, token: int, fit: int, rules: Rules) -> "State":
@@ -265,7 +265,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         by_cloud = by == "cloud"
         over_budget = (over_budget or self.over_budget) and not by_cloud
         budget, owed, boundary = self.budget, max(0, self.owed - 1), _NO_BOUNDARY
-        if rules.seams is not None:
+        if rules.boundaries is not None:
             budget, owed = rules.policy.charge(budget, min(1, self.owed)), self.owed
             boundary = Boundary(pending, len(self.queue) == 1 and self.queue[0].last)
         after = State(

@@ -54,7 +54,7 @@ class Prompt(msgspec.Struct, frozen=True):
     owner: str = ""
 
     @property
-    def stays(self) -> bool:
+    def local_only(self) -> bool:
         """Whether nothing of an answer to it may leave the device."""
         return self.local or any(message.local for message in self.messages or ())
 

@@ -100,8 +100,8 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Whether the edge model has another engine or form of weights than the router's."""
         return self.edge_fingerprint != edge.fingerprint()
 
-    def caution(self, edge: EdgeModel) -> str | None:
-        """What to know of a router that passed `check`; None where there is nothing."""
+    def build_warning(self, edge: EdgeModel) -> str | None:
+        """A warning if the edge model is another build than the router was made on; else None."""
         if not self.is_of_another_build(edge):
             return None
         return (
@@ -130,8 +130,8 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         scores, values = zip(*self.probability, strict=True)
         return float(np.interp(score, scores, values))
 
-    def doubts(self) -> tuple[str, ...]:
-        """What speaks against the router by its own figures, a sentence each."""
+    def warnings(self) -> tuple[str, ...]:
+        """What the router's own figures say against it, one sentence each."""
         found: list[str] = []
         loss, constant = self.loss, self.baseline_loss
         if loss is not None and constant is not None and loss >= constant:

@@ -179,7 +179,7 @@ class Answering:
         """Whether this is the bundled pair with its own router."""
         own = self.settings
         parts = {own.edge, cloud_address(own), own.router or "bundled"}
-        return parts == {"bundled"} and self.cloud is not None and self.cloud.seams is None
+        return parts == {"bundled"} and self.cloud is not None and self.cloud.boundaries is None
 
     def close(self) -> None:
         """Wait for the threads; the end of a request stops its answer."""

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
 from edgewise.completion import Completion, Sent
-from edgewise.errors import CloudError, Withheld
+from edgewise.errors import Blocked, CloudError
 from edgewise.events import Event, Finished, Token
 from edgewise.keys.keys import ANYBODY, Key, Keys
 from edgewise.keys.limit_stores import SqliteLimits
@@ -186,12 +186,12 @@ class _DayTokens:
     def book(self, tokens: int) -> int:
         """Reserve `tokens`; returns the day they are of.
 
-        Raises `Withheld` where they are not left.
+        Raises `Blocked` if the key has not that many left, or if booking takes too long.
         """
         try:
             return self._begun(self._limits.reserve(self._key, tokens)).result(BOOK_SECONDS)
         except (OverLimit, TimeoutError) as error:
-            raise Withheld(str(error) or "The key's tokens were not booked in time.") from error
+            raise Blocked(str(error) or "The key's tokens were not booked in time.") from error
 
     def settle(self, day: int, unused: int) -> None:
         """Give back what was not written."""

@@ -103,7 +103,7 @@ def _seed(given: int | None, own: int | None) -> int:
 def _sent(answering: Answering, read: Callable[[], Prompt]) -> Prompt:
     """The prompt. Raises `ApiError` if the context filter keeps it here."""
     prompt = read()
-    if answering.cloud is not None and answering.cloud.stays(prompt):
+    if answering.cloud is not None and answering.cloud.local_only(prompt):
         raise _local(answering)
     return prompt
 

@@ -144,13 +144,13 @@ class LocalMessages:
         as well, so they are not remembered.
         """
         found: list[Message] = []
-        stays = False
+        local_only = False
         last = len(messages) - 1
         for number, message in enumerate(messages):
             marked = message.local or (local and number == last)
             inside = [*_texts(message), *(parts[number] if parts else ())]
-            stays = stays or marked or self._knows(owner, message.role, inside)
-            found.append(replace(message, local=stays))
+            local_only = local_only or marked or self._knows(owner, message.role, inside)
+            found.append(replace(message, local=local_only))
         self._add(self._asked, self._most_asked, owner, found)
         return found
 

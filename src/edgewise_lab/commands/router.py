@@ -46,7 +46,7 @@ def show(router: Folder, json: options.Json = False) -> None:
         render.out.print(f"{name:<14} {render.printable(value)}")
     if card.thresholds:
         render.show(_thresholds(card))
-    render.doubts(card)
+    render.card_warnings(card)
 
 
 @app.command()

@@ -103,7 +103,7 @@ def train(
     training = partial(Training, *asked, out, inputs=wanted, top_k=top_k, recipe=recipe, kind=kind)
     _told(_trained(chosen, asked, out, training, labels, stage))
     if stage in (None, "fit", "calibrate"):
-        render.doubts(read_card(out))
+        render.card_warnings(read_card(out))
     if stage in (None, "calibrate"):
         use = f"Use it with --router {out}; edgewise router show {out} says what it is."
         render.out.print(use)

@@ -137,8 +137,8 @@ At every token it scores from 0 to 1 how much the edge model needs the cloud mod
 {{ "%.4f" | format(card.baseline_loss) }}
 {% endif %}
 
-{% for doubt in card.doubts() %}
-**Warning.** {{ doubt }}
+{% for warning in card.warnings() %}
+**Warning.** {{ warning }}
 
 {% endfor %}
 {% if rows %}

@@ -90,7 +90,7 @@ class Training:
         `VocabularyMismatch` for two vocabularies, and `ContextOverflow` for a question that leaves
         no room for an answer.
         """
-        if cloud.seams is not None:
+        if cloud.boundaries is not None:
             raise VocabularyMismatch(
                 "A router is trained on what both models make of one token, and the vocabulary of "
                 f"{cloud.name!r} is another than the edge's",

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from edgewise.cloud.base import CloudModel, CloudSession, then
 from edgewise.cloud.bridge.context_filter import Context, ContextFilter, ContextFilterMaker, Plain
 from edgewise.cloud.bridge.session import BridgeSession, ReplyChunk, preceding, request_budget
-from edgewise.cloud.bridge.word_boundary import Seams
+from edgewise.cloud.bridge.word_boundary import WordBoundaries
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of, fingerprint
@@ -17,10 +17,10 @@ from edgewise.sampling import Sampling
 
 
 class Bridge(CloudModel):
-    """Implements `CloudModel` over one that speaks ids of its own. It may be asked at `seams`.
+    """Implements `CloudModel` over a cloud with another vocabulary, asked at word boundaries.
 
-    Asked for n tokens it writes n words, so a completion may have more ids. Closing it closes
-    `cloud`.
+    A request for n tokens is one for n words, so a completion may have more ids than n. `close`
+    closes `cloud` too.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Bridge(CloudModel):
         self.cloud, self.own, self.edge = cloud, own, edge
         self._view = view or Plain()
         self.name = cloud.name
-        self._seams = Seams(edge, None if words else own)
+        self._boundaries = WordBoundaries(edge, None if words else own)
         self._words = words
 
     @property
@@ -48,8 +48,8 @@ class Bridge(CloudModel):
         return self.own
 
     @property
-    def seams(self) -> Seams:
-        return self._seams
+    def boundaries(self) -> WordBoundaries:
+        return self._boundaries
 
     @property
     def abilities(self) -> Abilities | None:
@@ -57,14 +57,14 @@ class Bridge(CloudModel):
 
     def identity(self) -> str:
         seen = f", {self._view.name}" if self._view.name else ""
-        return f"{self.cloud.identity()} at {'words' if self._words else 'seams'}{seen}"
+        return f"{self.cloud.identity()} at {'words' if self._words else 'boundaries'}{seen}"
 
     @property
     def here(self) -> bool:
         return self.cloud.here
 
-    def stays(self, prompt: Prompt) -> bool:
-        return self._view.stays(preceding(self.edge, prompt))
+    def local_only(self, prompt: Prompt) -> bool:
+        return self._view.local_only(preceding(self.edge, prompt))
 
     def requests(self, n: int) -> tuple[int, int]:
         return request_budget(n, local=self.cloud.local is not None).requests
@@ -111,7 +111,7 @@ def bridged(
     if own is None and cloud.local is not None:
         own = cloud.local.tokenizer
     if viewing is not None:
-        if cloud.seams is not None:
+        if cloud.boundaries is not None:
             raise UsageError(
                 "This cloud model decides itself what it shows",
                 hint="leave redact, redact-words and cloud-context out, or give its bridge a view",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from edgewise.edge.base import Tokenizer
-from edgewise.errors import UsageError, Withheld
+from edgewise.errors import Blocked, UsageError
 from edgewise.prompts import Message
 
 _GIVEN = re.compile(r"(\d{1,9}) ?(messages|tokens)?")
@@ -57,7 +57,7 @@ class FilteredContext(Protocol):
         ...
 
     def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
-        """What is shown of an answer so far. Raises `Withheld` where nothing may be.
+        """What is shown of an answer so far. Raises `Blocked` if nothing may be shown.
 
         `begun` is the answer with the signs of calls that are control tokens, where it differs.
         """
@@ -72,12 +72,12 @@ class ContextFilter(Protocol):
         """Tells what it shows from what other views do; empty where that is everything."""
         ...
 
-    def stays(self, before: Context) -> bool:
-        """Whether what stands before an answer makes the conversation local."""
+    def local_only(self, before: Context) -> bool:
+        """Whether the text before an answer keeps the conversation on the device."""
         ...
 
     def of(self, before: Context) -> FilteredContext:
-        """Of what stands before an answer. Raises `Withheld` where nothing may be shown."""
+        """The filtered text before an answer. Raises `Blocked` if nothing may be shown."""
         ...
 
 
@@ -106,7 +106,7 @@ class Plain:
     def shown(self) -> Context:
         return self._preceding
 
-    def stays(self, before: Context) -> bool:
+    def local_only(self, before: Context) -> bool:
         return False
 
     def of(self, before: Context) -> "Plain":
@@ -149,11 +149,11 @@ class Recent:
         self._view, self._most, self._tokenizer = view, most, tokenizer
         self.name = ", ".join(filter(None, (view.name, f"the last {most}")))
 
-    def stays(self, before: Context) -> bool:
-        return self._view.stays(before)
+    def local_only(self, before: Context) -> bool:
+        return self._view.local_only(before)
 
     def of(self, before: Context) -> "_RecentContext":
-        """Raises `Withheld` where not even the last message may be shown."""
+        """Raises `Blocked` if not even the last message may be shown."""
         context = self._view.of(before)
         return _RecentContext(context, self._shortened(context.shown))
 
@@ -187,7 +187,7 @@ class Recent:
 
     def _require(self, shown: bool) -> None:
         if not shown:
-            raise Withheld(
+            raise Blocked(
                 f"The last message of the user's is not within the last {self._most}, "
                 "which is all that may be sent."
             )

@@ -24,7 +24,7 @@ from edgewise.cloud.bridge.word_boundary import characters, held_back, kept, spe
 from edgewise.completion import Completion, Sent, metered
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of
-from edgewise.errors import CloudError, CloudRejected, EdgewiseError, NothingUsable, Withheld
+from edgewise.errors import Blocked, CloudError, CloudRejected, EdgewiseError, NothingUsable
 from edgewise.prompts import Prompt
 from edgewise.prompts.tool_formats import markers
 from edgewise.sampling import Sampling
@@ -161,7 +161,7 @@ class BridgeSession:
         self._marks = {token: text.encode() for text, token in markers(edge).items()}
         self._context: FilteredContext | None = None
         self._session: RequesterSession | None = None
-        self._withheld: Withheld | None = None
+        self._blocked: Blocked | None = None
         self._pushed = 0
 
     def ask(
@@ -174,7 +174,7 @@ class BridgeSession:
     ) -> Future[Completion]:
         """Ask for `n` words behind `ids`, which must not end inside of a character.
 
-        Raises `Withheld` where nothing may be sent.
+        Raises `Blocked` if nothing may be sent.
         """
         answer = list(ids[len(self._prompt.ids) :])
         end = time.monotonic() + deadline
@@ -185,7 +185,7 @@ class BridgeSession:
             if not text and session.puts_blanks:
                 held = " "
             going = session.begin(text, n)
-        except Withheld:
+        except Blocked:
             raise
         except EdgewiseError as error:
             return failed(_of_cloud(error))
@@ -235,14 +235,14 @@ class BridgeSession:
 
     def _opened(self) -> tuple[FilteredContext, RequesterSession]:
         """What the cloud sees, and the session about it. Raises a `CloudError`."""
-        if self._withheld is not None:
-            raise self._withheld
+        if self._blocked is not None:
+            raise self._blocked
         if self._context is None or self._session is None:
             try:
                 self._context = self._view.of(preceding(self._edge, self._prompt))
-            except Withheld as error:
+            except Blocked as error:
                 _log.info("nothing is sent for this answer: %s", error)
-                self._withheld = error
+                self._blocked = error
                 raise
             self._session = self._transport.open(self._context.shown)
         return self._context, self._session

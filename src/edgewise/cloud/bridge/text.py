@@ -20,7 +20,7 @@ from edgewise.cloud.bridge.session import (
     preceding,
     request_budget,
 )
-from edgewise.cloud.bridge.word_boundary import BLANKS, Seams, added, held_back
+from edgewise.cloud.bridge.word_boundary import BLANKS, WordBoundaries, added, held_back
 from edgewise.cloud.io_thread import IoThread
 from edgewise.completion import Sent
 from edgewise.edge.base import Tokenizer
@@ -63,8 +63,10 @@ class TextCloud(CloudModel):
         self._io = IoThread(self.name)
 
     @property
-    def seams(self) -> Seams:
-        return Seams(self.edge, strips=self.capabilities.strips, reasons=self.engine.reasons)
+    def boundaries(self) -> WordBoundaries:
+        return WordBoundaries(
+            self.edge, strips=self.capabilities.strips, reasons=self.engine.reasons
+        )
 
     def requests(self, n: int) -> tuple[int, int]:
         return request_budget(n).requests
@@ -75,8 +77,8 @@ class TextCloud(CloudModel):
         able = self.capabilities.told
         return f"{self.name} {self.engine.dialect} {model or ''} as text, {able}{seen}"
 
-    def stays(self, prompt: Prompt) -> bool:
-        return self._view.stays(preceding(self.edge, prompt))
+    def local_only(self, prompt: Prompt) -> bool:
+        return self._view.local_only(preceding(self.edge, prompt))
 
     def open(self, prompt: Prompt) -> BridgeSession:
         return BridgeSession(_ByText(self), self._view, prompt, edge=self.edge, name=self.name)

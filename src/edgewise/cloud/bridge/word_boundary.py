@@ -1,7 +1,7 @@
-"""The seam between two vocabularies: where a consult may be made, what is kept of its reply.
+"""Word boundaries: where a cloud with another vocabulary is asked, what is kept of its reply.
 
-What the edge has written stays as it is, and a reply is appended in ids of the edge's: nothing in
-its KV cache is ever tokenised again. Consults are made, and replies end, between two words.
+What the edge has written is not changed. A reply is appended in the edge's ids, so nothing in its
+KV cache is tokenised again. Consults are made, and replies end, between two words.
 """
 
 import codecs
@@ -148,8 +148,8 @@ def written_text(data: bytes) -> str | None:
     return None if decoder.getstate()[0] else text
 
 
-class Seams:
-    """Where a cloud with another vocabulary may be consulted in an answer of the edge's."""
+class WordBoundaries:
+    """Where a cloud with another vocabulary may be asked in an answer that the edge writes."""
 
     def __init__(
         self,
@@ -159,10 +159,10 @@ class Seams:
         strips: bool = False,
         reasons: bool | None = None,
     ) -> None:
-        """Where both divide the text; without the `cloud`'s tokenizer, where a word opens.
+        """A boundary is where both tokenizers divide the text; without `cloud`, where a word opens.
 
-        One that `strips` loses the blanks that its replies begin with. `reasons` is whether one
-        that knows an answer without its thoughts can go on inside of these; None for others.
+        A cloud that `strips` loses the blanks at the beginning of its replies. `reasons` says
+        whether a cloud that gets no thoughts can go on inside a block of them; None: it gets them.
         """
         self._edge, self._cloud, self._strips = edge, cloud, strips
         self._reasoning, self._reasons = Reasoning(edge), reasons

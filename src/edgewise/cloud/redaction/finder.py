@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from edgewise.cloud.redaction.base import TAIL, Detector, Span
 from edgewise.cloud.redaction.normal import Normal
 from edgewise.cloud.redaction.rules import Redaction, detectors_of
-from edgewise.errors import Withheld
+from edgewise.errors import Blocked
 
 SECONDS = 5.0
 """What may be spent on looking for private words, at an answer's begin and at each consult."""
@@ -35,13 +35,13 @@ class Finder:
 
         `end` is by the monotonic clock.
 
-        Raises `Withheld` where a class that makes a conversation local is there, and where a
+        Raises `Blocked` where a class that makes a conversation local is there, and where a
         detector fails, finds what cannot be, or is late.
         """
         if not text:
             return []
         if self._late is not None and self._late.is_alive():
-            raise Withheld("A detector of private words still looks for those of another text.")
+            raise Blocked("A detector of private words still looks for those of another text.")
         work = _Work(self._detectors, text)
         work.thread.start()
         work.thread.join(max(0.0, end - time.monotonic()))
@@ -84,16 +84,16 @@ class Finder:
                 raise Local(f"It holds a private word of the class {name}, which stays here.")
         return [one for spans in found.values() for one in spans]
 
-    def _failed(self, name: str, what: str) -> Withheld:
+    def _failed(self, name: str, what: str) -> Blocked:
         """Said in the log once for each detector and failure."""
         message = f"The detector {name!r} of private words {what}, so nothing is sent."
         if message not in self._told:
             self._told.add(message)
             _log.warning(message)
-        return Withheld(message)
+        return Blocked(message)
 
 
-class Local(Withheld):
+class Local(Blocked):
     """A private word is there of a class that makes the conversation local."""
 
 

@@ -15,7 +15,7 @@ from edgewise.cloud.redaction.finder import MOST_FOUND, SECONDS, Finder, Local
 from edgewise.cloud.redaction.normal import letters
 from edgewise.cloud.redaction.placeholders import Forms, Placeholders
 from edgewise.cloud.redaction.rules import Redaction
-from edgewise.errors import Withheld
+from edgewise.errors import Blocked
 
 _KEPT = 8
 """Conversations whose private words are not looked for again."""
@@ -32,11 +32,11 @@ class Redacted:
         self._lock = threading.Lock()
         self.name = f"redacted: {rules}"
 
-    def stays(self, before: Context) -> bool:
+    def local_only(self, before: Context) -> bool:
         try:
             return isinstance(self._seen(before), Local)
-        except Withheld:
-            # Who asks is told: there is a reason of its own for each token.
+        except Blocked:
+            # `of` raises it again, and the token says why: `blocked`.
             return False
 
     def of(self, before: Context) -> "RedactedContext":
@@ -64,7 +64,7 @@ class RedactedContext:
     """Implements `FilteredContext`; any thread may ask."""
 
     def __init__(self, before: Context, finder: Finder, forms: Forms) -> None:
-        """Raises `Withheld`."""
+        """Raises `Blocked`."""
         self._finder, self._known = finder, Placeholders(forms)
         end = time.monotonic() + SECONDS
         if before.messages is None:
@@ -78,7 +78,7 @@ class RedactedContext:
             )
 
     def answer(self, written: str, begun: str | None = None) -> "RedactedAnswer":
-        """Raises `Withheld`, for now only where the end may become a private word."""
+        """Raises `Blocked`, with `open` if the end may become a private word."""
         known = self._known.copy()
         places = self._places(known, written, time.monotonic() + SECONDS)
         self._require_closed(written, places, known)
@@ -90,24 +90,24 @@ class RedactedContext:
     def _places(self, known: Placeholders, text: str, end: float) -> list[Span]:
         found = self._finder.find(text, end)
         if len(known.names) + len({text[one.start : one.end] for one in found}) > MOST_FOUND:
-            raise Withheld(f"It holds more than {MOST_FOUND} private words, so nothing is sent.")
+            raise Blocked(f"It holds more than {MOST_FOUND} private words, so nothing is sent.")
         places = known.places(text, found)
         if time.monotonic() > end:
-            raise Withheld(f"Its private words were not found in {SECONDS:g} s.")
+            raise Blocked(f"Its private words were not found in {SECONDS:g} s.")
         return places
 
     def _require_closed(self, text: str, places: Sequence[Span], known: Placeholders) -> None:
-        """Raises `Withheld` where the end may be half a private word that is not shown as one."""
+        """Raises `Blocked` if the end may be half a private word that no placeholder shows."""
         tail = max(0, len(text) - TAIL)
         if places and places[-1].end >= len(text.rstrip()):
             word = text[places[-1].start : places[-1].end]
             if word not in known.names and _begins(letters(word), _words(known)):
                 # It would have one placeholder now and another when it is whole.
-                raise Withheld("The answer's end may be half a private word.", open=True)
+                raise Blocked("The answer's end may be half a private word.", open=True)
             return
         opens = tail + self._finder.open_from(text[tail:])
         if opens < len(text) or self._begins_known(text, tail, places, known):
-            raise Withheld("The answer's end may be half a private word.", open=True)
+            raise Blocked("The answer's end may be half a private word.", open=True)
 
     def _begins_known(
         self, text: str, tail: int, places: Sequence[Span], known: Placeholders

@@ -38,7 +38,7 @@ export function Header() {
         </label>
       </form>
       ${state.panel === "settings" && html`<${SettingsPanel} />`}
-      ${state.notice && html`<p class="notice" role="status">${state.notice}</p>`}
+      ${state.warning && html`<p class="warning" role="status">${state.warning}</p>`}
     </header>
   `;
 }

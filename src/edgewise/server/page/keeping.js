@@ -6,17 +6,17 @@ import { isConversation } from "./shapes.js";
 const CONVERSATION = "edgewise.conversation";
 const SETTINGS = "edgewise.settings";
 
-// {conversation or null, settings, notice}
+// {conversation or null, settings, warning}
 export function load() {
   try {
     const store = [sessionStorage, localStorage].find((one) => one.getItem(CONVERSATION)) ?? localStorage;
     const found = JSON.parse(store.getItem(CONVERSATION) ?? "null");
     const settings = JSON.parse(store.getItem(SETTINGS) ?? "null") ?? {};
-    if (found === null || isConversation(found)) return { conversation: found && Conversation.from(found), settings, notice: "" };
+    if (found === null || isConversation(found)) return { conversation: found && Conversation.from(found), settings, warning: "" };
   } catch {
     // No JSON, or nothing is kept for this page at all.
   }
-  return { conversation: null, settings: {}, notice: "The conversation that was kept cannot be read; this is a new one." };
+  return { conversation: null, settings: {}, warning: "The conversation that was kept cannot be read; this is a new one." };
 }
 
 // Says what could not be kept; "" where all was.

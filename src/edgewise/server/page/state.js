@@ -26,7 +26,7 @@ export const state = {
   underWay: null, // AbortController of what is being written
   token: null, // {answer, number, pinned}, which the details panel shows
   panel: "", // the open panel's name
-  notice: "", // what could not be kept
+  warning: "", // what could not be kept
   recordings: [], // the traces of the first screen
 };
 
@@ -62,16 +62,16 @@ export function restore() {
   }
   if (!Object.hasOwn(NAMES, state.settings.mode)) state.settings.mode = DEFAULTS.mode;
   if (kept.conversation) state.conversation = kept.conversation;
-  state.notice = kept.notice;
+  state.warning = kept.warning;
 }
 
 // Keeping costs more than drawing, so it is done once a second, and when the page is left.
 export function keep() {
   if (!dirty) return;
   dirty = false;
-  const notice = save(state);
-  if (notice !== state.notice) {
-    state.notice = notice;
+  const warning = save(state);
+  if (warning !== state.warning) {
+    state.warning = warning;
     redraw();
   }
 }

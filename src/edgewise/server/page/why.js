@@ -8,7 +8,7 @@ const HELD = {
   budget: "the share is spent for now, and comes back with every token",
   cap: "the answer's cap is spent",
   cost: "a consult would cost more than the cloud alone, or a limit is spent",
-  withheld: "what would be sent may not leave this device",
+  blocked: "what would be sent may not leave this device",
   mid_word: "the cloud is asked between words, and no wish came there",
   reasoning: "the cloud cannot go on inside of a block of reasoning",
 };

@@ -147,7 +147,7 @@ class PairSystems:
         already at that pace, and is slowed down to it. Raises `UsageError` for a cloud of another
         vocabulary.
         """
-        if cloud.seams is not None:
+        if cloud.boundaries is not None:
             raise UsageError(
                 "The frontier compares models of one vocabulary",
                 hint="choose two models of one family",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 
 from edgewise.cloud.bridge.word_boundary import (
-    Seams,
+    WordBoundaries,
     added,
     divides,
     held_back,
@@ -81,7 +81,7 @@ def test_two_that_mean_one_text_write_it(
     """The edge writes some tokens, the cloud some words, to the end: the same bytes."""
     small, large = of(known, edge), of(known, cloud)
     assume(speaks(small, text) and speaks(large, text))
-    seams = Seams(small, large)
+    boundaries = WordBoundaries(small, large)
     ids: list[int] = []
     for _ in range(200):
         data = bytes_of(small, ids)
@@ -95,7 +95,7 @@ def test_two_that_mean_one_text_write_it(
                 break
             ids += single_bytes(small, rest[:1])
             continue
-        if seams.admit(ids, 0, coming[0]) and rng.random() < 0.6:
+        if boundaries.admit(ids, 0, coming[0]) and rng.random() < 0.6:
             sent, held = held_back(written)
             reply, ended = reply_to(large, text, sent, rng.randint(1, 9))
             found = kept(reply, held, rng.randint(1, 3), ended=ended)
@@ -267,11 +267,11 @@ def test_the_clouds_own_tokens_say_where_it_divides(known: Mapping[str, Tokenize
 
 def test_no_consult_inside_of_a_character_or_a_word(known: Mapping[str, Tokenizer]) -> None:
     edge = known["bytes"]
-    seams = Seams(edge)
+    boundaries = WordBoundaries(edge)
     ids = edge.encode("naïve")
     for at in range(1, len(ids)):
-        assert not seams.opens(ids[:at], 0, ids[at])
+        assert not boundaries.opens(ids[:at], 0, ids[at])
     half = [edge.piece(i) for i in ids].index("ï".encode()[:1])
-    assert not Seams(edge, known["other"]).admit(ids[: half + 1], 0, ids[half + 1])
-    assert seams.opens(ids, 0, edge.encode(" x")[0])
-    assert seams.opens(ids, 0, min(edge.eos_ids))
+    assert not WordBoundaries(edge, known["other"]).admit(ids[: half + 1], 0, ids[half + 1])
+    assert boundaries.opens(ids, 0, edge.encode(" x")[0])
+    assert boundaries.opens(ids, 0, min(edge.eos_ids))
