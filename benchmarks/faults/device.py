@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.faults.tireless import Tireless
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.connect import open_engine
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.engines.registry import ENGINES
 from edgewise.errors import EdgewiseError
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import Policy
@@ -37,7 +37,7 @@ class Session:
         if self._cloud is not None:
             self._cloud.close()
             self._cloud = None
-        cloud = ENGINES.load(order["engine"])(order["url"], key=order["key"])
+        cloud = open_engine(order["url"], key=order["key"], engine=order["engine"])
         try:
             cloud.check(self._edge.tokenizer)
         except BaseException:

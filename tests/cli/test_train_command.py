@@ -54,7 +54,7 @@ FEW = ("--limit", "40", "--calibration", "6")
         (("--rounds", "1"), "label 'value' takes no rounds"),
         (("--judge", "cloud"), "label 'value' takes no judge"),
         (("--label", "r2r", "--judge", "coin"), "no judge 'coin'; it is cloud or outcome"),
-        (("--label", "r2r", "--limit", "3"), "no judge: it tells"),
+        (("--label", "r2r", "--limit", "3"), "is not a judge"),
         (("--label", "magic"), "no label 'magic'"),
         (("--kind", "magic"), "no router 'magic'"),
         (("--kind", "entropy"), "cannot be trained"),

@@ -193,10 +193,10 @@ def test_a_real_engine_of_another_vocabulary_is_asked_by_ids_or_by_text(
         assert isinstance(by_ids, Bridge)
         assert "which the engine named" in proof
 
-        async def untold(_: object) -> None:
-            return None
+        async def untold(_: object) -> list[str]:
+            return []
 
-        monkeypatch.setattr(LlamaServerEngine, "tokenizer_named", untold)
+        monkeypatch.setattr(LlamaServerEngine, "tokenizer_names", untold)
         cloud, _ = connect(url, edge)
         stack.enter_context(closing(cloud))
         assert isinstance(cloud, TextCloud)

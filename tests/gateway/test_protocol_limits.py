@@ -216,17 +216,17 @@ def _large(site: Site) -> PlainClient:
 
 ENDS: dict[str, Ending] = {
     "no open frame within 10 s": _silent,
-    "the first frame is another, or a second open": _another_first,
+    "the first frame is not *open*, or a second *open*": _another_first,
     "another version": _version,
     "another vocabulary": _vocabulary,
     "the key has all its sessions open": _sessions,
     "the gateway holds no more sessions": _room,
-    "a text message, or no frame": _text,
+    "a text message, or a malformed frame": _text,
     "a prefix of more than 131,072 ids": _long_prefix,
     "an ask's number that is in flight": _same_number,
     "more than 2,000 frames a second since the connection was made, and 2,000 more": _frames,
     "the first frame has more than 16,384 bytes": _large_first,
-    "the key is out of force: revoked or expired": _out_of_force,
+    "the key is revoked or expired": _out_of_force,
     "a frame waits more than 10 s because the key has sent too many ids": _too_many_ids,
     "a message above 1,048,576 bytes": _large,
 }
@@ -344,17 +344,17 @@ ASKS: dict[str, Callable[[Site], list[Any]]] = {
     "the key asks more often than it may (two seconds' asks may be saved up)": _rate,
     "more ids came from the key, or were computed for it, than it may have a second "
     "(ten seconds' may be saved up)": _ids,
-    "n is more than the key may have written in a whole day": _whole_day,
-    "n is more than is left of the key's tokens of the day": _day,
-    "the gateway cannot count now what keys use": _uncounted,
+    "n is above the key's daily tokens": _whole_day,
+    "n is above what is left of the key's daily tokens": _day,
+    "the gateway cannot count usage now": _uncounted,
     "the engine's queue is full": _queue,
-    "the deadline": _deadline,
+    "the deadline passed": _deadline,
     "the prefix has no ids": _no_ids,
     "sampling out of range": _sampling,
     "the engine is down or not ready": _engine(CloudUnavailable("down")),
     "the engine declines the request, for instance for its length": _engine(CloudRejected("no")),
     "the engine refuses the gateway's own key": _engine(CloudRefused("no")),
-    "the engine's reply is none, or breaks the bounds above": _engine(
+    "the engine's reply is malformed or out of bounds": _engine(
         CloudProtocolError("not what it promises")
     ),
 }
