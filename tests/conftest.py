@@ -27,7 +27,7 @@ settings.load_profile("same")
 TESTS = Path(__file__).parent
 # What `make test` leaves to `make test-deep`: tests of the laboratory, by their folder, and
 # tests that start a program, by the fixture that starts it. Others say `pytest.mark.deep`.
-DEEP_FOLDERS = {"bench", "benchmarks", "evaluation", "pocket", "training"}
+DEEP_FOLDERS = {"bench", "benchmarks", "evaluation", "pocket", "smollm2", "training"}
 DEEP_FIXTURES = {"browser", "linked", "redis_url"}
 
 

@@ -21,6 +21,7 @@ from tests.doubles.scripted_engine import ScriptedEngine
 from tests.listening.processes import Process, server, status
 from tests.llama_server_process import free_port
 
+pytestmark = pytest.mark.deep
 SERVE = ("serve", "--threads", "1", "--slots", "1")
 ASK = (
     b'{"model": "edgewise:edge", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}'
@@ -56,7 +57,6 @@ def flood(port: int, count: int, begun: bytes) -> ExitStack:
     return stack
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("command", ["gateway", "serve"])
 def test_silent_connections_keep_nobody_out(command: str, engine: ScriptedEngine) -> None:
     """With 256 open files: never one too many, and few lines about it."""

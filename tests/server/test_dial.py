@@ -34,6 +34,7 @@ def realised(found: list[dict[str, Any]]) -> float:
     return (cloud + wasted) / sum(usage["completion_tokens"] for usage in found)
 
 
+@pytest.mark.deep
 def test_two_hundred_short_answers_keep_the_share() -> None:
     """Several at a time, most of them too short to earn a token of their own."""
     questions = pocketqa().questions[:200]
