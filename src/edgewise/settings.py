@@ -274,15 +274,25 @@ def _require_honoured(found: Settings, refused: Mapping[str, str], reader: str) 
         raise UsageError(f"{reader} cannot honour {which}", hint=f"take {them} out there")
 
 
-def file_bytes(path: Path, called: str = FILE) -> bytes:
-    """What a file of settings holds, `called` so in errors. Raises `UsageError`."""
+def file_bytes(path: Path, called: str = FILE, *, own: bool = False) -> bytes:
+    """What a file of settings holds, `called` so in errors; with `own` it must be this user's.
+
+    Raises `UsageError`.
+    """
     try:
         if path.exists() and not path.is_file():  # a pipe would be read for ever
             raise UsageError(f"{called} is not a file.")
         with path.open("rb") as file:
+            # Of what was opened: the path may lead elsewhere by now.
+            owner = os.fstat(file.fileno()).st_uid
             content = file.read(MAX_FILE + 1)
     except OSError as error:
         raise UsageError(f"{called} cannot be read: {error.strerror}.") from error
+    if own and hasattr(os, "getuid") and owner not in (os.getuid(), 0):
+        raise UsageError(
+            f"{called} in this folder belongs to another user",
+            hint="copy it if you trust it, or run in a folder of your own",
+        )
     if len(content) > MAX_FILE:
         raise UsageError(f"{called} has more than {MAX_FILE} bytes", hint="shorten it")
     return content
@@ -291,14 +301,7 @@ def file_bytes(path: Path, called: str = FILE) -> bytes:
 def own_bytes(path: Path) -> bytes:
     """What the folder's file holds; nothing where there is none. Raises `UsageError`, for another
     user's too: nobody else decides where a user's prompts and key go."""
-    if not path.is_file():
-        return b""
-    if hasattr(os, "getuid") and path.stat().st_uid not in (os.getuid(), 0):
-        raise UsageError(
-            f"{FILE} in this folder belongs to another user",
-            hint="copy it if you trust it, or run in a folder of your own",
-        )
-    return file_bytes(path)
+    return file_bytes(path, own=True) if path.is_file() else b""
 
 
 def _from_file(path: Path, called: str, *, own: bool = False) -> dict[str, object]:
