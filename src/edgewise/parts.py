@@ -23,7 +23,6 @@ from edgewise.edge.base import EdgeModel, EdgeOptions, Tokenizer
 from edgewise.edge.named import EDGES
 from edgewise.errors import ModelError, RouterMismatch, UsageError
 from edgewise.loop.policy import Policy
-from edgewise.prompts import require_text
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard, read_card
@@ -35,7 +34,7 @@ from edgewise.routers.named import (
     router_of,
 )
 from edgewise.sampling import Sampling
-from edgewise.settings import NAMES, Settings, shared, spelled
+from edgewise.settings import Settings, shared, spelled
 
 _log = logging.getLogger(__name__)
 
@@ -292,32 +291,6 @@ def _most(settings: Settings, name: str) -> Decimal | None:
     if not 0 <= given < math.inf:
         raise UsageError(f"{spelled(name)} must be 0 or more, not {given}.", setting=name)
     return Decimal(str(given))
-
-
-def require_usable(settings: Settings) -> None:
-    """Raise `UsageError` for a value that no command accepts, whatever the models are."""
-    from edgewise.cloud.hosts import hosts_of
-    from edgewise.engines.http import require_keyless
-    from edgewise.engines.registry import check_name
-
-    for name in NAMES:
-        if isinstance(text := getattr(settings, name), str):
-            require_text(spelled(name), text)
-    make_policy(settings, None)
-    sampling_of(settings)
-    viewing(settings)
-    hosts_of(settings.cloud_hosts)
-    check_name(settings.cloud_engine)
-    if settings.cloud_key is not None:
-        cloud_key(settings)
-    if is_url(address := cloud_address(settings)):
-        require_keyless(address)
-    if settings.edge_engine != "auto" and settings.edge_engine not in EDGES:
-        EDGES.load(settings.edge_engine)  # refused
-    if settings.price is not None:
-        price_of(settings.price)
-    for name in ("max_cost", "max_cost_day"):
-        _most(settings, name)
 
 
 def _load(settings: Settings, engine: str, address: str, keep_prefixes: bool) -> EdgeModel:

@@ -227,7 +227,7 @@ def load(
     places: dict[str, str] = {}
     at = f"./{file}" if str(file) in (FLAGS, ENVIRONMENT) else str(file)  # whatever it is called
     sources: list[tuple[Mapping[str, object], str]] = [
-        (_from_file((folder or Path()) / FILE, FILE, own=True), FILE),
+        (_from_folder((folder or Path()) / FILE), FILE),
         (_from_file(file, at) if file else {}, at),
         (_from_environment(os.environ if environment is None else environment), ENVIRONMENT),
         ({name: value for name, value in flags.items() if value is not None}, FLAGS),
@@ -274,8 +274,8 @@ def _require_honoured(found: Settings, refused: Mapping[str, str], reader: str) 
         raise UsageError(f"{reader} cannot honour {which}", hint=f"take {them} out there")
 
 
-def file_bytes(path: Path, called: str = FILE) -> bytes:
-    """What a file of settings holds, `called` so in errors. Raises `UsageError`."""
+def _file_bytes(path: Path, called: str) -> bytes:
+    """The content of a file of settings, `called` so in errors. Raises `UsageError`."""
     try:
         if path.exists() and not path.is_file():  # a pipe would be read for ever
             raise UsageError(f"{called} is not a file.")
@@ -288,28 +288,28 @@ def file_bytes(path: Path, called: str = FILE) -> bytes:
     return content
 
 
-def own_bytes(path: Path) -> bytes:
-    """What the folder's file holds; nothing where there is none. Raises `UsageError`, for another
-    user's too: nobody else decides where a user's prompts and key go."""
+def _from_folder(path: Path) -> dict[str, object]:
+    """The folder's own file. Raises `UsageError`, for another user's file too: nobody else decides
+    where a user's prompts and key go."""
     if not path.is_file():
-        return b""
+        return {}
     if hasattr(os, "getuid") and path.stat().st_uid not in (os.getuid(), 0):
         raise UsageError(
             f"{FILE} in this folder belongs to another user",
             hint="copy it if you trust it, or run in a folder of your own",
         )
-    return file_bytes(path)
+    return _from_file(path, FILE)
 
 
-def _from_file(path: Path, called: str, *, own: bool = False) -> dict[str, object]:
-    content = own_bytes(path) if own else file_bytes(path, called)
+def _from_file(path: Path, called: str) -> dict[str, object]:
+    content = _file_bytes(path, called)
     try:
-        found: dict[str, object] = msgspec.toml.decode(content, type=dict[str, object])
+        values: dict[str, object] = msgspec.toml.decode(content, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{called} is not valid TOML: {error}.") from error
-    for key in found:
+    for key in values:
         require_known(key.replace("-", "_"), f"{called} has the unknown key {key!r}", spelled)
-    return {key.replace("-", "_"): value for key, value in found.items()}
+    return {key.replace("-", "_"): value for key, value in values.items()}
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:

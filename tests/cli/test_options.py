@@ -25,7 +25,7 @@ HELP = {
 def commands(command: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every command that does something, by what is typed."""
     command = command or get_command(app)
-    if not isinstance(command, TyperGroup) or path in ("gateway", "config"):
+    if not isinstance(command, TyperGroup) or path == "gateway":
         yield path, command
     if isinstance(command, TyperGroup):
         for name, one in command.commands.items():
