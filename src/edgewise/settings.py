@@ -37,7 +37,6 @@ FLAGS, ENVIRONMENT = "the flags", "the environment"
 _BOUNDS = {
     "ctx": (8, 1 << 24),
     "threads": (1, 512),
-    "slots": (1, 256),
     "max_tokens": (1, 1 << 31),
     "seed": (0, (1 << 63) - 1),
     "speculate": (0, 256),
@@ -101,12 +100,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _about(
             "view",
             "Send placeholders for private words: on, or some of email, phone, iban, card, ip, "
-            "secret, each alone or as =mask, =local (send nothing more) or =allow; off.",
+            "secret, each alone or as =mask, =local (send nothing more) or =allow; off. @FILE adds "
+            "words of your own, one a line.",
         ),
-    ] = None
-    redact_words: Annotated[
-        str | None,
-        _about("view", "Words to redact as well, separated by commas, or @FILE, one a line."),
     ] = None
     router: Annotated[
         str | None,
@@ -147,7 +143,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     seed: Annotated[
         int | None, _about("draws", "Seed of the draws; default: 0, in serve a new one each time.")
     ] = None
-    system: Annotated[str | None, _about("system", "System message.")] = None
     ctx: Annotated[
         int | None, _about("machine", "Context, tokens; default: the model's, at most 4096.")
     ] = None
@@ -169,9 +164,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_cost_day: Annotated[
         float | None,
         _about("costs", "Most that all consults of a day (UTC) may cost, of every process."),
-    ] = None
-    slots: Annotated[
-        int | None, _about("serving", "Answers written at the same time; default: 4.")
     ] = None
 
     def __post_init__(self) -> None:

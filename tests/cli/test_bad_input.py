@@ -162,7 +162,7 @@ NOBODY = "~nobody-of-this-name/file"
     [
         ("run", "Hello", "--cloud", "none", "--price", NOBODY),
         ("run", "Hello", "--cloud", "none", "--sent-file", NOBODY),
-        ("run", "Hello", "--cloud", "none", "--redact", "on", "--redact-words", f"@{NOBODY}"),
+        ("run", "Hello", "--cloud", "none", "--redact", f"on,@{NOBODY}"),
         ("run", "Hello", "--cloud", "none", "--edge", NOBODY),
         ("eval", NOBODY),
         ("serve", "--model", f"one={NOBODY}"),
