@@ -219,7 +219,7 @@ def load(
     places: dict[str, str] = {}
     at = f"./{file}" if str(file) in (FLAGS, ENVIRONMENT) else str(file)  # whatever it is called
     sources: list[tuple[Mapping[str, object], str]] = [
-        (_from_folder((folder or Path()) / FILE), FILE),
+        (_from_file((folder or Path()) / FILE, FILE, own=True), FILE),
         (_from_file(file, at) if file else {}, at),
         (_from_environment(os.environ if environment is None else environment), ENVIRONMENT),
         ({name: value for name, value in flags.items() if value is not None}, FLAGS),
@@ -266,36 +266,36 @@ def _require_honoured(found: Settings, refused: Mapping[str, str], reader: str) 
         raise UsageError(f"{reader} cannot honour {which}", hint=f"take {them} out there")
 
 
-def _file_bytes(path: Path, called: str) -> bytes:
-    """The content of a file of settings, `called` so in errors. Raises `UsageError`."""
+def _file_bytes(path: Path, called: str, *, own: bool) -> bytes:
+    """The content of a file of settings, `called` so in errors; `own`: it must be this user's.
+
+    Nobody else decides where a user's prompts and key go. Raises `UsageError`.
+    """
     try:
         if path.exists() and not path.is_file():  # a pipe would be read for ever
             raise UsageError(f"{called} is not a file.")
         with path.open("rb") as file:
+            # Of what was opened: the path may lead elsewhere by now.
+            owner = os.fstat(file.fileno()).st_uid
             content = file.read(MAX_FILE + 1)
     except OSError as error:
         raise UsageError(f"{called} cannot be read: {error.strerror}.") from error
+    if own and hasattr(os, "getuid") and owner not in (os.getuid(), 0):
+        raise UsageError(
+            f"{called} in this folder belongs to another user",
+            hint="copy it if you trust it, or run in a folder of your own",
+        )
     if len(content) > MAX_FILE:
         raise UsageError(f"{called} has more than {MAX_FILE} bytes", hint="shorten it")
     return content
 
 
-def _from_folder(path: Path) -> dict[str, object]:
-    """The folder's own file. Raises `UsageError`, for another user's file too: nobody else decides
-    where a user's prompts and key go."""
-    if not path.is_file():
+def _from_file(path: Path, called: str, *, own: bool = False) -> dict[str, object]:
+    """The settings in a file; an `own` file need not be there. Raises `UsageError`."""
+    if own and not path.is_file():
         return {}
-    if hasattr(os, "getuid") and path.stat().st_uid not in (os.getuid(), 0):
-        raise UsageError(
-            f"{FILE} in this folder belongs to another user",
-            hint="copy it if you trust it, or run in a folder of your own",
-        )
-    return _from_file(path, FILE)
-
-
-def _from_file(path: Path, called: str) -> dict[str, object]:
-    content = _file_bytes(path, called)
     try:
+        content = _file_bytes(path, called, own=own)
         values: dict[str, object] = msgspec.toml.decode(content, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{called} is not valid TOML: {error}.") from error

@@ -1,5 +1,6 @@
 """Bad input ends in one sentence on stderr, nothing on stdout, and exit code 2."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -16,7 +17,9 @@ import msgspec
 import pytest
 
 from edgewise.addresses import bundled
+from edgewise.errors import UsageError
 from edgewise.routers.card import read_card
+from edgewise.settings import own_bytes
 from tests import models
 from tests.cli.conftest import Edgewise, Result, Run
 from tests.doubles.scripted_engine import ScriptedEngine
@@ -306,6 +309,33 @@ def test_a_file_of_another_user_is_refused(edgewise: Edgewise, tmp_path: Path) -
     file.write_text("span = 1\n")
     os.chown(file, 12345, -1)
     assert_one_sentence(edgewise("run", "Hello", "--cloud", "none"), "belongs to another user")
+
+
+class Swapped(type(Path())):
+    """A file of one's own that another user replaces after so many looks at it."""
+
+    looks, theirs = 0, Path()
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        found = super().stat(follow_symlinks=follow_symlinks)
+        self.looks -= 1
+        if self.looks == 0:
+            os.replace(self.theirs, self)
+        return found
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs another user")
+@pytest.mark.parametrize("looks", range(1, 6))
+def test_a_file_that_another_user_swaps_in_is_not_read(tmp_path: Path, looks: int) -> None:
+    own, theirs = Swapped(tmp_path / "edgewise.toml"), tmp_path / "theirs.toml"
+    own.write_text("span = 1\n")
+    theirs.write_text("cloud = 'http://evil.example'\n")
+    os.chown(theirs, 12345, -1)
+    own.looks, own.theirs = looks, theirs
+    read = b""
+    with contextlib.suppress(UsageError):
+        read = own_bytes(own)
+    assert b"evil" not in read
 
 
 def test_a_file_that_is_too_large(edgewise: Edgewise, tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ from msgspec import Meta
 
 from edgewise.errors import CloudUnavailable, UsageError
 
+if sys.platform != "win32":
+    import fcntl
+
 MAX_COUNTS = 1 << 20
 """Bytes after which the file of counts becomes the old one, and a new one begins."""
 
@@ -183,21 +186,38 @@ def _state() -> Path:
 
 def _append(path: Path, lines: bytes) -> None:
     """To the end of a file that only its owner may read from then on; raises `OSError`."""
-    descriptor = _opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    descriptor = private_file(path, os.O_RDWR | os.O_APPEND)
     try:
-        if hasattr(os, "fchmod") and stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o077:
-            os.fchmod(descriptor, 0o600)
+        if sys.platform != "win32":
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if lines and os.lseek(descriptor, 0, os.SEEK_END):
+            os.lseek(descriptor, -1, os.SEEK_END)
+            if os.read(descriptor, 1) != b"\n":
+                # The last writer was cut off: its half line must not swallow this one.
+                lines = b"\n" + lines
         while lines:
             lines = lines[os.write(descriptor, lines) :]
     finally:
         os.close(descriptor)
 
 
-def _opened(path: Path, flags: int) -> int:
-    """A descriptor of a file of its own: no link, which may lead anywhere, and no pipe or device.
+def private_file(path: Path, flags: int) -> int:
+    """A descriptor of a file of this user's, made where it is missing, that nobody else may read.
 
-    Raises `OSError`.
+    Raises `OSError` for another user's, and for a link, which may lead anywhere, a pipe or a
+    device.
     """
+    descriptor = _opened(path, flags | os.O_CREAT)
+    try:
+        if hasattr(os, "fchmod") and stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o077:
+            os.fchmod(descriptor, 0o600)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _opened(path: Path, flags: int) -> int:
     # A pipe would be waited for; Windows has neither flag.
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
@@ -206,7 +226,9 @@ def _opened(path: Path, flags: int) -> int:
         if error.errno not in (errno.ELOOP, errno.ENXIO):
             raise
         raise OSError(error.errno, _NO_FILE) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, _NO_FILE)
-    return descriptor
+    about = os.fstat(descriptor)
+    own = not hasattr(os, "geteuid") or about.st_uid == os.geteuid()
+    if own and stat.S_ISREG(about.st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, _NO_FILE if own else "it belongs to another user")
