@@ -19,7 +19,7 @@ import pytest
 from edgewise.addresses import bundled
 from edgewise.errors import UsageError
 from edgewise.routers.card import read_card
-from edgewise.settings import own_bytes
+from edgewise.settings import Settings, load
 from tests import models
 from tests.cli.conftest import Edgewise, Result, Run
 from tests.doubles.scripted_engine import ScriptedEngine
@@ -326,16 +326,19 @@ class Swapped(type(Path())):
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs another user")
 @pytest.mark.parametrize("looks", range(1, 6))
-def test_a_file_that_another_user_swaps_in_is_not_read(tmp_path: Path, looks: int) -> None:
-    own, theirs = Swapped(tmp_path / "edgewise.toml"), tmp_path / "theirs.toml"
-    own.write_text("span = 1\n")
+def test_a_file_that_another_user_swaps_in_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    theirs = tmp_path / "theirs.toml"
+    (tmp_path / "edgewise.toml").write_text("span = 1\n")
     theirs.write_text("cloud = 'http://evil.example'\n")
     os.chown(theirs, 12345, -1)
-    own.looks, own.theirs = looks, theirs
-    read = b""
+    monkeypatch.setattr(Swapped, "looks", looks)
+    monkeypatch.setattr(Swapped, "theirs", theirs)
+    chosen = Settings()
     with contextlib.suppress(UsageError):
-        read = own_bytes(own)
-    assert b"evil" not in read
+        chosen = load({}, environment={}, folder=Swapped(tmp_path))
+    assert chosen.cloud is None
 
 
 def test_a_file_that_is_too_large(edgewise: Edgewise, tmp_path: Path) -> None:
