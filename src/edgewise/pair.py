@@ -10,8 +10,7 @@ from msgspec.structs import asdict, replace
 from edgewise.addresses import from_home
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import bridged
-from edgewise.cloud.record.files import CountsFile, PayloadsFile, counts_place
-from edgewise.cloud.record.record import SentRecord
+from edgewise.cloud.record import CountsFile, PayloadsFile, SentRecord, counts_place
 from edgewise.edge.base import EdgeAbilities, EdgeModel
 from edgewise.edge.vocabulary import require_fitting
 from edgewise.errors import UsageError

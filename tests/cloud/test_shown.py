@@ -17,7 +17,7 @@ from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import Bridge, bridged
 from edgewise.cloud.bridge.context_filter import amount_of
 from edgewise.cloud.connect import connect
-from edgewise.cloud.record.record import SentRecord
+from edgewise.cloud.record import SentRecord
 from edgewise.cloud.redaction.normal import Normal
 from edgewise.completion import Completion
 from edgewise.engines.registry import BY_TEXT

@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 
 from edgewise.cloud.base import CloudSession
 from edgewise.cloud.bridge.word_boundary import WordBoundaries
-from edgewise.cloud.record.record import RecordedSent, SentAnswer
-from edgewise.completion import Completion
+from edgewise.cloud.record import SentAnswer
+from edgewise.completion import Completion, Sent
 from edgewise.costs.meter import AnswerCosts
 from edgewise.errors import Blocked, CloudError, CloudTimeout, NothingUsable
 from edgewise.loop.health import Breaker, Latency
@@ -39,7 +39,7 @@ class Flight(NamedTuple):
     begun: float
     deadline: float
     first: bool
-    sent: RecordedSent
+    sent: Sent
     future: "Future[Completion]"
 
 

@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.record.record import SentRecord
+from edgewise.cloud.record import SentRecord
 from edgewise.costs.billing import Billing
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError

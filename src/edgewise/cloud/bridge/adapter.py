@@ -168,7 +168,7 @@ class ByIdsSession:
     def push(self, answer: str, sent: Sent | None = None) -> int:
         known = [*self._begun, *self._own.encode(answer)]
         if sent is not None:
-            sent.concerns(known)
+            sent.prefix = known
         return self._session.push(known, sent)
 
     def close(self) -> None:
@@ -195,7 +195,7 @@ class RequestsByIds:
     ) -> Future[ReplyChunk]:
         known = [*self._known, *self._written]
         if sent is not None:
-            sent.concerns(known)
+            sent.prefix = known
         asked = self._session.ask(known, self._step, sampling, deadline, sent)
         return then(asked, self._part)
 
