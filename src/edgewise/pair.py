@@ -118,15 +118,8 @@ class Pair:
                     self.settings, slots=slots, keep_prefixes=keep_prefixes
                 )
                 opened.callback(self.edge.close)
-            elif not isinstance(getattr(edge, "abilities", None), EdgeAbilities):
-                raise UsageError(
-                    f"{edge!r} is not an edge model",
-                    hint="give an address, a Path or an open model",
-                )
             else:
-                self.edge = edge
-                if edge.tokenizer.chat_template is not None:
-                    prepare()
+                self.edge = _open_already(edge)
             self.router, self.card = _router(router, self.settings, self.edge)
             policy = make_policy(self.settings, self.card)
             if cloud is None or isinstance(cloud, str | Path):
@@ -329,6 +322,16 @@ def _chosen(parts: Mapping[str, object], settings: Mapping[str, object], slots: 
 
 def _is_open(part: object) -> bool:
     return part is not None and not isinstance(part, str | Path)
+
+
+def _open_already(edge: EdgeModel) -> EdgeModel:
+    if not isinstance(getattr(edge, "abilities", None), EdgeAbilities):
+        raise UsageError(
+            f"{edge!r} is not an edge model", hint="give an address, a Path or an open model"
+        )
+    if edge.tokenizer.chat_template is not None:
+        prepare()
+    return edge
 
 
 def _address(part: object) -> str:
