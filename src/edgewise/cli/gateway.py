@@ -30,17 +30,6 @@ app = typer.Typer(
 )
 
 
-@app.command(
-    "keys",
-    hidden=True,
-    add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
-def keys_moved() -> None:
-    """The old spelling of `edgewise keys`."""
-    raise UsageError("`edgewise gateway keys` is `edgewise keys` now; its options are the same.")
-
-
 Engines = Annotated[
     list[str] | None,
     typer.Option(

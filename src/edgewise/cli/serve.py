@@ -19,7 +19,6 @@ from edgewise.cli.options import (
     MODELS,
     ROUTING,
     SAMPLING,
-    SERVING,
     VIEW,
     SentFile,
     SettingsWith,
@@ -55,19 +54,21 @@ ApiKey = Annotated[
     ),
 ]
 
-DEFAULT_SLOTS = 4
 OPEN_FILES = 64
 """Left for the connections of each model's cloud."""
 
 
 @takes(
-    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, *MACHINE, *COSTS, *SERVING),
+    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, *MACHINE, *COSTS),
     reads=["cloud_key"],
 )
 def serve(
     chosen: Settings,
     chosen_with: SettingsWith,
     model: ModelFiles = None,
+    slots: Annotated[
+        int, typer.Option(min=1, max=256, help="Answers of a model that are written at a time.")
+    ] = 4,
     queue: Annotated[
         int, typer.Option(min=0, help="Answers of a model that may wait; more get a 429.")
     ] = 32,
@@ -106,6 +107,7 @@ def serve(
         models = _load(
             wanted,
             stack,
+            slots=slots,
             queue=queue,
             # What a key finds in a cache must not be what another asked.
             keep_prefixes=keys is None,
@@ -204,11 +206,6 @@ class _ServedModel(NamedTuple):
     settings: Settings
     file: Path | None = None
 
-    @property
-    def slots(self) -> int:
-        """Answers that it writes at a time."""
-        return self.settings.slots or DEFAULT_SLOTS
-
 
 def _served_models(
     given: Sequence[str], chosen: Settings, chosen_with: SettingsWith
@@ -234,6 +231,7 @@ def _load(
     models: Sequence[_ServedModel],
     stack: ExitStack,
     *,
+    slots: int,
     queue: int,
     keep_prefixes: bool,
     sent_file: Path | None,
@@ -251,12 +249,12 @@ def _load(
             pair = stack.enter_context(
                 open_pair(
                     one.settings,
-                    slots=one.slots,
+                    slots=slots,
                     keep_prefixes=keep_prefixes,
                     sent_file=sent_file,
                 )
             )
-        answering = Answering(pair, slots=one.slots, queue=queue, local=local, name=one.name)
+        answering = Answering(pair, slots=slots, queue=queue, local=local, name=one.name)
         stack.callback(answering.close)
         answerings.append(answering)
     return Models(answerings)
