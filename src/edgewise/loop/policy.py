@@ -83,7 +83,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         share, cap, deadline = self.cloud_share, self.max_cloud_tokens, self.deadline
         for name, holds, bound in (
             ("threshold", 0 <= self.threshold <= 1, "from 0 to 1"),
-            ("cloud_share", share is None or 0 <= share <= 1, "from 0 to 1, such as 0.05, or 5%"),
+            ("cloud_share", share is None or 0 <= share <= 1, "from 0 to 1"),
             ("max_cloud_tokens", cap is None or cap >= 0, "0 or more"),
             ("span", self.span >= 1, "1 or more"),
             ("speculate", self.speculate >= 0, "0 or more"),
@@ -91,7 +91,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if not holds:
                 value = getattr(self, name)
-                raise UsageError(f"{name} must be {bound}, not {value}", setting=name)
+                raise UsageError(
+                    f"{name.replace('_', '-')} must be {bound}, not {value}", setting=name
+                )
 
     @property
     def asks(self) -> bool:
@@ -182,9 +184,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     def charge(self, budget: Budget, tokens: int) -> Budget:
         """The budget after asking for `tokens`."""
-        return replace(
-            budget, credit=budget.credit - tokens, charged=budget.charged + tokens
-        )
+        return replace(budget, credit=budget.credit - tokens, charged=budget.charged + tokens)
 
     def written(self, budget: Budget, *, by_cloud: bool, steers: bool = True) -> Budget:
         """The budget after one more output token; unless it `steers` the threshold stays."""
