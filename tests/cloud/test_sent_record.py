@@ -16,8 +16,7 @@ from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
 from edgewise.cloud.gateway.cloud import GatewayCloud
-from edgewise.cloud.record.files import Payload
-from edgewise.cloud.record.record import SentRecord, counts_of
+from edgewise.cloud.record import Payload, SentRecord, counts_of
 from edgewise.edge.base import PROBES
 from edgewise.edge.vocabulary import bytes_of
 from edgewise.events import Consult, Event, Finished, SentCounts

@@ -57,10 +57,10 @@ class Check(msgspec.Struct, frozen=True):
 # It writes no answer but a few consults'. What limits costs limits those of answers.
 @takes(
     *(*MODELS, *VIEW, "router", "cloud_share", "price", "threads", "gpu_layers"),
-    reads=["cloud_key", "deadline", "speculate", "ctx", "slots"],
+    reads=["cloud_key", "deadline", "speculate", "ctx"],
     unaffected=[
         *("threshold", "max_cloud_tokens", "span", "on_cloud_error"),
-        *(*SAMPLING, "system", *_LIMITS),
+        *(*SAMPLING, *_LIMITS),
     ],
 )
 def doctor(context: typer.Context, chosen: Settings, json: options.Json = False) -> None:
@@ -341,7 +341,7 @@ def _leaves(chosen: Settings) -> Check:
     shown: list[str] = []
     if chosen.cloud_context is not None:
         shown.append(f"of the conversation the last {amount_of(chosen.cloud_context)}")
-    if rules := str(redaction_of(chosen.redact, chosen.redact_words)):
+    if rules := str(redaction_of(chosen.redact)):
         shown.append(f"redaction: {rules}, which misses some")
     return Check(
         "what leaves the device",
