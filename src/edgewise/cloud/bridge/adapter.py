@@ -114,7 +114,7 @@ def bridged(
         if cloud.boundaries is not None:
             raise UsageError(
                 "This cloud model decides itself what it shows",
-                hint="leave redact, redact-words and cloud-context out, or give its bridge a view",
+                hint="leave redact and cloud-context out, or give its bridge a view",
             )
         own = own or edge
         return Bridge(cloud, own=own, edge=edge, view=viewing(own))
