@@ -296,13 +296,14 @@ def read_by_cloud(
     done: Callable[[], None] = lambda: None,
     *,
     name: str = REFERENCES,
+    logprobs: bool = True,
 ) -> list[Sample]:
     """The samples with the cloud's logprob of every id, and what it would have written instead.
 
     A model in this process reads each in one prefill; an engine elsewhere is asked for one token at
     each position, and an id that is not among its candidates counts as likely as they leave room
     for. Those that `folder` holds are not read again. Raises `UsageError` for an engine that
-    tells no candidates.
+    tells no candidates, unless what the cloud would have written is enough (no `logprobs`).
     """
     path = folder / name
     known = {sample.question: sample for sample in read(path, Sample)}
@@ -310,7 +311,7 @@ def read_by_cloud(
     for _ in range(len(samples) - len(fresh)):
         done()
     local = cloud.local
-    for sample in _elsewhere(fresh, cloud) if local is None else _here(fresh, local):
+    for sample in _elsewhere(fresh, cloud, logprobs) if local is None else _here(fresh, local):
         append(path, sample)
         known[sample.question] = sample
         done()
@@ -331,7 +332,7 @@ def _here(samples: Sequence[Sample], cloud: EdgeModel) -> Iterator[Sample]:
         session.close()
 
 
-def _elsewhere(samples: Sequence[Sample], cloud: CloudModel) -> Iterator[Sample]:
+def _elsewhere(samples: Sequence[Sample], cloud: CloudModel, logprobs: bool) -> Iterator[Sample]:
     rollouts = CloudRollouts(cloud)
     for start in range(0, len(samples), _TOGETHER):
         some = samples[start : start + _TOGETHER]
@@ -339,8 +340,8 @@ def _elsewhere(samples: Sequence[Sample], cloud: CloudModel) -> Iterator[Sample]
         replies = iter(rollouts.run(prefixes))
         for sample in some:
             own = [next(replies) for _ in sample.ids]
-            logprobs = tuple(map(_logprob, own, sample.ids))
-            yield replace(sample, logprobs=logprobs, cloud=tuple(one.ids[0] for one in own))
+            known = tuple(map(_logprob, own, sample.ids)) if logprobs else (None,) * len(own)
+            yield replace(sample, logprobs=known, cloud=tuple(one.ids[0] for one in own))
 
 
 def _logprob(one: Continuation, token: int) -> float:

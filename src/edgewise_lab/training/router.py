@@ -278,7 +278,8 @@ class Training:
     def _read(self, samples: Sequence[Sample], name: str, *, allowed: bool) -> list[Sample]:
         self._require(name, allowed=allowed)
         self._progress.stage("cloud's reading", len(samples))
-        return read_by_cloud(samples, self.cloud, self._data, self._progress.done, name=name)
+        done, likely = self._progress.done, self._label.objective == "marginal-likelihood"
+        return read_by_cloud(samples, self.cloud, self._data, done, name=name, logprobs=likely)
 
     def _features(self, samples: Sequence[Sample], text: Text, *, allowed: bool) -> Columns:
         self._require(f"{text}-00000.safetensors", allowed=allowed)
