@@ -23,7 +23,6 @@ from edgewise.edge.base import EdgeModel, EdgeOptions, Tokenizer
 from edgewise.edge.named import EDGES
 from edgewise.errors import ModelError, RouterMismatch, UsageError
 from edgewise.loop.policy import Policy
-from edgewise.prompts import require_text
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard, read_card
@@ -35,7 +34,7 @@ from edgewise.routers.named import (
     router_of,
 )
 from edgewise.sampling import Sampling
-from edgewise.settings import NAMES, Settings, shared, spelled
+from edgewise.settings import Settings, shared, spelled
 
 _log = logging.getLogger(__name__)
 
@@ -44,10 +43,11 @@ _GGUF = "llamacpp"
 _DEFAULTS = Settings()
 
 
-def open_edge(settings: Settings, *, keep_prefixes: bool = False) -> EdgeModel:
-    """Load the edge model that the settings name; see `EdgeOptions` for `keep_prefixes`."""
+def open_edge(settings: Settings, *, slots: int = 1, keep_prefixes: bool = False) -> EdgeModel:
+    """Load the edge model that the settings name; see `EdgeOptions` for the other arguments."""
+    options = _options(settings, slots, keep_prefixes)
     with _named_by("edge"):
-        return _load(settings, edge_engine(settings), settings.edge, keep_prefixes)
+        return _load(edge_engine(settings), settings.edge, options)
 
 
 @contextmanager
@@ -75,18 +75,19 @@ def cloud_address(settings: Settings) -> str:
 
 
 def open_cloud(
-    settings: Settings, edge: EdgeModel, *, keep_prefixes: bool = False
+    settings: Settings, edge: EdgeModel, *, slots: int = 1, keep_prefixes: bool = False
 ) -> CloudModel | None:
     """Open the cloud model and prove it; with "none" nothing is opened at all.
 
-    One of another vocabulary is behind a bridge. `keep_prefixes` is for a model in this process.
+    One of another vocabulary is behind a bridge. `slots` and `keep_prefixes` are for a model in
+    this process.
     """
-    reached = proven_cloud(settings, edge, keep_prefixes=keep_prefixes)
+    reached = proven_cloud(settings, edge, slots=slots, keep_prefixes=keep_prefixes)
     return reached[0] if reached is not None else None
 
 
 def proven_cloud(
-    settings: Settings, edge: EdgeModel, *, keep_prefixes: bool = False
+    settings: Settings, edge: EdgeModel, *, slots: int = 1, keep_prefixes: bool = False
 ) -> tuple[CloudModel, str] | None:
     """As `open_cloud`, and how its vocabulary was proven.
 
@@ -120,7 +121,7 @@ def proven_cloud(
     _require_no_url_settings(settings, address)
     if address == "none":
         return None
-    cloud = _here(settings, address, keep_prefixes)
+    cloud = _here(address, _options(settings, slots, keep_prefixes))
     try:
         reached = bridged(cloud, edge.tokenizer, viewing=shown)
         return reached, reached.check(edge.tokenizer)
@@ -135,7 +136,7 @@ def viewing(settings: Settings) -> ContextFilterMaker | None:
     from edgewise.cloud.redaction.rules import redaction_of
     from edgewise.cloud.redaction.view import Redacted
 
-    rules = redaction_of(settings.redact, settings.redact_words)
+    rules = redaction_of(settings.redact)
     view = Redacted(rules) if rules.active else Plain()
     if settings.cloud_context is None:
         return (lambda _: view) if rules.active else None
@@ -143,12 +144,12 @@ def viewing(settings: Settings) -> ContextFilterMaker | None:
     return lambda tokenizer: Recent(view, most, tokenizer)
 
 
-def _here(settings: Settings, address: str, keep_prefixes: bool) -> CloudModel:
+def _here(address: str, options: EdgeOptions) -> CloudModel:
     """The cloud model in this process."""
     from edgewise.cloud.local import LocalCloud
 
     with _named_by("cloud"):
-        return LocalCloud(_load(settings, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
+        return LocalCloud(_load(_GGUF, str(resolve(address, "cloud")), options))
 
 
 def _own_tokenizer(settings: Settings) -> Tokenizer | None:
@@ -294,40 +295,17 @@ def _most(settings: Settings, name: str) -> Decimal | None:
     return Decimal(str(given))
 
 
-def require_usable(settings: Settings) -> None:
-    """Raise `UsageError` for a value that no command accepts, whatever the models are."""
-    from edgewise.cloud.hosts import hosts_of
-    from edgewise.engines.http import require_keyless
-    from edgewise.engines.registry import check_name
-
-    for name in NAMES:
-        if isinstance(text := getattr(settings, name), str):
-            require_text(spelled(name), text)
-    make_policy(settings, None)
-    sampling_of(settings)
-    viewing(settings)
-    hosts_of(settings.cloud_hosts)
-    check_name(settings.cloud_engine)
-    if settings.cloud_key is not None:
-        cloud_key(settings)
-    if is_url(address := cloud_address(settings)):
-        require_keyless(address)
-    if settings.edge_engine != "auto" and settings.edge_engine not in EDGES:
-        EDGES.load(settings.edge_engine)  # refused
-    if settings.price is not None:
-        price_of(settings.price)
-    for name in ("max_cost", "max_cost_day"):
-        _most(settings, name)
-
-
-def _load(settings: Settings, engine: str, address: str, keep_prefixes: bool) -> EdgeModel:
-    options = EdgeOptions(
+def _options(settings: Settings, slots: int, keep_prefixes: bool) -> EdgeOptions:
+    return EdgeOptions(
         context=settings.ctx,
         threads=settings.threads,
         gpu_layers=settings.gpu_layers,
-        slots=settings.slots or 1,
+        slots=slots,
         keep_prefixes=keep_prefixes,
     )
+
+
+def _load(engine: str, address: str, options: EdgeOptions) -> EdgeModel:
     return EDGES.load(engine)(address, options)
 
 

@@ -19,7 +19,7 @@ import pytest
 from edgewise.addresses import bundled
 from edgewise.errors import UsageError
 from edgewise.routers.card import read_card
-from edgewise.settings import own_bytes
+from edgewise.settings import Settings, load
 from tests import models
 from tests.cli.conftest import Edgewise, Result, Run
 from tests.doubles.scripted_engine import ScriptedEngine
@@ -165,7 +165,7 @@ NOBODY = "~nobody-of-this-name/file"
     [
         ("run", "Hello", "--cloud", "none", "--price", NOBODY),
         ("run", "Hello", "--cloud", "none", "--sent-file", NOBODY),
-        ("run", "Hello", "--cloud", "none", "--redact", "on", "--redact-words", f"@{NOBODY}"),
+        ("run", "Hello", "--cloud", "none", "--redact", f"on,@{NOBODY}"),
         ("run", "Hello", "--cloud", "none", "--edge", NOBODY),
         ("eval", NOBODY),
         ("serve", "--model", f"one={NOBODY}"),
@@ -326,16 +326,19 @@ class Swapped(type(Path())):
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs another user")
 @pytest.mark.parametrize("looks", range(1, 6))
-def test_a_file_that_another_user_swaps_in_is_not_read(tmp_path: Path, looks: int) -> None:
-    own, theirs = Swapped(tmp_path / "edgewise.toml"), tmp_path / "theirs.toml"
-    own.write_text("span = 1\n")
+def test_a_file_that_another_user_swaps_in_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    theirs = tmp_path / "theirs.toml"
+    (tmp_path / "edgewise.toml").write_text("span = 1\n")
     theirs.write_text("cloud = 'http://evil.example'\n")
     os.chown(theirs, 12345, -1)
-    own.looks, own.theirs = looks, theirs
-    read = b""
+    monkeypatch.setattr(Swapped, "looks", looks)
+    monkeypatch.setattr(Swapped, "theirs", theirs)
+    chosen = Settings()
     with contextlib.suppress(UsageError):
-        read = own_bytes(own)
-    assert b"evil" not in read
+        chosen = load({}, environment={}, folder=Swapped(tmp_path))
+    assert chosen.cloud is None
 
 
 def test_a_file_that_is_too_large(edgewise: Edgewise, tmp_path: Path) -> None:
@@ -548,19 +551,12 @@ def test_a_link_to_nothing_is_not_meant_to_be_itself(edgewise: Edgewise, tmp_pat
 
 
 @pytest.mark.parametrize("text", ["[" * 30_000, "[" * 30_000 + "]" * 30_000, "{a=" * 15_000])
-@pytest.mark.parametrize("command", [("run", "Hello"), ("config",), ("config", "set", "ctx", "99")])
+@pytest.mark.parametrize("command", [("run", "Hello"), ("config",)])
 def test_deep_brackets_in_a_folders_file(
     edgewise: Edgewise, tmp_path: Path, command: tuple[str, ...], text: str
 ) -> None:
     (tmp_path / "edgewise.toml").write_text(f"edge = {text}\n")
     assert_one_sentence(edgewise(*command), "edgewise.toml")
-
-
-@pytest.mark.parametrize("key", ["cloud-share", "span", "max-cost"])
-def test_config_set_blames_what_was_given_to_it(edgewise: Edgewise, key: str) -> None:
-    refused = edgewise("config", "set", key, "-7")
-    assert_one_sentence(refused, "-7")
-    assert "EDGEWISE_" not in refused.err
 
 
 @pytest.mark.parametrize("command", ["--version", "doctor"])

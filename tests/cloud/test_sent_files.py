@@ -17,15 +17,15 @@ import msgspec
 import pytest
 
 from edgewise.cloud.engine import LlamaServer
-from edgewise.cloud.gateway.cloud import GatewayCloud
-from edgewise.cloud.record.files import (
+from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.record import (
     AnswerSent,
     CountsFile,
     Payload,
     PayloadsFile,
+    SentRecord,
     counts_place,
 )
-from edgewise.cloud.record.record import SentRecord
 from edgewise.costs.daily import DailyTotal
 from edgewise.errors import UsageError
 from edgewise.events import Consult, Token

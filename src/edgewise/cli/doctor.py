@@ -57,10 +57,10 @@ class Check(msgspec.Struct, frozen=True):
 # It writes no answer but a few consults'. What limits costs limits those of answers.
 @takes(
     *(*MODELS, *VIEW, "router", "cloud_share", "price", "threads", "gpu_layers"),
-    reads=["cloud_key", "deadline", "speculate", "ctx", "slots"],
+    reads=["cloud_key", "deadline", "speculate", "ctx"],
     unaffected=[
         *("threshold", "max_cloud_tokens", "span", "on_cloud_error"),
-        *(*SAMPLING, "system", *_LIMITS),
+        *(*SAMPLING, *_LIMITS),
     ],
 )
 def doctor(context: typer.Context, chosen: Settings, json: options.Json = False) -> None:
@@ -237,14 +237,7 @@ def _rewinds(model: EdgeModel) -> Check:
         )
     if how == "anywhere":
         return Check("rewinds", "ok", "anywhere: the KV cache is cut, and nothing read again")
-    held = "that the engine keeps"
-    if kept := model.checkpoints:
-        held = f"at most {kept.most} a session of {_bytes(kept.size)} each"
-    return Check("rewinds", "ok", f"to checkpoints, {held}; the ids behind one are read again")
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB" if size >= 1 << 20 else f"{size / 2**10:.1f} KiB"
+    return Check("rewinds", "ok", "to checkpoints; the ids behind one are read again")
 
 
 def _router(chosen: Settings, model: EdgeModel) -> Check:
@@ -348,7 +341,7 @@ def _leaves(chosen: Settings) -> Check:
     shown: list[str] = []
     if chosen.cloud_context is not None:
         shown.append(f"of the conversation the last {amount_of(chosen.cloud_context)}")
-    if rules := str(redaction_of(chosen.redact, chosen.redact_words)):
+    if rules := str(redaction_of(chosen.redact)):
         shown.append(f"redaction: {rules}, which misses some")
     return Check(
         "what leaves the device",

@@ -8,7 +8,7 @@ from contextlib import closing
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
-from edgewise.cloud.record.files import counts_place, private_file
+from edgewise.cloud.record import counts_place, private_file
 from edgewise.errors import UsageError
 
 _BUSY_SECONDS = 5.0

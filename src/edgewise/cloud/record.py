@@ -1,29 +1,48 @@
-"""Files about what leaves: counts of answers, and payloads, on demand.
+"""The record of what leaves: counts for each answer, and on demand every message.
 
-Counts say when how much went where, and hold no text. They lie in the user's folder of state, for
-their owner only, and never grow past two files of `MAX_COUNTS` bytes.
+A session adds each message to a `Sent` before it leaves. Those of an answer come from its
+`SentAnswer`, so nothing of a conversation travels that the record does not know. Counts hold no
+text. They lie in the user's folder of state, and never grow past two files of `MAX_COUNTS` bytes.
 """
 
 import base64
 import errno
+import hashlib
 import logging
 import os
+import secrets
 import stat
 import sys
+import threading
 import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent import futures
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
+from edgewise.completion import Sent
+from edgewise.edge.base import Tokenizer
+from edgewise.edge.vocabulary import bytes_of
 from edgewise.errors import CloudUnavailable, UsageError
+from edgewise.events import SentCounts
+from edgewise.prompts import Prompt
 
 if sys.platform != "win32":
     import fcntl
 
+KEPT_ANSWERS = 100
+"""The last answers that the record shows."""
+
 MAX_COUNTS = 1 << 20
 """Bytes after which the file of counts becomes the old one, and a new one begins."""
+
+_PREFETCH_SECONDS = 0.05
 
 _Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
 _Name = Annotated[str, Meta(max_length=16)]
@@ -33,7 +52,7 @@ _NO_FILE = "it is a link, a pipe or a device, not a file"
 _log = logging.getLogger(__name__)
 
 
-class AnswerSent(msgspec.Struct, kw_only=True):
+class AnswerSent(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer sent to `host`: counts of messages' bodies, of `consults` and of `pushes`.
 
     `at` is when it began, in seconds since 1970. `tokens` ids travelled, again each time they did;
@@ -48,6 +67,157 @@ class AnswerSent(msgspec.Struct, kw_only=True):
     pushes: _Count = 0
     bytes: _Count = 0
     tokens: _Count = 0
+
+    def plus(self, more: "AnswerSent") -> "AnswerSent":
+        """The same answer with the counts of both."""
+        return replace(
+            self,
+            consults=self.consults + more.consults,
+            pushes=self.pushes + more.pushes,
+            bytes=self.bytes + more.bytes,
+            tokens=self.tokens + more.tokens,
+        )
+
+
+class SentRecord:
+    """What the answers of a decoder or a server sent; any thread may call."""
+
+    def __init__(
+        self, counts: "CountsFile | None" = None, payloads: "PayloadsFile | None" = None
+    ) -> None:
+        """`counts` are kept in a file, and `payloads` written to one."""
+        self.lock = threading.Lock()
+        self.counts_file, self.payloads = counts, payloads
+        self._answers: deque[SentAnswer] = deque(maxlen=KEPT_ANSWERS)
+        self.forget()
+
+    def answer(self, prompt: Prompt, cloud: str, tokenizer: Tokenizer) -> "SentAnswer":
+        """A new answer's part; `cloud` is the cloud model's name, its address where it has one.
+
+        `tokenizer` is that of the ids that are sent.
+        """
+        host = urlsplit(cloud).netloc or cloud if "://" in cloud else cloud
+        made = SentAnswer(self, self.conversation(prompt), host, tokenizer)
+        with self.lock:
+            self._answers.append(made)
+        return made
+
+    def conversation(self, prompt: Prompt) -> str:
+        """The name of the conversation that an answer to `prompt` belongs to.
+
+        Conversations are told apart by their messages up to the first of the user's; a prompt of
+        ids is a new one.
+        """
+        beginning = _beginning(prompt)
+        if not beginning:
+            return secrets.token_hex(4)
+        return hashlib.blake2b(beginning, key=self._secret, digest_size=4).hexdigest()
+
+    def forget(self) -> None:
+        """What begins alike is another conversation from now on."""
+        # Secret, so that nobody who sees a conversation's name can try texts on it.
+        self._secret = secrets.token_bytes(32)
+
+    def answers(self) -> list[AnswerSent]:
+        """What the last answers sent, the oldest first; those that sent nothing are left out."""
+        with self.lock:
+            return [one.sums for one in self._answers if one.sums.bytes]
+
+
+class SentAnswer:
+    """What one answer sent; made by `SentRecord.answer`."""
+
+    def __init__(
+        self, record: SentRecord, conversation: str, host: str, tokenizer: Tokenizer
+    ) -> None:
+        self.conversation, self.host = conversation, host
+        self.sums = AnswerSent(
+            at=time.time(), conversation=conversation, answer=secrets.token_hex(4), host=host
+        )
+        self._record, self._tokenizer = record, tokenizer
+        self._prefetches: list[Sent] = []
+        self._number = 0
+        self._closed = False
+
+    def consult(self, ids: Sequence[int]) -> Sent:
+        """For a consult after `ids`."""
+        return self._begun("consult", ids)
+
+    def push(self, ids: Sequence[int]) -> Sent:
+        """For a prefetch of `ids`."""
+        made = self._begun("push", ids)
+        flying = [one for one in self._prefetches if one.under_way and not one.under_way.done()]
+        self._prefetches = [*flying, made]
+        return made
+
+    def counts(self) -> SentCounts:
+        """All that has travelled, once prefetches under way have left or take too long."""
+        flying = [sent.under_way for sent in self._prefetches if sent.under_way is not None]
+        if flying:
+            futures.wait(flying, _PREFETCH_SECONDS)
+        return counts_of([self.sums])
+
+    def close(self) -> None:
+        """The answer is over: its counts are kept. What leaves after all is kept when it does."""
+        with self._record.lock:
+            if not self._closed and self.sums.bytes:
+                self._keep(self.sums)
+            self._closed = True
+
+    def _begun(self, kind: Literal["consult", "push"], ids: Sequence[int]) -> Sent:
+        with self._record.lock:
+            self._number += 1
+            number = self._number - 1
+
+        def leaves(sent: Sent, ids: int, message: bytes) -> None:
+            self._note(kind, number, sent, ids, message)
+
+        return Sent(ids, leaves)
+
+    def _note(self, kind: str, number: int, sent: Sent, ids: int, message: bytes) -> None:
+        """A message leaves now, in whichever thread. Raises a `CloudError` where it may not."""
+        record = self._record
+        with record.lock:
+            if record.payloads is not None:
+                prefix = sent.prefix[len(sent.prefix) - ids :]
+                text = bytes_of(self._tokenizer, prefix).decode("utf-8", "replace")
+                record.payloads.write(self.sums, kind, number, message, ids, text)
+            first = sent.bytes == 0
+            more = replace(
+                self.sums,
+                consults=int(first and kind == "consult"),
+                pushes=int(first and kind == "push"),
+                bytes=len(message),
+                tokens=ids,
+            )
+            self.sums = self.sums.plus(more)
+            if self._closed:
+                self._keep(more)
+
+    def _keep(self, sums: AnswerSent) -> None:
+        if self._record.counts_file is not None:
+            self._record.counts_file.append(sums)
+
+
+def counts_of(answers: Sequence[AnswerSent]) -> SentCounts:
+    """What answers sent in all; the host is that of the last one."""
+    return SentCounts(
+        host=answers[-1].host if answers and answers[-1].bytes else None,
+        consults=sum(one.consults for one in answers),
+        pushes=sum(one.pushes for one in answers),
+        bytes=sum(one.bytes for one in answers),
+        tokens=sum(one.tokens for one in answers),
+    )
+
+
+def _beginning(prompt: Prompt) -> bytes:
+    """Of a conversation, up to its first user message; empty where there is none."""
+    messages = prompt.messages or ()
+    users = [at for at, one in enumerate(messages) if one.role == "user"]
+    if not users:
+        return b""
+    turns = [(one.role, one.content) for one in messages[: users[0] + 1]]
+    return msgspec.json.encode((prompt.owner, turns))
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -100,10 +270,8 @@ class CountsFile:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 broken += 1
                 continue
-            known = found.setdefault(more.answer, more)
-            if known is not more:
-                for name in ("consults", "pushes", "bytes", "tokens"):
-                    setattr(known, name, getattr(known, name) + getattr(more, name))
+            known = found.get(more.answer)
+            found[more.answer] = known.plus(more) if known else more
         return list(found.values()), broken
 
     @property
