@@ -11,7 +11,7 @@ import pytest
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.local import LocalCloud
-from edgewise.edge.base import EdgeAbilities, EdgeModel, Floats, Place, Step
+from edgewise.edge.base import EdgeAbilities, EdgeModel, Floats, Step, Written
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import StaleStepError
 from edgewise.loop.decoder import Decoder, collect
@@ -48,7 +48,7 @@ class Words(ByteTokenizer):
 class Fixed:
     def __init__(self, prompt: str, answer: str, *likeliest: int) -> None:
         ids = [*prompt.encode(), *answer.encode()]
-        self.place = Place(ids, len(prompt.encode()), Words())
+        self.written = Written(ids, len(prompt.encode()), Words())
         self.proposed = likeliest[0]
         self._likeliest = np.array([*likeliest, EOS][:2], np.int32)
 
@@ -104,7 +104,7 @@ def test_text_is_there_only_where_it_is_needed() -> None:
     with closing(ScriptedEdge(noise()).session(needs_of(["scalars"]), top=10)) as session:
         session.open([1, 2])
         with pytest.raises(StaleStepError):
-            _ = session.step().place
+            _ = session.step().written
 
 
 class Watching:

@@ -40,8 +40,8 @@ class Needs(Flag):
     TEXT = auto()
 
 
-class Place(NamedTuple):
-    """Where a step stands: behind `ids`, the first `prompt` of which are the prompt."""
+class Written(NamedTuple):
+    """What stands before a step: `ids`, the first `prompt` of which are the prompt."""
 
     ids: Sequence[int]
     prompt: int
@@ -81,7 +81,7 @@ class Step(Protocol):
         ...
 
     @property
-    def place(self) -> Place:
+    def written(self) -> Written:
         """The text before the position; only where `needs` names it."""
         ...
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from edgewise.edge.base import EdgeModel, Floats, Needs, Place
+from edgewise.edge.base import EdgeModel, Floats, Needs, Written
 from edgewise.edge.step import LogitsStep
 from edgewise.errors import ContextOverflow, UsageError
 
@@ -263,12 +263,12 @@ class KvSession:
                     buffer=self._buffer,
                     needs=needs,
                     top=self._top,
-                    place=self._place(position),
+                    written=self._written(position),
                 )
                 for position, row in enumerate(rows, end - len(rows) + 1)
             ]
 
-    def _place(self, position: int) -> Place | None:
+    def _written(self, position: int) -> Written | None:
         if self._tokenizer is None:
             return None
-        return Place(self._ids[:position], self._prompt, self._tokenizer)
+        return Written(self._ids[:position], self._prompt, self._tokenizer)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edgewise.edge.base import Floats, Ids, Needs, Place
+from edgewise.edge.base import Floats, Ids, Needs, Written
 from edgewise.errors import StaleStepError
 from edgewise.events import Candidate
 
@@ -69,8 +69,8 @@ class LogitsStep:
         "_log_sum",
         "_logits",
         "_owned",
-        "_place",
         "_top",
+        "_written",
         "position",
         "proposed",
         "size",
@@ -86,7 +86,7 @@ class LogitsStep:
         buffer: Floats,
         needs: Needs = Needs.NOTHING,
         top: int = 0,
-        place: Place | None = None,
+        written: Written | None = None,
     ) -> None:
         """`buffer` float32[vocabulary] is scratch space, shared by the steps of one session.
 
@@ -103,7 +103,7 @@ class LogitsStep:
         self._top: tuple[Ids, Floats] | None = None
         self._logits = logits
         self._hidden = hidden
-        self._place = place
+        self._written = written
         self._keep(needs.value, top)
 
     def _keep(self, needs: int, top: int) -> None:
@@ -158,10 +158,10 @@ class LogitsStep:
         return self._hidden
 
     @property
-    def place(self) -> Place:
-        if self._place is None:
+    def written(self) -> Written:
+        if self._written is None:
             raise StaleStepError("This step was computed without its text.")
-        return self._place
+        return self._written
 
     @property
     def entropy(self) -> float:

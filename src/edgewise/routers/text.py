@@ -4,10 +4,11 @@ The words are English; elsewhere these columns are 0 and the others say what the
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from edgewise.edge.base import Floats, Place, Step, Tokenizer
+from edgewise.edge.base import Floats, Step, Tokenizer, Written
 
 TAIL = 32
 """Tokens of the answer that are read again at each step, so that a long answer costs no more."""
@@ -33,27 +34,27 @@ NAMES = (
 def text_of(step: Step) -> Floats:
     """float32[len(NAMES)]: what the edge would write here, and what stands before it.
 
-    Needs the step's place and its two likeliest ids.
+    Needs the text before the step and its two likeliest ids.
     """
-    place, proposed = step.place, step.proposed
-    prompt, answer = place.ids[: place.prompt], place.ids[place.prompt :]
-    piece = _text(place.tokenizer, [proposed])
-    tail = _text(place.tokenizer, answer[-TAIL:])
+    written, proposed = step.written, step.proposed
+    prompt, answer = written.ids[: written.prompt], written.ids[written.prompt :]
+    piece = _text(written.tokenizer, [proposed])
+    tail = _text(written.tokenizer, answer[-TAIL:])
     second = int(step.top(2)[0][-1])
     columns = (
         *_form(piece),
-        proposed in place.tokenizer.eos_ids,
+        proposed in written.tokenizer.eos_ids,
         proposed in prompt,
         second in prompt,
         proposed in answer,
         bool(answer) and answer[-1] in prompt,
         *_before(piece, tail),
-        *_position(place, piece, tail),
+        *_position(written, piece, tail),
     )
     return np.array(columns, np.float32)
 
 
-def _text(tokenizer: Tokenizer, ids: list[int]) -> str:
+def _text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     return b"".join(map(tokenizer.piece, ids)).decode("utf-8", "replace")
 
 
@@ -88,9 +89,9 @@ def _before(piece: str, tail: str) -> tuple[bool, ...]:
     )
 
 
-def _position(place: Place, piece: str, tail: str) -> tuple[float, ...]:
+def _position(written: Written, piece: str, tail: str) -> tuple[float, ...]:
     """Logarithms of tokens of the answer, and of characters of the sentence and of the line."""
-    before = len(place.ids) - place.prompt
+    before = len(written.ids) - written.prompt
     sentence = len(tail) - 1 - max(map(tail.rfind, _SENTENCE_ENDS))
     line = len(tail) - 1 - tail.rfind("\n")
     return before == 0, *(math.log1p(n) for n in (before, sentence, line, len(piece)))
