@@ -104,7 +104,7 @@ BUDGET = {
     "edgewise": 3_150,
     "edgewise/cli": 2_600,
     "edgewise/cloud": 5_044,
-    "edgewise/costs": 650,
+    "edgewise/costs": 590,
     "edgewise/edge": 4_900,
     "edgewise/engines": 3_200,
     "edgewise/gateway": 1_700,
