@@ -69,7 +69,6 @@ def test_figures_of_a_task(shown: Shown) -> None:
     "arguments",
     [
         ("config",),
-        ("models", "list"),
         ("router", "show", "bundled"),
         ("keys", "list", "--keys", "keys.json"),
     ],
