@@ -169,7 +169,7 @@ NOBODY = "~nobody-of-this-name/file"
         ("run", "Hello", "--cloud", "none", "--edge", NOBODY),
         ("eval", NOBODY),
         ("serve", "--model", f"one={NOBODY}"),
-        ("pull", NOBODY),
+        ("models", "pull", NOBODY),
     ],
     ids=lambda arguments: arguments[-2],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.errors import CloudRefused, CloudUnavailable
 from edgewise.keys.keys import Keys, read_keys
 from edgewise.prompts import Prompt

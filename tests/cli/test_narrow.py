@@ -69,6 +69,7 @@ def test_figures_of_a_task(shown: Shown) -> None:
     "arguments",
     [
         ("config",),
+        ("models", "list"),
         ("router", "show", "bundled"),
         ("keys", "list", "--keys", "keys.json"),
     ],

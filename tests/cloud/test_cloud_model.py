@@ -8,7 +8,7 @@ import pytest
 from edgewise import parts
 from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import EngineCloud
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.engines.http import checked_address
 from edgewise.errors import CloudRejected, UsageError
 from edgewise.gateway.server import engines_at

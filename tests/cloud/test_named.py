@@ -13,7 +13,7 @@ from edgewise import parts
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.connect import connect, open_engine
 from edgewise.cloud.engine import EngineCloud
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.registry import ENGINES

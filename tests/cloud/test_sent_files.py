@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from edgewise.cloud.engine import LlamaServer
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.cloud.record import (
     AnswerSent,
     CountsFile,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.engine import LlamaServer
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.cloud.local import LocalCloud
 from edgewise.completion import Sent
 from edgewise.errors import CloudError, CloudTimeout, CloudUnavailable
@@ -16,7 +16,15 @@ from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ID_BYTES, ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from tests.cloud.dialects import DialectServer, Reply, Route, sglang_routes, vllm_routes
+from tests.cloud.dialects import (
+    DialectServer,
+    Reply,
+    Route,
+    Sglang,
+    Vllm,
+    sglang_routes,
+    vllm_routes,
+)
 from tests.cloud.recording import Recorder, recording
 from tests.doubles.engine_dialects import Dialect
 from tests.doubles.scripted_engine import ScriptedEngine

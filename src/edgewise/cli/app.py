@@ -36,7 +36,7 @@ _BUILT_IN = {
     ),
     "sent": _Command("edgewise.cli.sent:sent", "Show what has left this device."),
     "config": _Command("edgewise.cli.config:config", "Show the settings in force."),
-    "pull": _Command("edgewise.cli.pull:pull", "Download a model."),
+    "models": _Command("edgewise.cli.models:app", "List and download models."),
     "gateway": _Command("edgewise.cli.gateway:app", "Serve many devices in front of your engines."),
     "keys": _Command("edgewise.cli.keys:keys_app", "Add, list and revoke keys of clients."),
 }

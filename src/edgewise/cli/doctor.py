@@ -237,14 +237,7 @@ def _rewinds(model: EdgeModel) -> Check:
         )
     if how == "anywhere":
         return Check("rewinds", "ok", "anywhere: the KV cache is cut, and nothing read again")
-    held = "that the engine keeps"
-    if kept := model.checkpoints:
-        held = f"at most {kept.most} a session of {_bytes(kept.size)} each"
-    return Check("rewinds", "ok", f"to checkpoints, {held}; the ids behind one are read again")
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB" if size >= 1 << 20 else f"{size / 2**10:.1f} KiB"
+    return Check("rewinds", "ok", "to checkpoints; the ids behind one are read again")
 
 
 def _router(chosen: Settings, model: EdgeModel) -> Check:

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -31,9 +31,10 @@ from edgewise.parts import sampling_of
 from edgewise.settings import Settings, spelled
 
 if TYPE_CHECKING:
+    import ssl
+
     from fastapi import FastAPI
 
-    from edgewise.listening.tls import Certificate
     from edgewise.server.callers import Callers
     from edgewise.server.models import Models
 
@@ -115,7 +116,7 @@ def serve(
         app = _app(models, callers, origins, host)
         where = address_of(listening, host, tls=listens.tls)
         serving = f"serving {_shown(models)} at {where} (page, /v1, /docs)"
-        _run(app, (listening, most, secured), callers, lambda: render.note(serving))
+        _run(app, (listening, most, secured), callers, serving)
 
 
 def _require_guarded(host: str, api_key: str | None, keys: Path | None) -> None:
@@ -154,25 +155,25 @@ def _app(models: "Models", callers: "Callers", origins: Sequence[str], host: str
 
 def _run(
     app: "FastAPI",
-    at: "tuple[socket.socket, int, Certificate | None]",
+    at: "tuple[socket.socket, int, ssl.SSLContext | None]",
     callers: "Callers",
-    ready: Callable[[], None],
+    serving: str,
 ) -> None:
     """Until a signal ends it."""
-    from edgewise.listening.logs import plain_lines
+    from edgewise.listening.logs import log_lines
     from edgewise.listening.server import Listener
 
-    listening, most, certificate = at
-    listener = Listener(app, listening, connections=most, certificate=certificate, ready=ready)
+    listening, most, tls = at
 
     async def served() -> None:
         await callers.open()
+        render.note(serving)
         try:
-            await listener.listen()
+            await Listener(app, listening, connections=most, tls=tls).listen()
         finally:
             await callers.close()
 
-    with plain_lines():
+    with log_lines("plain", "warning"):
         asyncio.run(served())
 
 

@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import huggingface_hub
 from httpx2 import Client, HTTPError, InvalidURL, Request, Response, SyncByteStream
 from huggingface_hub import constants
 from huggingface_hub.errors import (
+    CacheNotFound,
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
@@ -97,6 +99,28 @@ def dataset_file(repo: str, name: str) -> Path:
                 # Once, so that a machine without a network does not wait through retries.
                 huggingface_hub.HfApi().dataset_info(repo, timeout=_LISTING_SECONDS)
             return _fetched(address, name, kind="dataset")
+
+
+class CachedRepository(NamedTuple):
+    """A model repository in the cache: `size` in bytes, `used` in seconds since 1970."""
+
+    repo: str
+    size: int
+    used: float
+    path: Path
+
+
+def cached_repositories() -> list[CachedRepository]:
+    """The model repositories that were downloaded, by name."""
+    try:
+        kept = huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE)
+    except (CacheNotFound, ValueError):  # a file has the folder's name
+        return []
+    return sorted(
+        CachedRepository(one.repo_id, one.size_on_disk, one.last_accessed, one.repo_path)
+        for one in kept.repos
+        if one.repo_type == "model" and one.revisions
+    )
 
 
 @lru_cache

@@ -17,16 +17,19 @@ from edgewise.edge.base import Tokenizer
 from edgewise.errors import CloudError, CloudTimeout, Fault
 from edgewise.events import Candidate, FinishReason, Reason, Source
 from edgewise.loop.policy import Budget, Decision, Policy
+from edgewise.sampling import Sampling
 
 
 class Rules(NamedTuple):
     """What holds for a whole answer: `prompt` and `context` in ids, `max_tokens` in tokens.
 
     With `boundaries` the cloud has another vocabulary: it is asked there alone, for words.
-    Control tokens in `shown` are text in this answer.
+    Control tokens in `shown` are text in this answer. `pending` and `candidates`: whether drafts
+    are reported, and the edge's candidates with every token.
     """
 
     policy: Policy
+    sampling: Sampling
     tokenizer: Tokenizer
     stop: Sequence[str]
     max_tokens: int
@@ -34,6 +37,8 @@ class Rules(NamedTuple):
     context: int
     boundaries: WordBoundaries | None = None
     shown: Mapping[int, bytes] | None = None
+    pending: bool = False
+    candidates: bool = False
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -289,8 +294,3 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         """The text that is still held back where the answer ends; the stop string that did it."""
         tail, stops, matched = self.stops.feed(self.characters.flush(), stop)
         return tail + stops.held, matched or self.stopped
-
-    @property
-    def wasted(self) -> int:
-        """Tokens the cloud returned, or may have, that the answer does not hold if it ends here."""
-        return self.counts.wasted + len(self.queue)

@@ -1,8 +1,10 @@
-"""`edgewise pull`, from a hub on 127.0.0.1; and names that are nearly right."""
+"""`edgewise models`: what is on this disk, downloaded from a hub on 127.0.0.1."""
 
+import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -12,6 +14,8 @@ from tests.cli.conftest import Edgewise, Run
 from tests.hub import Hub, Repository, serving
 
 SMALL = bundled("edge").read_bytes()
+PARTS = {f"large-Q8_0-0000{n}-of-00002.gguf": b"GGUF" + bytes(n) for n in (1, 2)}
+SHIPPED = {"bundled", "bundled (cloud)"}
 
 
 @pytest.fixture
@@ -19,7 +23,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     """A hub, and an empty cache for what it has: that of the processes which `cli` runs."""
     folder = {"config.json": b'{"model_type": "llama"}', "model.safetensors": b"12345678"}
     repositories = {
-        "me/tiny-gguf": Repository({"tiny-Q4_K_M.gguf": SMALL, "README.md": b"# Tiny"}),
+        "me/tiny-gguf": Repository({"tiny-Q4_K_M.gguf": SMALL, **PARTS, "README.md": b"# Tiny"}),
         "me/folder": Repository(folder),
     }
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
@@ -33,21 +37,41 @@ def asking(cli: Run, hub: Hub) -> Run:
     return partial(cli, HF_ENDPOINT=hub.endpoint)
 
 
-def test_what_is_pulled_loads(asking: Run, hub: Hub) -> None:
+def listed(edgewise: Edgewise) -> dict[str, dict[str, Any]]:
+    result = edgewise("models", "list", "--json")
+    assert result.code == 0, result.err
+    return {one["address"]: one for one in json.loads(result.out)}
+
+
+def test_what_ships_is_listed_without_a_cache(edgewise: Edgewise, hub: Hub) -> None:
+    found = listed(edgewise)
+    assert set(found) == SHIPPED
+    assert found["bundled"]["size"] == len(SMALL)
+    assert Path(found["bundled"]["path"]) == bundled("edge")
+    assert "bundled" in edgewise("models", "list").out
+    assert not hub.requests
+
+
+def test_what_is_downloaded_is_listed_and_loads(edgewise: Edgewise, asking: Run, hub: Hub) -> None:
     hub.cuts = 1  # a download that breaks off goes on
-    pulled = asking("pull", "me/tiny-gguf")
+    pulled = asking("models", "pull", "me/tiny-gguf")
     assert pulled.returncode == 0, pulled.stderr
     assert Path(pulled.stdout.strip()).read_bytes() == SMALL
     assert "--edge me/tiny-gguf" in pulled.stderr
-    folder = asking("pull", "me/folder")
+    assert asking("models", "pull", "me/tiny-gguf:q8_0").returncode == 0
+    folder = asking("models", "pull", "me/folder")
     assert (Path(folder.stdout.strip()) / "model.safetensors").exists()
+    found = listed(edgewise)
+    assert set(found) == {*SHIPPED, "me/tiny-gguf", "me/folder"}
+    assert found["me/tiny-gguf"]["size"] == len(SMALL) + sum(map(len, PARTS.values()))
+    assert "me/folder" in edgewise("models", "list").out
     ran = asking("run", "Hello", "--edge", "me/tiny-gguf", "--max-tokens", "2")
     assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.parametrize("model", ["bundled", "http://127.0.0.1:9", "small.gguf"])
 def test_what_cannot_be_downloaded_is_said(edgewise: Edgewise, hub: Hub, model: str) -> None:
-    result = edgewise("pull", model)
+    result = edgewise("models", "pull", model)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert repr(model) in result.err
     assert not hub.requests
@@ -59,7 +83,7 @@ def test_what_cannot_be_downloaded_is_said(edgewise: Edgewise, hub: Hub, model: 
         (("run", "Hello", "--edge", "bundeld"), "'bundled'"),
         (("run", "Hello", "--router", "entrpy"), "'entropy'"),
         (("run", "Hello", "--cloud", "http://127.0.0.1:9", "--cloud-engine", "vlm"), "'vllm'"),
-        (("pul",), "'pull'"),
+        (("model",), "'models'"),
         (("run", "Hello", "--cloud-shar", "0.1"), "--cloud-share"),
     ],
 )

@@ -1,0 +1,79 @@
+"""`edgewise models`: which models are on this disk, and downloads."""
+
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.filesize import decimal
+from rich.table import Table
+
+from edgewise.addresses import (
+    bundled,
+    engine_at,
+    from_home,
+    hub_address,
+    is_url,
+    resolve,
+    resolve_folder,
+)
+from edgewise.cli import options, render
+from edgewise.edge.named import files_read
+from edgewise.errors import UsageError
+
+app = typer.Typer(no_args_is_help=True, help="List and download models.")
+
+
+class _Model(msgspec.Struct, frozen=True):
+    """A model on this disk: `size` in bytes, `used` in seconds since 1970, 0 if unknown.
+
+    `program` is the one that downloaded it.
+    """
+
+    address: str
+    size: int
+    used: float
+    path: str
+    program: str = "Edgewise"
+
+
+@app.command("list")
+def list_models(json: options.Json = False) -> None:
+    """List the models on this disk, those of Ollama, LM Studio and llama.cpp too."""
+    from edgewise.hub.client import cached_repositories
+    from edgewise.hub.disk import disk_models
+
+    shipped = {"bundled": bundled("edge"), "bundled (cloud)": bundled("cloud")}
+    found = [_Model(name, path.stat().st_size, 0.0, str(path)) for name, path in shipped.items()]
+    found += [_Model(r.repo, r.size, r.used, str(r.path), "hub") for r in cached_repositories()]
+    found += [_Model(m.address, m.size, 0.0, str(m.path), m.program) for m in disk_models()]
+    if json:
+        print(msgspec.json.encode(found).decode())
+        return
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("model", overflow="fold")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("last used", no_wrap=True)
+    table.add_column("where", overflow="fold")
+    for one in found:
+        used = f"{datetime.fromtimestamp(one.used):%Y-%m-%d}" if one.used else ""
+        address, place = render.printable(one.address), render.printable(one.path)
+        table.add_row(address, decimal(one.size), used, place)
+    render.show(table)
+    render.note("hf cache rm REPOSITORY removes one")
+
+
+@app.command()
+def pull(
+    model: Annotated[str, typer.Argument(help="owner/repo, owner/repo:Q4_K_M or hf://....")],
+) -> None:
+    """Download MODEL, as a command does that names it."""
+    if hub_address(model) is None or from_home(model).exists():
+        where = "an engine's address" if is_url(model) else "not a hub repository"
+        raise UsageError(f"{model!r} is {where}, so there is nothing to download.")
+    engine = engine_at(model)
+    reads = files_read(engine)
+    path = resolve_folder(model, engine, reads)[0] if reads else resolve(model, "edge")
+    render.out.print(str(path))
+    render.note(f"use it with --edge {model}")
