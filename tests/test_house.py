@@ -105,7 +105,7 @@ BUDGET = {
     "edgewise/cli": 2_600,
     "edgewise/cloud": 5_044,
     "edgewise/costs": 650,
-    "edgewise/edge": 4_900,
+    "edgewise/edge": 4_700,
     "edgewise/engines": 3_200,
     "edgewise/gateway": 1_700,
     "edgewise/grammar": 1_000,
@@ -114,7 +114,7 @@ BUDGET = {
     "edgewise/listening": 800,
     "edgewise/loop": 1_800,
     "edgewise/prompts": 1_050,
-    "edgewise/routers": 750,
+    "edgewise/routers": 910,
     "edgewise/sandbox": 300,
     "edgewise/server": 4_200,
     "edgewise/testing": 600,
@@ -122,8 +122,8 @@ BUDGET = {
     "edgewise_lab": 350,
     "edgewise_lab/bench": 2_810,
     "edgewise_lab/commands": 1_450,
-    "edgewise_lab/evaluation": 2_650,
-    "edgewise_lab/training": 1_900,
+    "edgewise_lab/evaluation": 2_605,
+    "edgewise_lab/training": 1_945,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 

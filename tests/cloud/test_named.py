@@ -74,7 +74,7 @@ class ShoutingSession:
         future.set_result(Completion(ids=(33,) * n, logprobs=(None,) * n))
         return future
 
-    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         return 0
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ def test_the_built_in_ones_are_there(name: str, kind: type[CloudModel], dialect:
 def test_an_unknown_name_is_one_sentence_wherever_the_cloud_is(cloud: str) -> None:
     """Never ignored: not with a file for a cloud, not without any."""
     with pytest.raises(UsageError) as refused:
-        parts.proven_cloud(Settings(cloud=cloud, cloud_engine="vlm"), ScriptedEdge(noise()))
+        parts.open_cloud(Settings(cloud=cloud, cloud_engine="vlm"), ScriptedEdge(noise()))
     assert "'vllm'" in (refused.value.hint or "")
     assert refused.value.setting == "cloud_engine"
 

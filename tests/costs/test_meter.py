@@ -427,7 +427,7 @@ def test_with_a_price_nothing_is_read_ahead_of_its_bill(billing: Billing | None)
     class Pushed(ScriptedCloud):
         def open(self, prompt: Prompt) -> Any:
             session = super().open(prompt)
-            session.push = lambda ids, sent=None: pushed.append(len(ids)) or 0  # type: ignore[method-assign]
+            session.prefetch = lambda ids, sent=None: pushed.append(len(ids)) or 0  # type: ignore[method-assign]
             return session
 
     script = replying("blue", prompt=bytes(IDS).decode())

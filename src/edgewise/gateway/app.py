@@ -91,21 +91,19 @@ class Gateway:
         await asyncio.to_thread(self._telemetry.close)
 
     async def _sweep(self) -> None:
-        seen = self.keys.changes
+        """Hang up on keys that were revoked or have expired; forget sessions that are idle."""
+        seen = self.keys.refresh()
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
                 self.sessions.expire()
-                self._check_keys(seen)
-                seen = self.keys.changes
+                changes = self.keys.refresh()
+                if changes != seen:
+                    for connection in list(self.connections):
+                        connection.check_key()
+                seen = changes
             except Exception:
                 log.exception("sweep failed")
-
-    def _check_keys(self, seen: int) -> None:
-        """If keys changed since `seen`, hang up on those that were revoked or have expired."""
-        if self.keys.refreshed() != seen:
-            for connection in list(self.connections):
-                connection.check_key()
 
     async def _serve(self, socket: WebSocket) -> None:
         key = self.keys.find(_bearer(socket))
