@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from edgewise.events import Event, Finished, Pending, Rewound, Token
+from edgewise.events import Event, Finished, Pending, RolledBack, Token
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.pair import Pair, open_pair
@@ -123,7 +123,7 @@ def chunks(pair: Pair, prompt: str, model: str) -> list[tuple[float, dict[str, A
     writer = ChatReply(body, pair.edge.tokenizer)
     timed: list[tuple[float, dict[str, Any]]] = [(0.0, pruned(one)) for one in writer.begun()]
     for seconds, event in answer(pair, prompt, model, paced=True):
-        if isinstance(event, Token | Pending | Rewound | Finished):
+        if isinstance(event, Token | Pending | RolledBack | Finished):
             timed += [(round(seconds, 3), pruned(one)) for one in writer.more(event)]
     return timed
 

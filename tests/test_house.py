@@ -101,29 +101,29 @@ def test_imports_only_go_down() -> None:
 
 
 BUDGET = {
-    "edgewise": 3_050,
+    "edgewise": 3_150,
     "edgewise/cli": 2_600,
-    "edgewise/cloud": 5_200,
+    "edgewise/cloud": 5_044,
     "edgewise/costs": 650,
-    "edgewise/edge": 5_150,
+    "edgewise/edge": 4_700,
     "edgewise/engines": 3_200,
     "edgewise/gateway": 1_700,
     "edgewise/grammar": 1_000,
-    "edgewise/hub": 450,
+    "edgewise/hub": 700,
     "edgewise/keys": 1_050,
     "edgewise/listening": 800,
     "edgewise/loop": 1_800,
     "edgewise/prompts": 1_050,
-    "edgewise/routers": 750,
+    "edgewise/routers": 910,
     "edgewise/sandbox": 300,
     "edgewise/server": 3_900,
     "edgewise/testing": 600,
     "edgewise/wire": 300,
     "edgewise_lab": 350,
-    "edgewise_lab/bench": 2_800,
+    "edgewise_lab/bench": 2_810,
     "edgewise_lab/commands": 1_450,
-    "edgewise_lab/evaluation": 2_650,
-    "edgewise_lab/training": 1_900,
+    "edgewise_lab/evaluation": 2_605,
+    "edgewise_lab/training": 1_945,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 

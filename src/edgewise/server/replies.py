@@ -27,7 +27,7 @@ from starlette.types import Receive, Scope, Send
 
 from edgewise.edge.base import Tokenizer
 from edgewise.errors import EdgewiseError
-from edgewise.events import Candidate, Event, Finished, Pending, Rewound, Token, Usage
+from edgewise.events import Candidate, Event, Finished, Pending, RolledBack, Token, Usage
 from edgewise.grammar.calls import CallBegun, CallReader, Part, Said
 from edgewise.prompts import Prompt
 from edgewise.server.answering import Answering, DecodeRequest, Ticket
@@ -101,8 +101,8 @@ class Writer(ABC):
         """Edgewise's own fields for an event; None for none."""
         if isinstance(event, Pending):
             return {"pending": {"index": event.index, "text": event.text}}
-        if isinstance(event, Rewound):
-            return {"rewound": {"index": event.index}}
+        if isinstance(event, RolledBack):
+            return {"rolled_back": {"index": event.index}}
         if self.request.edgewise.provenance and isinstance(event, Token):
             return {"token": self._provenance(event)}
         if self.request.edgewise.provenance and isinstance(event, Finished):

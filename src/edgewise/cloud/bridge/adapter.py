@@ -114,7 +114,7 @@ def bridged(
         if cloud.boundaries is not None:
             raise UsageError(
                 "This cloud model decides itself what it shows",
-                hint="leave redact, redact-words and cloud-context out, or give its bridge a view",
+                hint="leave redact and cloud-context out, or give its bridge a view",
             )
         own = own or edge
         return Bridge(cloud, own=own, edge=edge, view=viewing(own))
@@ -165,11 +165,11 @@ class ByIdsSession:
         known = [*self._begun, *self._own.encode(answer)]
         return RequestsByIds(self._session, known, self._own, words, local=self._local)
 
-    def push(self, answer: str, sent: Sent | None = None) -> int:
+    def prefetch(self, answer: str, sent: Sent | None = None) -> int:
         known = [*self._begun, *self._own.encode(answer)]
         if sent is not None:
-            sent.concerns(known)
-        return self._session.push(known, sent)
+            sent.prefix = known
+        return self._session.prefetch(known, sent)
 
     def close(self) -> None:
         self._session.close()
@@ -195,7 +195,7 @@ class RequestsByIds:
     ) -> Future[ReplyChunk]:
         known = [*self._known, *self._written]
         if sent is not None:
-            sent.concerns(known)
+            sent.prefix = known
         asked = self._session.ask(known, self._step, sampling, deadline, sent)
         return then(asked, self._part)
 

@@ -36,7 +36,7 @@ export const isChunk = record({
     record({
       token: maybe(record(token)),
       pending: maybe(record({ index: number, text })),
-      rewound: maybe(record({ index: number })),
+      rolled_back: maybe(record({ index: number })),
       timing: maybe(timing),
       prompt_token_ids: maybe(list(number)),
     }),
@@ -59,7 +59,7 @@ export const isHealth = record({
 });
 
 export const isSent = record({
-  data: list(record({ conversation: text, answer: text, host: maybe(text), ...counts("at", "consults", "pushes", "bytes", "tokens") })),
+  data: list(record({ conversation: text, answer: text, host: maybe(text), ...counts("at", "consults", "prefetches", "bytes", "tokens") })),
 });
 
 export const isRecordings = list(record({ name: text, title: text, prompt: text }));
