@@ -24,7 +24,7 @@ def metric(client: Any, name: str) -> float:
     (found,) = [
         line.split()[1]
         for line in client.get("/metrics").text.splitlines()
-        if line.startswith(f"edgewise_cost_{name} ")
+        if line.startswith(f"edgewise_cost_{name}{{")
     ]
     return float(found)
 
