@@ -6,6 +6,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from edgewise.edge.base import Floats
 from edgewise.errors import UsageError
@@ -28,7 +29,7 @@ from edgewise_lab.training.labels.base import (
     label_all,
     labels_named,
 )
-from edgewise_lab.training.labels.published import Citer, CoLlm, Mismatch, Value
+from edgewise_lab.training.labels.published import Citer, CoLlm, Mismatch, Rescue, Value
 
 PROMPT = "How many?"
 QUESTION = Question("q", "sums", PROMPT, "7", "number")
@@ -105,6 +106,18 @@ def test_more_rollouts_give_probabilities(tmp_path: Path) -> None:
     assert set(positive(values)) <= {6, 9}
     assert values[9] == 1.0  # 7 against 3, with nothing left to chance after it
     assert 0.1 < values[6] < 0.9  # "xs" never ends right here, "is" half of the time
+
+
+@pytest.mark.parametrize(("right", "expected"), [(False, {9: 1.0}), (True, {})])
+def test_rescue_is_where_the_clouds_token_turns_a_wrong_answer_right(
+    right: bool, expected: dict[int, float], tmp_path: Path
+) -> None:
+    """The cloud would write "Oh it is 7." along the edge's own answer; the edge goes on."""
+    own = case("So it is 3.", "So it is 3.", right=right)
+    read = replace(own.sample, cloud=(*b"Oh it is 7.", EOS))
+    assert positive(values(Rescue(), own._replace(sample=read), tmp_path, edge="x" * 10 + ".")) == (
+        expected
+    )
 
 
 REFERENCE = "I see 7."

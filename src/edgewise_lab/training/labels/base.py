@@ -262,6 +262,7 @@ LABELS: Registry[type[Label]] = Registry(
     "edgewise.labels",
     {
         "value": "edgewise_lab.training.labels.published:Value",
+        "rescue": "edgewise_lab.training.labels.published:Rescue",
         "mismatch": "edgewise_lab.training.labels.published:Mismatch",
         "co-llm": "edgewise_lab.training.labels.published:CoLlm",
         "citer": "edgewise_lab.training.labels.published:Citer",

@@ -198,6 +198,30 @@ class Value(Label):
         return [min(1.0, max(0.0, value)) for value in values]
 
 
+class Rescue(Label):
+    """1 where the edge's own answer ends wrong, and right once the cloud has written this token.
+
+    The edge goes on behind the cloud's token, as it does in use, from texts that it writes in use.
+    The cloud writes no answers: it reads each of the edge's once, and the edge is rolled out where
+    the cloud would have written another token, of wrong answers alone.
+    """
+
+    name = "rescue"
+    described = "the cloud's token turns the edge's own wrong answer into a right one"
+    text: Text = "own"
+    writers: frozenset[Writer] = frozenset({"edge"})
+
+    def of(self, case: Case) -> Labelling:
+        values = [0.0] * len(case.proposed)
+        if not case.sample.right:
+            cloud, ids = case.sample.cloud, case.sample.ids
+            at = [i for i, token in enumerate(cloud) if token != ids[i]]
+            right = yield from case.right("edge", [(i, cloud[i]) for i in at], Sampling())
+            for i, value in zip(at, right, strict=True):
+                values[i] = float(value)
+        return values
+
+
 _BY: tuple[Literal["edge", "pair"], ...] = ("edge", "pair")
 
 
