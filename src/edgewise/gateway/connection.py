@@ -10,7 +10,7 @@ import structlog
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from edgewise.errors import CloudProtocolError
-from edgewise.gateway.consults import Prefix, failed
+from edgewise.gateway.consults import SessionPrefix, failed
 from edgewise.gateway.sessions import Session
 from edgewise.keys.keys import Key
 from edgewise.keys.limits import Unbilled
@@ -243,16 +243,16 @@ class Connection:
         else:
             raise CloudProtocolError("A session is opened once.")
 
-    def _put(self, received: Received, frame: Ask | Push, session: Session) -> Prefix | None:
+    def _put(self, received: Received, frame: Ask | Push, session: Session) -> SessionPrefix | None:
         """What the session holds after this frame. A later frame may replace it."""
         if frame.position + len(received.ids) > MAX_IDS:
             raise CloudProtocolError(f"A prefix has at most {MAX_IDS} ids.")
         key = self._key_now()
         put = self._gateway.sessions.put
         ids = put(session, frame.position, received.ids, frame.check, most=key.ids)
-        return None if ids is None else Prefix(ids, session, key, self._unbilled)
+        return None if ids is None else SessionPrefix(ids, session, key, self._unbilled)
 
-    def _begin(self, frame: Ask, prefix: Prefix | None) -> None:
+    def _begin(self, frame: Ask, prefix: SessionPrefix | None) -> None:
         if frame.ask in self._asks:
             raise CloudProtocolError(f"Consult {frame.ask} is being answered already.")
         self._stop_warming()
@@ -260,7 +260,7 @@ class Connection:
         task = self._asks[frame.ask] = asyncio.create_task(work)
         task.add_done_callback(lambda _: self._asks.pop(frame.ask, None))
 
-    async def _answer(self, frame: Ask, prefix: Prefix | None, *, crowded: bool) -> None:
+    async def _answer(self, frame: Ask, prefix: SessionPrefix | None, *, crowded: bool) -> None:
         begun, outcome = time.monotonic(), "cancelled"
         try:
             if prefix is None:

@@ -27,7 +27,7 @@ _SAID = {
 log = structlog.get_logger("edgewise.gateway")
 
 
-class Prefix(NamedTuple):
+class SessionPrefix(NamedTuple):
     """The ids of a session that a frame means, and who pays: `unbilled` is charged to `key`."""
 
     ids: Ledger
@@ -54,7 +54,7 @@ class KeyedConsults:
         self._fleet, self._limits = fleet, limits
         self._metrics, self._telemetry = metrics, telemetry
 
-    async def answer(self, frame: Ask, prefix: Prefix) -> Reply | Failed:
+    async def answer(self, frame: Ask, prefix: SessionPrefix) -> Reply | Failed:
         """The reply to `frame`. Whatever goes wrong is a reply as well."""
         name = request_id(prefix.session.name, frame.ask)
         key = prefix.key.name
@@ -69,7 +69,9 @@ class KeyedConsults:
             return replace(answer, request_id=name)
         return answer
 
-    async def _within_limits(self, frame: Ask, prefix: Prefix, client: Client) -> Reply | Failed:
+    async def _within_limits(
+        self, frame: Ask, prefix: SessionPrefix, client: Client
+    ) -> Reply | Failed:
         key = prefix.key
         try:
             sampling = unpacked(frame.sampling)
@@ -99,7 +101,7 @@ class KeyedConsults:
         self._metrics.prompt.labels("miss").inc(completion.computed or 0)
         return _reply(frame, completion, metered=key is ANYBODY or self._fleet.salted)
 
-    async def warm(self, prefix: Prefix) -> None:
+    async def warm(self, prefix: SessionPrefix) -> None:
         """Let the engine compute pushed ids, if the key may make consults. Nobody waits for it."""
         ended = "superseded"
         try:
