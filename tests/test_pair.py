@@ -23,9 +23,8 @@ from edgewise import (
     Token,
 )
 from edgewise.addresses import bundled
-from edgewise.cloud.base import CloudSession
+from edgewise.cloud.base import CloudSession, WrappedCloud
 from edgewise.cloud.bridge.adapter import Bridge
-from edgewise.cloud.wrapped import WrappedCloud
 from edgewise.edge.base import Needs
 from edgewise.errors import CloudError, CloudUnavailable, ModelError, UsageError
 from edgewise.loop.decoder import collect

@@ -67,12 +67,6 @@ class AnswerOptions(TypedDict, total=False):
     parallel_tool_calls: bool
 
 
-class _Reporting(TypedDict, total=False):
-    pending: bool
-    candidates: bool
-    around: Callable[[CloudModel], CloudModel] | None
-
-
 class Pair:
     """A small model here, a large one where it counts, and how they answer.
 
@@ -174,10 +168,9 @@ class Pair:
 
     def ask(self, prompt: Prompted, **options: Unpack[AnswerOptions]) -> Answer:
         """The whole answer, with tool calls parsed out of its text; raises as `stream`."""
-        form = _form(options)
-        with self._stream(prompt, form, options) as events:
+        with self.stream(prompt, **options) as events:
             answer = collect(events)
-        calls = call_reader(self.edge.tokenizer, form)
+        calls = call_reader(self.edge.tokenizer, _response_format(options))
         if calls is None:
             return answer
         text, called = collected(calls, answer.text)
@@ -201,37 +194,15 @@ class Pair:
         same. Tool calls are text in its events. Raises `UsageError`, and while iterating a
         `CloudError` if `on_cloud_error` is "raise".
         """
-        form = _form(options)
-        return self._stream(
-            prompt,
-            form,
-            options,
-            pending=pending,
-            candidates=candidates,
-            policy=policy,
-            around=around,
-            sampling=sampling,
-            grammar=grammar,
-        )
-
-    def _stream(
-        self,
-        prompt: Prompted,
-        form: ResponseFormat | None,
-        options: AnswerOptions,
-        *,
-        policy: Policy | None = None,
-        sampling: Sampling | None = None,
-        grammar: Grammar | None = None,
-        **reporting: Unpack[_Reporting],
-    ) -> Generation:
-        stop = options.pop("stop", ())
         for name in options:
             if name not in AnswerOptions.__annotations__:
                 raise UsageError(f"One answer cannot have another {spelled(name)} than its pair.")
+        form, stop = _response_format(options), options.get("stop", ())
         # Of the sampling's options some are not settings: they have one sensible value.
-        drawn = {n: options.pop(n) for n in (*options,) if n in Sampling.__struct_fields__}
-        own = settings_of({**asdict(self.settings), **options}) if options else self.settings
+        drawn = {n: value for n, value in options.items() if n in Sampling.__struct_fields__}
+        own = self.settings
+        if "max_tokens" in options:
+            own = settings_of({**asdict(own), "max_tokens": options["max_tokens"]})
         if form is not None:
             grammar = grammar_of(self.edge.tokenizer, form)
         policy = policy or self.policy
@@ -246,8 +217,10 @@ class Pair:
                 budget=taken,
                 grammar=grammar,
                 policy=policy,
+                pending=pending,
+                candidates=candidates,
+                around=around,
                 at_end=lambda left: shared.settle(taken, left),
-                **reporting,
             )
         except BaseException:
             shared.settle(taken, taken)
@@ -359,13 +332,12 @@ def _texts(asked: Prompted) -> list[str]:
     return [text for text in contents if isinstance(text, str)]
 
 
-def _form(options: AnswerOptions) -> ResponseFormat | None:
-    """The response format; its options are removed from `options`."""
+def _response_format(options: AnswerOptions) -> ResponseFormat | None:
     return response_format_from(
-        options.pop("json_schema", None),
-        options.pop("tools", ()),
-        options.pop("tool_choice", "auto"),
-        options.pop("parallel_tool_calls", True),
+        options.get("json_schema"),
+        options.get("tools", ()),
+        options.get("tool_choice", "auto"),
+        options.get("parallel_tool_calls", True),
     )
 
 

@@ -14,8 +14,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
+from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud, WrappedSession
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Step
 from edgewise.errors import CloudError, UsageError
@@ -222,8 +221,8 @@ class _CloudSession(WrappedSession):
         self._recorder.consult(future, args, sent)
         return future
 
-    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        fresh = super().push(ids, sent)
+    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+        fresh = super().prefetch(ids, sent)
         if fresh:
             args = {"position": len(ids) - fresh, "new_ids": fresh}
             self._recorder.moment(_ANSWER, "pushed", args)

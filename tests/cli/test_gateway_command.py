@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
@@ -152,7 +152,7 @@ def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (("--engine", "bundled", "--host", "0.0.0.0"), "give --keys FILE"),
         (("--engine", "bundled", "--keys", "none.json"), "edgewise keys add"),
         (("--engine", "bundled", "--certificate", "c.pem"), "both --certificate"),
-        (("--engine", "bundled", "--engine-kind", "vllm"), "no vllm; leave the kind out"),
+        (("--engine", "bundled", "--engine-kind", "vllm"), "bundled"),
         (("--engine", "ftp://x"), "no http://"),
         (("--engine", "bundeld"), "name an engine's URL, or bundled (--engine)"),
         (("--engine", "./large.gguf"), "name an engine's URL, or bundled (--engine)"),

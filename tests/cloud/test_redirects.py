@@ -13,8 +13,8 @@ from aiohttp import web
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.connect import connect, open_engine
-from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.engine import LlamaServer
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.engines.http import Redirected
 from edgewise.errors import CloudError
 from edgewise.loop.decoder import Decoder
@@ -25,7 +25,7 @@ from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
 from tests.background import Background
-from tests.cloud.dialects import DialectServer, sglang_routes, vllm_routes
+from tests.cloud.dialects import DialectServer, Sglang, Vllm, sglang_routes, vllm_routes
 from tests.cloud.recording import Recorder
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.scripted_text import ScriptedText
@@ -97,7 +97,7 @@ def refusals(cloud: CloudModel) -> list[CloudError]:
     """How a check, a push and a consult end."""
     found: list[CloudError] = []
     session = cloud.open(Prompt((1,)))
-    session.push([1])
+    session.prefetch([1])
     for work in (
         lambda: cloud.check(ByteTokenizer()),
         lambda: session.ask([1], 1, Sampling(), 20).result(),

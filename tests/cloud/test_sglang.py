@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from edgewise.cloud.engine import Sglang
 from edgewise.errors import CloudProtocolError, CloudRejected, VocabularyMismatch
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
+from tests.cloud.dialects import Sglang
 
 REPLY: dict[str, Any] = {
     "text": "sky",

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from edgewise.cloud.connect import connect
-from edgewise.cloud.engine import Vllm
 from edgewise.completion import Completion
 from edgewise.engines.base import Client
 from edgewise.engines.vllm import COMPLETIONS, GENERATE, VllmEngine
@@ -23,6 +22,7 @@ from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.cloud.dialects import (
     DialectServer,
+    Vllm,
     completed,
     generation,
     said,

@@ -13,7 +13,7 @@ from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import EngineCloud, LlamaServer
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.cloud.local import LocalCloud
 from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
@@ -247,7 +247,7 @@ def test_the_meter_shows_that_only_new_ids_are_computed(
 
 
 def test_what_was_pushed_changes_no_completion(backend: Backend, session: CloudSession) -> None:
-    assert session.push(backend.prompt) in (0, len(backend.prompt))
+    assert session.prefetch(backend.prompt) in (0, len(backend.prompt))
     completion = ask(session, backend.prompt)
     fresh = opened_at(backend)
     assert completion.ids == ask(fresh, backend.prompt).ids

@@ -9,14 +9,14 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.completion import Completion
 from edgewise.engines import vocabulary_check as proofs
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, OtherVocabulary
 from edgewise.events import Candidate, Consult, Event
 from edgewise.gateway import fleet as fleets
 from edgewise.gateway.bundled import BundledEngine
-from edgewise.gateway.consults import WAITING_ASKS
+from edgewise.gateway.connection import WAITING_ASKS
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt

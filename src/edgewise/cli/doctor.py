@@ -136,13 +136,13 @@ class _Doctor:
         if parts.cloud_address(self._chosen) == "none":
             yield Check("cloud model", "ok", "none: no connection is opened")
             return
-        opened: list[tuple[CloudModel, str]] = []
+        opened: list[CloudModel] = []
         yield self._guarded("cloud model", lambda: self._reach(model, opened))
-        for cloud, proof in opened:
+        for cloud in opened:
             kind = (
                 "one, proven" if cloud.boundaries is None else "two, bridged by text between words"
             )
-            yield Check("vocabulary", "ok", f"{kind}: {proof}")
+            yield Check("vocabulary", "ok", f"{kind}: {cloud.proof}")
             if cloud.abilities is not None:
                 yield _abilities(cloud.abilities)
             yield self._guarded("consult", lambda cloud=cloud: _consult(cloud, model, self._chosen))
@@ -150,12 +150,12 @@ class _Doctor:
                 yield self._guarded("prompt cache", lambda cloud=cloud: self._reuse(cloud, model))
             self._pairs.append((cloud, model))
 
-    def _reach(self, model: EdgeModel, opened: list[tuple[CloudModel, str]]) -> Check:
-        reached = parts.proven_cloud(self._chosen, model)
-        assert reached is not None
-        self._stack.callback(reached[0].close)
-        opened.append(reached)
-        return Check("cloud model", "ok", reached[0].name)
+    def _reach(self, model: EdgeModel, opened: list[CloudModel]) -> Check:
+        cloud = parts.open_cloud(self._chosen, model)
+        assert cloud is not None
+        self._stack.callback(cloud.close)
+        opened.append(cloud)
+        return Check("cloud model", "ok", cloud.name)
 
     def _reuse(self, cloud: CloudModel, model: EdgeModel) -> Check:
         try:
@@ -196,9 +196,8 @@ class _Doctor:
 def _engine() -> Check:
     gpu = "with GPU" if binding.llama_cpp.llama_supports_gpu_offload() else "CPU only"
     told = f"llama.cpp ({binding.build()}), {gpu}"
-    if binding.is_slower():
-        told += "; make native in a clone builds one that may be faster"
-        told += f", elsewhere {binding.how_to_compile()}, which may read prompts faster"
+    if binding.package() == binding.PREBUILT:
+        told += f"; {binding.how_to_compile()}, which may read prompts faster"
     return Check("engine", "ok", told)
 
 

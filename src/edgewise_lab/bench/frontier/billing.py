@@ -8,8 +8,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
+from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud, WrappedSession
 from edgewise.completion import Completion, Sent, metered
 from edgewise.costs.price import BilledTokens, Price
 from edgewise.edge.kv import common_prefix
@@ -317,6 +316,6 @@ class _RecordedSession(WrappedSession):
         self._asks.append(ask)
         return future
 
-    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
         # The engine would read prompts that no request here shows.
         return 0
