@@ -46,14 +46,6 @@ def test_a_key_is_added_shown_and_revoked(edgewise: Edgewise) -> None:
     assert Keys(KEYS).find(second) is not None
 
 
-@pytest.mark.parametrize("words", [("add", "laptop"), ("list",), ("rotate", "x"), ()])
-def test_the_old_spelling_names_the_new_one(edgewise: Edgewise, words: tuple[str, ...]) -> None:
-    done = edgewise("gateway", "keys", *words, *(FILE if words else ()))
-    assert (done.code, done.out) == (2, ""), done.err
-    assert "edgewise keys" in done.err
-    assert not KEYS.exists()
-
-
 @pytest.mark.parametrize(
     ("told", "least", "most"),
     [

@@ -28,6 +28,9 @@ from edgewise.wire.protocol import PATH, VERSION
 SWEEP_SECONDS = 0.25
 """Time between two looks for sessions that have expired and keys that were revoked."""
 
+DRAIN_SECONDS = 20
+"""How long consults in flight may take to end after SIGTERM."""
+
 OWNER = "edgewise-gateway"
 """The models' owner, by which a device recognises a gateway."""
 
@@ -74,7 +77,11 @@ class Gateway:
     async def drain(self) -> None:
         """Take no new sessions, let consults in flight end, send the devices elsewhere."""
         self.draining = True
-        await asyncio.gather(*(connection.drain() for connection in list(self.connections)))
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await asyncio.gather(*(connection.drain() for connection in list(self.connections)))
+        except TimeoutError:
+            log.warning("drain took too long")
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
@@ -91,21 +98,19 @@ class Gateway:
         await asyncio.to_thread(self._telemetry.close)
 
     async def _sweep(self) -> None:
-        seen = self.keys.changes
+        """Hang up on keys that were revoked or have expired; forget sessions that are idle."""
+        seen = self.keys.refresh()
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
                 self.sessions.expire()
-                self._check_keys(seen)
-                seen = self.keys.changes
+                changes = self.keys.refresh()
+                if changes != seen:
+                    for connection in list(self.connections):
+                        connection.check_key()
+                seen = changes
             except Exception:
                 log.exception("sweep failed")
-
-    def _check_keys(self, seen: int) -> None:
-        """If keys changed since `seen`, hang up on those that were revoked or have expired."""
-        if self.keys.refreshed() != seen:
-            for connection in list(self.connections):
-                connection.check_key()
 
     async def _serve(self, socket: WebSocket) -> None:
         key = self.keys.find(_bearer(socket))

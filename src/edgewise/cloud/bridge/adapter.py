@@ -165,11 +165,11 @@ class ByIdsSession:
         known = [*self._begun, *self._own.encode(answer)]
         return RequestsByIds(self._session, known, self._own, words, local=self._local)
 
-    def push(self, answer: str, sent: Sent | None = None) -> int:
+    def prefetch(self, answer: str, sent: Sent | None = None) -> int:
         known = [*self._begun, *self._own.encode(answer)]
         if sent is not None:
             sent.prefix = known
-        return self._session.push(known, sent)
+        return self._session.prefetch(known, sent)
 
     def close(self) -> None:
         self._session.close()

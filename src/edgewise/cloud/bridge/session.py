@@ -29,7 +29,7 @@ from edgewise.prompts import Prompt
 from edgewise.prompts.tool_formats import markers
 from edgewise.sampling import Sampling
 
-PUSHED = 16
+PREFETCHED = 16
 """New ids of the edge's that are sent ahead together."""
 
 THINK = "<think>"
@@ -125,8 +125,8 @@ class RequesterSession(Protocol):
         """A consult behind `answer`, which ends with no blank, for so many words."""
         ...
 
-    def push(self, answer: str, sent: Sent | None = None) -> int:
-        """As `CloudSession.push`, of an answer that is whole words."""
+    def prefetch(self, answer: str, sent: Sent | None = None) -> int:
+        """As `CloudSession.prefetch`, of an answer that is whole words."""
         ...
 
     def close(self) -> None:
@@ -192,15 +192,15 @@ class BridgeSession:
         asked = _Asked(answer, held, n, edge=self._edge, name=self._name)
         return _Consult(going, told, asked).ask(sampling, end, sent)
 
-    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
-        if self._pushed and abs(len(ids) - self._pushed) < PUSHED:
+    def prefetch(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+        if self._pushed and abs(len(ids) - self._pushed) < PREFETCHED:
             return 0
         self._pushed = len(ids)
         try:
             context, session = self._opened()
             # The last word may still become another's beginning.
             whole = self._shown(ids, session).rpartition(" ")[0]
-            return session.push(context.answer(whole).text, sent)
+            return session.prefetch(context.answer(whole).text, sent)
         except EdgewiseError as error:
             # Between characters, or at a consult that fails with it, more will be said.
             _log.debug("nothing is sent ahead: %s", error)

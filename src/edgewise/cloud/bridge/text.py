@@ -177,7 +177,7 @@ class _Session:
     def begin(self, answer: str, words: int) -> "_Requests":
         return _Requests(self, answer, words)
 
-    def push(self, answer: str, sent: Sent | None = None) -> int:
+    def prefetch(self, answer: str, sent: Sent | None = None) -> int:
         return 0
 
     def close(self) -> None:
