@@ -1,5 +1,6 @@
 """A cloud whose consults go through a function: late, failing, held back or watched."""
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -9,6 +10,8 @@ from edgewise.completion import Completion
 from edgewise.errors import CloudUnavailable
 from edgewise.loop.health import Breaker
 from edgewise.prompts import Prompt
+from edgewise.testing.scripted_cloud import ScriptedCloud
+from edgewise.testing.scripted_edge import Script, noise
 
 Flying = Future[Completion]
 How = Callable[[Sequence[int], int, Callable[[], Flying]], Flying]
@@ -64,6 +67,24 @@ def late(cloud: CloudModel, patience: Sequence[int], *, failing: int = 0) -> Aro
         return Late(real, patience[sent % len(patience)])
 
     return Around(cloud, how)
+
+
+class HeldCloud(Around):
+    """A scripted cloud that answers no consult until it is `released`: they are `flying`."""
+
+    def __init__(self, script: Script | None = None, **options: Any) -> None:
+        self.scripted = ScriptedCloud(script or noise(), **options)
+        super().__init__(self.scripted, self._hold)
+        self.asked, self.released = threading.Event(), threading.Event()
+        self.flying: list[Flying] = []
+
+    def _hold(self, ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
+        if self.released.is_set():
+            return send()
+        self.scripted.asks.append((tuple(ids), n))
+        self.flying.append(Flying())
+        self.asked.set()
+        return self.flying[-1]
 
 
 class NeverOpen(Breaker):
