@@ -122,7 +122,8 @@ def serve(
         hosts = (*LOOPBACK, host) if is_loopback(host) else ("*",)
         app = make_app(models, callers=callers, origins=origins, hosts=hosts)
         where = address_of(listening, host, tls=listens.tls)
-        serving = f"serving {_shown(models)} at {where} (page, /v1, /docs)"
+        names = ", ".join(f"{one.name} ({one.edge.name})" for one in models.all)
+        serving = f"serving {names} at {where} (page, /v1, /docs)"
         _run(app, (listening, most, secured), callers, serving)
 
 
@@ -136,13 +137,6 @@ def _require_guarded(host: str, api_key: str | None, keys: Path | None) -> None:
         )
     if keys is not None:
         require_keys(keys)
-
-
-def _shown(models: "Models") -> str:
-    """The edge models, with the names that they are served under where these are the user's."""
-    if not models.told_apart:
-        return models.first.edge.name
-    return ", ".join(f"{one.name} ({one.edge.name})" for one in models.all)
 
 
 def _run(
