@@ -95,13 +95,10 @@ def serve(
     """
     _require_guarded(host, api_key, keys)
     require_extra("serve", "fastapi", "sse_starlette", "structlog", "swagger_ui_bundle", "uvicorn")
-    from edgewise.keys.keys import Keys
-    from edgewise.keys.limit_stores import limits_at
     from edgewise.listening.origins import require_origin
     from edgewise.server.app import make_app
-    from edgewise.server.callers import Callers
 
-    callers = Callers(api_key=api_key, keys=Keys(keys), limits=limits_at(limits, keys))
+    callers = _callers(api_key, keys, limits)
     origins = [require_origin(origin) for origin in cors_origin or ()]
     listens = ListenFlags(certificate, private_key, connections)
     listens.require_whole()
@@ -137,6 +134,14 @@ def _require_guarded(host: str, api_key: str | None, keys: Path | None) -> None:
         )
     if keys is not None:
         require_keys(keys)
+
+
+def _callers(api_key: str | None, keys: Path | None, limits: str | None) -> "Callers":
+    from edgewise.keys.keys import Keys
+    from edgewise.keys.limit_stores import limits_at
+    from edgewise.server.callers import Callers
+
+    return Callers(api_key=api_key, keys=Keys(keys), limits=limits_at(limits, keys))
 
 
 def _run(
