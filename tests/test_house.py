@@ -105,7 +105,7 @@ BUDGET = {
     "edgewise/cli": 2_600,
     "edgewise/cloud": 5_044,
     "edgewise/costs": 650,
-    "edgewise/edge": 4_700,
+    "edgewise/edge": 4_530,
     "edgewise/engines": 3_200,
     "edgewise/gateway": 1_700,
     "edgewise/grammar": 1_000,
