@@ -20,13 +20,14 @@ from edgewise.events import (
     Consult,
     Event,
     Finished,
-    FinishReason,
     Timing,
     Token,
     Usage,
 )
 from edgewise.loop.decoder import Answer, collect
+from edgewise.loop.policy import INITIAL_CREDIT
 from edgewise.routers.card import RouterCard
+from edgewise.settings import Settings
 
 # Without NO_COLOR's colours bold and underline stay. What models and files say is text, whatever
 # brackets it has.
@@ -123,40 +124,58 @@ def warn(text: str) -> None:
     err.print(Text(f"Warning: {printable(text)}", Style(color="yellow")))
 
 
+def warn_of_toy(edge: str, prompt: str) -> None:
+    """Say before the answer that the bundled pair does not know what it was not taught."""
+    taught = prompt.startswith("Question: ") and prompt.endswith(" Answer and Reasoning:")
+    if edge == Settings().edge and not taught:
+        warn(
+            "the bundled pair is a toy for sums and word puzzles, as `edgewise demo` shows them. "
+            "For real questions: edgewise run --edge smollm2"
+        )
+
+
 def card_warnings(card: RouterCard) -> None:
     """Print the warnings of a router's own figures on stderr."""
     for warning in card.warnings():
         warn(warning)
 
 
-def summary(answer: Answer) -> str:
-    """One line about an answer."""
-    return counted(answer.usage, answer.timing) + cut(answer.finish_reason, answer.usage)
+def summary(answer: Answer | Finished, *, cloud: bool, share: float | None = None) -> str:
+    """One line behind an answer: who wrote how much, in what time, at what cost.
+
+    `cloud`: whether there is one; `share`: the one asked for, which a short answer may exceed.
+    """
+    usage, seconds = answer.usage, answer.timing.total
+    total, by_cloud = usage.edge_tokens + usage.cloud_tokens, usage.cloud_tokens
+    if cloud:
+        parts = [
+            f"{usage.edge_tokens} edge + {by_cloud} cloud tokens",
+            f"{seconds:.{1 if seconds >= 1 else 2}f} s",
+        ]
+    else:
+        parts = [f"{total} tokens", f"{total / seconds:.0f} tokens/s"]
+    if answer.finish_reason == "length":
+        parts.append(f"cut at {total} tokens")
+    if share is not None and share * total < by_cloud <= share * total + INITIAL_CREDIT:
+        parts.append(f"a short answer may have {INITIAL_CREDIT:g} above the share")
+    if usage.cost:
+        parts.append(costed(usage.cost))
+    return " · ".join(parts)
 
 
-def cut(reason: FinishReason, usage: Usage) -> str:
-    """That an answer was cut, where it was."""
-    return f", cut at {usage.edge_tokens + usage.cloud_tokens} tokens" if reason == "length" else ""
-
-
-def counted(usage: Usage, timing: Timing, *, calls: bool = True) -> str:
-    """Who wrote how many tokens, how fast; with `calls`, in how many consults, reading what."""
+def statistics(usage: Usage, timing: Timing) -> str:
+    """What `--stats` adds: shares, consults, what the cloud read and wrote, speed."""
     total = usage.edge_tokens + usage.cloud_tokens
-    wasted = f", {usage.wasted_tokens} wasted" if usage.wasted_tokens else ""
-    failed = f", {usage.failed_calls} failed" if usage.failed_calls else ""
-    consults = f"{usage.cloud_calls} calls{failed}, " if calls else ""
-    if calls and usage.cloud_calls:
-        consults += (
-            f"cloud prompt {metered(usage.cloud_prompt_computed)} computed, "
-            f"{metered(usage.cloud_prompt_cached)} cached, "
-        )
-        if usage.cloud_completion_tokens > usage.cloud_tokens + usage.wasted_tokens:
-            consults += f"{usage.cloud_completion_tokens} of the cloud's own tokens written, "
-    cost = f", {costed(usage.cost)}" if usage.cost else ""
-    return (
-        f"{total} tokens, {usage.cloud_tokens} by the cloud{wasted} ({usage.cloud_share:.1%}), "
-        f"{consults}{total / timing.total:.1f} tokens/s{cost}"
-    )
+    parts = [
+        f"cloud share {usage.cloud_share:.1%} with {usage.wasted_tokens} wasted",
+        f"{usage.correction_tokens} corrections",
+        f"{usage.cloud_calls} consults, {usage.failed_calls} failed",
+        f"cloud prompt {metered(usage.cloud_prompt_computed)} computed, "
+        f"{metered(usage.cloud_prompt_cached)} cached",
+        f"{usage.cloud_completion_tokens} written by the cloud",
+        f"first token after {timing.ttft:.2f} s, {total / timing.total:.1f} tokens/s",
+    ]
+    return "; ".join(parts)
 
 
 def costed(cost: AnswerCost) -> str:
