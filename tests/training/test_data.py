@@ -40,13 +40,6 @@ def test_rows_hold_the_inputs_asked_for() -> None:
     assert data.cloud_logprob is not None
 
 
-@pytest.mark.parametrize(("value", "problem"), [(0.0, "at no token"), (1.0, "at every token")])
-def test_labels_of_one_class(value: float, problem: str) -> None:
-    marked = {str(i): [value] * 5 for i in range(4)}
-    with pytest.raises(UsageError, match=problem):
-        data_of(columns(), marked, answered(), inputs=INPUTS, top_k=3, embeddings=None)
-
-
 def test_labels_of_other_texts() -> None:
     marked = {str(i): [0.0, 1.0] for i in range(4)}
     with pytest.raises(UsageError, match="other texts"):
@@ -108,12 +101,3 @@ def test_whole_texts_are_held_out(texts: int, tokens: int, fraction: float, seed
     assert not apart & kept
     assert len(apart) == max(1, int(fraction * texts))
     assert np.array_equal(mask, held_out(data, fraction, seed))
-
-
-def test_too_few_texts_to_hold_one_out() -> None:
-    with pytest.raises(UsageError, match="too few answers"):
-        held_out(labelled(1, 9), 0.1, 0)
-    nothing = labelled(4, 3)
-    nothing.labels[:] = 0.0
-    with pytest.raises(UsageError, match="too few answers"):
-        held_out(nothing, 0.1, 0)
