@@ -15,9 +15,8 @@ from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import bridged
 from edgewise.cloud.bridge.context_filter import ContextFilterMaker, Plain
 from edgewise.cloud.key import cloud_key
-from edgewise.costs.billing import Billing
 from edgewise.costs.daily import DailyTotal, spent_place
-from edgewise.costs.meter import Limits
+from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
 from edgewise.edge.base import EdgeModel, EdgeOptions
 from edgewise.edge.named import EDGES
@@ -128,7 +127,7 @@ def open_cloud(
 def viewing(settings: Settings) -> ContextFilterMaker | None:
     """What the cloud gets to see; None for everything. Raises `UsageError`."""
     from edgewise.cloud.bridge.context_filter import Recent, amount_of
-    from edgewise.cloud.redaction.rules import redaction_of
+    from edgewise.cloud.redaction.base import redaction_of
     from edgewise.cloud.redaction.view import Redacted
 
     rules = redaction_of(settings.redact)

@@ -12,8 +12,7 @@ from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud
 from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.cloud.engine import LlamaServer
 from edgewise.completion import Completion, Sent
-from edgewise.costs.billing import Billing
-from edgewise.costs.meter import AnswerCosts, CloudTokens, Limits
+from edgewise.costs.meter import AnswerCosts, Billing, CloudTokens, Limits
 from edgewise.costs.price import BilledTokens, price_of
 from edgewise.errors import (
     CloudError,

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from edgewise.cloud.engine import LlamaServer
-from edgewise.costs.billing import Billing
-from edgewise.costs.meter import Limits
+from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.server.in_process import ASK, CHAT, app
