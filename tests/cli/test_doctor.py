@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 from msgspec.structs import replace
 
+from benchmarks.paced_engine import PacedEngine
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.completion import Completion, Sent
@@ -21,7 +22,7 @@ from edgewise.edge.llamacpp import library as binding
 from edgewise.edge.onnx import import_genai
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise_lab.bench.pace import EnginePace, PacedEngine
+from edgewise_lab.bench.pace import EnginePace
 from tests.cli.conftest import Edgewise
 from tests.doubles.scripted_engine import ScriptedEngine, Twisted
 from tests.doubles.scripted_text import ScriptedText

@@ -369,9 +369,7 @@ class PairRollouts:
     def run(self, prefixes: Sequence[Prefix], done: Done = ignore) -> list[Continuation]:
         written: list[Continuation] = []
         for index, prefix in enumerate(prefixes):
-            answer = self._decoder.generate(
-                prefix.ids, max_tokens=prefix.n, sampling=prefix.sampling
-            )
+            answer = self._decoder.generate(prefix.ids, max_tokens=prefix.n)
             ids = tuple(token.id for token in answer.tokens)
             written.append(Continuation(ids, tuple(token.logprob for token in answer.tokens)))
             done(index, written[-1])
