@@ -2,14 +2,13 @@
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args
 
 import msgspec
 import pytest
 
-from benchmarks.protocol_exchange import BEGIN, END, PAGE, Side, exchange, text_engine, words
+from benchmarks.protocol_exchange import BEGIN, END, PAGE, Side, text_engine, words
 from edgewise.addresses import bundled
 from edgewise.edge.base import PROBES
 from edgewise.edge.llamacpp import LlamaModel
@@ -18,6 +17,7 @@ from edgewise.wire import protocol
 from edgewise.wire.protocol import FromDevice, FromGateway
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.plain_client import PlainClient, check, fingerprint, page_probes
+from tests.gateway.processes import until
 from tests.gateway.running import Running, gateway
 
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -261,7 +261,7 @@ def test_its_frames_are_the_pages_bytes(page_engine: ScriptedEngine, page_gatewa
                     told(frame, client, names, page_engine)
                 else:
                     heard(frame, client, names)
-        wait(lambda: not page_gateway.gateway.connections)
+        until(lambda: not page_gateway.gateway.connections)
 
 
 NUMBERS = {"open": 1, "push": 2, "ask": 3, "cancel": 4, "close": 5}
@@ -281,9 +281,9 @@ def told(frame: Frame, client: PlainClient, names: dict[str, str], engine: Scrip
         engine.fault = lambda number: "hang"
     client.send([NUMBERS[frame.kind], *values.values()])
     if held_up:
-        wait(lambda: engine.running == 1)
+        until(lambda: engine.running == 1)
     if frame.kind == "cancel":
-        wait(lambda: engine.running == 0)
+        until(lambda: engine.running == 0)
         engine.fault = lambda number: None
 
 
@@ -299,19 +299,3 @@ def heard(frame: Frame, client: PlainClient, names: dict[str, str]) -> None:
         data = data.replace(drawn.encode(), shown.encode())
         data = data.replace(drawn[:8].encode(), shown[:8].encode())
     assert data == frame.data
-
-
-def wait(holds: Any) -> None:
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
-def test_the_page_is_what_the_script_writes(
-    page_engine: ScriptedEngine, page_gateway: Running
-) -> None:
-    """But for the names that a gateway draws."""
-    messages = exchange(page_gateway.url, page_engine)
-    assert [message.side for message in messages] == [frame.side for frame in FRAMES]
-    assert [len(message.data) for message in messages] == [len(frame.data) for frame in FRAMES]
