@@ -148,32 +148,6 @@ def test_ranges_of_integers(row: str, field: str) -> None:
     assert not accepts(**{field: float(least)})
 
 
-BOUNDS = [
-    ("temperature", 0, [0, 0.0, 100, 100.0], [-0.1, 100.5, float("nan"), float("inf")]),
-    ("top_k", 1, [0, 1, 1 << 20], [-1]),
-    ("top_p", 2, [1, 1.0, 1e-9], [0, 0.0, 1.01, float("nan")]),
-    ("min_p", 3, [0, 1, 0.5], [-0.1, 1.01, float("nan")]),
-]
-
-
-@pytest.mark.parametrize(("name", "place", "good", "bad"), BOUNDS, ids=[row[0] for row in BOUNDS])
-def test_bounds_of_sampling(
-    page_gateway: Running, name: str, place: int, good: list[Any], bad: list[Any]
-) -> None:
-    assert re.search(rf"^\| {name} \| (float|integer) \|", TEXT, re.MULTILINE)
-    with PlainClient(page_gateway.url) as client:
-        client.open()
-        for number, value in enumerate([*good, *bad]):
-            sampling = [0.5, 0, 1.0, 0.0, 1]
-            sampling[place] = value
-            client.send([3, number, 0, [72], check([72]), 1, 5000, 0, sampling])
-            reply = client.receive()
-            if number < len(good):
-                assert reply[:2] == [17, number], value
-            else:
-                assert reply[:3] == [19, number, "rejected"], value
-
-
 def test_the_probes_and_the_worked_vector() -> None:
     probes = page_probes()
     assert tuple(probes) == PROBES
