@@ -263,7 +263,7 @@ def test_a_revoked_key_is_refused_in_an_open_session(
         cloud.close()
 
 
-def test_sessions_have_salts_of_their_own_and_pushes_are_not_urgent() -> None:
+def test_sessions_have_salts_of_their_own() -> None:
     engine = PlainEngine()
     with gateway([engine]) as running:
         clouds = [GatewayCloud(running.url) for _ in range(2)]
@@ -274,7 +274,6 @@ def test_sessions_have_salts_of_their_own_and_pushes_are_not_urgent() -> None:
     first, second = engine.clients
     assert first.salt != second.salt
     assert first.session != second.session
-    assert first.urgent
 
 
 def test_metrics_count_tokens_and_the_engines_cache(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ from edgewise.engines.http import HttpEngine
 from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.sglang import SglangEngine
 from edgewise.engines.vllm import VllmEngine
-from edgewise.engines.vocabulary_check import Proof
+from edgewise.engines.vocabulary_check import VocabularyCheck
 from edgewise.errors import CloudRejected
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 class EngineCloud(CloudModel):
     """Implements `CloudModel` over an engine, with an I/O thread of its own.
 
-    Once checked, it is proven again now and then: see `Proof`.
+    Once checked, it is checked again after a reconnect: see `VocabularyCheck`.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -40,7 +40,7 @@ class EngineCloud(CloudModel):
         self._eos_ids = frozenset([0])
         self._size: int | None = None
         self._nothing = frozenset[int]()
-        self._proof: Proof | None = None
+        self._check: VocabularyCheck | None = None
         self._io = IoThread(self.name)
 
     @property
@@ -58,9 +58,9 @@ class EngineCloud(CloudModel):
         """Probe the engine; compare the ids of fixed strings, and where it can all ids."""
         # Reading a vocabulary would hold the I/O thread up.
         nothing = spelling_of(tokenizer).nothing
-        proof = Proof(self.engine, lambda: self._prove(tokenizer))
-        self.submit(proof.look(), PROBE_SECONDS + COMPARE_SECONDS).result()
-        self._proof = proof
+        check = VocabularyCheck(self.engine, lambda: self._prove(tokenizer))
+        self.submit(check.run(), PROBE_SECONDS + COMPARE_SECONDS).result()
+        self._check = check
         self._eos_ids = tokenizer.eos_ids or self._eos_ids
         self._size, self._nothing = tokenizer.size, nothing
         return self.proof
@@ -75,7 +75,7 @@ class EngineCloud(CloudModel):
         """One consult: the whole prefix goes, the engine's prefix cache does the reuse."""
         if not ids:
             raise CloudRejected("A consult needs at least one id before it.")
-        complete = self.engine.complete if self._proof is None else self._proof.complete
+        complete = self.engine.complete if self._check is None else self._check.complete
         completion = with_end(await complete(ids, n, sampling, client), n, self._eos_ids, self.name)
         completion.check(asked=n, prompt=len(ids), size=self._size)
         require_meant(completion, self._nothing, self.name)

@@ -117,7 +117,7 @@ class KeyedConsults:
             if not await self._limits.may_warm(key, unbilled):
                 outcome = "limited"
                 return
-            client = _client(session, key, urgent=False)
+            client = _client(session, key)
             async with session.turn:
                 await self._fleet.prefill(ids.ids, client)
             outcome = "warmed"
@@ -154,9 +154,9 @@ class KeyedConsults:
         self._metrics.prompt.labels("miss").inc(completion.computed or 0)
 
 
-def _client(session: Session, key: Key, *, urgent: bool = True) -> Client:
+def _client(session: Session, key: Key) -> Client:
     tenant = "" if key is ANYBODY else key.name
-    return Client(session.name, session.salt, urgent=urgent, tenant=tenant)
+    return Client(session.name, session.salt, tenant=tenant)
 
 
 def _busy(frame: Ask, wait: float) -> Failed:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import structlog
 from starlette.applications import Starlette
 
-from edgewise.engines.base import Engine, side_by_side
+from edgewise.engines.base import Engine, parallel
 from edgewise.engines.registry import AUTO, GATEWAY, engine_at, engine_by_ids, model_for
 from edgewise.errors import UsageError
 from edgewise.gateway.app import Gateway
@@ -40,9 +40,7 @@ async def engines_at(
             raise UsageError(
                 f"The bundled engine is no {kind}", hint="leave the kind out", setting="engine_kind"
             )
-    async with side_by_side() as looks:
-        found = [looks.begin(_kind_at(address, key, kind, model)) for address in addresses]
-    kinds = [task.result() for task in found]
+    kinds = await parallel(*(_kind_at(address, key, kind, model) for address in addresses))
     return [_engine(*one, key, model) for one in zip(addresses, kinds, strict=True)]
 
 

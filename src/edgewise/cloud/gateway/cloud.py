@@ -23,7 +23,7 @@ from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.engines.base import NOBODY, Client, Described, Watched
 from edgewise.engines.detokenization import COMPARE_SECONDS, compare_all, spelling_of
 from edgewise.engines.http import Endpoint, checked_address, decoded, not_now, unreachable
-from edgewise.engines.vocabulary_check import PROVEN_SECONDS
+from edgewise.engines.vocabulary_check import FRESH_SECONDS
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -201,7 +201,7 @@ class GatewayCloud(CloudModel):
         A new connection may lead to another gateway, or to one that serves another model by now.
         """
         watched = self._vocabulary.watched
-        if watched is None or time.monotonic() - self._looked < PROVEN_SECONDS:
+        if watched is None or time.monotonic() - self._looked < FRESH_SECONDS:
             return
         if await self._vocabulary.detokenize(watched.ids) != watched.text:
             raise OtherVocabulary(
