@@ -30,7 +30,7 @@ from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard
 from edgewise.routers.mlp import Mlp
 from edgewise.routers.named import ROUTERS
-from edgewise_lab.bench.speed import Ratio, Speed, measure, random_prompt
+from edgewise_lab.bench.speed import Ratio, Speed, bare, measure, random_prompt
 from edgewise_lab.tables import line
 from tests.smollm2_file import INSTALL, smollm2_file
 
@@ -144,7 +144,7 @@ def run_only(kind: str, folder: Path, options: argparse.Namespace) -> float:
     with LlamaModel(path, context=room, threads=options.threads, gpu_layers=0) as model:
         prompt = random_prompt(model, max(options.contexts))
         if kind == "bare":
-            list(model.bare_loop(prompt, options.tokens))
+            list(bare(decoder_for(model, folder), prompt, options.tokens))
         else:
             decoder_for(model, folder).generate(prompt, max_tokens=options.tokens + 1)
     return peak_memory()

@@ -22,7 +22,7 @@ from rich.progress import Progress
 from benchmarks import random_qwen
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.parts import open_router
 from edgewise.settings import Settings

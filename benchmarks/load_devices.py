@@ -17,7 +17,7 @@ import numpy as np
 
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.base import Floats, Needs, Step
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import EdgewiseError

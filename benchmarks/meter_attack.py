@@ -33,11 +33,11 @@ from typing import NamedTuple
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import LlamaServer
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.keys.keys import add_key
-from edgewise.listening.logs import json_lines
+from edgewise.listening.logs import log_lines
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 from edgewise_lab.tables import line
@@ -211,7 +211,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.asks < 2 * CANDIDATES:
         parser.error(f"--asks must be at least {2 * CANDIDATES}")
-    with json_lines():
+    with log_lines("json", "info"):
         attacked(options.asks, options.seed)
 
 

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgewise.addresses import bundled
-from edgewise.cloud.base import CloudModel, CloudSession, then
+from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud, WrappedSession, then
 from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.bridge.word_boundary import BLANKS
 from edgewise.cloud.connect import connect
-from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.edge.llamacpp import LlamaModel

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from edgewise.events import Event, Finished, Pending, Rewound, Token
+from edgewise.events import Event, Finished, Pending, RolledBack, Token
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.pair import Pair, open_pair
@@ -132,7 +132,7 @@ async def _written(writer: ChatReply, timed: Sequence[Timed]) -> list[tuple[floa
     async def events() -> AsyncGenerator[Event]:
         nonlocal now
         for seconds, event in timed:
-            if isinstance(event, Token | Pending | Rewound | Finished):
+            if isinstance(event, Token | Pending | RolledBack | Finished):
                 now = round(seconds, 3)
                 yield event
 

@@ -103,7 +103,7 @@ def test_a_bad_value_is_refused_even_where_a_higher_source_replaces_it(tmp_path:
 
 
 def test_a_file_in_another_encoding_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "edgewise.toml").write_bytes(b"system = '\xff'")
+    (tmp_path / "edgewise.toml").write_bytes(b"router = '\xff'")
     with pytest.raises(UsageError, match="TOML"):
         load({}, environment={}, folder=tmp_path)
 
@@ -148,10 +148,10 @@ def refusing(folder: Path, toml: str, *refused: str, **environment: str) -> Sett
 def test_what_a_reader_cannot_honour_is_refused_with_its_place(tmp_path: Path) -> None:
     toml = "span = 2\nmax-tokens = 5\ntop_p = 0.3\n"
     with pytest.raises(UsageError) as caught:
-        refusing(tmp_path, toml, "span", "system", "top_p", EDGEWISE_SYSTEM="Be brief.")
-    for named in ("span in edgewise.toml", "top-p in edgewise.toml", "EDGEWISE_SYSTEM"):
+        refusing(tmp_path, toml, "span", "price", "top_p", EDGEWISE_PRICE="1,1,1")
+    for named in ("span in edgewise.toml", "top-p in edgewise.toml", "EDGEWISE_PRICE"):
         assert named in str(caught.value)
-    assert refusing(tmp_path, toml, "system").span == 2
+    assert refusing(tmp_path, toml, "price").span == 2
 
 
 def test_what_a_higher_source_replaces_is_not_refused(tmp_path: Path) -> None:

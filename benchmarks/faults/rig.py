@@ -16,7 +16,7 @@ from typing import NamedTuple
 from benchmarks.faults.processes import HEALTH_SECONDS, watched
 from benchmarks.faults.table import Row, told
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.gateway import fleet
 from edgewise.keys import keys
 from edgewise.loop.decoder import Answer, Decoder

@@ -2,6 +2,9 @@
 
     bundled                      one of the pair that ships with Edgewise
     ./model.gguf                 a file's path, tried before any hub
+    smollm2, qwen2.5-coder-0.5b  a model that was measured, by its short name
+    ollama:qwen3:0.6b            the file of a model that Ollama has on this disk
+    lmstudio:Qwen3-0.6B          ... that LM Studio has
     owner/repo                   a hub repository: its file in the first of these quantisations
                                  that it has: Q4_K_M, Q4_0, Q4_K_S, Q5_K_M, Q8_0; with none of
                                  them, its first GGUF file by name
@@ -61,6 +64,10 @@ _MOST_PARTS = 1000
 
 _HERE = re.compile(r"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\]):\d{1,5}(?:/.*)?")
 _HOST = re.compile(r"[\w.-]+:\d{1,5}(?:/.*)?")
+_HOSTED = re.compile(r"(?i)(?:[a-z]+[:/])?(?:gpt-|o[134]-|chatgpt|claude-|gemini-)")
+_TAGGED = re.compile(r"[\w.-]+:[\w.-]+")
+_PROGRAMS = {"11434": "ollama", "1234": "lmstudio"}
+"""Programs by the port that they listen at."""
 _PASTED = re.compile(
     r"/(?P<repo>[\w.-]+/[\w.-]+)"
     r"(?:/(?:blob|raw|resolve|tree)/(?P<revision>[\w.-]+)(?:/(?P<file>[^?#]+?))?)?/?(?:[?#].*)?"
@@ -122,6 +129,8 @@ def resolve(address: str, role: Role) -> Path:
             hint="name a file" + (", or leave the engine out" if role == "edge" else ""),
             setting=role,
         )
+    if path := _by_short_name(address, role):
+        return path
     parsed = hub_address(address)
     if parsed is None:
         raise _unknown(address, role)
@@ -131,6 +140,21 @@ def resolve(address: str, role: Role) -> Path:
         raise AddressError(f"{short(parts[0])!r} has more than {_MOST_PARTS} parts.")
     paths = [repository.file(part) for part in parts]
     return paths[0]
+
+
+def _by_short_name(address: str, role: Role) -> Path | None:
+    """The file of a known model or of another program's; None for another form of address."""
+    from edgewise.hub import disk, known
+
+    program, _, name = address.partition(":")
+    readers = {"ollama": disk.ollama_file, "lmstudio": disk.lmstudio_file}
+    try:
+        if address in known.KNOWN:
+            return known.known_file(address)
+        return readers[program](name) if program in readers and name else None
+    except AddressError as error:
+        error.setting = error.setting or role
+        raise
 
 
 def resolve_tokenizer(address: str) -> Path:
@@ -386,6 +410,14 @@ def _unknown(address: str, role: Role) -> AddressError:
     hint = "name a path, a hub repository (owner/repo) or 'bundled'"
     if role == "edge" and is_url(meant(address)):
         problem = f"{named!r} is an engine's address, and the edge model runs in this process"
+        if program := _PROGRAMS.get(address.rstrip("/").rpartition(":")[2]):
+            hint = f"name the model's file by {program}:NAME"
+    elif role == "cloud" and _HOSTED.match(address):
+        problem = f"{named!r} is a hosted model, and a cloud is named by its API's address"
+        hint = (
+            "give the address as cloud and the name as cloud_model, of an API that continues an "
+            "answer that was begun; OpenAI's and Anthropic's newer models do not"
+        )
     elif role == "cloud" and _HOST.fullmatch(address):
         problem = f"{named!r} does not say how it is reached"
         hint = f"give https://{named}, or http:// before it in a network of your own"
@@ -394,7 +426,21 @@ def _unknown(address: str, role: Role) -> AddressError:
         hint = "correct it, or name a file"
     elif close := get_close_matches(address, ["bundled", *_beside(address)], 1, _TYPO):
         hint = f"did you mean {close[0]!r}? If not: {hint}"
+    elif other := _elsewhere(address):
+        hint = f"did you mean {other!r}? If not: {hint}"
     return AddressError(problem, hint=hint, setting=role)
+
+
+def _elsewhere(address: str) -> str | None:
+    """The address of a model of another program that was named without its program."""
+    from edgewise.hub.disk import disk_models
+
+    wanted = address.lower()
+    for one in disk_models():
+        name = one.address.partition(":")[2].lower()
+        if wanted in (name, name.removesuffix(":latest"), name.rpartition("/")[2]):
+            return one.address
+    return f"ollama:{address}" if _TAGGED.fullmatch(address) else None
 
 
 def _beside(address: str) -> list[str]:

@@ -1,7 +1,7 @@
 """What a cloud model answers to a consult."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import msgspec
@@ -34,14 +34,19 @@ class Sent:
 
     A session adds to it in whichever thread sends; nothing travels to a model in this process.
     `requests` of its messages were about tokens; `repeats` of them had been sent before. Of no more
-    than `most` may be sent. `request_id` is what logs on the way call the consult, once the session
-    has named it; `under_way` is a push that nobody waits for.
+    than `most` may be sent. `prefix` is the whole sequence that is asked about, in ids of the
+    cloud's vocabulary. `request_id` is what logs on the way call the consult, once the session has
+    named it; `under_way` is a push that nobody waits for.
     """
 
-    __slots__ = ("bytes", "ids", "most", "repeats", "request_id", "requests", "under_way")
-
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        prefix: Sequence[int] = (),
+        leaves: "Callable[[Sent, int, _Body], None] | None" = None,
+    ) -> None:
+        """`leaves` is called before each message leaves, and may raise a `CloudError`."""
         self.ids = self.bytes = self.requests = self.repeats = 0
+        self.prefix, self._leaves = list(prefix), leaves
         self.most: int | None = None
         self.request_id: str | None = None
         self.under_way: Future[None] | None = None
@@ -52,19 +57,14 @@ class Sent:
         Unless it `tells` nothing, whoever has it knows the whole sequence that was asked about.
         `again`: it was sent before. May raise a `CloudError`: then it must not be sent.
         """
-        self.require_allowed(tells=tells)
+        if tells and self.most is not None and self.requests >= self.most:
+            raise CloudUnavailable("Another attempt could cost more than the limit.")
+        if self._leaves is not None:
+            self._leaves(self, ids, message)
         self.ids += ids
         self.bytes += len(message)
         self.requests += tells
         self.repeats += again
-
-    def require_allowed(self, *, tells: bool = True) -> None:
-        """Raise `CloudUnavailable` where one message more would be more than `most`."""
-        if tells and self.most is not None and self.requests >= self.most:
-            raise CloudUnavailable("Another attempt could cost more than the limit.")
-
-    def concerns(self, ids: Sequence[int]) -> None:
-        """The whole sequence that is asked about, where the cloud has a vocabulary of its own."""
 
 
 def metered(so_far: int | None, more: int | None) -> int | None:

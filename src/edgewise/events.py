@@ -100,7 +100,7 @@ class Pending(msgspec.Struct, frozen=True, tag="pending"):
     text: str
 
 
-class Rewound(msgspec.Struct, frozen=True, tag="rewound"):
+class RolledBack(msgspec.Struct, frozen=True, tag="rolled_back"):
     """The drafts from `index` on were rejected: `tokens` of them are rolled back.
 
     The `consults` that were sent from them are dropped.
@@ -109,14 +109,6 @@ class Rewound(msgspec.Struct, frozen=True, tag="rewound"):
     index: int
     tokens: int
     consults: int
-
-
-def share_of(used: int, wasted: int, output: int) -> float:
-    """The cloud share: cloud tokens, used and wasted, over output tokens, at most 1.
-
-    Wasted tokens were asked for and are in no answer: dropped, drafted in vain, timed out.
-    """
-    return min(1.0, (used + wasted) / output)
 
 
 class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,4 +196,4 @@ class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True):
     timing: Timing
 
 
-Event = Token | Consult | Finished | Pending | Rewound
+Event = Token | Consult | Finished | Pending | RolledBack

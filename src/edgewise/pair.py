@@ -10,8 +10,7 @@ from msgspec.structs import asdict, replace
 from edgewise.addresses import from_home
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import bridged
-from edgewise.cloud.record.files import CountsFile, PayloadsFile, counts_place
-from edgewise.cloud.record.record import SentRecord
+from edgewise.cloud.record import CountsFile, PayloadsFile, SentRecord, counts_place
 from edgewise.edge.base import EdgeAbilities, EdgeModel
 from edgewise.edge.vocabulary import require_fitting
 from edgewise.errors import UsageError
@@ -68,12 +67,6 @@ class AnswerOptions(TypedDict, total=False):
     parallel_tool_calls: bool
 
 
-class _Reporting(TypedDict, total=False):
-    pending: bool
-    candidates: bool
-    around: Callable[[CloudModel], CloudModel] | None
-
-
 class Pair:
     """A small model here, a large one where it counts, and how they answer.
 
@@ -90,42 +83,43 @@ class Pair:
         *,
         cloud: str | Path | CloudModel | None = None,
         router: str | Path | Router | None = None,
+        system: str | None = None,
+        slots: int = 1,
         keep_prefixes: bool = False,
         sent_file: str | Path | None = None,
         **settings: object,
     ) -> None:
         """Open what is named by an address; a model that is open already stays its owner's.
 
-        `settings` are fields of `Settings`; environment and files are not read. With
+        `settings` are fields of `Settings`; environment and files are not read. `system` is the
+        system message of prompts without one, `slots` how many answers may run at a time. With
         `keep_prefixes` a conversation's next turn reuses the KV cache of the last one; without, no
         answer depends on an earlier one, not even by rounding. Everything that answers send is
         written to `sent_file` before it leaves. Raises `UsageError`, or a `CloudError` if the cloud
         model cannot be reached.
         """
         parts = {"edge": edge, "cloud": cloud, "router": router}
-        self.settings = _chosen(parts, settings)
-        require_text("The system message", self.settings.system or "")
+        self.settings = _chosen(parts, settings, slots)
+        self.system = system
+        require_text("The system message", system or "")
         sampling_of(self.settings)
         self.billing = make_billing(self.settings)
         self.record = _record(sent_file)
         with ExitStack() as opened:
             if isinstance(edge, str | Path):
                 prepare()
-                self.edge: EdgeModel = open_edge(self.settings, keep_prefixes=keep_prefixes)
-                opened.callback(self.edge.close)
-            elif not isinstance(getattr(edge, "abilities", None), EdgeAbilities):
-                raise UsageError(
-                    f"{edge!r} is not an edge model",
-                    hint="give an address, a Path or an open model",
+                self.edge: EdgeModel = open_edge(
+                    self.settings, slots=slots, keep_prefixes=keep_prefixes
                 )
+                opened.callback(self.edge.close)
             else:
-                self.edge = edge
-                if edge.tokenizer.chat_template is not None:
-                    prepare()
+                self.edge = _open_already(edge)
             self.router, self.card = _router(router, self.settings, self.edge)
             policy = make_policy(self.settings, self.card)
             if cloud is None or isinstance(cloud, str | Path):
-                self.cloud = open_cloud(self.settings, self.edge, keep_prefixes=keep_prefixes)
+                self.cloud = open_cloud(
+                    self.settings, self.edge, slots=slots, keep_prefixes=keep_prefixes
+                )
                 if self.cloud is not None:
                     opened.callback(self.cloud.close)
             else:
@@ -165,20 +159,18 @@ class Pair:
     def prompt(self, asked: Prompted, *, tools: Sequence[Tool] = ()) -> Prompt:
         """The edge model's prompt for `asked` and `tools`. Raises `UsageError`.
 
-        Text and messages go through the chat template, with the settings' system message if they
+        Text and messages go through the chat template, with the pair's system message if they
         have none; ids are taken as they are. Raises `ContextOverflow` early for what is clearly too
         long.
         """
         require_fitting(self.edge.tokenizer, _texts(asked), self.edge.context)
-        system = self.settings.system
-        return prompt_from(self.edge.tokenizer, asked, system=system, tools=tools)
+        return prompt_from(self.edge.tokenizer, asked, system=self.system, tools=tools)
 
     def ask(self, prompt: Prompted, **options: Unpack[AnswerOptions]) -> Answer:
         """The whole answer, with tool calls parsed out of its text; raises as `stream`."""
-        form = _form(options)
-        with self._stream(prompt, form, options) as events:
+        with self.stream(prompt, **options) as events:
             answer = collect(events)
-        calls = call_reader(self.edge.tokenizer, form)
+        calls = call_reader(self.edge.tokenizer, _response_format(options))
         if calls is None:
             return answer
         text, called = collected(calls, answer.text)
@@ -202,37 +194,15 @@ class Pair:
         same. Tool calls are text in its events. Raises `UsageError`, and while iterating a
         `CloudError` if `on_cloud_error` is "raise".
         """
-        form = _form(options)
-        return self._stream(
-            prompt,
-            form,
-            options,
-            pending=pending,
-            candidates=candidates,
-            policy=policy,
-            around=around,
-            sampling=sampling,
-            grammar=grammar,
-        )
-
-    def _stream(
-        self,
-        prompt: Prompted,
-        form: ResponseFormat | None,
-        options: AnswerOptions,
-        *,
-        policy: Policy | None = None,
-        sampling: Sampling | None = None,
-        grammar: Grammar | None = None,
-        **reporting: Unpack[_Reporting],
-    ) -> Generation:
-        stop = options.pop("stop", ())
         for name in options:
             if name not in AnswerOptions.__annotations__:
                 raise UsageError(f"One answer cannot have another {spelled(name)} than its pair.")
+        form, stop = _response_format(options), options.get("stop", ())
         # Of the sampling's options some are not settings: they have one sensible value.
-        drawn = {n: options.pop(n) for n in (*options,) if n in Sampling.__struct_fields__}
-        own = settings_of({**asdict(self.settings), **options}) if options else self.settings
+        drawn = {n: value for n, value in options.items() if n in Sampling.__struct_fields__}
+        own = self.settings
+        if "max_tokens" in options:
+            own = settings_of({**asdict(own), "max_tokens": options["max_tokens"]})
         if form is not None:
             grammar = grammar_of(self.edge.tokenizer, form)
         policy = policy or self.policy
@@ -247,8 +217,10 @@ class Pair:
                 budget=taken,
                 grammar=grammar,
                 policy=policy,
+                pending=pending,
+                candidates=candidates,
+                around=around,
                 at_end=lambda left: shared.settle(taken, left),
-                **reporting,
             )
         except BaseException:
             shared.settle(taken, taken)
@@ -275,13 +247,19 @@ class Pair:
 def open_pair(
     settings: Settings,
     *,
+    system: str | None = None,
     slots: int = 1,
     keep_prefixes: bool = False,
     sent_file: Path | None = None,
 ) -> Pair:
-    """The pair that the settings name, `slots` answers at a time. Raises as `Pair`."""
-    own = replace(settings, slots=slots)
-    return Pair(**asdict(own), keep_prefixes=keep_prefixes, sent_file=sent_file)
+    """The pair that the settings name. Raises as `Pair`."""
+    return Pair(
+        **asdict(settings),
+        system=system,
+        slots=slots,
+        keep_prefixes=keep_prefixes,
+        sent_file=sent_file,
+    )
 
 
 def open_models(settings: Settings) -> Pair:
@@ -294,11 +272,11 @@ def open_models(settings: Settings) -> Pair:
 
 _NEVER = "constant:0"
 _DEFAULTS = Settings()
-_OF_LOADING = ("edge_engine", *names_in("machine", "serving"))
+_OF_LOADING = ("edge_engine", *names_in("machine"))
 _OF_CONNECTING = names_in("connection", "key", "tokenizer")
 
 
-def _chosen(parts: Mapping[str, object], settings: Mapping[str, object]) -> Settings:
+def _chosen(parts: Mapping[str, object], settings: Mapping[str, object], slots: int) -> Settings:
     """The settings of a pair; refuses those that parts which are already open cannot honour."""
     named = {name: _address(part) for name, part in parts.items() if part is not None}
     chosen = settings_of({**settings, **named})
@@ -307,14 +285,26 @@ def _chosen(parts: Mapping[str, object], settings: Mapping[str, object]) -> Sett
         fixed += _OF_CONNECTING
     if _is_open(parts["edge"]) and (_is_open(parts["cloud"]) or cloud_address(chosen) == "none"):
         fixed += _OF_LOADING
-    for name in fixed:
-        if getattr(chosen, name) != getattr(_DEFAULTS, name):
-            raise UsageError(f"This pair cannot honour {spelled(name)}", hint="leave it out")
+    unread = [name for name in fixed if getattr(chosen, name) != getattr(_DEFAULTS, name)]
+    if "threads" in fixed and slots != 1:
+        unread.append("slots")
+    for name in unread:
+        raise UsageError(f"This pair cannot honour {spelled(name)}", hint="leave it out")
     return chosen
 
 
 def _is_open(part: object) -> bool:
     return part is not None and not isinstance(part, str | Path)
+
+
+def _open_already(edge: EdgeModel) -> EdgeModel:
+    if not isinstance(getattr(edge, "abilities", None), EdgeAbilities):
+        raise UsageError(
+            f"{edge!r} is not an edge model", hint="give an address, a Path or an open model"
+        )
+    if edge.tokenizer.chat_template is not None:
+        prepare()
+    return edge
 
 
 def _address(part: object) -> str:
@@ -342,13 +332,12 @@ def _texts(asked: Prompted) -> list[str]:
     return [text for text in contents if isinstance(text, str)]
 
 
-def _form(options: AnswerOptions) -> ResponseFormat | None:
-    """The response format; its options are removed from `options`."""
+def _response_format(options: AnswerOptions) -> ResponseFormat | None:
     return response_format_from(
-        options.pop("json_schema", None),
-        options.pop("tools", ()),
-        options.pop("tool_choice", "auto"),
-        options.pop("parallel_tool_calls", True),
+        options.get("json_schema"),
+        options.get("tools", ()),
+        options.get("tool_choice", "auto"),
+        options.get("parallel_tool_calls", True),
     )
 
 

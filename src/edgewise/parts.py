@@ -19,11 +19,10 @@ from edgewise.costs.billing import Billing
 from edgewise.costs.daily import DailyTotal, spent_place
 from edgewise.costs.meter import Limits
 from edgewise.costs.price import price_of
-from edgewise.edge.base import EdgeModel, EdgeOptions, Tokenizer
+from edgewise.edge.base import EdgeModel, EdgeOptions
 from edgewise.edge.named import EDGES
 from edgewise.errors import ModelError, RouterMismatch, UsageError
 from edgewise.loop.policy import Policy
-from edgewise.prompts import require_text
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard, read_card
@@ -35,7 +34,7 @@ from edgewise.routers.named import (
     router_of,
 )
 from edgewise.sampling import Sampling
-from edgewise.settings import NAMES, Settings, shared, spelled
+from edgewise.settings import Settings, shared, spelled
 
 _log = logging.getLogger(__name__)
 
@@ -44,10 +43,11 @@ _GGUF = "llamacpp"
 _DEFAULTS = Settings()
 
 
-def open_edge(settings: Settings, *, keep_prefixes: bool = False) -> EdgeModel:
-    """Load the edge model that the settings name; see `EdgeOptions` for `keep_prefixes`."""
+def open_edge(settings: Settings, *, slots: int = 1, keep_prefixes: bool = False) -> EdgeModel:
+    """Load the edge model that the settings name; see `EdgeOptions` for the other arguments."""
+    options = _options(settings, slots, keep_prefixes)
     with _named_by("edge"):
-        return _load(settings, edge_engine(settings), settings.edge, keep_prefixes)
+        return EDGES.load(edge_engine(settings))(settings.edge, options)
 
 
 @contextmanager
@@ -62,9 +62,8 @@ def _named_by(setting: str) -> Generator[None]:
 
 def edge_engine(settings: Settings) -> str:
     """The edge engine that the settings name, or that fits the files at the edge's address."""
-    if settings.edge_engine != "auto":
-        return settings.edge_engine
-    return engine_at(settings.edge)
+    named = settings.edge_engine
+    return engine_at(settings.edge) if named == "auto" else named
 
 
 def cloud_address(settings: Settings) -> str:
@@ -75,23 +74,13 @@ def cloud_address(settings: Settings) -> str:
 
 
 def open_cloud(
-    settings: Settings, edge: EdgeModel, *, keep_prefixes: bool = False
+    settings: Settings, edge: EdgeModel, *, slots: int = 1, keep_prefixes: bool = False
 ) -> CloudModel | None:
-    """Open the cloud model and prove it; with "none" nothing is opened at all.
+    """Open the cloud model and check its vocabulary; with "none" nothing is opened at all.
 
-    One of another vocabulary is behind a bridge. `keep_prefixes` is for a model in this process.
-    """
-    reached = proven_cloud(settings, edge, keep_prefixes=keep_prefixes)
-    return reached[0] if reached is not None else None
-
-
-def proven_cloud(
-    settings: Settings, edge: EdgeModel, *, keep_prefixes: bool = False
-) -> tuple[CloudModel, str] | None:
-    """As `open_cloud`, and how its vocabulary was proven.
-
-    Raises `UsageError` for an unknown engine, for an engine without a URL, and for a URL at a host
-    that is not allowed.
+    One of another vocabulary is behind an adapter. `slots` and `keep_prefixes` are for a model in
+    this process. Raises `UsageError` for an unknown engine, for an engine without a URL, and for a
+    URL at a host that is not allowed.
     """
     from edgewise.cloud.hosts import hosts_of, require_allowed
 
@@ -100,33 +89,40 @@ def proven_cloud(
 
         check_name(settings.cloud_engine)
     # What is wrong with it shows wherever the cloud is.
-    shown = viewing(settings)
-    hosts = hosts_of(settings.cloud_hosts)
+    view, hosts = viewing(settings), hosts_of(settings.cloud_hosts)
     address = cloud_address(settings)
     if is_url(address):
         require_allowed(address, hosts)
         from edgewise.cloud.connect import connect
+        from edgewise.edge.tokenizer import open_tokenizer
 
-        return connect(
+        tokenizer = settings.cloud_tokenizer
+        cloud, _ = connect(
             address,
             edge.tokenizer,
             key=cloud_key(settings),
             engine=settings.cloud_engine,
             model=settings.cloud_model,
             # What is wrong with it shows before anything is asked.
-            own=_own_tokenizer(settings),
-            viewing=shown,
+            own=open_tokenizer(tokenizer) if tokenizer else None,
+            viewing=view,
         )
+        return cloud
     _require_no_url_settings(settings, address)
     if address == "none":
         return None
-    cloud = _here(settings, address, keep_prefixes)
+    from edgewise.cloud.local import LocalCloud
+
+    with _named_by("cloud"):
+        options = _options(settings, slots, keep_prefixes)
+        local = LocalCloud(EDGES.load(_GGUF)(str(resolve(address, "cloud")), options))
     try:
-        reached = bridged(cloud, edge.tokenizer, viewing=shown)
-        return reached, reached.check(edge.tokenizer)
+        cloud = bridged(local, edge.tokenizer, viewing=view)
+        cloud.check(edge.tokenizer)
     except BaseException:
-        cloud.close()
+        local.close()
         raise
+    return cloud
 
 
 def viewing(settings: Settings) -> ContextFilterMaker | None:
@@ -135,7 +131,7 @@ def viewing(settings: Settings) -> ContextFilterMaker | None:
     from edgewise.cloud.redaction.rules import redaction_of
     from edgewise.cloud.redaction.view import Redacted
 
-    rules = redaction_of(settings.redact, settings.redact_words)
+    rules = redaction_of(settings.redact)
     view = Redacted(rules) if rules.active else ContextFilter()
     if settings.cloud_context is None:
         return (lambda _: view) if rules.active else None
@@ -143,40 +139,13 @@ def viewing(settings: Settings) -> ContextFilterMaker | None:
     return lambda tokenizer: Recent(view, most, tokenizer)
 
 
-def _here(settings: Settings, address: str, keep_prefixes: bool) -> CloudModel:
-    """The cloud model in this process."""
-    from edgewise.cloud.local import LocalCloud
-
-    with _named_by("cloud"):
-        return LocalCloud(_load(settings, _GGUF, str(resolve(address, "cloud")), keep_prefixes))
-
-
-def _own_tokenizer(settings: Settings) -> Tokenizer | None:
-    """The tokenizer that is named for a cloud at a URL; connects to nothing."""
-    from edgewise.edge.tokenizer import open_tokenizer
-
-    named = settings.cloud_tokenizer
-    return open_tokenizer(named) if named else None
-
-
 def _require_no_url_settings(settings: Settings, address: str) -> None:
-    """Raise `UsageError` for settings of a URL where the cloud's `address` is not one."""
-    if settings.cloud_engine != _DEFAULTS.cloud_engine:
-        raise UsageError(
-            f"The cloud engine {settings.cloud_engine!r} would answer at a URL, and the cloud "
-            f"{address!r} is none",
-            hint="leave the engine out",
-            setting="cloud_engine",
-        )
-    in_file = "is none" if address == "none" else "has it in its file"
-    for setting, what, which in (
-        ("cloud_tokenizer", "tokenizer", in_file),
-        ("cloud_model", "model", "is none"),
-    ):
-        if getattr(settings, setting) is not None:
+    """Raise `UsageError` for settings of a URL if the cloud's `address` is not one."""
+    for setting in ("cloud_engine", "cloud_tokenizer", "cloud_model"):
+        if getattr(settings, setting) != getattr(_DEFAULTS, setting):
             raise UsageError(
-                f"The cloud's {what} is for a cloud at a URL, and the cloud {address!r} {which}",
-                hint=f"leave the {what} out",
+                f"{spelled(setting)} is for a cloud at a URL, not for the cloud {address!r}",
+                hint="leave it out",
                 setting=setting,
             )
 
@@ -185,8 +154,7 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
     """The router and, for a checkpoint, its card (already checked against the edge model)."""
     folder = router_folder(settings)
     if folder is None:
-        name = settings.router or FALLBACK_ROUTER
-        return router_named(name), None
+        return router_named(settings.router or FALLBACK_ROUTER), None
     card = _card(settings, folder)
     card.check(edge, folder)
     if warning := card.build_warning(edge):
@@ -218,20 +186,17 @@ def router_identity(settings: Settings) -> str:
 
 def router_folder(settings: Settings) -> Path | None:
     """The folder of the checkpoint that the settings name, downloaded if needed; else None."""
-    name = settings.router
-    if name is None:
-        name = default_router(settings)
+    name = settings.router or default_router(settings)
     if name == "bundled":
         return bundled("router")
-    if is_router(name):
-        return None
-    return checkpoint(name)
+    return None if is_router(name) else checkpoint(name)
 
 
 def _card(settings: Settings, folder: Path) -> RouterCard:
     """A checkpoint's card. Raises `UsageError` if a download names code to run."""
     card = read_card(folder)
-    if is_code(card.kind) and not _is_here(settings.router):
+    own = settings.router in (None, "bundled") or local_folder(str(settings.router)) is not None
+    if is_code(card.kind) and not own:
         raise UsageError(
             f"The router {settings.router!r} is of the kind {card.kind!r}: a download may not say "
             "what code to run",
@@ -239,11 +204,6 @@ def _card(settings: Settings, folder: Path) -> RouterCard:
             setting="router",
         )
     return card
-
-
-def _is_here(router: str | None) -> bool:
-    """Whether a checkpoint was not downloaded."""
-    return router in (None, "bundled") or local_folder(str(router)) is not None
 
 
 def make_policy(settings: Settings, card: RouterCard | None) -> Policy:
@@ -294,41 +254,14 @@ def _most(settings: Settings, name: str) -> Decimal | None:
     return Decimal(str(given))
 
 
-def require_usable(settings: Settings) -> None:
-    """Raise `UsageError` for a value that no command accepts, whatever the models are."""
-    from edgewise.cloud.hosts import hosts_of
-    from edgewise.engines.http import require_keyless
-    from edgewise.engines.registry import check_name
-
-    for name in NAMES:
-        if isinstance(text := getattr(settings, name), str):
-            require_text(spelled(name), text)
-    make_policy(settings, None)
-    sampling_of(settings)
-    viewing(settings)
-    hosts_of(settings.cloud_hosts)
-    check_name(settings.cloud_engine)
-    if settings.cloud_key is not None:
-        cloud_key(settings)
-    if is_url(address := cloud_address(settings)):
-        require_keyless(address)
-    if settings.edge_engine != "auto" and settings.edge_engine not in EDGES:
-        EDGES.load(settings.edge_engine)  # refused
-    if settings.price is not None:
-        price_of(settings.price)
-    for name in ("max_cost", "max_cost_day"):
-        _most(settings, name)
-
-
-def _load(settings: Settings, engine: str, address: str, keep_prefixes: bool) -> EdgeModel:
-    options = EdgeOptions(
+def _options(settings: Settings, slots: int, keep_prefixes: bool) -> EdgeOptions:
+    return EdgeOptions(
         context=settings.ctx,
         threads=settings.threads,
         gpu_layers=settings.gpu_layers,
-        slots=settings.slots or 1,
+        slots=slots,
         keep_prefixes=keep_prefixes,
     )
-    return EDGES.load(engine)(address, options)
 
 
 def sampling_of(settings: Settings) -> Sampling:

@@ -37,7 +37,6 @@ FLAGS, ENVIRONMENT = "the flags", "the environment"
 _BOUNDS = {
     "ctx": (8, 1 << 24),
     "threads": (1, 512),
-    "slots": (1, 256),
     "max_tokens": (1, 1 << 31),
     "seed": (0, (1 << 63) - 1),
     "speculate": (0, 256),
@@ -101,12 +100,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _about(
             "view",
             "Send placeholders for private words: on, or some of email, phone, iban, card, ip, "
-            "secret, each alone or as =mask, =local (send nothing more) or =allow; off.",
+            "secret, each alone or as =mask, =local (send nothing more) or =allow; off. @FILE adds "
+            "words of your own, one a line.",
         ),
-    ] = None
-    redact_words: Annotated[
-        str | None,
-        _about("view", "Words to redact as well, separated by commas, or @FILE, one a line."),
     ] = None
     router: Annotated[
         str | None,
@@ -147,7 +143,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     seed: Annotated[
         int | None, _about("draws", "Seed of the draws; default: 0, in serve a new one each time.")
     ] = None
-    system: Annotated[str | None, _about("system", "System message.")] = None
     ctx: Annotated[
         int | None, _about("machine", "Context, tokens; default: the model's, at most 4096.")
     ] = None
@@ -169,9 +164,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_cost_day: Annotated[
         float | None,
         _about("costs", "Most that all consults of a day (UTC) may cost, of every process."),
-    ] = None
-    slots: Annotated[
-        int | None, _about("serving", "Answers written at the same time; default: 4.")
     ] = None
 
     def __post_init__(self) -> None:
@@ -274,42 +266,42 @@ def _require_honoured(found: Settings, refused: Mapping[str, str], reader: str) 
         raise UsageError(f"{reader} cannot honour {which}", hint=f"take {them} out there")
 
 
-def file_bytes(path: Path, called: str = FILE) -> bytes:
-    """What a file of settings holds, `called` so in errors. Raises `UsageError`."""
+def _file_bytes(path: Path, called: str, *, own: bool) -> bytes:
+    """The content of a file of settings, `called` so in errors; `own`: it must be this user's.
+
+    Nobody else decides where a user's prompts and key go. Raises `UsageError`.
+    """
     try:
         if path.exists() and not path.is_file():  # a pipe would be read for ever
             raise UsageError(f"{called} is not a file.")
         with path.open("rb") as file:
+            # Of what was opened: the path may lead elsewhere by now.
+            owner = os.fstat(file.fileno()).st_uid
             content = file.read(MAX_FILE + 1)
     except OSError as error:
         raise UsageError(f"{called} cannot be read: {error.strerror}.") from error
+    if own and hasattr(os, "getuid") and owner not in (os.getuid(), 0):
+        raise UsageError(
+            f"{called} in this folder belongs to another user",
+            hint="copy it if you trust it, or run in a folder of your own",
+        )
     if len(content) > MAX_FILE:
         raise UsageError(f"{called} has more than {MAX_FILE} bytes", hint="shorten it")
     return content
 
 
-def own_bytes(path: Path) -> bytes:
-    """What the folder's file holds; nothing where there is none. Raises `UsageError`, for another
-    user's too: nobody else decides where a user's prompts and key go."""
-    if not path.is_file():
-        return b""
-    if hasattr(os, "getuid") and path.stat().st_uid not in (os.getuid(), 0):
-        raise UsageError(
-            f"{FILE} in this folder belongs to another user",
-            hint="copy it if you trust it, or run in a folder of your own",
-        )
-    return file_bytes(path)
-
-
 def _from_file(path: Path, called: str, *, own: bool = False) -> dict[str, object]:
-    content = own_bytes(path) if own else file_bytes(path, called)
+    """The settings in a file; an `own` file need not be there. Raises `UsageError`."""
+    if own and not path.is_file():
+        return {}
     try:
-        found: dict[str, object] = msgspec.toml.decode(content, type=dict[str, object])
+        content = _file_bytes(path, called, own=own)
+        values: dict[str, object] = msgspec.toml.decode(content, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{called} is not valid TOML: {error}.") from error
-    for key in found:
+    for key in values:
         require_known(key.replace("-", "_"), f"{called} has the unknown key {key!r}", spelled)
-    return {key.replace("-", "_"): value for key, value in found.items()}
+    return {key.replace("-", "_"): value for key, value in values.items()}
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:

@@ -14,8 +14,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
+from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud, WrappedSession
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Step
 from edgewise.errors import CloudError, UsageError

@@ -1,5 +1,6 @@
 """Bad input ends in one sentence on stderr, nothing on stdout, and exit code 2."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -16,7 +17,9 @@ import msgspec
 import pytest
 
 from edgewise.addresses import bundled
+from edgewise.errors import UsageError
 from edgewise.routers.card import read_card
+from edgewise.settings import Settings, load
 from tests import models
 from tests.cli.conftest import Edgewise, Result, Run
 from tests.doubles.scripted_engine import ScriptedEngine
@@ -65,7 +68,7 @@ def test_a_text_that_fills_no_context_is_refused_early(
         (["--max-tokens", "0"], "max-tokens must be"),
         (["--max-tokens", "-3"], "max-tokens must be"),
         (["--max-tokens", "many"], "--max-tokens"),
-        (["--max-cloud-tokens", "-1"], "cap must be 0 or more"),
+        (["--max-cloud-tokens", "-1"], "max-cloud-tokens must be 0 or more"),
         (["--span", "0"], "span must be 1 or more"),
         (["--deadline", "0"], "deadline must be"),
         (["--deadline", "nan"], "deadline must be"),
@@ -95,12 +98,15 @@ def test_a_text_that_fills_no_context_is_refused_early(
             ["--edge", "lfm2.gguf", "--cloud", "none", "--router", "./reads.py:Reads"],
             "no hidden states",
         ),
-        (["--edge", "bpe.gguf", "--cloud-tokenizer", "other.gguf"], "and the cloud 'none' is none"),
-        (["--cloud", "other.gguf", "--cloud-tokenizer", "other.gguf"], "has it in its file"),
+        (["--edge", "bpe.gguf", "--cloud-tokenizer", "other.gguf"], "for the cloud 'none'"),
+        (
+            ["--cloud", "other.gguf", "--cloud-tokenizer", "other.gguf"],
+            "cloud-tokenizer is for a cloud at a URL",
+        ),
         (["--cloud", NOWHERE, "--cloud-tokenizer", "none.gguf"], "There is no file 'none.gguf'"),
         (["--cloud", NOWHERE, "--cloud-tokenizer", "."], "There is no tokenizer.json in '.'"),
         (["--cloud", NOWHERE, "--cloud-tokenizer", "broken.txt"], "is not a GGUF file"),
-        (["--cloud", "none", "--cloud-model", "large"], "and the cloud 'none' is none; leave the"),
+        (["--cloud", "none", "--cloud-model", "large"], "for the cloud 'none'"),
         (["--edge", "bpe.gguf", "--router", "made-for-another"], "made for an edge model"),
         (["--router", "coin"], "There is no router 'coin'"),
         (["--router", "."], "no config.json"),
@@ -162,7 +168,7 @@ NOBODY = "~nobody-of-this-name/file"
     [
         ("run", "Hello", "--cloud", "none", "--price", NOBODY),
         ("run", "Hello", "--cloud", "none", "--sent-file", NOBODY),
-        ("run", "Hello", "--cloud", "none", "--redact", "on", "--redact-words", f"@{NOBODY}"),
+        ("run", "Hello", "--cloud", "none", "--redact", f"on,@{NOBODY}"),
         ("run", "Hello", "--cloud", "none", "--edge", NOBODY),
         ("eval", NOBODY),
         ("serve", "--model", f"one={NOBODY}"),
@@ -306,6 +312,36 @@ def test_a_file_of_another_user_is_refused(edgewise: Edgewise, tmp_path: Path) -
     file.write_text("span = 1\n")
     os.chown(file, 12345, -1)
     assert_one_sentence(edgewise("run", "Hello", "--cloud", "none"), "belongs to another user")
+
+
+class Swapped(type(Path())):
+    """A file of one's own that another user replaces after so many looks at it."""
+
+    looks, theirs = 0, Path()
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        found = super().stat(follow_symlinks=follow_symlinks)
+        self.looks -= 1
+        if self.looks == 0:
+            os.replace(self.theirs, self)
+        return found
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs another user")
+@pytest.mark.parametrize("looks", range(1, 6))
+def test_a_file_that_another_user_swaps_in_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    theirs = tmp_path / "theirs.toml"
+    (tmp_path / "edgewise.toml").write_text("span = 1\n")
+    theirs.write_text("cloud = 'http://evil.example'\n")
+    os.chown(theirs, 12345, -1)
+    monkeypatch.setattr(Swapped, "looks", looks)
+    monkeypatch.setattr(Swapped, "theirs", theirs)
+    chosen = Settings()
+    with contextlib.suppress(UsageError):
+        chosen = load({}, environment={}, folder=Swapped(tmp_path))
+    assert chosen.cloud is None
 
 
 def test_a_file_that_is_too_large(edgewise: Edgewise, tmp_path: Path) -> None:
@@ -518,19 +554,12 @@ def test_a_link_to_nothing_is_not_meant_to_be_itself(edgewise: Edgewise, tmp_pat
 
 
 @pytest.mark.parametrize("text", ["[" * 30_000, "[" * 30_000 + "]" * 30_000, "{a=" * 15_000])
-@pytest.mark.parametrize("command", [("run", "Hello"), ("config",), ("config", "set", "ctx", "99")])
+@pytest.mark.parametrize("command", [("run", "Hello"), ("config",)])
 def test_deep_brackets_in_a_folders_file(
     edgewise: Edgewise, tmp_path: Path, command: tuple[str, ...], text: str
 ) -> None:
     (tmp_path / "edgewise.toml").write_text(f"edge = {text}\n")
     assert_one_sentence(edgewise(*command), "edgewise.toml")
-
-
-@pytest.mark.parametrize("key", ["cloud-share", "span", "max-cost"])
-def test_config_set_blames_what_was_given_to_it(edgewise: Edgewise, key: str) -> None:
-    refused = edgewise("config", "set", key, "-7")
-    assert_one_sentence(refused, "-7")
-    assert "EDGEWISE_" not in refused.err
 
 
 @pytest.mark.parametrize("command", ["--version", "doctor"])

@@ -214,16 +214,6 @@ def test_a_full_context_drops_the_oldest_turns(
         assert len(pair.prompt(kept).ids) <= 192 * 3 // 4
 
 
-def test_it_can_stop_there_instead(edgewise: Edgewise) -> None:
-    lines = "".join(f"Tell me about {word}.\n" for word in WORDS) + "/new\nTell me about tin.\n"
-    flags = ("--ctx", "192", "--cloud", "none", "--when-full", "stop")
-    result = edgewise("chat", *flags, stdin=lines.encode())
-    assert result.code == 0, result.err
-    assert not DROPPED.search(result.err)
-    assert "do not fit in the context of 192; /new begins a new conversation" in result.err
-    assert "tokens/s" in result.err.partition("a new conversation")[2]
-
-
 def test_a_question_that_never_fits_drops_nothing(edgewise: Edgewise) -> None:
     lines = f"Tell me about tin.\n{'copper ' * 300}\nTell me about iron.\n"
     result = edgewise("chat", "--ctx", "192", "--cloud", "none", stdin=lines.encode())

@@ -44,6 +44,23 @@ def test_no_command_connects_to_another_host(
     assert "--cloud-hosts" in done.err
 
 
+@pytest.mark.parametrize("widened", [False, True])
+def test_a_models_file_leads_to_no_other_host(
+    edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, widened: bool
+) -> None:
+    """Nor does the second of two models, where the first is as it should be."""
+    monkeypatch.setenv("EDGEWISE_CLOUD_HOSTS", "good.example")
+    with visited() as (url, came):
+        wider = "cloud-hosts = '127.0.0.1'\n" if widened else ""
+        (tmp_path / "a.toml").write_text("cloud = 'none'\n")
+        (tmp_path / "b.toml").write_text(f"cloud = '{url}'\n{wider}")
+        models = ("--model", "a=a.toml", "--model", "b=b.toml")
+        done = edgewise("serve", "--port", "0", "--threads", "1", *models)
+    assert came == []
+    assert done.code == 2
+    assert "(good.example)" in done.err
+
+
 def test_doctor_says_what_to_do_and_connects_nowhere(edgewise: Edgewise) -> None:
     with visited() as (url, came):
         done = edgewise("doctor", "--cloud", url, "--cloud-hosts", "good.example")

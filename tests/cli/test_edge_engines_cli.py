@@ -16,6 +16,8 @@ from tests.onnx_models import require_onnx
 from tests.server.serving import serving as served
 from tests.transformers_models import llama, write_hub_model
 
+pytestmark = pytest.mark.deep
+
 QUICK = ("--threads", "1", "--ctx", "160", "--gpu-layers", "0")
 MACHINE = ("--threads", "1", "--gpu-layers", "0")
 EAGER = ("--router", "entropy", "--threshold", "0.3")

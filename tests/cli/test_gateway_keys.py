@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.errors import CloudRefused, CloudUnavailable
 from edgewise.keys.keys import Keys, read_keys
 from edgewise.prompts import Prompt
@@ -44,14 +44,6 @@ def test_a_key_is_added_shown_and_revoked(edgewise: Edgewise) -> None:
     assert edgewise("keys", "revoke", "laptop", *FILE).code == 0
     assert Keys(KEYS).find(secret) is None
     assert Keys(KEYS).find(second) is not None
-
-
-@pytest.mark.parametrize("words", [("add", "laptop"), ("list",), ("rotate", "x"), ()])
-def test_the_old_spelling_names_the_new_one(edgewise: Edgewise, words: tuple[str, ...]) -> None:
-    done = edgewise("gateway", "keys", *words, *(FILE if words else ()))
-    assert (done.code, done.out) == (2, ""), done.err
-    assert "edgewise keys" in done.err
-    assert not KEYS.exists()
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,29 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from edgewise.cloud.engine import EngineCloud
+from edgewise.engines.sglang import SglangEngine
+from edgewise.engines.vllm import VllmEngine
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.background import Background
 
 Route = tuple[str, str]
 Reply = Callable[[Any], tuple[int, Any]]
 """From a request's JSON body to a status and what is said (bytes as they are)."""
+
+
+class Vllm(EngineCloud):
+    """A vLLM server at a URL."""
+
+    def __init__(self, url: str, *, key: str | None = None) -> None:
+        super().__init__(VllmEngine(url, key=key))
+
+
+class Sglang(EngineCloud):
+    """An SGLang server at a URL."""
+
+    def __init__(self, url: str, *, key: str | None = None) -> None:
+        super().__init__(SglangEngine(url, key=key))
 
 
 class DialectServer:

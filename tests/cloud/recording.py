@@ -65,7 +65,7 @@ class Recorder:
         for socket in list(self._sockets):
             await socket.close()
 
-    async def _request(self, request: web.Request) -> web.Response:
+    async def _request(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         if body:
             self.messages.append(body)
@@ -84,7 +84,7 @@ class Recorder:
             request.transport.abort()
             return web.Response(status=502)
 
-    async def _session(self, request: web.Request) -> web.WebSocketResponse:
+    async def _session(self, request: web.Request) -> web.StreamResponse:
         near = web.WebSocketResponse()
         await near.prepare(request)
         self._sockets.add(near)

@@ -8,7 +8,7 @@ import pytest
 from edgewise import parts
 from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import EngineCloud
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.engines.http import checked_address
 from edgewise.errors import CloudRejected, UsageError
 from edgewise.gateway.server import engines_at
@@ -173,11 +173,11 @@ def test_what_can_be_no_key_is_a_sentence(key: str) -> None:
     for engine in ("vllm", "gateway"):
         chosen = Settings(cloud="http://127.0.0.1:9", cloud_engine=engine, cloud_key=key)
         with pytest.raises(UsageError, match="The cloud's key has blanks, line breaks or"):
-            parts.proven_cloud(chosen, ScriptedEdge(noise()))
+            parts.open_cloud(chosen, ScriptedEdge(noise()))
 
 
 @pytest.mark.parametrize("cloud", ["none", "bundled"])
 def test_nothing_is_wished_of_a_cloud_at_no_url(cloud: str) -> None:
     with pytest.raises(UsageError, match=repr(cloud)) as refused:
-        parts.proven_cloud(Settings(cloud=cloud, cloud_model="large"), ScriptedEdge(noise()))
+        parts.open_cloud(Settings(cloud=cloud, cloud_model="large"), ScriptedEdge(noise()))
     assert refused.value.setting == "cloud_model"

@@ -10,7 +10,7 @@ import pytest
 
 from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import EngineCloud
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.engines.registry import UnknownEngine
 from edgewise.errors import CloudUnavailable, UsageError
 from tests.doubles.scripted_engine import ScriptedEngine

@@ -15,7 +15,7 @@ import pytest
 from edgewise import registry
 from edgewise.cloud.bridge.context_filter import Context
 from edgewise.cloud.redaction.base import DETECTORS, EXACT, Span
-from edgewise.cloud.redaction.rules import redaction_of
+from edgewise.cloud.redaction.rules import Redaction, redaction_of
 from edgewise.cloud.redaction.view import Redacted
 from edgewise.errors import Blocked, UsageError
 
@@ -92,8 +92,8 @@ def test_the_card_behind_another_number_is_found() -> None:
     assert found("iban", "DE89 3704 0044 0532 0130 00 and so on") == ["DE89 3704 0044 0532 0130 00"]
 
 
-def view(redact: str, words: str | None = None) -> Redacted:
-    return Redacted(redaction_of(redact, words))
+def view(redact: str) -> Redacted:
+    return Redacted(redaction_of(redact))
 
 
 def shown(seen: Redacted, text: str) -> str:
@@ -103,42 +103,45 @@ def shown(seen: Redacted, text: str) -> str:
 def test_words_are_found_whole_however_they_are_written(tmp_path: Path) -> None:
     listed = tmp_path / "words.txt"
     listed.write_text("Anna Smith\n\nÜberProjekt\nC++\n張偉\n")
-    seen = view("words", f"@{listed}")
+    seen = view(f"words,@{listed}")
     assert shown(seen, "ANNA\nsmith, anna  smiths, überprojekt; C++! C+++; 是張偉的") == (
         "<WORD_1>, anna  smiths, <WORD_2>; <WORD_3>! <WORD_3>+; 是<WORD_4>的"
     )
 
 
 @pytest.mark.parametrize(
-    ("redact", "words", "problem"),
+    ("redact", "problem"),
     [
-        ("emial", None, "no class 'emial'.*on, off, or some of card, email"),
-        ("email=hide", None, "as 'hide'.*mask, local or allow"),
-        ("email,off", None, "no class 'off'"),
-        ("", None, "no class ''"),
-        ("words", None, "there are none"),
-        ("off", "Anna", "lets leave"),
-        ("on,words=allow", "Anna", "lets leave"),
-        (None, " , ", "names no word"),
-        (None, "a", "2 to 200 characters"),
-        (None, "@none.txt", "no such file"),
+        ("emial", "no class 'emial'.*on, off, or some of card, email"),
+        ("email=hide", "as 'hide'.*mask, local or allow"),
+        ("email,off", "no class 'off'"),
+        ("", "no class ''"),
+        ("words", "there are none"),
+        ("on,words=allow,@anna", "lets them leave"),
+        ("@empty", "'empty'"),
+        ("@short", "2 to 200 characters"),
+        ("@none.txt", "no such file"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(
-    redact: str | None, words: str | None, problem: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redact: str, problem: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("anna", "Anna"), ("empty", " \n"), ("short", "a")):
+        (tmp_path / name).write_text(text)
     with pytest.raises(UsageError, match=problem):
-        redaction_of(redact, words)
+        redaction_of(redact)
 
 
-def test_what_is_asked_for() -> None:
-    assert redaction_of("on", None).active == dict.fromkeys(EXACT, "mask")
-    assert redaction_of("on,email=allow, secret=local", "x y").active == {
+def test_what_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("x y\n")
+    assert redaction_of("on").active == dict.fromkeys(EXACT, "mask")
+    assert redaction_of(f"on,email=allow, secret=local,@{tmp_path / 'own'}").active == {
         **dict.fromkeys(("phone", "iban", "card", "ip", "words"), "mask"),
         "secret": "local",
     }
-    assert redaction_of(None, "x y").active == {"words": "mask"}
-    assert redaction_of("off", None).active == redaction_of(None, None).active == {}
+    assert redaction_of(f"@{tmp_path / 'own'}") == ({"words": "mask"}, ("x y",))
+    assert redaction_of("off").active == redaction_of(None).active == {}
 
 
 def test_a_class_whose_package_lacks_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +200,9 @@ def test_no_pattern_reads_long(name: str, piece: str) -> None:
 def test_four_megabytes_end_in_bounded_time(monkeypatch: pytest.MonkeyPatch, piece: str) -> None:
     """Found in time or not sent."""
     monkeypatch.setattr("edgewise.cloud.redaction.view.SECONDS", 2.0)
-    seen = view("email,ip,secret", "Anna Smith")
+    seen = Redacted(
+        Redaction(dict.fromkeys(("email", "ip", "secret", "words"), "mask"), ("Anna Smith",))
+    )
     begun = time.thread_time()
     with suppress(Blocked):
         shown(seen, piece * ((4 << 20) // len(piece)))

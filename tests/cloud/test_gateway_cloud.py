@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from edgewise.cloud.gateway import cloud as cloud_gateway
-from edgewise.cloud.gateway import link as gateway_link
-from edgewise.cloud.gateway.cloud import MOST_IDLE, PUSHED, GatewayCloud
+from edgewise.cloud import gateway as cloud_gateway
+from edgewise.cloud import gateway_link as gateway_link
+from edgewise.cloud.gateway import MOST_IDLE, PUSHED, GatewayCloud
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.engine import LlamaServer
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.completion import MOST_CANDIDATES, MOST_SECONDS, Completion
 from edgewise.errors import CloudProtocolError
 from edgewise.events import Candidate, Consult, Event
@@ -22,7 +22,15 @@ from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant
 from edgewise.testing.scripted_edge import SIZE, ByteTokenizer, ScriptedEdge, replying
 from edgewise.wire.protocol import Ask, FromDevice
-from tests.cloud.dialects import DialectServer, Route, serving, sglang_routes, vllm_routes
+from tests.cloud.dialects import (
+    DialectServer,
+    Route,
+    Sglang,
+    Vllm,
+    serving,
+    sglang_routes,
+    vllm_routes,
+)
 from tests.cloud.test_gateway_cloud import FakeGateway, politely
 from tests.gateway.running import gateway
 

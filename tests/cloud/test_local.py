@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud, WrappedSession
 from edgewise.cloud.bridge.adapter import Bridge
 from edgewise.cloud.local import LocalCloud
-from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
 from edgewise.completion import Completion
 from edgewise.edge.base import Floats
 from edgewise.errors import (

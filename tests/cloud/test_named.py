@@ -13,7 +13,7 @@ from edgewise import parts
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.connect import connect, open_engine
 from edgewise.cloud.engine import EngineCloud
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import Tokenizer
 from edgewise.engines.registry import ENGINES
@@ -141,7 +141,7 @@ def test_the_built_in_ones_are_there(name: str, kind: type[CloudModel], dialect:
 def test_an_unknown_name_is_one_sentence_wherever_the_cloud_is(cloud: str) -> None:
     """Never ignored: not with a file for a cloud, not without any."""
     with pytest.raises(UsageError) as refused:
-        parts.proven_cloud(Settings(cloud=cloud, cloud_engine="vlm"), ScriptedEdge(noise()))
+        parts.open_cloud(Settings(cloud=cloud, cloud_engine="vlm"), ScriptedEdge(noise()))
     assert "'vllm'" in (refused.value.hint or "")
     assert refused.value.setting == "cloud_engine"
 

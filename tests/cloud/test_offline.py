@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.events import Token
 from edgewise.loop.decoder import Decoder

@@ -13,12 +13,16 @@ from hypothesis import given
 from edgewise.cloud.bridge.context_filter import Context
 from edgewise.cloud.bridge.word_boundary import kept
 from edgewise.cloud.redaction.normal import Normal
-from edgewise.cloud.redaction.rules import redaction_of
+from edgewise.cloud.redaction.rules import Redaction, redaction_of
 from edgewise.cloud.redaction.view import Redacted, RedactedContext
 from edgewise.errors import Blocked
 from edgewise.prompts import Message
 
-VIEW = Redacted(redaction_of("email,ip,secret", "Anna Smith,Falcon,張偉"))
+VIEW = Redacted(
+    Redaction(
+        dict.fromkeys(("email", "ip", "secret", "words"), "mask"), ("Anna Smith", "Falcon", "張偉")
+    )
+)
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 ASKED = "Write to anna.smith@example.org, says Anna Smith."
 
@@ -102,7 +106,7 @@ def test_a_word_is_found_however_it_is_written(written: str) -> None:
 @pytest.mark.parametrize("word", ["Ren\u00e9e M\u00fcller", "\uae40\uc9c0\uc6b0", "\ufb01x\u00e9"])
 def test_own_words_are_found_in_every_form(form: Form, word: str) -> None:
     for own in ("NFC", "NFD"):
-        view = Redacted(redaction_of(None, normalize(own, word)))
+        view = Redacted(Redaction({"words": "mask"}, (normalize(own, word),)))
         for written in (normalize(form, word), "\u00ad".join(normalize(form, word))):
             (told,) = shown(context(f"to {written}!", view=view))
             assert told == "to <WORD_1>!"
@@ -273,7 +277,7 @@ def test_what_is_whole_is_sent(end: str) -> None:
 
 
 def test_a_local_class_keeps_all_here() -> None:
-    view = Redacted(redaction_of("email=local,ip", None))
+    view = Redacted(redaction_of("email=local,ip"))
     assert not view.local_only(Context(None, "at 10.1.2.3"))
     assert view.local_only(Context(None, ASKED))
     with pytest.raises(Blocked, match="class email"):

@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,24 @@ import trustme
 from aiohttp import web
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.connect import open_engine
-from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.connect import connect, open_engine
+from edgewise.cloud.engine import LlamaServer
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.engines.http import Redirected
 from edgewise.errors import CloudError
+from edgewise.loop.decoder import Decoder
+from edgewise.loop.policy import Policy
 from edgewise.pair import Pair
-from edgewise.prompts import Prompt
+from edgewise.prompts import Message, Prompt, prompt_of
+from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
 from tests.background import Background
-from tests.cloud.dialects import DialectServer, sglang_routes, vllm_routes
+from tests.cloud.dialects import DialectServer, Sglang, Vllm, sglang_routes, vllm_routes
+from tests.cloud.recording import Recorder
+from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.scripted_text import ScriptedText
+from tests.gateway.running import gateway
 
 CLOUDS = [LlamaServer, Vllm, Sglang, GatewayCloud]
 
@@ -117,37 +124,57 @@ def test_no_redirect_is_followed(leading: Leading, kind: Any, secure: bool, stat
     assert leading.came == []
 
 
-class Turning(DialectServer):
-    """Answers as an engine does until it `leads` elsewhere."""
+class Turning(Recorder):
+    """Forwards to a cloud that is as it should be, until it `leads` elsewhere."""
 
     leads = ""
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def _request(self, request: web.Request) -> web.StreamResponse:
+        return self._led(request) or await super()._request(request)
+
+    async def _session(self, request: web.Request) -> web.StreamResponse:
+        return self._led(request) or await super()._session(request)
+
+    def _led(self, request: web.Request) -> web.Response | None:
         if not self.leads:
-            return await super()._answer(request)
-        self.asked.append((request.path, None))
+            return None
+        self.messages.append(b"led")
         return web.Response(status=307, headers={"Location": self.leads + request.path})
 
 
-@pytest.mark.parametrize("routes", [vllm_routes, sglang_routes])
-def test_one_that_was_proven_leads_nowhere_later(leading: Leading, routes: Any) -> None:
-    """In a consult, in what it is asked beside it, and when it is proven again."""
-    with closing(Turning(routes())) as server:
-        cloud = open_engine(server.url, key="sk-secret")
+@contextmanager
+def engine(name: str) -> Iterator[str]:
+    with ExitStack() as stack:
+        if name in ("vllm", "sglang"):
+            routes = vllm_routes() if name == "vllm" else sglang_routes()
+            yield stack.enter_context(closing(DialectServer(routes))).url
+        elif name == "chat":
+            yield stack.enter_context(closing(ScriptedText("chat"))).url
+        else:
+            url = stack.enter_context(closing(ScriptedEngine())).url
+            yield stack.enter_context(gateway([url])).url if name == "gateway" else url
+
+
+@pytest.mark.parametrize("name", ["llama-server", "vllm", "sglang", "gateway", "chat"])
+def test_one_that_was_proven_leads_nowhere_later(leading: Leading, name: str) -> None:
+    """In a prefetch, in a consult, in what is asked beside it, and when it is checked again."""
+    with engine(name) as target, closing(Turning(target)) as turning:
+        edge = ScriptedEdge(noise())
+        cloud, _ = connect(turning.url, edge.tokenizer, key="sk-secret", engine=name)
         with closing(cloud):
-            cloud.check(ByteTokenizer())
-            server.leads, before = leading.elsewhere, len(server.asked)
-            with closing(cloud.open(Prompt((1,)))) as session:
-                for _ in range(3):
-                    with pytest.raises(Redirected):
-                        session.ask([1], 1, Sampling(), 20).result()
+            turning.leads = leading.elsewhere
+            turning.cut()
+            turning.forget()
+            decoder = Decoder(edge, router=Constant(1.0), policy=Policy(deadline=20), cloud=cloud)
+            prompt = prompt_of(edge.tokenizer, [Message("user", "Hello")])
+            assert decoder.generate(prompt, max_tokens=4).usage.cloud_tokens == 0
             with pytest.raises(Redirected):
-                cloud.check(ByteTokenizer())
-            assert len(server.asked) > before + 3
+                cloud.check(edge.tokenizer)
+        assert b"led" in turning.messages
     assert leading.came == []
 
 
-@pytest.mark.parametrize("engine", ["auto", "llama-server", "vllm", "sglang", "gateway"])
+@pytest.mark.parametrize("engine", ["auto", "llama-server", "vllm", "sglang", "gateway", "chat"])
 def test_an_allowed_host_leads_to_no_other(leading: Leading, engine: str) -> None:
     hosts = leading.plain.removeprefix("http://")
     with pytest.raises(Redirected):

@@ -1,21 +1,32 @@
 """The file of counts and the file of payloads: bounded, for their owner, and true."""
 
 import base64
+import errno
 import json
 import logging
 import os
 import stat
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from edgewise.cloud.engine import LlamaServer
-from edgewise.cloud.gateway.cloud import GatewayCloud
-from edgewise.cloud.record.files import AnswerSent, CountsFile, PayloadsFile, counts_place
-from edgewise.cloud.record.record import SentRecord
+from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.record import (
+    AnswerSent,
+    CountsFile,
+    Payload,
+    PayloadsFile,
+    SentRecord,
+    counts_place,
+)
+from edgewise.costs.daily import DailyTotal
 from edgewise.errors import UsageError
 from edgewise.events import Consult, Token
 from edgewise.loop.decoder import Decoder
@@ -93,13 +104,14 @@ def test_the_file_is_bounded_and_keeps_the_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"\xff\xfe", b"{}", b"[" * 100_000, b'{"at": 1e99}', b"null", b""]
+    "line",
+    [b"\xff\xfe\n", b"{}\n", b"[" * 100_000 + b"\n", b'{"at": 1e99}\n', b"null\n", b"\n", b'{"at'],
 )
 def test_lines_that_are_no_counts_are_left_out(tmp_path: Path, line: bytes) -> None:
     kept = CountsFile(tmp_path / "sent.jsonl")
     kept.append(counted(1))
     with kept.path.open("ab") as file:
-        file.write(line + b"\n")
+        file.write(line)
     kept.append(counted(2))
     found, unread = kept.read()
     assert [message.tokens for message in found] == [1, 2]
@@ -124,11 +136,23 @@ def _link(path: Path) -> None:
     path.symlink_to(other)
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, _link, Path.mkdir])
-def test_only_a_file_is_written_to(
+def _given(path: Path) -> None:
+    path.touch(0o600)
+    os.chown(path, 12345, -1)
+
+
+_ROOT = hasattr(os, "getuid") and os.getuid() == 0
+NOT_ONES_OWN = [
+    *(os.mkfifo, _link, Path.mkdir),
+    pytest.param(_given, marks=pytest.mark.skipif(not _ROOT, reason="only root gives files away")),
+]
+
+
+@pytest.mark.parametrize("make", NOT_ONES_OWN)
+def test_only_a_file_of_ones_own_is_written_to(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None]
 ) -> None:
-    """A pipe would be waited for, and a link leads to another's file."""
+    """A pipe would be waited for, a link leads to another's file, and its owner reads another's."""
     path = tmp_path / "sent.jsonl"
     make(path)
     CountsFile(path).append(counted())
@@ -137,16 +161,77 @@ def test_only_a_file_is_written_to(
         CountsFile(path).read()
     with pytest.raises(UsageError):
         PayloadsFile(path)
+    with pytest.raises(UsageError):
+        DailyTotal(path).require_usable()
     if (other := tmp_path / "other").exists():
         assert other.read_text() == "of somebody"
 
 
-def test_a_file_that_others_could_read_is_for_its_owner(tmp_path: Path) -> None:
-    path = tmp_path / "sent.jsonl"
-    path.touch(0o666)
+@pytest.mark.parametrize("kind", [CountsFile, PayloadsFile, DailyTotal])
+def test_a_file_that_others_could_read_is_for_its_owner(tmp_path: Path, kind: Any) -> None:
+    path = tmp_path / "kept"
+    path.touch()
     path.chmod(0o666)
-    PayloadsFile(path).write(counted(), "consult", 0, b"{}", 0, "")
+    file = kind(path)
+    if kind is CountsFile:
+        file.append(counted())
+    elif kind is DailyTotal:
+        file.add("2026-01-01", "", Decimal(1))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_answers_at_once_mix_nothing(tmp_path: Path) -> None:
+    """Two processes and four answers write to one file; every line is one message, whole."""
+    path, message = tmp_path / "payloads.jsonl", b'{"text": "' + b"x" * 200_000 + b'"}'
+    records = [SentRecord(payloads=PayloadsFile(path)) for _ in range(2)]
+
+    def answered(number: int) -> AnswerSent:
+        answer = records[number % 2].answer(Prompt((number,)), "http://h", ByteTokenizer())
+        for _ in range(20):
+            answer.consult([number]).add(1, message)
+        return answer.sums
+
+    with ThreadPoolExecutor(4) as threads:
+        sums = list(threads.map(answered, range(4)))
+    lines = [msgspec.json.decode(one, type=Payload) for one in path.read_bytes().splitlines()]
+    assert {(one.body, one.bytes) for one in lines} == {(message.decode(), len(message))}
+    for one in sums:
+        own = [line for line in lines if line.answer == one.answer]
+        assert [line.number for line in own] == list(range(20))
+        assert (one.consults, one.tokens, one.bytes) == (20, 20, 20 * len(message))
+
+
+def test_a_message_that_was_cut_off_takes_no_other_with_it(tmp_path: Path) -> None:
+    """A disk that is full, or a process that was killed, leaves half a line."""
+    path = tmp_path / "payloads.jsonl"
+    path.write_bytes(b'{"at": 1.0, "conv')
+    PayloadsFile(path).write(counted(), "consult", 0, b"{}", 0, "")
+    _, last = path.read_bytes().splitlines()
+    assert msgspec.json.decode(last, type=Payload).body == "{}"
+
+
+@pytest.mark.parametrize("through", ["engine", "gateway"])
+def test_a_disk_that_fills_in_mid_answer_lets_nothing_more_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, through: str
+) -> None:
+    engine, file, left = ScriptedEngine(), PayloadsFile(tmp_path / "payloads.jsonl"), 3
+    write = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        nonlocal left
+        if data[:1] == b"{" and (left := left - 1) < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data)
+
+    with reached(engine, through) as (cloud, recorder):
+        monkeypatch.setattr(os, "write", full)
+        record = SentRecord(payloads=file)
+        decoder(cloud, record).generate(prompt_of(ByteTokenizer(), ASKED), max_tokens=20)
+        monkeypatch.undo()
+        cloud.close()
+        wrote = [json.loads(one) for one in (tmp_path / "payloads.jsonl").read_text().splitlines()]
+        assert len(wrote) == 3
+        assert sum(one["tokens"] for one in wrote) == recorder.ids
 
 
 def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:

@@ -14,10 +14,9 @@ from msgspec.structs import replace
 from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import Bridge
-from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
-from edgewise.cloud.gateway.cloud import GatewayCloud
-from edgewise.cloud.record.files import Payload
-from edgewise.cloud.record.record import SentRecord, counts_of
+from edgewise.cloud.engine import LlamaServer
+from edgewise.cloud.gateway import GatewayCloud
+from edgewise.cloud.record import Payload, SentRecord, counts_of
 from edgewise.edge.base import PROBES
 from edgewise.edge.vocabulary import bytes_of
 from edgewise.events import Consult, Event, Finished, SentCounts
@@ -28,6 +27,7 @@ from edgewise.prompts import Message, prompt_of
 from edgewise.routers.constant import Random
 from edgewise.settings import Settings
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
+from tests.cloud.dialects import Sglang, Vllm
 from tests.cloud.recording import Recorder, ids_of, recording
 from tests.doubles.engine_dialects import Dialect
 from tests.doubles.scripted_engine import Misdeed, ScriptedEngine

@@ -12,8 +12,7 @@ import pytest
 
 from edgewise.cloud.bridge.text import TextCloud
 from edgewise.cloud.connect import connect
-from edgewise.cloud.record.files import Payload, PayloadsFile
-from edgewise.cloud.record.record import SentRecord, counts_of
+from edgewise.cloud.record import Payload, PayloadsFile, SentRecord, counts_of
 from edgewise.events import Finished, SentCounts
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy

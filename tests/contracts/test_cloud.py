@@ -13,7 +13,7 @@ from edgewise.addresses import bundled
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import EngineCloud, LlamaServer
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.cloud.local import LocalCloud
 from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
@@ -208,11 +208,11 @@ def test_a_span_equals_as_many_single_tokens(
 def test_going_back_equals_a_fresh_session(backend: Backend, session: CloudSession) -> None:
     first = ask(session, backend.prompt, 4)
     ask(session, [*backend.prompt, *first.ids])
-    rewound = ask(session, [*backend.prompt, first.ids[0]])
+    rolled_back = ask(session, [*backend.prompt, first.ids[0]])
     fresh = opened_at(backend)
     expected = ask(fresh, [*backend.prompt, first.ids[0]])
     fresh.close()
-    assert rewound.ids == expected.ids
+    assert rolled_back.ids == expected.ids
 
 
 def test_sessions_do_not_mix(backend: Backend, session: CloudSession) -> None:

@@ -27,18 +27,20 @@ PROMPT = [72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100, 33]
 MORE = [40, 41, 42, 43, 44]
 ATOL = 0.02
 """Batched and one-by-one decodes differ in rounding; other inputs differ by more than 1."""
+WALK, NEAR = 100, 1e-2
+"""Steps of a random walk, and how far it may lead from the logits, of the largest."""
 
 
 @dataclass
 class Backend:
     """How to make a model, and the ids that its sessions have run through it so far."""
 
-    make: Callable[[int, int], EdgeModel]
+    make: Callable[..., EdgeModel]
     open_models: list[EdgeModel] = field(default_factory=list)
     runs: list[int] = field(default_factory=list)
 
-    def model(self, *, slots: int = 1) -> EdgeModel:
-        model = self.make(CONTEXT, slots)
+    def model(self, *, slots: int = 1, **options: Any) -> EdgeModel:
+        model = self.make(context=CONTEXT, slots=slots, **options)
         self.open_models.append(model)
         self.runs.clear()  # some are tried when they are loaded
         return model
@@ -73,9 +75,7 @@ def backend(
         plain = {"bpe": bpe_path, "spm": spm_path}.get(request.param)
         path = plain or hybrid_paths[request.param]
         options: dict[str, Any] = {"threads": 1, "gpu_layers": 0}
-        made = Backend(
-            lambda context, slots: LlamaModel(path, context=context, slots=slots, **options)
-        )
+        made = Backend(lambda **more: LlamaModel(path, **options, **more))
         decode = llama_cpp.llama_decode
 
         def counted(context: Any, batch: Any) -> int:
@@ -92,16 +92,11 @@ def onnx_backend(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
     genai = pytest.importorskip("onnxruntime_genai")
     append = genai.Generator.append_tokens
 
-    def make(context: int, slots: int) -> OnnxModel:
-        model = OnnxModel(folder, context=context, threads=1, gpu_layers=0, slots=slots)
-        made.runs.clear()  # what it ran to find out its abilities
-        return model
-
     def counted(generator: Any, ids: Any) -> None:
         made.runs.append(len(ids))
         append(generator, ids)
 
-    made = Backend(make)
+    made = Backend(lambda **more: OnnxModel(folder, threads=1, gpu_layers=0, **more))
     monkeypatch.setattr(genai.Generator, "append_tokens", counted)
     return made
 
@@ -115,6 +110,11 @@ def fresh_logits(backend: Backend, ids: Sequence[int]) -> Floats:
 
 def assert_close(left: Floats, right: Floats) -> None:
     np.testing.assert_allclose(left, right, atol=ATOL, rtol=0)
+
+
+def assert_near(left: Floats, right: Floats) -> None:
+    """After a long walk, batches of many sizes."""
+    np.testing.assert_allclose(left, right, atol=NEAR * float(np.abs(right).max()), rtol=0)
 
 
 class TestEdge:
@@ -309,6 +309,58 @@ class TestEdge:
         assert second.open(PROMPT) == 0
         assert_close(second.step().logits, fresh_logits(backend, PROMPT))
 
+    def test_any_way_leads_to_the_same_logits(self, backend: Backend) -> None:
+        """Random steps, batches, drafts, rollbacks and openings of two sessions."""
+        rng = np.random.default_rng(7)
+        model = backend.model(slots=3)
+        sessions = [model.session(Needs.LOGITS), model.session(Needs.LOGITS)]
+        held = [list(PROMPT), PROMPT[::-1]]
+        for session, ids in zip(sessions, held, strict=True):
+            session.open(ids)
+        for _ in range(WALK):
+            which = int(rng.integers(2))
+            session, ids = sessions[which], held[which]
+            new = [int(token) for token in rng.integers(0, 200, rng.integers(1, 17))]
+            act = rng.choice(["write", "draft", "batch", "rewind", "open"])
+            if act == "open" or len(ids) + len(new) > CONTEXT:
+                kept = int(rng.integers(0, len(ids)))
+                held[which] = ids = [*ids[:kept], *new[:3]]
+                session.open(ids)
+            elif act == "rewind":
+                del ids[int(rng.integers(1, len(ids) + 1)) :]
+                session.rewind(len(ids))
+            elif act == "draft":
+                session.step()
+                session.checkpoint(len(ids))
+                for token in new:
+                    session.extend([token])
+                    session.step()
+                session.rewind(len(ids))
+            elif act == "batch":
+                session.steps(new)
+                ids += new
+            else:
+                session.extend(new[:1])
+                ids += new[:1]
+            assert session.position == len(ids)
+            with closing(model.session(Needs.LOGITS)) as fresh:
+                assert fresh.open(ids) == 0
+                assert_near(session.step().logits, fresh.step().logits)
+
+    def test_a_prefix_is_kept_between_sessions(self, backend: Backend) -> None:
+        try:
+            model = backend.model(slots=2, keep_prefixes=True)
+        except TypeError:
+            pytest.skip("this backend keeps no prefixes")
+        if model.abilities.rewinds == "no":
+            pytest.skip("this backend cannot keep part of what it holds")
+        with closing(model.session()) as first:
+            first.open(PROMPT)
+            first.step()
+        second = model.session(Needs.LOGITS)
+        assert second.open([*PROMPT, *MORE]) == len(PROMPT)
+        assert_close(second.step().logits, fresh_logits(backend, [*PROMPT, *MORE]))
+
     def test_slots_run_out_and_come_back(self, backend: Backend) -> None:
         model = backend.model(slots=2)
         assert model.abilities.slots == 2
@@ -358,41 +410,12 @@ class TestEdge:
         model = backend.model()
         if isinstance(model, LlamaModel):
             assert model.embeddings().shape == (model.tokenizer.size, model.hidden_size)
-            assert len(list(model.bare_loop(PROMPT, 4))) == 5
             assert model.parameters > 0
         else:
             assert model.parameters is None
             assert model.sequences(4) is None
-            calls: list[Callable[[], object]] = [model.embeddings]
-            if isinstance(model, OnnxModel):
-                assert len(list(model.bare_loop(PROMPT, 4))) == 5
-            else:
-                calls.append(lambda: model.bare_loop(PROMPT, 4))
-            told = rf"^The engine of '{model.name}' .+; \w+ .+\.$"
-            for refused in calls:
-                with pytest.raises(UsageError, match=told):
-                    refused()
-
-    def test_the_bare_loop_leaves_nothing_behind(self, backend: Backend) -> None:
-        model = backend.model()
-        if isinstance(model, ScriptedEdge):
-            pytest.skip("this backend has no bare loop")
-        list(model.bare_loop(PROMPT[::-1], 8))
-        session = model.session(Needs.LOGITS)
-        assert session.open(PROMPT) == 0
-        assert_close(session.step().logits, fresh_logits(backend, PROMPT))
-
-    def test_the_bare_loop_writes_what_a_session_proposes(self, backend: Backend) -> None:
-        model = backend.model()
-        if isinstance(model, ScriptedEdge):
-            pytest.skip("this backend has no bare loop")
-        written = list(model.bare_loop(PROMPT, 6))
-        session = model.session(Needs.HIDDEN if model.abilities.hidden else Needs.NOTHING)
-        session.open(PROMPT)
-        for token in written:
-            assert session.step().proposed == token
-            session.extend([token])
-        session.close()
+            with pytest.raises(UsageError, match=model.name):
+                model.embeddings()
 
     def test_fingerprints_are_stable(self, backend: Backend) -> None:
         left, right = backend.model(), backend.model()

@@ -9,7 +9,7 @@ import pytest
 from edgewise.cloud.base import CloudModel, CloudSession
 from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import LlamaServer
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.cloud.local import LocalCloud
 from edgewise.completion import Sent
 from edgewise.errors import CloudError, CloudTimeout, CloudUnavailable

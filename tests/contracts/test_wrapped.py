@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from typing_extensions import get_protocol_members
 
-from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
+from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud, WrappedSession
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.constant import Constant

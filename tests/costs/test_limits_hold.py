@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from edgewise.cloud.base import CloudModel, CloudSession, then
-from edgewise.cloud.engine import EngineCloud, LlamaServer, Vllm
-from edgewise.cloud.wrapped import WrappedSession
+from edgewise.cloud.base import CloudModel, CloudSession, WrappedSession, then
+from edgewise.cloud.engine import EngineCloud, LlamaServer
 from edgewise.completion import Completion
 from edgewise.costs.billing import Billing
 from edgewise.costs.daily import DailyTotal, today
@@ -30,6 +29,7 @@ from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt
 from edgewise.routers.constant import Constant
 from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, replying
+from tests.cloud.dialects import Vllm
 from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine, Wire, reply_to
 
 PROMPT = "Q: sky? A:"

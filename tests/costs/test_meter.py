@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud
 from edgewise.cloud.bridge.adapter import Bridge
-from edgewise.cloud.engine import LlamaServer, Vllm
-from edgewise.cloud.wrapped import WrappedCloud
+from edgewise.cloud.engine import LlamaServer
 from edgewise.completion import Completion, Sent
 from edgewise.costs.billing import Billing
 from edgewise.costs.meter import AnswerCosts, CloudTokens, Limits
@@ -33,6 +32,7 @@ from edgewise.routers.constant import Constant, Random
 from edgewise.sampling import Sampling
 from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, replying
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
+from tests.cloud.dialects import Vllm
 from tests.doubles.billed_cloud import BilledCloud, PrefixCache
 from tests.doubles.scripted_engine import ScriptedEngine, Twisted
 

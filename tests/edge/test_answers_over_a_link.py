@@ -21,6 +21,8 @@ from tests.hybrid_models import HybridPaths, Shape
 from tests.onnx_models import require_onnx
 from tests.transformers_models import CONFIGS, write_hub_model
 
+pytestmark = pytest.mark.deep
+
 CONTEXT, TOKENS = 128, 24
 LONG = "Of what one sees at night. " * 32
 """More ids than layers with windows hold where they hold the last ones alone."""

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from edgewise.edge.base import Chunk, EdgeAbilities, Floats, Needs
-from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp.batched import width_for
 from edgewise.edge.llamacpp.cache import LlamaSequence
@@ -96,80 +95,6 @@ def assert_near(left: Floats, right: Floats) -> None:
     np.testing.assert_allclose(left, right, atol=NEAR * largest, rtol=0)
     # Where it is no near tie the likeliest is the same.
     assert right[int(left.argmax())] >= right.max() - 2 * NEAR * largest
-
-
-class Writer:
-    """A session, and the ids that it should hold: `least` to `most` of them."""
-
-    def __init__(
-        self, session: KvSession, rng: np.random.Generator, *, least: int = 1, most: int = CONTEXT
-    ) -> None:
-        self.session, self.rng, self.least, self.most = session, rng, least, most
-        self.ids = [int(token) for token in rng.integers(0, 250, least)]
-        session.open(self.ids)
-
-    def some(self, most: int) -> list[int]:
-        return [int(token) for token in self.rng.integers(0, 250, self.rng.integers(1, most))]
-
-    def place(self) -> int:
-        return int(self.rng.integers(self.least, len(self.ids) + 1))
-
-    def go_on(self) -> None:
-        new = self.some(5)
-        self.session.extend(new)
-        self.ids += new
-
-    def batch(self) -> None:
-        new = self.some(5)
-        self.session.steps(new)
-        self.ids += new
-
-    def ahead(self) -> None:
-        """As the loop speculates during a consult, which then differs."""
-        self.session.step()
-        self.session.checkpoint(len(self.ids))
-        for token in self.some(17):
-            self.session.extend([token])
-            self.session.step()
-        self.session.rewind(len(self.ids))
-        self.go_on()
-
-    def rewind(self) -> None:
-        del self.ids[self.place() :]
-        self.session.rewind(len(self.ids))
-
-    def open(self) -> None:
-        """Another turn, part of which is not new."""
-        del self.ids[self.place() :]
-        self.ids += self.some(30)
-        self.session.open(self.ids)
-
-    def act(self) -> None:
-        if len(self.ids) > self.most - 32:
-            self.rewind()
-        else:
-            self.rng.choice([self.go_on, self.batch, self.ahead, self.rewind, self.open])()
-
-
-def test_whatever_is_done_logits_are_those_of_a_fresh_read(path: Path, wanted: Wanted) -> None:
-    rng = np.random.default_rng(0)
-    with load(path, slots=2) as model:
-        writers = [Writer(model.session(Needs.LOGITS), rng) for _ in range(2)]
-        for _ in range(300):
-            writer = writers[int(rng.integers(2))]
-            writer.act()
-            assert_near(writer.session.step().logits, wanted(writer.ids))
-
-
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_so_they_are_where_all_can_be_cut(hybrid_paths: HybridPaths, kind: str) -> None:
-    rng = np.random.default_rng(1)
-    with load(hybrid_paths[kind], slots=2) as model, load(hybrid_paths[kind]) as other:
-        writers = [Writer(model.session(Needs.LOGITS), rng) for _ in range(2)]
-        for _ in range(300):
-            writer = writers[int(rng.integers(2))]
-            writer.act()
-            assert_near(writer.session.step().logits, read(other, writer.ids)[1])
 
 
 def test_what_it_says_of_itself(path: Path, kind: str) -> None:

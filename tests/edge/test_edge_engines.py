@@ -79,7 +79,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return info
 
 
-ECHO = Settings(edge="echo:grey sky", edge_engine="echo", cloud="none", ctx=48, slots=3, threads=2)
+ECHO = Settings(edge="echo:grey sky", edge_engine="echo", cloud="none", ctx=48, threads=2)
 
 
 @pytest.mark.usefixtures("installed")
@@ -92,7 +92,7 @@ class TestAnEngineOfAPackage:
         assert decoder.generate(list(b"say: ")).text == "grey sky"
 
     def test_it_gets_the_address_and_the_options_as_they_are(self) -> None:
-        edge = open_edge(ECHO, keep_prefixes=True)
+        edge = open_edge(ECHO, slots=3, keep_prefixes=True)
         assert edge.name == "echo:grey sky"
         assert edge.context == 48
         wanted = EdgeOptions(context=48, threads=2, slots=3, keep_prefixes=True)
@@ -141,7 +141,7 @@ def _bundled() -> LlamaModel:
 class TestTheBuiltInOne:
     @pytest.mark.parametrize("engine", ["auto", "llamacpp"])
     def test_it_loads_a_gguf(self, engine: str) -> None:
-        edge = open_edge(Settings(edge_engine=engine, ctx=64, slots=2))
+        edge = open_edge(Settings(edge_engine=engine, ctx=64), slots=2)
         assert isinstance(edge, LlamaModel)
         assert (edge.context, edge.abilities.slots) == (64, 2)
         edge.close()

@@ -75,39 +75,6 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
     return folder
 
 
-def test_a_random_walk_equals_decoding_from_scratch(onnx_path: Path) -> None:
-    rng = np.random.default_rng(7)
-    with opened(onnx_path, slots=3) as model:
-        sessions = [model.session(Needs.LOGITS), model.session(Needs.LOGITS)]
-        held: list[list[int]] = [list(PROMPT), PROMPT[::-1]]
-        for session, ids in zip(sessions, held, strict=True):
-            session.open(ids)
-        for _ in range(300):
-            which = int(rng.integers(2))
-            session, ids = sessions[which], held[which]
-            new = [int(token) for token in rng.integers(0, 200, rng.integers(1, 17))]
-            kind = rng.choice(["write", "ahead", "batch", "far", "open"])
-            if kind == "open" or len(ids) + len(new) > CONTEXT:
-                keep = int(rng.integers(0, len(ids)))
-                held[which] = ids = [*ids[:keep], new[0]]
-                assert session.open(ids) <= keep
-            elif kind == "far":
-                del ids[int(rng.integers(1, len(ids) + 1)) :]
-                session.rewind(len(ids))
-            elif kind == "batch":
-                session.steps(new)
-                ids += new
-            elif kind == "ahead":
-                session.step()
-                session.steps(new)
-                session.rewind(len(ids))
-            else:
-                session.extend(new[:1])
-                ids += new[:1]
-            assert session.position == len(ids)
-            assert_same(session.step().logits, logits_after(model, ids))
-
-
 def test_an_answer_is_llama_cpps(onnx_path: Path, bpe_path: Path) -> None:
     with opened(onnx_path) as edge, LlamaModel(bpe_path, threads=1, gpu_layers=0) as llama:
         answers = [
@@ -226,21 +193,6 @@ def test_a_run_that_fails_is_read_again_from_the_start(
         monkeypatch.setattr(generator, "append_tokens", append)
         expected = logits_after(model, [*PROMPT, 60, 61])
         assert_same(session.step().logits, expected)
-
-
-def test_prefixes_wait_for_a_session_that_begins_alike(onnx_path: Path) -> None:
-    with opened(onnx_path, slots=2, keep_prefixes=True) as model:
-        for ids in (PROMPT, PROMPT[::-1]):
-            with closing(model.session()) as session:
-                assert session.open(ids) == 0
-                session.step()
-        with closing(model.session(Needs.LOGITS)) as session:
-            assert session.open([*PROMPT, 50]) == len(PROMPT)
-            logits = session.step().logits
-        with closing(model.session()) as session:
-            assert session.open([*PROMPT[::-1], 50]) == len(PROMPT)
-    with opened(onnx_path) as fresh:
-        assert_same(logits, logits_after(fresh, [*PROMPT, 50]))
 
 
 def test_a_closed_model_is_refused(onnx_path: Path) -> None:
@@ -381,24 +333,6 @@ def test_telemetry_is_off_before_the_library_comes(
     caplog.clear()
     import_genai()
     assert not caplog.text
-
-
-def test_the_bare_loop_runs_a_pass_for_every_token(
-    onnx_path: Path, generator: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first token is chosen by what the prompt's own pass said."""
-    passed: list[int] = []
-    generate = generator.generate_next_token
-
-    def counted(held: Any) -> None:
-        generate(held)
-        passed.append(held.token_count())
-
-    monkeypatch.setattr(generator, "generate_next_token", counted)
-    with opened(onnx_path) as model:
-        at_writing = [len(passed) for _ in model.bare_loop(PROMPT, 4)]
-    assert at_writing == [1, 2, 3, 4, 5]
-    assert passed == [len(PROMPT) + written for written in range(1, 6)]
 
 
 def test_without_the_library_the_install_line_is_told(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 import trustme
 
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.base import EdgeModel
 from edgewise.keys.keys import add_key
 from tests.gateway.processes import (

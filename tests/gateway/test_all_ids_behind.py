@@ -9,9 +9,9 @@ import httpx2
 import pytest
 
 from edgewise.addresses import bundled
+from edgewise.cloud import gateway as device_side
 from edgewise.cloud.connect import connect
-from edgewise.cloud.gateway import cloud as device_side
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines.base import NOBODY, Client

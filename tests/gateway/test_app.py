@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.errors import (
     CloudError,
     CloudRefused,

@@ -14,7 +14,7 @@ import pytest
 import structlog
 from structlog.testing import LogCapture
 
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.completion import Completion
 from edgewise.errors import (
     CloudError,

@@ -17,7 +17,7 @@ import pytest
 import trustme
 
 from edgewise.addresses import bundled
-from edgewise.cloud.gateway.cloud import HEARTBEAT_SECONDS, GatewayCloud
+from edgewise.cloud.gateway import HEARTBEAT_SECONDS, GatewayCloud
 from edgewise.edge.base import EdgeModel, Floats
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.loop.decoder import Answer, Decoder

@@ -4,7 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,7 @@ def test_a_file_that_is_broken_or_gone_locks_nobody_out(
     path: Path, content: bytes | None, told: LogCapture
 ) -> None:
     secret = add(path)
+    whole = path.read_bytes()
     held = Keys(path)
     if content is None:
         path.unlink()
@@ -104,22 +105,11 @@ def test_a_file_that_is_broken_or_gone_locks_nobody_out(
     (line,) = told.entries
     assert (line["event"], line["log_level"]) == ("keys not read", "warning")
     assert secret not in str(line)
-
-
-def test_a_file_that_is_whole_again_is_in_force_again(path: Path, told: LogCapture) -> None:
-    secret = add(path)
-    held = Keys(path)
-    whole = path.read_bytes()
-    for _ in range(2):
-        path.write_bytes(whole[:-20])
-        assert held.find(secret) is not None
-        path.write_bytes(whole.replace(b"laptop", b"tablet"))
-        found = held.find(secret)
-        assert found is not None
-        assert found.name == "tablet"
-        path.write_bytes(whole)
-        assert held.find(secret) is not None
-    assert [entry["event"] for entry in told.entries].count("keys not read") == 2
+    # It is in force again once it is whole.
+    path.write_bytes(whole.replace(b"laptop", b"tablet"))
+    found = held.find(secret)
+    assert found is not None
+    assert found.name == "tablet"
 
 
 @pytest.mark.parametrize("how", ["in place", "renamed", "linked"])
@@ -148,39 +138,6 @@ def test_a_change_is_seen_however_it_is_made(path: Path, how: str) -> None:
     assert found.name == "tablet"
 
 
-def test_a_file_that_is_not_changed_is_not_read(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    secret = add(path)
-    os.utime(path, (1, 1))
-    monkeypatch.setattr(keys, "SETTLED_SECONDS", -1.0)
-    held = Keys(path)
-    held.find(secret)
-    real, opened = Path.open, []
-
-    def noted(self: Path, *more: Any, **named: Any) -> Any:
-        opened.append(self)
-        return real(self, *more, **named)
-
-    monkeypatch.setattr(Path, "open", noted)
-    assert held.find(secret) is not None
-    assert path not in opened
-
-
-def test_a_file_mounted_alone_is_told(path: Path, told: LogCapture) -> None:
-    """After its rename outside, a container sees the old file, which has no name any more."""
-    secret = add(path)
-    with path.open("rb") as mounted:
-        inside = Path(f"/proc/self/fd/{mounted.fileno()}")
-        if not inside.exists():
-            pytest.skip("needs /proc")
-        held = Keys(inside)
-        revoke_key(path, "laptop")
-        assert held.find(secret) is not None
-        (line,) = told.entries
-        assert "mount" in line["why"]
-
-
 class Clock:
     """Runs ahead of the time by what a test says."""
 
@@ -198,18 +155,13 @@ def test_an_expired_key_stops_working(path: Path, told: LogCapture) -> None:
     held = Keys(path, clock=clock)
     key = held.find(secret)
     assert key is not None
-    before = held.refreshed()
-    assert held.refreshed() == before
+    before = held.refresh()
+    assert held.refresh() == before
     clock.ahead = timedelta(days=2)
     assert held.find(secret) is None
     assert held.find_named(key) is None
-    assert held.refreshed() != before
+    assert held.refresh() != before
     assert changes(told) == [("key expired", "laptop")]
-
-
-def test_what_has_expired_is_not_made(path: Path) -> None:
-    with pytest.raises(UsageError, match="expired"):
-        add(path, "late", expires=datetime.now(UTC))
 
 
 def test_a_running_gateway_says_what_changed_by_name(path: Path, told: LogCapture) -> None:
@@ -271,16 +223,6 @@ def test_a_file_keeps_its_owner(path: Path) -> None:
     assert (path.stat().st_uid, path.stat().st_gid) == (10001, 10002)
 
 
-def test_a_file_of_an_earlier_version_is_read(path: Path) -> None:
-    """It names secrets that were rotated out: where there are any, the key is refused."""
-    secret = add(path)
-    edit(path, retired=[])
-    assert Keys(path).find(secret) is not None
-    edit(path, retired=[{"sha256": "0" * 64, "until": "2027-01-01T00:00:00Z"}])
-    with pytest.raises(UsageError, match="retired"):
-        Keys(path)
-
-
 HASH = "0" * 64
 GOOD = {"name": "a", "sha256": HASH, "created": "2026-01-01"}
 BAD_KEYS: dict[str, Any] = {
@@ -326,16 +268,11 @@ def test_any_bytes_are_keys_or_a_sentence(
         assert all(isinstance(key, Key) for key in read_keys(path))
 
 
-def test_what_cannot_be_read(path: Path) -> None:
+@pytest.mark.parametrize("make", [lambda path: None, os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_not_read(path: Path, make: Callable[[Path], None]) -> None:
+    make(path)
     with pytest.raises(UsageError, match="file of keys"):
         Keys(path)
-    os.mkfifo(path)
-    with pytest.raises(UsageError, match="not a file"):
-        Keys(path)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(UsageError, match="not a file"):
-        read_keys(path)
 
 
 def test_names_are_there_once(path: Path) -> None:
@@ -347,7 +284,7 @@ def test_names_are_there_once(path: Path) -> None:
     for limits in ({"sessions": -1}, {"asks_per_second": float("nan")}, {"ids": 10**16}):
         with pytest.raises(UsageError, match="limits"):
             add(path, "phone", **limits)
-    for name in ("", " ", "a ", "a\nb", "a" * 65, "\u202e"):
+    for name in ("", " ", "a ", "a\nb", "\u202e"):
         with pytest.raises(UsageError, match="printable"):
             add(path, name)
     assert [key.name for key in read_keys(path)] == ["laptop"]
@@ -356,4 +293,4 @@ def test_names_are_there_once(path: Path) -> None:
 def test_without_a_file_everybody_comes_in() -> None:
     assert Keys(None).find("") is ANYBODY
     assert Keys(None).find_named(ANYBODY) is ANYBODY
-    assert Keys(None).refreshed() == 0
+    assert Keys(None).refresh() == 0

@@ -9,8 +9,7 @@ import pytest
 import structlog
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.engine import Sglang, Vllm
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.completion import Sent
 from edgewise.errors import CloudError, CloudUnavailable
 from edgewise.events import Consult
@@ -23,7 +22,7 @@ from edgewise.routers.constant import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from edgewise.traces import Recorder
-from tests.cloud.dialects import DialectServer, sglang_routes, vllm_routes
+from tests.cloud.dialects import DialectServer, Sglang, Vllm, sglang_routes, vllm_routes
 from tests.gateway.collector import Collector, attributes
 from tests.gateway.doubles import PlainEngine
 from tests.gateway.running import gateway

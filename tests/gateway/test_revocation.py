@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.completion import Completion
 from edgewise.errors import CloudRefused
 from edgewise.keys.keys import Key, add_key, revoke_key

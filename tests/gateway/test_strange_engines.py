@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.completion import Completion
 from edgewise.engines import vocabulary_check
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, OtherVocabulary

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from benchmarks.meter_attack import by_meter, straight, through_gateway
 from edgewise.addresses import bundled
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.llamacpp import LlamaModel

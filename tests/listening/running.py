@@ -4,9 +4,8 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 from starlette.applications import Starlette
@@ -18,7 +17,6 @@ from starlette.websockets import WebSocket
 from edgewise.listening.connections import Connections
 from edgewise.listening.server import Listener
 from edgewise.listening.sockets import listen
-from edgewise.listening.tls import Certificate
 
 
 class Here(NamedTuple):
@@ -61,24 +59,23 @@ def heard(peer: socket.socket) -> bytes:
     return found
 
 
+def until(true: Callable[[], bool]) -> None:
+    """Wait for it; a minute at most."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 @contextmanager
-def listener(*, most: int = 100, certificate: tuple[Path, Path] | None = None) -> Iterator[Here]:
+def listener(*, most: int = 100) -> Iterator[Here]:
     """Serve until the block ends."""
     ended: list[str] = []
     listening = listen("127.0.0.1", 0)
-    server = Listener(
-        _app(ended),
-        listening,
-        connections=most,
-        certificate=Certificate(*certificate) if certificate else None,
-        max_message=1 << 20,
-        grace=0,
-    )
+    server = Listener(_app(ended), listening, connections=most, max_message=1 << 20, grace=0)
     thread = threading.Thread(target=lambda: asyncio.run(server.listen()))
     thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
+    until(lambda: server.started or not thread.is_alive())
     try:
         yield Here(listening.getsockname()[1], server.open, ended)
     finally:
@@ -95,7 +92,6 @@ def _app(ended: list[str]) -> Starlette:
         try:
             return PlainTextResponse(str(len(await request.body())))
         except ClientDisconnect:
-            ended.append("body")
             return PlainTextResponse("gone")
 
     async def endless(request: Request) -> Response:

@@ -13,13 +13,11 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-import trustme
 
 from edgewise.keys.keys import add_key
 from edgewise.wire.protocol import PATH
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.listening.processes import Process, server, status
-from tests.llama_server_process import free_port
 
 pytestmark = pytest.mark.deep
 SERVE = ("serve", "--threads", "1", "--slots", "1")
@@ -163,21 +161,6 @@ def test_a_page_cannot_use_serve(served: Process) -> None:
     assert status(url, ASK, Host="evil.example", Content_Type=json_type) == 400
 
 
-def test_metrics_at_a_port_of_their_own(engine: ScriptedEngine) -> None:
-    apart = free_port()
-    words = ("--engine", engine.url, "--metrics-port", str(apart))
-    with server("gateway", *words) as process:
-        assert process.status("/metrics") == 404
-        assert status(f"http://127.0.0.1:{apart}/metrics") == 200
-        assert status(f"http://127.0.0.1:{apart}/metrics", Origin="http://evil.example") == 403
-        # A page whose name was made to point here sends no Origin; metrics have the keys' names.
-        assert status(f"http://127.0.0.1:{apart}/metrics", Host="evil.example") == 400
-        assert status(f"http://127.0.0.1:{apart}/v1/models") == 404
-        with flood(apart, 100, b""):
-            assert status(f"http://127.0.0.1:{apart}/metrics") == 200
-        assert process.end() == 0
-
-
 @pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
 def test_the_other_version_of_the_internet(engine: ScriptedEngine) -> None:
     for words in (("gateway", "--engine", engine.url), SERVE):
@@ -187,52 +170,10 @@ def test_the_other_version_of_the_internet(engine: ScriptedEngine) -> None:
             assert any(f"http://[::1]:{process.port}" in line for line in process.lines())
 
 
-def test_serve_speaks_tls_and_takes_a_renewed_certificate(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    files = (tmp_path / "c.pem", tmp_path / "k.pem")
-
-    def issue() -> None:
-        issued = authority.issue_cert("127.0.0.1")
-        issued.private_key_pem.write_to_path(files[1])
-        issued.cert_chain_pems[0].write_to_path(files[0])
-
-    issue()
-    words = ("--certificate", str(files[0]), "--private-key", str(files[1]))
-    port = free_port()
-    command = [sys.executable, "-m", "edgewise", *SERVE, "--port", str(port), *words]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=tmp_path) as started:
-        try:
-            first = served_certificate(port)
-            assert served_certificate(port) == first
-            issue()
-            while served_certificate(port) == first:
-                assert started.poll() is None
-            started.terminate()
-            assert started.wait(60) == 0
-        finally:
-            started.kill()
-
-
-def served_certificate(port: int) -> str:
-    """As soon as there is one."""
-    import ssl
-    import time
-
-    end = time.monotonic() + 60
-    while True:
-        try:
-            return ssl.get_server_certificate(("127.0.0.1", port), timeout=60)
-        except OSError:
-            assert time.monotonic() < end
-            time.sleep(0.1)
-
-
 def test_a_taken_port_is_a_sentence(gateway: Process) -> None:
     port = str(gateway.port)
-    free = str(free_port())
     for words in (
         ("gateway", "--engine", "bundled", "--port", port),
-        ("gateway", "--engine", "bundled", "--port", free, "--metrics-port", port),
         ("serve", "--port", port),
     ):
         done = edgewise(*words)
@@ -249,8 +190,6 @@ def test_a_taken_port_is_a_sentence(gateway: Process) -> None:
         (("serve", "--connections", "100000000"), "--connections"),
         (("serve", "--connections", "0"), "--connections"),
         (("gateway", "--engine", "bundled", "--connections", "100000000"), "open files"),
-        (("gateway", "--engine", "bundled", "--metrics-host", "::1"), "--metrics-port"),
-        (("gateway", "--engine", "bundled", "--metrics-port", "8400"), "8400"),
         (("gateway", "--engine", "bundled", "--log-level", "loud"), "loud"),
         (("gateway", "--engine", "bundled", "--host", "x" * 300, "--keys", "k"), "'k'"),
         (("serve", "--api-key", "k", "--host", "x" * 300), "xxx"),
@@ -273,18 +212,3 @@ def test_few_open_files_are_a_sentence() -> None:
     done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "ulimit -n" in done.stderr
-
-
-@pytest.mark.parametrize("broken", ["garbage", "swapped", "another's key"])
-def test_a_bad_certificate_is_a_sentence(tmp_path: Path, broken: str) -> None:
-    files = tmp_path / "c.pem", tmp_path / "k.pem"
-    one, two = (trustme.CA().issue_cert("127.0.0.1") for _ in range(2))
-    one.cert_chain_pems[0].write_to_path(files[0])
-    (two if broken == "another's key" else one).private_key_pem.write_to_path(files[1])
-    if broken == "garbage":
-        files[1].write_text("no key")
-    names = files[::-1] if broken == "swapped" else files
-    words = ("--certificate", str(names[0]), "--private-key", str(names[1]), "--port", "0")
-    done = edgewise("serve", *words)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert str(files[0]) in done.stderr

@@ -72,10 +72,16 @@ LEFT = {
 }
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deadline that a test can wait for."""
+    monkeypatch.setattr("edgewise.listening.connections.WAIT_SECONDS", 0.4)
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("name", LEFT)
-def test_an_upgrade_that_is_none_is_left(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upgrade_that_is_none_is_left(name: str) -> None:
     """uvicorn does not answer these; they hold a place no longer than silence does."""
-    monkeypatch.setattr("edgewise.listening.connections.HEAD_SECONDS", 0.4)
     with listener() as here:
         assert b"HTTP/1.1 101" not in here.say(LEFT[name])
         assert here.probe()
@@ -149,6 +155,7 @@ def test_garbage_in_a_body_that_is_being_answered(caplog: pytest.LogCaptureFixtu
     assert not [record for record in caplog.records if record.exc_info]
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("frame", [b"\xff" * 20, b"\x83\x80\0\0\0\0", b"\x81\x02hi"])
 def test_bad_frames_end_a_websocket(frame: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with listener() as here:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from edgewise.cloud.record.record import SentRecord
+from edgewise.cloud.record import SentRecord
 from edgewise.completion import Completion, Sent
 from edgewise.errors import CloudTimeout, CloudUnavailable, UsageError
 from edgewise.events import Consult, Finished, Pending, Token

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 
 from edgewise.addresses import bundled
-from edgewise.cloud.base import CloudModel, CloudSession
+from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud, WrappedSession
 from edgewise.cloud.bridge.adapter import Bridge, bridged
 from edgewise.cloud.local import LocalCloud
-from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
 from edgewise.completion import Completion, Sent
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.events import Consult, Pending, Token

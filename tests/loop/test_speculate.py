@@ -10,7 +10,7 @@ from hypothesis import given
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeAbilities, Rewinds
 from edgewise.errors import CloudTimeout, CloudUnavailable
-from edgewise.events import Pending, Rewound, Token
+from edgewise.events import Pending, RolledBack, Token
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Budget, Policy
@@ -230,7 +230,7 @@ def test_a_confirmed_guess_waits_for_nothing() -> None:
         seen = list(events)
     guesses = [event.index for event in seen if isinstance(event, Pending)]
     assert guesses == [3, 4, 5, 6, 7]
-    assert not any(isinstance(event, Rewound) for event in seen)
+    assert not any(isinstance(event, RolledBack) for event in seen)
     assert [e.id for e in seen if isinstance(e, Token)] == [*b"blue sky", EOS]
 
 
@@ -239,9 +239,9 @@ def test_another_completion_rewinds_what_was_guessed() -> None:
     with decoder.stream(IDS, pending=True) as events:
         seen = list(events)
     assert [e.id for e in seen if isinstance(e, Token)] == [*b"gray sky", EOS]
-    (rewound,) = [event for event in seen if isinstance(event, Rewound)]
-    assert (rewound.index, rewound.consults) == (2, 1)
-    assert rewound.tokens >= 2
+    (rolled_back,) = [event for event in seen if isinstance(event, RolledBack)]
+    assert (rolled_back.index, rolled_back.consults) == (2, 1)
+    assert rolled_back.tokens >= 2
     finished = seen[-1]
     assert finished.usage.wasted_tokens == 1  # type: ignore[union-attr]
     assert finished.usage.cloud_tokens == 2  # type: ignore[union-attr]

@@ -107,7 +107,7 @@ def test_a_port_that_is_taken_is_told_in_a_sentence(url: str) -> None:
     [
         (("--temperature", "-1"), "temperature must be"),
         (("--cloud-share", "2"), "cloud share"),
-        (("--slots", "0"), "slots must be"),
+        (("--slots", "0"), "--slots"),
         (("--edge", "missing.gguf"), "missing.gguf"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edgewise.cloud.engine import LlamaServer
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.edge.base import Floats
 from edgewise.errors import (
     CloudError,

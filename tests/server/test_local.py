@@ -8,12 +8,13 @@ import pytest
 from openai import OpenAI
 from starlette.testclient import TestClient
 
-from edgewise.cloud.engine import LlamaServer, Sglang, Vllm
-from edgewise.cloud.gateway.cloud import GatewayCloud
+from edgewise.cloud.engine import LlamaServer
+from edgewise.cloud.gateway import GatewayCloud
 from edgewise.prompts import Message
 from edgewise.server.local_messages import LocalMessages
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from edgewise.wire.protocol import Ask, Push, from_device
+from tests.cloud.dialects import Sglang, Vllm
 from tests.cloud.recording import Recorder, ids_of, recording
 from tests.doubles.engine_dialects import Dialect
 from tests.doubles.scripted_engine import ScriptedEngine

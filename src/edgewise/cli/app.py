@@ -35,7 +35,7 @@ _BUILT_IN = {
         "edgewise.cli.doctor:doctor", "Check the models, the cloud and their speed."
     ),
     "sent": _Command("edgewise.cli.sent:sent", "Show what has left this device."),
-    "config": _Command("edgewise.cli.config:app", "Show the settings; edit edgewise.toml."),
+    "config": _Command("edgewise.cli.config:config", "Show the settings in force."),
     "models": _Command("edgewise.cli.models:app", "List and download models."),
     "gateway": _Command("edgewise.cli.gateway:app", "Serve many devices in front of your engines."),
     "keys": _Command("edgewise.cli.keys:keys_app", "Add, list and revoke keys of clients."),

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
-from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -19,9 +18,9 @@ from edgewise.cli.options import (
     MODELS,
     ROUTING,
     SAMPLING,
-    SERVING,
     VIEW,
     SentFile,
+    System,
     takes,
     told,
 )
@@ -46,28 +45,22 @@ _SHOWN = 3
 _ROOM = 4
 """An answer gets a part of the context like this, unless it may only be shorter."""
 
-WhenFull = Literal["drop", "stop"]
-
 
 @takes(
-    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, "system", *MACHINE, *COSTS),
+    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, *MACHINE, *COSTS),
     reads=["cloud_key"],
-    unaffected=SERVING,
 )
 def chat(
     context: typer.Context,
     chosen: Settings,
-    when_full: Annotated[
-        WhenFull,
-        typer.Option(help="At a full context: drop the oldest questions and answers, or stop."),
-    ] = "drop",
+    system: System = None,
     sent_file: SentFile = None,
 ) -> None:
     """Talk to the pair; the cloud's tokens are red. /help lists the commands."""
-    require_text("The system message", chosen.system or "")
+    require_text("The system message", system or "")
     sampling_of(chosen)  # refused now and not once the models are loaded
-    with open_pair(chosen, keep_prefixes=True, sent_file=sent_file) as pair:
-        conversation = Conversation(pair, when_full=when_full)
+    with open_pair(chosen, system=system, keep_prefixes=True, sent_file=sent_file) as pair:
+        conversation = Conversation(pair)
         if sys.stdin.isatty():
             render.note(f"{pair.edge.name}; /help lists the commands")
         for line in _lines():
@@ -91,9 +84,9 @@ class Turn(msgspec.Struct, frozen=True):
 class Conversation:
     """Turns so far, and the dial."""
 
-    def __init__(self, pair: Pair, *, when_full: WhenFull = "drop") -> None:
+    def __init__(self, pair: Pair) -> None:
         self.turns: list[Turn] = []
-        self._first, self._when_full = 0, when_full
+        self._first = 0
         self._local = False
         self._pair = pair
         self._paired = pair.policy
@@ -130,8 +123,7 @@ class Conversation:
 
     def _since(self, first: int) -> list[Message]:
         """The system message and the turns from `first` on."""
-        system = self._pair.settings.system
-        found = [Message("system", system)] if system else []
+        found = [Message("system", self._pair.system)] if self._pair.system else []
         for turn in self.turns[first:]:
             found += [
                 Message("user", turn.question, turn.local),
@@ -176,7 +168,7 @@ class Conversation:
         """
         context = self._pair.edge.context
         room = min(self._pair.settings.max_tokens or context, context // _ROOM)
-        if self._when_full == "stop" or self._length(self._first, asked) + room <= context:
+        if self._length(self._first, asked) + room <= context:
             return self._first
         kept = range(self._first + 1, len(self.turns) + 1)
         if not kept or self._length(kept[-1], asked) >= context:

@@ -57,10 +57,10 @@ class Check(msgspec.Struct, frozen=True):
 # It writes no answer but a few consults'. What limits costs limits those of answers.
 @takes(
     *(*MODELS, *VIEW, "router", "cloud_share", "price", "threads", "gpu_layers"),
-    reads=["cloud_key", "deadline", "speculate", "ctx", "slots"],
+    reads=["cloud_key", "deadline", "speculate", "ctx"],
     unaffected=[
         *("threshold", "max_cloud_tokens", "span", "on_cloud_error"),
-        *(*SAMPLING, "system", *_LIMITS),
+        *(*SAMPLING, *_LIMITS),
     ],
 )
 def doctor(context: typer.Context, chosen: Settings, json: options.Json = False) -> None:
@@ -136,13 +136,13 @@ class _Doctor:
         if parts.cloud_address(self._chosen) == "none":
             yield Check("cloud model", "ok", "none: no connection is opened")
             return
-        opened: list[tuple[CloudModel, str]] = []
+        opened: list[CloudModel] = []
         yield self._guarded("cloud model", lambda: self._reach(model, opened))
-        for cloud, proof in opened:
+        for cloud in opened:
             kind = (
                 "one, proven" if cloud.boundaries is None else "two, bridged by text between words"
             )
-            yield Check("vocabulary", "ok", f"{kind}: {proof}")
+            yield Check("vocabulary", "ok", f"{kind}: {cloud.proof}")
             if cloud.abilities is not None:
                 yield _abilities(cloud.abilities)
             yield self._guarded("consult", lambda cloud=cloud: _consult(cloud, model, self._chosen))
@@ -150,12 +150,12 @@ class _Doctor:
                 yield self._guarded("prompt cache", lambda cloud=cloud: self._reuse(cloud, model))
             self._pairs.append((cloud, model))
 
-    def _reach(self, model: EdgeModel, opened: list[tuple[CloudModel, str]]) -> Check:
-        reached = parts.proven_cloud(self._chosen, model)
-        assert reached is not None
-        self._stack.callback(reached[0].close)
-        opened.append(reached)
-        return Check("cloud model", "ok", reached[0].name)
+    def _reach(self, model: EdgeModel, opened: list[CloudModel]) -> Check:
+        cloud = parts.open_cloud(self._chosen, model)
+        assert cloud is not None
+        self._stack.callback(cloud.close)
+        opened.append(cloud)
+        return Check("cloud model", "ok", cloud.name)
 
     def _reuse(self, cloud: CloudModel, model: EdgeModel) -> Check:
         try:
@@ -234,14 +234,7 @@ def _rewinds(model: EdgeModel) -> Check:
         )
     if how == "anywhere":
         return Check("rewinds", "ok", "anywhere: the KV cache is cut, and nothing read again")
-    held = "that the engine keeps"
-    if kept := model.checkpoints:
-        held = f"at most {kept.most} a session of {_bytes(kept.size)} each"
-    return Check("rewinds", "ok", f"to checkpoints, {held}; the ids behind one are read again")
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB" if size >= 1 << 20 else f"{size / 2**10:.1f} KiB"
+    return Check("rewinds", "ok", "to checkpoints; the ids behind one are read again")
 
 
 def _router(chosen: Settings, model: EdgeModel) -> Check:
@@ -344,7 +337,7 @@ def _leaves(chosen: Settings) -> Check:
     shown: list[str] = []
     if chosen.cloud_context is not None:
         shown.append(f"of the conversation the last {amount_of(chosen.cloud_context)}")
-    if rules := str(redaction_of(chosen.redact, chosen.redact_words)):
+    if rules := str(redaction_of(chosen.redact)):
         shown.append(f"redaction: {rules}, which misses some")
     return Check(
         "what leaves the device",

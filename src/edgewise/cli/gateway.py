@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -21,24 +21,13 @@ from edgewise.listening.sockets import LOOPBACK, address_of, is_loopback, listen
 from edgewise.settings import Settings
 
 if TYPE_CHECKING:
-    from edgewise.listening.tls import Certificate
+    import ssl
 
 app = typer.Typer(
     invoke_without_command=True,
     no_args_is_help=True,
     help="Serve many devices in front of your engines: gateway --engine URL --keys FILE.",
 )
-
-
-@app.command(
-    "keys",
-    hidden=True,
-    add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
-def keys_moved() -> None:
-    """The old spelling of `edgewise keys`."""
-    raise UsageError("`edgewise gateway keys` is `edgewise keys` now; its options are the same.")
 
 
 Engines = Annotated[
@@ -52,13 +41,6 @@ SessionIds = Annotated[int, typer.Option(min=1, help="Token ids held by all sess
 Idle = Annotated[float, typer.Option(min=0, help="Seconds that a session waits for its device.")]
 Queue = Annotated[
     int, typer.Option(min=0, help="Consults that may wait for an engine; more are refused.")
-]
-MetricsPort = Annotated[
-    int | None,
-    typer.Option(min=0, max=65535, help="Port of /metrics alone, which is then not at --port."),
-]
-MetricsHost = Annotated[
-    str | None, typer.Option(help="Address that --metrics-port listens on; default 127.0.0.1.")
 ]
 LogLevel = Annotated[Level, typer.Option(help="What is logged: debug, info, warning or error.")]
 
@@ -82,8 +64,6 @@ def gateway(
     certificate: CertificateFile = None,
     private_key: PrivateKeyFile = None,
     connections: Most = None,
-    metrics_port: MetricsPort = None,
-    metrics_host: MetricsHost = None,
     log_level: LogLevel = "info",
     sessions: Annotated[int, typer.Option(min=1, help="Sessions held at most.")] = 20_000,
     session_ids: SessionIds = 20_000_000,
@@ -96,10 +76,6 @@ def gateway(
         return
     if not engine:
         raise UsageError("A gateway needs an engine; name one with --engine URL, or bundled.")
-    if metrics_host is not None and metrics_port is None:
-        raise UsageError("--metrics-host is where --metrics-port listens; give that too.")
-    if metrics_port is not None and metrics_port == port != 0:
-        raise UsageError(f"--metrics-port {port} is --port as well; take another one.")
     _require_guarded(host, keys)
     _require_extra()
     listens = ListenFlags(certificate, private_key, connections)
@@ -120,12 +96,8 @@ def gateway(
         # Before the engines are looked at, which takes longer.
         listening = stack.enter_context(listen(host, port))
         most, secured = listens.opened(reserve=len(engine) * concurrency)
-        at, metrics = {"at": address_of(listening, host, tls=listens.tls)}, None
-        if metrics_port is not None:
-            metrics_host = metrics_host or LOOPBACK[0]
-            metrics = stack.enter_context(listen(metrics_host, metrics_port))
-            at["metrics"] = address_of(metrics, metrics_host, tls=listens.tls) + "/metrics"
-        _run(plan, at, log_level, (listening, most, secured, metrics))
+        at = address_of(listening, host, tls=listens.tls)
+        _run(plan, at, log_level, (listening, most, secured))
 
 
 class _Plan(NamedTuple):
@@ -144,9 +116,9 @@ class _Plan(NamedTuple):
 
 def _run(
     plan: _Plan,
-    at: Mapping[str, str],
+    at: str,
     level: Level,
-    where: "tuple[socket.socket, int, Certificate | None, socket.socket | None]",
+    where: "tuple[socket.socket, int, ssl.SSLContext | None]",
 ) -> None:
     """Until a signal ends it."""
     import structlog
@@ -156,7 +128,7 @@ def _run(
     from edgewise.gateway.server import engines_at, serve
     from edgewise.gateway.sessions import Sessions
     from edgewise.keys.limit_stores import limits_at
-    from edgewise.listening.logs import json_lines
+    from edgewise.listening.logs import log_lines
 
     async def served() -> None:
         keys, limits = Keys(plan.keys), limits_at(plan.limits, plan.keys)
@@ -169,18 +141,11 @@ def _run(
         # Here, so that a problem is a sentence and not a failed start of the server.
         await fleet.start()
         await limits.open()
-        structlog.get_logger("edgewise.gateway").info("listening", engines=plan.engines, **at)
-        listening, connections, certificate, metrics = where
-        await serve(
-            gateway,
-            listening,
-            connections=connections,
-            certificate=certificate,
-            metrics=metrics,
-            hosts=plan.hosts,
-        )
+        structlog.get_logger("edgewise.gateway").info("listening", engines=plan.engines, at=at)
+        listening, connections, tls = where
+        await serve(gateway, listening, connections=connections, tls=tls, hosts=plan.hosts)
 
-    with json_lines(level):
+    with log_lines("json", level):
         asyncio.run(served())
 
 

@@ -8,10 +8,10 @@ import typer
 from edgewise.errors import UsageError
 
 if TYPE_CHECKING:
-    from edgewise.listening.tls import Certificate
+    import ssl
 
 CertificateFile = Annotated[
-    Path | None, typer.Option("--certificate", help="TLS certificate, PEM; read again on change.")
+    Path | None, typer.Option("--certificate", help="TLS certificate, PEM.")
 ]
 PrivateKeyFile = Annotated[Path | None, typer.Option("--private-key", help="TLS private key, PEM.")]
 Most = Annotated[
@@ -41,15 +41,14 @@ class ListenFlags(NamedTuple):
         if (self.certificate is None) != (self.private_key is None):
             raise UsageError("TLS needs both --certificate and --private-key.")
 
-    def opened(self, *, reserve: int) -> tuple[int, "Certificate | None"]:
-        """How many connections there may be, and the certificate.
+    def opened(self, *, reserve: int) -> tuple[int, "ssl.SSLContext | None"]:
+        """How many connections there may be, and their TLS.
 
         `reserve` open files are kept for others. Raises `UsageError`.
         """
-        from edgewise.listening.sockets import connections_for
-        from edgewise.listening.tls import Certificate
+        from edgewise.listening.sockets import connections_for, tls_context
 
         most = connections_for(self.connections, reserve=reserve)
         if self.certificate is None or self.private_key is None:
             return most, None
-        return most, Certificate(self.certificate, self.private_key)
+        return most, tls_context(self.certificate, self.private_key)

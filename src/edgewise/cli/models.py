@@ -26,22 +26,28 @@ app = typer.Typer(no_args_is_help=True, help="List and download models.")
 
 
 class _Model(msgspec.Struct, frozen=True):
-    """A model on this disk: `size` in bytes, `used` in seconds since 1970, 0 if unknown."""
+    """A model on this disk: `size` in bytes, `used` in seconds since 1970, 0 if unknown.
+
+    `program` is the one that downloaded it.
+    """
 
     address: str
     size: int
     used: float
     path: str
+    program: str = "Edgewise"
 
 
 @app.command("list")
 def list_models(json: options.Json = False) -> None:
-    """List the bundled models and the downloaded repositories: address, size, place."""
+    """List the models on this disk, those of Ollama, LM Studio and llama.cpp too."""
     from edgewise.hub.client import cached_repositories
+    from edgewise.hub.disk import disk_models
 
     shipped = {"bundled": bundled("edge"), "bundled (cloud)": bundled("cloud")}
     found = [_Model(name, path.stat().st_size, 0.0, str(path)) for name, path in shipped.items()]
-    found += [_Model(r.repo, r.size, r.used, str(r.path)) for r in cached_repositories()]
+    found += [_Model(r.repo, r.size, r.used, str(r.path), "hub") for r in cached_repositories()]
+    found += [_Model(m.address, m.size, 0.0, str(m.path), m.program) for m in disk_models()]
     if json:
         print(msgspec.json.encode(found).decode())
         return

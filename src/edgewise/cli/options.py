@@ -15,6 +15,8 @@ from edgewise.cli import render
 from edgewise.errors import EdgewiseError, UsageError, VocabularyMismatch
 from edgewise.settings import FIELDS, NAMES, Settings, names_in
 
+System = Annotated[str | None, typer.Option(help="System message.")]
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
 SentFile = Annotated[
@@ -52,7 +54,6 @@ ROUTING = names_in("routing", "policy")
 DRAWS = names_in("draws")
 SAMPLING = names_in("sampling", "draws")
 MACHINE = names_in("machine")
-SERVING = names_in("serving")
 COSTS = names_in("costs")
 
 SettingsWith = Callable[[Path], Settings]

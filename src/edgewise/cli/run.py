@@ -20,7 +20,6 @@ from edgewise.cli.options import (
     MODELS,
     ROUTING,
     SAMPLING,
-    SERVING,
     VIEW,
     takes,
 )
@@ -42,9 +41,8 @@ _WAITING = "reading stdin until it ends; with </dev/null the prompt is the argum
 
 
 @takes(
-    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, "system", *MACHINE, *COSTS),
+    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, *MACHINE, *COSTS),
     reads=["cloud_key"],
-    unaffected=SERVING,
 )
 def run(
     chosen: Settings,
@@ -52,6 +50,7 @@ def run(
         str | None,
         typer.Argument(help="The prompt; a document on stdin joins it. Without, or as -, stdin."),
     ] = None,
+    system: options.System = None,
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="Stop string; may be repeated.")
     ] = None,
@@ -70,13 +69,13 @@ def run(
     sent_file: options.SentFile = None,
 ) -> None:
     """Answer PROMPT: the edge model writes, the cloud model writes the critical tokens."""
-    if no_template and chosen.system:
+    if no_template and system:
         raise UsageError("--no-template leaves no place for --system; drop one of them.")
-    require_text("The system message", chosen.system or "")
+    require_text("The system message", system or "")
     schema = _schema(json_schema) if json_schema else None
     text = _read(prompt)
     with ExitStack() as stack:
-        pair = stack.enter_context(open_pair(chosen, sent_file=sent_file))
+        pair = stack.enter_context(open_pair(chosen, system=system, sent_file=sent_file))
         asked = _untemplated(pair, text) if no_template else text
         recorder = Recorder(stack.enter_context(_open(trace))) if trace else None
         if recorder:

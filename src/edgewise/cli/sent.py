@@ -9,8 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from edgewise.cli import options, render
-from edgewise.cloud.record.files import AnswerSent, CountsFile, counts_place
-from edgewise.cloud.record.record import counts_of
+from edgewise.cloud.record import AnswerSent, CountsFile, counts_of, counts_place
 from edgewise.errors import UsageError
 from edgewise.events import SentCounts
 

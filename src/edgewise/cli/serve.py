@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -19,7 +19,6 @@ from edgewise.cli.options import (
     MODELS,
     ROUTING,
     SAMPLING,
-    SERVING,
     VIEW,
     SentFile,
     SettingsWith,
@@ -32,9 +31,10 @@ from edgewise.parts import sampling_of
 from edgewise.settings import Settings, spelled
 
 if TYPE_CHECKING:
+    import ssl
+
     from fastapi import FastAPI
 
-    from edgewise.listening.tls import Certificate
     from edgewise.server.callers import Callers
     from edgewise.server.models import Models
 
@@ -54,19 +54,21 @@ ApiKey = Annotated[
     ),
 ]
 
-DEFAULT_SLOTS = 4
 OPEN_FILES = 64
 """Left for the connections of each model's cloud."""
 
 
 @takes(
-    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, *MACHINE, *COSTS, *SERVING),
+    *(*MODELS, *VIEW, *ROUTING, *SAMPLING, *MACHINE, *COSTS),
     reads=["cloud_key"],
 )
 def serve(
     chosen: Settings,
     chosen_with: SettingsWith,
     model: ModelFiles = None,
+    slots: Annotated[
+        int, typer.Option(min=1, max=256, help="Answers of a model that are written at a time.")
+    ] = 4,
     queue: Annotated[
         int, typer.Option(min=0, help="Answers of a model that may wait; more get a 429.")
     ] = 32,
@@ -105,6 +107,7 @@ def serve(
         models = _load(
             wanted,
             stack,
+            slots=slots,
             queue=queue,
             # What a key finds in a cache must not be what another asked.
             keep_prefixes=keys is None,
@@ -113,7 +116,7 @@ def serve(
         app = _app(models, callers, origins, host)
         where = address_of(listening, host, tls=listens.tls)
         serving = f"serving {_shown(models)} at {where} (page, /v1, /docs)"
-        _run(app, (listening, most, secured), callers, lambda: render.note(serving))
+        _run(app, (listening, most, secured), callers, serving)
 
 
 def _require_guarded(host: str, api_key: str | None, keys: Path | None) -> None:
@@ -152,25 +155,25 @@ def _app(models: "Models", callers: "Callers", origins: Sequence[str], host: str
 
 def _run(
     app: "FastAPI",
-    at: "tuple[socket.socket, int, Certificate | None]",
+    at: "tuple[socket.socket, int, ssl.SSLContext | None]",
     callers: "Callers",
-    ready: Callable[[], None],
+    serving: str,
 ) -> None:
     """Until a signal ends it."""
-    from edgewise.listening.logs import plain_lines
+    from edgewise.listening.logs import log_lines
     from edgewise.listening.server import Listener
 
-    listening, most, certificate = at
-    listener = Listener(app, listening, connections=most, certificate=certificate, ready=ready)
+    listening, most, tls = at
 
     async def served() -> None:
         await callers.open()
+        render.note(serving)
         try:
-            await listener.listen()
+            await Listener(app, listening, connections=most, tls=tls).listen()
         finally:
             await callers.close()
 
-    with plain_lines():
+    with log_lines("plain", "warning"):
         asyncio.run(served())
 
 
@@ -203,11 +206,6 @@ class _ServedModel(NamedTuple):
     settings: Settings
     file: Path | None = None
 
-    @property
-    def slots(self) -> int:
-        """Answers that it writes at a time."""
-        return self.settings.slots or DEFAULT_SLOTS
-
 
 def _served_models(
     given: Sequence[str], chosen: Settings, chosen_with: SettingsWith
@@ -233,6 +231,7 @@ def _load(
     models: Sequence[_ServedModel],
     stack: ExitStack,
     *,
+    slots: int,
     queue: int,
     keep_prefixes: bool,
     sent_file: Path | None,
@@ -250,12 +249,12 @@ def _load(
             pair = stack.enter_context(
                 open_pair(
                     one.settings,
-                    slots=one.slots,
+                    slots=slots,
                     keep_prefixes=keep_prefixes,
                     sent_file=sent_file,
                 )
             )
-        answering = Answering(pair, slots=one.slots, queue=queue, local=local, name=one.name)
+        answering = Answering(pair, slots=slots, queue=queue, local=local, name=one.name)
         stack.callback(answering.close)
         answerings.append(answering)
     return Models(answerings)

@@ -152,20 +152,6 @@ def with_end(completion: Completion, n: int, eos_ids: frozenset[int], name: str)
     return completion
 
 
-def require_meant(completion: Completion, nothing: frozenset[int], name: str) -> None:
-    """Raises `CloudProtocolError` for an id that stands for `nothing` to the edge model.
-
-    To the engine it does stand for something: where ids were not all compared, so they differ.
-    """
-    found = nothing.intersection(completion.ids)
-    if found:
-        raise CloudProtocolError(
-            f"{name!r} wrote the id {min(found)}, which stands for nothing to the edge model",
-            hint="choose two models of one family, or name its own tokenizer",
-            setting="cloud_tokenizer",
-        )
-
-
 def failed(error: CloudError) -> "Future[Any]":
     """A consult that ended before it began."""
     ended: Future[Any] = Future()
@@ -192,16 +178,6 @@ def then(asked: "Future[_A]", read: Callable[[_A], _B]) -> "Future[_B]":
     return made
 
 
-def settle(made: "Future[_A]", done: "Future[_A]") -> None:
-    """Give `made` the outcome of `done`, unless nobody waits for it any more."""
-    if done.cancelled() or not made.set_running_or_notify_cancel():
-        made.cancel()
-    elif (error := done.exception()) is not None:
-        made.set_exception(error)
-    else:
-        made.set_result(done.result())
-
-
 def log_failure(done: "Future[None]") -> None:
     """For calls that nobody waits for: what goes wrong in them is told here."""
     error = None if done.cancelled() else done.exception()
@@ -209,3 +185,81 @@ def log_failure(done: "Future[None]") -> None:
         _log.info("in the background: %s", error)
     elif error is not None:
         _log.error("a call in the background failed", exc_info=error)
+
+
+class WrappedCloud:
+    """Implements `CloudModel` by `cloud`. Who inherits from it writes what is to be different."""
+
+    # Not from `CloudModel`: for a member that is missing here its default would answer.
+
+    def __init__(self, cloud: CloudModel) -> None:
+        self.cloud = cloud
+        self.name, self.proof = cloud.name, cloud.proof
+
+    def open(self, prompt: Prompt) -> CloudSession:
+        return self.cloud.open(prompt)
+
+    def check(self, tokenizer: Tokenizer) -> str:
+        told = self.cloud.check(tokenizer)
+        self.proof = self.cloud.proof
+        return told
+
+    def close(self) -> None:
+        self.cloud.close()
+
+    @property
+    def local(self) -> EdgeModel | None:
+        return self.cloud.local
+
+    @property
+    def here(self) -> bool:
+        return self.cloud.here
+
+    @property
+    def abilities(self) -> Abilities | None:
+        return self.cloud.abilities
+
+    @property
+    def own_tokenizer(self) -> Tokenizer | None:
+        return self.cloud.own_tokenizer
+
+    @property
+    def boundaries(self) -> WordBoundaries | None:
+        return self.cloud.boundaries
+
+    def local_only(self, prompt: Prompt) -> bool:
+        return self.cloud.local_only(prompt)
+
+    def scored(
+        self, ids: Sequence[int], *, top: int = 1, start: int = 0
+    ) -> Generator[Sequence[Scored], None, None]:
+        return self.cloud.scored(ids, top=top, start=start)
+
+    def requests(self, n: int) -> tuple[int, int]:
+        return self.cloud.requests(n)
+
+    def identity(self) -> str:
+        return self.cloud.identity()
+
+
+class WrappedSession:
+    """Implements `CloudSession` by `session`, as `WrappedCloud` does a model."""
+
+    def __init__(self, session: CloudSession) -> None:
+        self.session = session
+
+    def ask(
+        self,
+        ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        deadline: float,
+        sent: Sent | None = None,
+    ) -> "Future[Completion]":
+        return self.session.ask(ids, n, sampling, deadline, sent)
+
+    def push(self, ids: Sequence[int], sent: Sent | None = None) -> int:
+        return self.session.push(ids, sent)
+
+    def close(self) -> None:
+        self.session.close()

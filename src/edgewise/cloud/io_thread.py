@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for the connections of a cloud model."""
+"""A cloud model at the other end of connections, which live in an event loop's thread."""
 
 import asyncio
 import logging
@@ -7,8 +7,11 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from edgewise.cloud.base import failed
-from edgewise.errors import CloudTimeout, CloudUnavailable, EdgewiseError
+from edgewise.cloud.base import CloudModel, failed, with_end
+from edgewise.completion import Completion
+from edgewise.edge.base import Tokenizer
+from edgewise.engines.detokenization import spelling_of
+from edgewise.errors import CloudProtocolError, CloudTimeout, CloudUnavailable, EdgewiseError
 
 CLOSING_SECONDS = 0.02
 """TLS says goodbye in the loop's next turns."""
@@ -79,6 +82,58 @@ class IoThread:
         await asyncio.gather(*tasks, return_exceptions=True)
         await last
         await asyncio.sleep(CLOSING_SECONDS)
+
+
+class RemoteCloud(CloudModel):
+    """What is common to an engine and a gateway at an address: an I/O thread, the checks."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._io = IoThread(name)
+        self._eos_ids = frozenset([0])
+        self._size: int | None = None
+        # Ids that stand for nothing to the edge model.
+        self._nothing = frozenset[int]()
+
+    def submit(self, work: Coroutine[Any, Any, _T], deadline: float) -> "Future[_T]":
+        """Run `work` on the I/O thread, at most `deadline` seconds."""
+        return self._io.submit(work, deadline)
+
+    def check_remotely(
+        self, work: Coroutine[Any, Any, None], deadline: float, tokenizer: Tokenizer
+    ) -> None:
+        """Run `work`, which proves that ids are `tokenizer`'s; completions are held to that."""
+        # Reading a vocabulary would hold the I/O thread up.
+        nothing = spelling_of(tokenizer).nothing
+        self.submit(work, deadline).result()
+        self._eos_ids = tokenizer.eos_ids or self._eos_ids
+        self._size, self._nothing = tokenizer.size, nothing
+
+    def checked(self, completion: Completion, n: int, prompt: int) -> Completion:
+        """With the edge's end token where the engine kept its own.
+
+        Raises `CloudProtocolError` unless it answers a consult for `n` tokens after `prompt` ids.
+        """
+        completion = with_end(completion, n, self._eos_ids, self.name)
+        completion.check(asked=n, prompt=prompt, size=self._size)
+        if empty := self._nothing.intersection(completion.ids):
+            # To the engine it does stand for something: where ids were not all compared.
+            raise CloudProtocolError(
+                f"{self.name!r} wrote the id {min(empty)}, which stands for nothing to the edge "
+                "model",
+                hint="choose two models of one family, or name its own tokenizer",
+                setting="cloud_tokenizer",
+            )
+        return completion
+
+    def close(self) -> None:
+        self._io.close(self._leave(), self._hang_up())
+
+    async def _leave(self) -> None:
+        """The first that is done as it closes."""
+
+    async def _hang_up(self) -> None:
+        """The last, when no work is left."""
 
 
 def _heard(task: "asyncio.Task[Any]") -> None:

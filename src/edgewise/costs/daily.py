@@ -8,7 +8,7 @@ from contextlib import closing
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
-from edgewise.cloud.record.files import counts_place
+from edgewise.cloud.record import counts_place, private_file
 from edgewise.errors import UsageError
 
 _BUSY_SECONDS = 5.0
@@ -84,7 +84,7 @@ class DailyTotal:
     def _opened(self) -> sqlite3.Connection:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # For its owner only, before there is anything in it.
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        os.close(private_file(self.path, os.O_RDWR))
         file = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
         try:
             file.execute(_TABLE)

@@ -4,7 +4,7 @@ Edge models know nothing of routers, thresholds or HTTP. A new engine inherits f
 writes what it has; its sessions are `KvSession`s over the engine's own `KvCache`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Flag, auto
 from typing import Literal, NamedTuple, Protocol
 
@@ -209,13 +209,6 @@ class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
     keep_prefixes: bool = False
 
 
-class Checkpoints(NamedTuple):
-    """Copies of a sequence's state to go back to: how many a session has, and bytes of one."""
-
-    most: int
-    size: int
-
-
 class Chunk(NamedTuple):
     """Ids of a sequence, the first at position `start`; with `output` the step after the last."""
 
@@ -290,11 +283,6 @@ class EdgeModel(Protocol):
         return None
 
     @property
-    def checkpoints(self) -> Checkpoints | None:
-        """What a session goes back to, where that is checkpoints and the engine says so."""
-        return None
-
-    @property
     def build(self) -> str:
         """The engine and the form of the weights, in words; empty where it does not say."""
         return ""
@@ -312,16 +300,4 @@ class EdgeModel(Protocol):
             f"The engine of {self.name!r} does not hand out its input embeddings",
             hint="leave the input token_embedding out",
             setting="inputs",
-        )
-
-    def bare_loop(self, prompt: Sequence[int], tokens: int) -> Iterator[int]:
-        """`tokens` + 1 ids after `prompt`, of the engine driven bare: a pass and an argmax each.
-
-        The first pays for the prompt; whoever iterates has the clock. Where the model keeps
-        prefixes, what it has of the prompt is not read again. No session may be open. Raises
-        `UsageError` where there is no such loop.
-        """
-        raise UsageError(
-            f"The engine of {self.name!r} has no loop of its own to compare with",
-            hint="measure a GGUF model",
         )

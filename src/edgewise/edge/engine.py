@@ -2,15 +2,16 @@
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
+from msgspec.structs import replace
 
-from edgewise.edge.base import Checkpoints, EdgeAbilities, EdgeModel, EdgeOptions, Floats, Needs
-from edgewise.edge.hub.folder import told
-from edgewise.edge.kv import KvSession
+from edgewise.edge.base import EdgeAbilities, EdgeModel, EdgeOptions, Floats, Needs, Rewinds
+from edgewise.edge.hub.folder import digest_of, reason_of, weight_files
+from edgewise.edge.kv import KvCache, KvRow, KvSession
 from edgewise.edge.sequence import SequenceCache
 from edgewise.edge.slots import BATCH, Slot, Slots
 from edgewise.errors import ModelError, UsageError
@@ -36,26 +37,39 @@ def default_threads() -> int:
 
 
 class EngineModel(EdgeModel):
-    """A model that is loaded from `path`, and whose sessions share `Slots`.
-
-    An engine's `__init__` calls this one, loads the weights, sets `context`, `hidden_size`,
-    `_tokenizer` and `_abilities`, and calls `_open_slots`.
-    """
+    """A model that is loaded from `path`, and whose sessions share `Slots`."""
 
     engine: str
     """What to call the library."""
 
     _tokenizer: Any
     _abilities: EdgeAbilities
-    _checkpoints: Checkpoints | None = None
     _slots: Slots[Any]
 
-    def __init__(self, path: Path, name: str, options: EdgeOptions) -> None:
-        """Raises `UsageError`."""
+    def __init__(
+        self,
+        path: Path,
+        options: EdgeOptions | None = None,
+        *,
+        name: str | None = None,
+        **changes: Any,
+    ) -> None:
+        """Load `path`; `changes` are fields of `EdgeOptions`. Raises `ModelError`, `UsageError`."""
+        options = replace(options or EdgeOptions(), **changes)
         if options.slots < 1 or (options.context is not None and options.context < 1):
             raise UsageError("A model needs at least 1 slot and a context of at least 1 token.")
-        self.path, self.name = path, name
+        self.path = path
+        self.name = name or (path.stem if path.suffix == ".gguf" else path.resolve().name)
         self._options = options
+        self._load(options)
+
+    @abstractmethod
+    def _load(self, options: EdgeOptions) -> None:
+        """Load the weights; set `context` and `_tokenizer`; call `_try_out` and `_open_slots`."""
+
+    @abstractmethod
+    def _free(self) -> None:
+        """Free the weights, and what the sequences hold."""
 
     def _context_for(self, trained: int | None) -> int:
         """The context of a session, ids; `trained` is what the model was made for, if known.
@@ -85,11 +99,46 @@ class EngineModel(EdgeModel):
         self._slots = Slots(
             new,
             name=self.name,
+            engine=self.engine,
             count=self._options.slots,
             keep_prefixes=self._options.keep_prefixes,
             batch=min(BATCH, self.context),
             turn=turn,
             drop=drop,
+        )
+
+    def _try_out(
+        self, new: Callable[[], SequenceCache], size: int, *, may_stay: bool = False
+    ) -> None:
+        """Run a few of `size` ids through new caches, and set `hidden_size` and `_abilities`.
+
+        All at once, one by one, and again after a rollback. Raises `ModelError` for a model that
+        does not go on where its cache ends, or does not roll back to where it was; `may_stay` where
+        the caller has caches that never roll back.
+        """
+        try:
+            rows, last, again, rewinds = _trial(new, size)
+        except Exception as error:
+            raise self._refused(reason_of(error)) from error
+        if len(rows[-1].logits) != size or not _same(rows[-1].logits, last):
+            raise self._refused("what it keeps of a text is not what it goes on with")
+        if not _same(rows[-1].logits, again):
+            if not may_stay:
+                raise self._refused("it does not go back to where it was")
+            rewinds = "no"
+        hidden = rows[-1].hidden
+        self.hidden_size = 0 if hidden is None else len(hidden)
+        self._abilities = EdgeAbilities(
+            hidden=hidden is not None,
+            rewinds=rewinds,
+            batch_logits=len(rows) == PROBED,
+            slots=self._options.slots,
+        )
+
+    def _refused(self, why: str) -> ModelError:
+        return ModelError(
+            f"{str(self.path)!r} does not decode step by step in {self.engine} ({why})",
+            hint="name a GGUF of the model, or another model",
         )
 
     @property
@@ -101,25 +150,24 @@ class EngineModel(EdgeModel):
         return self._abilities
 
     @property
-    def checkpoints(self) -> Checkpoints | None:
-        return self._checkpoints
-
-    @property
     def closed(self) -> bool:
         """Whether the weights are gone."""
         return self._slots.closed
 
+    def fingerprint(self) -> str:
+        return digest_of([self.path / "config.json", *weight_files(self.path)])
+
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> KvSession:
-        return KvSession(self, Slot(self._slots, engine=self.engine), needs, top)
+        return KvSession(self, self.cache(), needs, top)
+
+    def cache(self) -> KvCache:
+        """What a session stands on. The caller releases it."""
+        return Slot(self._slots)
 
     def close(self) -> None:
         """Free weights and caches; sessions of the model are unusable afterwards."""
         if self._slots.close():
             self._free()
-
-    @abstractmethod
-    def _free(self) -> None:
-        """Free the weights, and what the sequences hold."""
 
     def __enter__(self) -> Self:
         return self
@@ -128,66 +176,23 @@ class EngineModel(EdgeModel):
         self.close()
 
 
-class Tried(NamedTuple):
-    """`hidden_size` is 0 where the model shows no hidden state; `checkpoints` if it needs them."""
-
-    hidden_size: int
-    abilities: EdgeAbilities
-    checkpoints: Checkpoints | None
-
-
-def try_out(
-    new: Callable[[], SequenceCache],
-    size: int,
-    *,
-    slots: int,
-    engine: str,
-    where: str,
-    may_stay: bool = False,
-) -> Tried:
-    """Run a few of `size` ids through new caches: all at once, one by one, and after going back.
-
-    Raises `ModelError` for a model that does not go on where its cache ends, or back to where it
-    was; `may_stay` where the caller has caches that never go back.
-    """
+def _trial(
+    new: Callable[[], SequenceCache], size: int
+) -> tuple[Sequence[KvRow], Floats, Floats, Rewinds]:
+    """Rows of all ids at once; logits after the last one by one, and again after a rollback."""
     ids = [7 * index % size for index in range(1, PROBED + 1)]
-    try:
-        rows = new().run(ids, "all", hidden=True)
-        cache = new()
-        for token in ids[:-1]:
-            cache.run([token], "none")
-        cache.checkpoint()
-        checkpoints = cache.checkpoints
-        (last,) = cache.run(ids[-1:], "last")
-        rewinds = cache.rewinds
-        kept = cache.back(len(ids) - 1)
-        (again,) = cache.run(ids[kept:], "last")
-    except Exception as error:
-        raise _refused(where, engine, told(error)) from error
-    if len(rows[-1].logits) != size or not close(rows[-1].logits, last.logits):
-        raise _refused(where, engine, "what it keeps of a text is not what it goes on with")
-    came_back = close(rows[-1].logits, again.logits)
-    if not kept or (may_stay and not came_back):
-        rewinds = "no"
-    elif not came_back:
-        raise _refused(where, engine, "it does not go back to where it was")
-    hidden = rows[-1].hidden
-    abilities = EdgeAbilities(
-        hidden=hidden is not None,
-        rewinds=rewinds,
-        batch_logits=len(rows) == len(ids),
-        slots=slots,
-    )
-    return Tried(0 if hidden is None else len(hidden), abilities, checkpoints)
+    rows = new().run(ids, "all", hidden=True)
+    cache = new()
+    for token in ids[:-1]:
+        cache.run([token], "none")
+    cache.checkpoint()
+    (last,) = cache.run(ids[-1:], "last")
+    rewinds = cache.rewinds
+    kept = cache.back(PROBED - 1)
+    (again,) = cache.run(ids[kept:], "last")
+    return rows, last.logits, again.logits, rewinds if kept else "no"
 
 
-def close(left: Floats, right: Floats) -> bool:
+def _same(left: Floats, right: Floats) -> bool:
     """Whether two rows of logits are the same but for rounding; not where they are no numbers."""
     return bool(np.abs(left - right).max() <= _CLOSE * np.abs(left).max())
-
-
-def _refused(where: str, engine: str, why: str) -> ModelError:
-    return ModelError(
-        f"{where!r} does not decode step by step in {engine} ({why})",
-        hint="name a GGUF of the model, or another model",
-    )

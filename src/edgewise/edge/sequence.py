@@ -2,7 +2,7 @@
 
 Attention's keys and values are cut anywhere. A layer with one state, that after the last id
 (recurrent and convolutional layers, windows that have moved on), cannot be cut: the state is copied
-now and then. Going back takes the last of these checkpoints at or before a position, and the ids
+now and then. A rollback takes the last of these checkpoints at or before a position, and the ids
 between the two are computed again.
 """
 
@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from edgewise.edge.base import Checkpoints, Floats, Rewinds
+from edgewise.edge.base import Floats, Rewinds
 from edgewise.edge.kv import KvRow, Outputs
 
 MOST = 8
@@ -65,13 +65,6 @@ class SequenceCache(ABC):
         """Whether all of it can be cut now, without a checkpoint."""
         return self.rewinds == "anywhere"
 
-    @property
-    def checkpoints(self) -> Checkpoints | None:
-        """How many it may have, by the size of the last one; None before the first."""
-        if not self._copies:
-            return None
-        return how_many(self._copies[max(self._copies)].size, self._room, self._most)
-
     @abstractmethod
     def _begin(self) -> None:
         """Make a new cache, and say how far back it goes."""
@@ -104,7 +97,7 @@ class SequenceCache(ABC):
 
     def run(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool = False) -> Sequence[KvRow]:
         """See `_compute`. A run that is interrupted leaves nothing behind."""
-        if self.rewinds == "checkpoints" and self._is_due():
+        if not self.cuttable and self.length - max(self._copies, default=0) >= self.spacing:
             self.checkpoint()
         self._runs += 1
         try:
@@ -114,10 +107,6 @@ class SequenceCache(ABC):
             raise
         self.length += len(ids)
         return rows
-
-    def _is_due(self) -> bool:
-        last = max(self._copies, default=0)
-        return self.length - last >= self.spacing and not self.cuttable
 
     def keeps(self, position: int) -> int:
         """How many ids `back(position)` would leave."""
@@ -137,13 +126,13 @@ class SequenceCache(ABC):
         kept = self.keeps(position)
         self._drop_copies(position)
         self._lasting = [at for at in self._lasting if at <= position]
-        if not kept or not self._went(kept):
+        if not kept or not self._rolled_back(kept):
             self.clear()
             return 0
         self.length = kept
         return kept
 
-    def _went(self, kept: int) -> bool:
+    def _rolled_back(self, kept: int) -> bool:
         state = None if self.cuttable else self._copies[kept].state
         try:
             return self._back(self.length - kept, state)
@@ -162,19 +151,19 @@ class SequenceCache(ABC):
             self._lasting = [*before, self.length][-_KEPT_OF_PROMPTS:]
         if self.length in self._copies:
             return
-        while self._copies and self._too_many(self._size()):
-            self._reuse(self._copies.pop(self._least()).state)
+        while self._copies and self._is_full(self._size()):
+            self._reuse(self._copies.pop(self._least_missed()).state)
         try:
             self._copies[self.length] = self._copy()
         except FAILURES:
             return  # an earlier place is read from
 
-    def _too_many(self, more: int) -> bool:
+    def _is_full(self, more: int) -> bool:
         size = sum(copy.size for copy in self._copies.values())
         return len(self._copies) >= self._most or size + more > self._room
 
-    def _least(self) -> int:
-        """The checkpoint that is missed least: its gap is small for how far back it lies.
+    def _least_missed(self) -> int:
+        """The checkpoint whose gap is smallest for how far back it lies.
 
         So they lie the closer the nearer they are to the sequence's end.
         """
@@ -197,8 +186,3 @@ def rows_of(logits: Floats, hidden: Floats | None) -> list[KvRow]:
     if hidden is None or len(hidden) != len(logits):
         return [KvRow(row) for row in logits]
     return [KvRow(*row) for row in zip(logits, hidden, strict=True)]
-
-
-def how_many(size: int, room: int, most: int = MOST) -> Checkpoints:
-    """The checkpoints of `size` bytes that a sequence may have with `room` bytes for them."""
-    return Checkpoints(max(1, min(most, room // max(1, size))), size)

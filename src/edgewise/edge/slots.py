@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from edgewise.edge.hub.folder import told
+from edgewise.edge.hub.folder import reason_of
 from edgewise.edge.kv import KvCache, KvRow, Outputs, common_prefix
 from edgewise.edge.sequence import FAILURES, SequenceCache
 from edgewise.errors import ModelError, UsageError
@@ -21,44 +21,31 @@ _SLACK = 16
 
 
 class FairLock:
-    """`with lock:`; not reentrant.
+    """`with lock:`, first come, first served; not reentrant.
 
     A `threading.Lock` goes to whoever asks first after its release, which is mostly the thread that
     just released it: one session would decode on and on while the others wait.
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[threading.Lock] = deque()
-        self._inner = threading.Lock()
-        self._taken = False
+        self._changed = threading.Condition()
+        self._line: deque[object] = deque()
 
     def __enter__(self) -> None:
-        with self._inner:
-            if not self._taken:
-                self._taken = True
-                return
-            turn = threading.Lock()
-            turn.acquire()
-            self._waiting.append(turn)
-        try:
-            turn.acquire()
-        except BaseException:
-            with self._inner:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
-                else:  # it was handed over already
-                    self._hand_on()
-            raise
+        place = object()
+        with self._changed:
+            self._line.append(place)
+            try:
+                self._changed.wait_for(lambda: self._line[0] is place)
+            except BaseException:
+                self._line.remove(place)
+                self._changed.notify_all()
+                raise
 
     def __exit__(self, *_: object) -> None:
-        with self._inner:
-            self._hand_on()
-
-    def _hand_on(self) -> None:
-        if self._waiting:
-            self._waiting.popleft().release()
-        else:
-            self._taken = False
+        with self._changed:
+            self._line.popleft()
+            self._changed.notify_all()
 
 
 P = TypeVar("P", bound=SequenceCache)
@@ -67,7 +54,7 @@ P = TypeVar("P", bound=SequenceCache)
 class _Free(NamedTuple, Generic[P]):
     """A cache that no session has: its ids, of which the first `prompt` were a session's prompt."""
 
-    place: P
+    cache: P
     held: list[int]
     prompt: int
 
@@ -80,20 +67,23 @@ class Slots(Generic[P]):
         new: Callable[[], P],
         *,
         name: str,
+        engine: str,
         count: int,
         keep_prefixes: bool,
-        batch: int = BATCH,
-        turn: int = BATCH,
+        batch: int,
+        turn: int,
         drop: Callable[[P], None] | None = None,
     ) -> None:
         """`new` makes an empty cache, `drop` frees one where Python's collector does not.
 
-        `batch` is the longest run, `turn` the longest of a prompt, ids.
+        `batch` is the longest run, `turn` the longest of a prompt, ids. Errors name the model by
+        `name`, its library by `engine`.
         """
         self.lock = FairLock()
         self.closed = False
         self.batch, self.turn = batch, min(batch, turn, TURN if count > 1 else BATCH)
-        self._new, self._drop, self.name = new, drop, name
+        self.name, self.engine = name, engine
+        self._new, self._drop = new, drop
         self._count, self._keep = count, keep_prefixes
         self._sessions = self._made = 0
         # Longest unused first.
@@ -114,36 +104,35 @@ class Slots(Generic[P]):
     def take(self, ids: Sequence[int]) -> tuple[P, list[int]]:
         """A cache for a session that begins with `ids`, and the ids that it holds.
 
-        That of the same conversation; else an empty one. Where all hold something it is one that
-        keeps more than it loses, or the one that was not used for the longest time. Conversations
-        begin alike (a BOS, a template's head, a system prompt), so a few common ids are no reason
-        to drop another one's.
+        That of the same conversation; else an empty one. If all hold something, one that keeps more
+        than it loses, or the least recently used. Conversations begin alike (a BOS, a template's
+        head, a system prompt), so a few common ids are no reason to drop another one's.
         """
         with self.lock:
             self._check_open()
-            kept = [free.place.keeps(common_prefix(free.held, ids)) for free in self._free]
+            kept = [free.cache.keeps(common_prefix(free.held, ids)) for free in self._free]
             gains = [n for n, free in enumerate(self._free) if 2 * kept[n] > len(free.held)]
-            same = [n for n in gains if _goes_on(self._free[n].prompt, kept[n])]
+            # The next turn of a conversation, or another answer to its prompt.
+            same = [n for n in gains if _SLACK * (self._free[n].prompt - kept[n]) <= kept[n]]
             if not same and self._made < self._count:
-                place = self._new()
                 self._made += 1
-                return place, []
+                return self._new(), []
             chosen = max(same or gains, key=kept.__getitem__, default=0)
-            place, held, _ = self._free.pop(chosen)
-            return place, held
+            cache, held, _ = self._free.pop(chosen)
+            return cache, held
 
-    def give_back(self, place: P | None, held: Sequence[int], prompt: int) -> None:
+    def give_back(self, cache: P | None, held: Sequence[int], prompt: int) -> None:
         """A session is over. Its cache, if it took one, holds `held`."""
         with self.lock:
             self._sessions -= 1
-            if place is None or self.closed:
+            if cache is None or self.closed:
                 return
             if self._keep and held:
-                self._free.append(_Free(place, list(held), min(prompt, len(held))))
+                self._free.append(_Free(cache, list(held), min(prompt, len(held))))
             else:
                 self._made -= 1
                 if self._drop is not None:
-                    self._drop(place)
+                    self._drop(cache)
 
     def close(self) -> bool:
         """Let nothing run any more; False where that was done before."""
@@ -157,27 +146,20 @@ class Slots(Generic[P]):
             raise UsageError(f"{self.name!r} is closed", hint="load it again")
 
 
-def _goes_on(prompt: int, kept: int) -> bool:
-    """Whether who keeps so many ids goes on with a conversation, or answers its prompt again."""
-    return _SLACK * (prompt - kept) <= kept
-
-
 class Slot(KvCache):
-    """A session's part of `Slots`. Implements `KvCache`."""
+    """A session's part of `Slots`. Raises `UsageError` where all are in use."""
 
-    def __init__(self, slots: Slots[Any], *, engine: str) -> None:
-        """`engine` is what to call the library. Raises `UsageError` where all are in use."""
+    def __init__(self, slots: Slots[Any]) -> None:
         slots.reserve()
-        self.lock = slots.lock
-        self.batch, self.turn = slots.batch, slots.turn
-        self._slots, self._engine = slots, engine
+        self.lock, self.batch, self.turn = slots.lock, slots.batch, slots.turn
+        self._slots = slots
         self._prompt = 0
-        self.sequence: SequenceCache | None = None
-        """Once the session's ids are known."""
+        # Once the session's ids are known.
+        self._sequence: SequenceCache | None = None
 
     @property
     def decodes(self) -> int:
-        return (self.sequence.decodes if self.sequence else 0) + self._slots.closed
+        return (self._sequence.decodes if self._sequence else 0) + self._slots.closed
 
     @property
     def closed(self) -> bool:
@@ -185,32 +167,32 @@ class Slot(KvCache):
 
     def adopt(self, ids: Sequence[int]) -> Sequence[int]:
         self._prompt = len(ids)
-        self.sequence, held = self._slots.take(ids)
+        self._sequence, held = self._slots.take(ids)
         return held
 
     def run(
         self, ids: Sequence[int], start: int, outputs: Outputs, *, hidden: bool
     ) -> Sequence[KvRow]:
-        sequence = self.sequence
+        sequence = self._sequence
         assert sequence is not None
         assert sequence.length == start
         try:
             return sequence.run(ids, outputs, hidden=hidden)
         except FAILURES as error:
             raise ModelError(
-                f"{self._engine} could not run {len(ids)} tokens of {self._slots.name!r} "
-                f"({told(error)})",
+                f"{self._slots.engine} could not run {len(ids)} tokens of {self._slots.name!r} "
+                f"({reason_of(error)})",
                 hint="lower the context or the number of slots if memory is short",
                 setting="ctx",
             ) from error
 
     def checkpoint(self, position: int, *, lasting: bool) -> None:
-        if self.sequence is not None and self.sequence.length == position:
-            self.sequence.checkpoint(lasting=lasting)
+        if self._sequence is not None and self._sequence.length == position:
+            self._sequence.checkpoint(lasting=lasting)
 
     def forget(self, position: int) -> int:
-        return 0 if self.sequence is None else self.sequence.back(position)
+        return 0 if self._sequence is None else self._sequence.back(position)
 
     def release(self, held: Sequence[int]) -> None:
-        sequence, self.sequence = self.sequence, None
+        sequence, self._sequence = self._sequence, None
         self._slots.give_back(sequence, held, self._prompt)

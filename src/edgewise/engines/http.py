@@ -320,6 +320,7 @@ def _excerpt(body: bytes) -> str:
 
 class _Meta(msgspec.Struct, frozen=True):
     n_vocab: Annotated[int, msgspec.Meta(ge=1, le=MOST_IDS)] | None = None
+    eos_token: str | None = None
 
 
 class Served(msgspec.Struct, frozen=True):

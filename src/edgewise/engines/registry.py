@@ -48,7 +48,7 @@ plain trailing message, that some take for an answer given. The last needs a tok
 ENGINES: Registry[Callable[..., Any]] = Registry(
     "cloud engine",
     "edgewise.cloud",
-    {**BY_IDS, **BY_TEXT, GATEWAY: "edgewise.cloud.gateway.cloud:GatewayCloud"},
+    {**BY_IDS, **BY_TEXT, GATEWAY: "edgewise.cloud.gateway:GatewayCloud"},
 )
 """An entry is a subclass of `HttpEngine` or `TextEngine`, or a factory of a `CloudModel`.
 

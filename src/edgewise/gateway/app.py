@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from edgewise.gateway.connection import Connection
@@ -55,30 +55,21 @@ class Gateway:
         metrics.connections.set_function(lambda: len(self.connections))
         metrics.engines.set_function(lambda: fleet.up)
 
-    def app(self, *, hosts: Sequence[str] = (ANY,), metrics: bool = True) -> Starlette:
+    def app(self, *, hosts: Sequence[str] = (ANY,)) -> Starlette:
         """The application; its lifespan starts and closes the fleet.
 
         `hosts` are what requests may be addressed to; pages of other origins are refused always.
         """
-        routes: list[BaseRoute] = [
+        routes = [
             WebSocketRoute(PATH, self._serve),
             Route("/health", self._health),
             Route("/ready", self._ready),
             Route("/v1/models", self._models),
             Route("/detokenize", self._detokenize, methods=["POST"]),
+            Route("/metrics", self._metrics),
         ]
-        if metrics:
-            routes.append(self._metrics_route())
         guard = Middleware(OriginCheck, hosts=hosts)
         return Starlette(routes=routes, middleware=[guard], lifespan=self._lifespan)
-
-    def metrics_app(self, *, hosts: Sequence[str] = (ANY,)) -> Starlette:
-        """Metrics alone, for a socket of their own; `hosts` as in `app`."""
-        guard = Middleware(OriginCheck, hosts=hosts)
-        return Starlette(routes=[self._metrics_route()], middleware=[guard])
-
-    def _metrics_route(self) -> Route:
-        return Route("/metrics", self._metrics)
 
     async def drain(self) -> None:
         """Take no new sessions, let consults in flight end, send the devices elsewhere."""
@@ -100,21 +91,19 @@ class Gateway:
         await asyncio.to_thread(self._telemetry.close)
 
     async def _sweep(self) -> None:
-        seen = self.keys.changes
+        """Hang up on keys that were revoked or have expired; forget sessions that are idle."""
+        seen = self.keys.refresh()
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
                 self.sessions.expire()
-                self._check_keys(seen)
-                seen = self.keys.changes
+                changes = self.keys.refresh()
+                if changes != seen:
+                    for connection in list(self.connections):
+                        connection.check_key()
+                seen = changes
             except Exception:
                 log.exception("sweep failed")
-
-    def _check_keys(self, seen: int) -> None:
-        """If keys changed since `seen`, hang up on those that were revoked or have expired."""
-        if self.keys.refreshed() != seen:
-            for connection in list(self.connections):
-                connection.check_key()
 
     async def _serve(self, socket: WebSocket) -> None:
         key = self.keys.find(_bearer(socket))

@@ -2,19 +2,17 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Sequence
 
 import structlog
-from starlette.applications import Starlette
 
 from edgewise.engines.base import Engine, parallel
 from edgewise.engines.registry import AUTO, GATEWAY, engine_at, engine_by_ids, model_for
 from edgewise.errors import UsageError
 from edgewise.gateway.app import Gateway
 from edgewise.listening.origins import ANY
-from edgewise.listening.server import Beside, Listener
-from edgewise.listening.sockets import LOOPBACK, is_loopback
-from edgewise.listening.tls import Certificate
+from edgewise.listening.server import Listener
 from edgewise.wire.protocol import MAX_FRAME
 
 BUNDLED = "bundled"
@@ -67,31 +65,22 @@ async def serve(
     listening: socket.socket,
     *,
     connections: int,
-    certificate: Certificate | None = None,
-    metrics: socket.socket | None = None,
+    tls: ssl.SSLContext | None = None,
     hosts: Sequence[str] = (ANY,),
 ) -> None:
     """Until SIGTERM or SIGINT: then no new sessions, and consults in flight end first.
 
-    With a socket of their own, `metrics` are not at the other one. Requests must be addressed to
-    one of `hosts`.
+    Requests must be addressed to one of `hosts`.
     """
     await Listener(
-        gateway.app(hosts=hosts, metrics=metrics is None),
+        gateway.app(hosts=hosts),
         listening,
         connections=connections,
-        certificate=certificate,
-        beside=Beside(metrics, _metrics_app(gateway, metrics)) if metrics else None,
+        tls=tls,
         max_message=MAX_FRAME,
         grace=DRAIN_SECONDS,
         drain=lambda: _drain(gateway),
     ).listen()
-
-
-def _metrics_app(gateway: Gateway, listening: socket.socket) -> Starlette:
-    """On loopback for names of loopback alone: a page may have a name that points there."""
-    host = str(listening.getsockname()[0])
-    return gateway.metrics_app(hosts=(*LOOPBACK, host) if is_loopback(host) else (ANY,))
 
 
 async def _drain(gateway: Gateway) -> None:

@@ -1,9 +1,9 @@
 """Keys of a gateway or a server: a JSON file with the hash, the name and the limits of each.
 
 A key is 32 random bytes, so a plain SHA-256 keeps it as safe as the key itself. A running server
-reads the file again when it changes: a revoked key stops working within a second. If the file
-becomes unreadable, the keys read last stay in force until they expire: a mistake with a file must
-not lock everybody out.
+reads the file again and again: a revoked key stops working within a second. If the file becomes
+unreadable, the keys read last stay in force until they expire: a mistake with a file must not lock
+everybody out.
 """
 
 import hashlib
@@ -24,10 +24,7 @@ from edgewise.errors import UsageError
 PREFIX = "ew-"
 
 CHECK_SECONDS = 0.4
-"""Time between two looks at the file."""
-
-SETTLED_SECONDS = 5.0
-"""A file that changed less long ago is read at every look: its time may be too coarse to tell."""
+"""The file is read again so long after the last time."""
 
 MAX_FILE = 16 << 20
 MAX_NAME = 64
@@ -55,8 +52,6 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     sessions: Annotated[int, _Limit] = 16
     ids: Annotated[int, _Limit] = 2_000_000
     expires: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
-    retired: tuple[()] = ()
-    """Earlier versions wrote it, empty unless the key had been rotated."""
 
     def __post_init__(self) -> None:
         padded = self.name != self.name.strip()
@@ -101,27 +96,15 @@ class Keys:
     ) -> None:
         """Without a path everybody is let in, as one key without limits. Raises `UsageError`."""
         self._path, self._clock = path, clock
-        self._keys: dict[str, Key] = {}
-        self._expired: frozenset[str] = frozenset()
-        self._stamp: tuple[int, ...] = ()
+        self._all: tuple[Key, ...] = ()
         self._content = b""
-        self._settled = False
         self._problem = ""
-        self._checked = time.monotonic()
-        self.changes = 0
+        self._read = time.monotonic()
+        self._changes = 0
         if path is not None:
-            self._stamp, self._content = _stamp(path), _content(path)
-            self._keys = {key.name: key for key in _decoded(path, self._content)}
-            self._expired = self._out_of_force()
-
-    def refreshed(self) -> int:
-        """Look at the file if that is due. Returns a number that grows with every change.
-
-        A key that expires is a change as well.
-        """
-        if self._path is not None:
-            self._refresh(self._path)
-        return self.changes
+            self._content = _content(path)
+            self._all = _decoded(path, self._content)
+        self._in_force = self._unexpired()
 
     @property
     def required(self) -> bool:
@@ -132,10 +115,10 @@ class Keys:
         """The key of a secret, in constant time; None if it is not in force."""
         if self._path is None:
             return ANYBODY
-        self._refresh(self._path)
-        shown, now, found = _hash(secret), self._clock(), None
-        for key in self._keys.values():
-            if hmac.compare_digest(key.sha256, shown) and not key.expired(now):
+        self.refresh()
+        shown, found = _hash(secret), None
+        for key in self._in_force.values():
+            if hmac.compare_digest(key.sha256, shown):
                 found = key
         return found
 
@@ -143,52 +126,48 @@ class Keys:
         """The key as it is now; None if it is not in force any more."""
         if self._path is None:
             return key
-        self._refresh(self._path)
-        known = self._keys.get(key.name)
-        if known is None or known.sha256 != key.sha256 or known.expired(self._clock()):
-            return None
-        return known
+        self.refresh()
+        known = self._in_force.get(key.name)
+        return known if known is not None and known.sha256 == key.sha256 else None
 
-    def _refresh(self, path: Path) -> None:
-        if time.monotonic() - self._checked < CHECK_SECONDS:
-            return
-        self._checked = time.monotonic()
+    def refresh(self) -> int:
+        """Read the file if that is due. Returns a number that grows with every change.
+
+        A key that expires is a change as well.
+        """
+        if self._path is None or time.monotonic() - self._read < CHECK_SECONDS:
+            return self._changes
+        self._read = time.monotonic()
         problem = ""
         try:
-            self._look(path)
+            content = _content(self._path)
+            if content != self._content:
+                self._all, self._content = _decoded(self._path, content), content
         except UsageError as error:
             problem = f"{error} The keys read before stay in force."
         if problem and problem != self._problem:
             _log().warning("keys not read", why=problem)
         self._problem = problem
-        expired = self._out_of_force()
-        for name in sorted(expired - self._expired):
-            _log().info("key expired", key=name)
-        self.changes += expired != self._expired
-        self._expired = expired
+        before, self._in_force = self._in_force, self._unexpired()
+        if before != self._in_force:
+            self._changes += 1
+            self._log_changes(before)
+        return self._changes
 
-    def _look(self, path: Path) -> None:
-        stamp = _stamp(path)
-        if not stamp[-1]:
-            raise UsageError(
-                f"{str(path)!r} was replaced outside of this container, which sees the old file",
-                hint="mount its folder instead of the file",
-            )
-        if stamp == self._stamp and self._settled:
-            return
-        content = _content(path)
-        if content != self._content:
-            keys = {key.name: key for key in _decoded(path, content)}
-            _log_difference(self._keys, keys)
-            self._keys, self._content = keys, content
-            self._expired = self._out_of_force()
-            self.changes += 1
-        self._stamp = stamp
-        self._settled = abs(time.time() - max(stamp[2:4]) / 1e9) > SETTLED_SECONDS
-
-    def _out_of_force(self) -> frozenset[str]:
+    def _unexpired(self) -> dict[str, Key]:
         now = self._clock()
-        return frozenset(name for name, key in self._keys.items() if key.expired(now))
+        return {key.name: key for key in self._all if not key.expired(now)}
+
+    def _log_changes(self, before: dict[str, Key]) -> None:
+        """A line for each key that is new, gone or changed: names only."""
+        listed = {key.name for key in self._all}
+        for name in sorted(before.keys() | self._in_force.keys()):
+            if name not in self._in_force:
+                _log().info("key expired" if name in listed else "key revoked", key=name)
+            elif name not in before:
+                _log().info("key added", key=name)
+            elif before[name] != self._in_force[name]:
+                _log().info("key changed", key=name)
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
@@ -196,38 +175,20 @@ def read_keys(path: Path) -> tuple[Key, ...]:
     return _decoded(path, _content(path))
 
 
-def add_key(
-    path: Path,
-    name: str,
-    *,
-    asks_per_second: float,
-    tokens_per_day: int,
-    sessions: int,
-    ids_per_second: float = 20_000.0,
-    ids: int = 2_000_000,
-    expires: datetime | None = None,
-) -> str:
-    """Add a key. Returns its secret, which is not kept. Raises `UsageError`."""
-    limits = (asks_per_second, ids_per_second, tokens_per_day, sessions, ids)
-    if not all(0 <= limit <= MOST for limit in limits):
-        raise UsageError("A key's limits are numbers of 0 (no limit) or more, 10^15 at most.")
+def add_key(path: Path, name: str, *, expires: datetime | None = None, **limits: float) -> str:
+    """Add a key with `limits`, fields of `Key`. Returns its secret, which is not kept.
+
+    Raises `UsageError`.
+    """
     if expires is not None and expires <= datetime.now(UTC):
         raise UsageError(f"The key would have expired already, at {expires:%Y-%m-%d %H:%M} UTC.")
     secret = PREFIX + secrets.token_urlsafe(32)
+    created = time.strftime("%Y-%m-%d", time.gmtime())
+    fields = {"name": name, "sha256": _hash(secret), "created": created, "expires": expires}
     try:
-        key = Key(
-            name=name,
-            sha256=_hash(secret),
-            created=time.strftime("%Y-%m-%d", time.gmtime()),
-            asks_per_second=asks_per_second,
-            ids_per_second=ids_per_second,
-            tokens_per_day=tokens_per_day,
-            sessions=sessions,
-            ids=ids,
-            expires=expires,
-        )
-    except ValueError as error:
-        raise UsageError(f"{name!r} cannot name a key: {error}.") from error
+        key = msgspec.convert({**fields, **limits}, Key)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"The key {name!r} or its limits cannot be so: {error}.") from error
     with _changing(path) as path:
         keys = read_keys(path) if path.exists() else ()
         if any(known.name == name for known in keys):
@@ -255,38 +216,19 @@ def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    """Device, inode, times (ns), size and links of a file. Raises `UsageError`."""
-    try:
-        stat = path.stat()
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    times = (stat.st_mtime_ns, stat.st_ctime_ns)
-    return (stat.st_dev, stat.st_ino, *times, stat.st_size, stat.st_nlink)
-
-
 def _content(path: Path) -> bytes:
     """Raises `UsageError`."""
     try:
         # A pipe or a device would be read for ever.
-        if not path.is_file() and path.exists():
-            raise UsageError(f"{str(path)!r} is not a file of keys: it is not a file.")
+        if not path.is_file():
+            raise UsageError(f"There is no file of keys at {str(path)!r}.")
         with path.open("rb") as file:
             content = file.read(MAX_FILE + 1)
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise UsageError(f"The keys in {str(path)!r} cannot be read: {error.strerror}.") from error
     if len(content) > MAX_FILE:
         raise UsageError(f"{str(path)!r} is larger than {MAX_FILE} bytes: not a file of keys.")
     return content
-
-
-def _unreadable(path: Path, error: OSError) -> UsageError:
-    hint = None
-    if isinstance(error, FileNotFoundError):
-        return UsageError(f"There is no file of keys {str(path)!r}.")
-    if isinstance(error, PermissionError):
-        hint = "only its owner may read it: run this as the user that owns the file"
-    return UsageError(f"The keys in {str(path)!r} cannot be read: {error.strerror}", hint=hint)
 
 
 def _decoded(path: Path, content: bytes) -> tuple[Key, ...]:
@@ -323,9 +265,7 @@ def _write(path: Path, keys: tuple[Key, ...]) -> None:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             if before is not None:
-                now = os.fstat(file.fileno())
-                if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
-                    os.fchown(file.fileno(), before.st_uid, before.st_gid)
+                os.fchown(file.fileno(), before.st_uid, before.st_gid)
                 os.fchmod(file.fileno(), before.st_mode & 0o660)
             content = msgspec.json.encode(_File(1, keys))
             file.write(msgspec.json.format(content, indent=2) + b"\n")
@@ -334,17 +274,6 @@ def _write(path: Path, keys: tuple[Key, ...]) -> None:
         os.replace(partial, path)
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}.") from error
-
-
-def _log_difference(old: dict[str, Key], new: dict[str, Key]) -> None:
-    """A line for each key that is new, gone or changed: names only."""
-    for name in sorted(old.keys() | new.keys()):
-        if name not in new:
-            _log().info("key revoked", key=name)
-        elif name not in old:
-            _log().info("key added", key=name)
-        elif old[name] != new[name]:
-            _log().info("key changed", key=name)
 
 
 def _log() -> Any:

@@ -39,12 +39,6 @@ TRIES = 30
 KEPT_SECONDS = 8 * 86_400
 """How long Redis keeps a key that nobody uses."""
 
-_VERSION = 2
-_SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS used (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-PRAGMA user_version = {_VERSION};
-"""
-
 _T = TypeVar("_T")
 Step = Callable[[Used, float], tuple[Used, _T]]
 
@@ -54,14 +48,12 @@ def limits_at(where: str | None, keys: Path | None) -> KeyLimits:
 
     None is a file beside `keys`. Without keys nothing is limited. Raises `UsageError`.
     """
-    if keys is None:
-        if where is not None:
-            raise UsageError("Limits belong to keys", hint="name a file of keys", setting="keys")
+    if keys is None and where is not None:
+        raise UsageError("Limits belong to keys", hint="name a file of keys", setting="keys")
+    if keys is None or where == MEMORY:
         return KeyLimits(SqliteLimits(None))
     if where is None:
         return KeyLimits(SqliteLimits(keys.with_name(keys.name + ".limits")))
-    if where == MEMORY:
-        return KeyLimits(SqliteLimits(None))
     scheme, separator, _ = where.partition("://")
     if not separator:
         return KeyLimits(SqliteLimits(Path(where)))
@@ -99,7 +91,13 @@ class SqliteLimits(LimitStore):
 
     async def open(self) -> None:
         """Raises `UsageError` where the file cannot be made, or is another kind of file."""
-        await self._call(self._open)
+        try:
+            await self._call(lambda: self._connected(OPENING_SECONDS))
+        except (OSError, sqlite3.Error) as error:
+            raise UsageError(
+                f"Limits cannot be kept in {str(self._path)!r}: {error}",
+                hint="name a file in a folder that may be written, or a Redis",
+            ) from error
 
     async def change(self, name: str, step: Step[_T]) -> _T:
         return await self._call(lambda: self._change(name, step))
@@ -111,73 +109,46 @@ class SqliteLimits(LimitStore):
     async def _call(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _open(self) -> None:
-        try:
-            self._connected(OPENING_SECONDS)
-        except (OSError, sqlite3.Error) as error:
-            raise UsageError(
-                f"Limits cannot be kept in {str(self._path)!r}: {error}",
-                hint="name a file in a folder that may be written, or a Redis",
-            ) from error
-
     def _connected(self, patience: float) -> sqlite3.Connection:
-        if self._db is None:
-            if self._path is not None:
-                # SQLite's other files take over the mode of this one. One that is there is not
-                # opened: closing it would end the locks that this process has on it.
-                with contextlib.suppress(FileExistsError):
-                    os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-            db = sqlite3.connect(
-                self._path or ":memory:",
-                timeout=patience,
-                isolation_level=None,
-                check_same_thread=False,
-            )
-            try:
-                version = int(db.execute("PRAGMA user_version").fetchone()[0])
-                if version > _VERSION:
-                    raise sqlite3.DatabaseError("another version of Edgewise wrote it")
-                db.execute("PRAGMA journal_mode = WAL")
-                db.execute("PRAGMA synchronous = NORMAL")
-                db.executescript(_SCHEMA)
-                db.execute(f"PRAGMA busy_timeout = {round(1000 * BUSY_SECONDS)}")
-            except BaseException:
-                db.close()
-                raise
-            self._db = db
-        return self._db
+        if self._db is not None:
+            return self._db
+        if self._path is not None:
+            # SQLite's other files take over the mode of this one. One that is there is not
+            # opened: closing it would end the locks that this process has on it.
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        where = self._path or ":memory:"
+        db = sqlite3.connect(where, patience, isolation_level=None, check_same_thread=False)
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("CREATE TABLE IF NOT EXISTS used (name TEXT PRIMARY KEY, value TEXT)")
+            db.execute(f"PRAGMA busy_timeout = {round(1000 * BUSY_SECONDS)}")
+        except BaseException:
+            db.close()
+            raise
+        self._db = db
+        return db
 
     def _close(self) -> None:
         if self._db is not None:
             self._db.close()
             self._db = None
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Generator[sqlite3.Connection]:
-        """Raises `LimitsDown`, and opens the file anew the next time."""
+    def _change(self, name: str, step: Step[_T]) -> _T:
         try:
-            db = self._connected(BUSY_SECONDS)
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db
-                db.execute("COMMIT")
-            except BaseException:
-                # Where the disk is full SQLite has rolled back itself, and would say that instead.
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
-                raise
+            with self._connected(BUSY_SECONDS) as db:
+                db.execute("BEGIN IMMEDIATE")
+                row = db.execute("SELECT value FROM used WHERE name = ?", (name,)).fetchone()
+                used, result = step(_decoded(row and row[0], self.where), self._clock())
+                value = msgspec.json.encode(used).decode()
+                db.execute("REPLACE INTO used VALUES (?, ?)", (name, value))
+            return result
         except (OSError, sqlite3.Error) as error:
             if self._path is not None:
+                # It is opened anew the next time.
                 self._close()
             raise LimitsDown(f"{str(self._path)!r}: {error}") from error
-
-    def _change(self, name: str, step: Step[_T]) -> _T:
-        with self._transaction() as db:
-            row = db.execute("SELECT value FROM used WHERE name = ?", (name,)).fetchone()
-            used, result = step(_decoded(row and row[0], self.where), self._clock())
-            value = msgspec.json.encode(used).decode()
-            db.execute("REPLACE INTO used VALUES (?, ?)", (name, value))
-        return result
 
 
 # A whole value is replaced if it is still the one that was read: the arithmetic stays in Python.
@@ -236,7 +207,8 @@ class RedisLimits(LimitStore):
         from redis.exceptions import AuthenticationError, AuthorizationError
 
         try:
-            await self._read("edgewise:used:")
+            with self._answering():
+                await self._redis.get("edgewise:used:")
         except LimitsDown as error:
             if isinstance(error.__cause__, AuthenticationError | AuthorizationError):
                 raise UsageError(
@@ -248,39 +220,23 @@ class RedisLimits(LimitStore):
         at = f"edgewise:used:{name}"
         async with self._turns[name]:
             for _ in range(TRIES):
-                before, now = await self._read(at)
-                used, result = step(_decoded(before or None, self.where), now)
-                if await self._swapped(at, before, msgspec.json.encode(used)):
-                    return result
+                with self._answering():
+                    reading: Any = self._redis.pipeline(transaction=False)
+                    before, (seconds, micros) = await reading.get(at).time().execute()
+                now = self._clock() if self._clock else seconds + micros / 1e6
+                used, result = step(_decoded(before, self.where), now)
+                after = msgspec.json.encode(used)
+                with self._answering():
+                    if await self._swap(keys=[at], args=[before or b"", after, KEPT_SECONDS]):
+                        return result
         raise LimitsDown(f"{self.where}: other gateways use the key all the time")
 
     async def close(self) -> None:
         await self._redis.aclose(close_connection_pool=True)
 
-    async def _read(self, at: str) -> tuple[bytes, float]:
-        """The value, empty where there is none, and the time. Raises `LimitsDown`."""
-        with self._answering():
-            pipeline: Any = self._redis.pipeline(transaction=False)
-            value, told = await pipeline.get(at).time().execute()
-            if value is not None and not isinstance(value, bytes):
-                raise TypeError("GET")
-            # redis-py gives (seconds, microseconds), both parsed from the reply.
-            seconds, micros = told
-            now = float(seconds) + float(micros) / 1e6 if self._clock is None else self._clock()
-            if not 0 < now < 1e11:
-                raise ValueError("TIME")
-            return value or b"", now
-
-    async def _swapped(self, at: str, before: bytes, after: bytes) -> bool:
-        with self._answering():
-            done = await self._swap(keys=[at], args=[before, after, KEPT_SECONDS])
-            if done not in (0, 1):
-                raise ValueError("EVALSHA")
-            return done == 1
-
     @contextlib.contextmanager
     def _answering(self) -> Generator[None]:
-        """Whatever Redis answers that it should not is `LimitsDown`."""
+        """Raises `LimitsDown` where Redis fails or answers something else."""
         from redis.exceptions import RedisError
 
         try:

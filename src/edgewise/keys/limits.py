@@ -47,7 +47,7 @@ Short = Literal["", "asks", "ids", "tokens"]
 
 
 class Cost(NamedTuple):
-    """What a request costs. `ids` have come already: they are charged even if it is refused."""
+    """Of a request. `ids` have come already: they are charged even if it is refused."""
 
     asks: int
     ids: int
@@ -146,18 +146,17 @@ class _Bucket(NamedTuple):
         return (self.most + self.debt) / self.rate
 
 
-def _asks(key: Key) -> _Bucket:
-    rate = key.asks_per_second
-    return _Bucket(rate, max(1.0, rate * ASKS_BURST_SECONDS))
-
-
-def _ids(key: Key) -> _Bucket:
-    rate = key.ids_per_second
-    return _Bucket(rate, max(1.0, rate * IDS_BURST_SECONDS), MOST_DEBT)
+def _buckets(key: Key) -> tuple[_Bucket, _Bucket]:
+    """Of consults, and of ids."""
+    asks, ids = key.asks_per_second, key.ids_per_second
+    return (
+        _Bucket(asks, max(1.0, asks * ASKS_BURST_SECONDS)),
+        _Bucket(ids, max(1.0, ids * IDS_BURST_SECONDS), MOST_DEBT),
+    )
 
 
 def _taken(used: Used, now: float, key: Key, cost: Cost) -> tuple[Used, Granted]:
-    asks, ids, day = _asks(key), _ids(key), int(now // DAY_SECONDS)
+    (asks, ids), day = _buckets(key), int(now // DAY_SECONDS)
     spent = used.days.get(day, 0)
     granted = Granted(0.0, "", day)
     if wait := ids.wait(used.ids, now):
@@ -169,20 +168,17 @@ def _taken(used: Used, now: float, key: Key, cost: Cost) -> tuple[Used, Granted]
     else:
         used = replace(used, asks=asks.after(used.asks, now, cost.asks))
         if key.tokens_per_day:
-            used = replace(used, days=_booked(used.days, day, spent + cost.tokens))
+            # The days that were booked last.
+            others = [booked for booked in used.days.items() if booked[0] != day]
+            kept = [*others, (day, spent + cost.tokens)][-KEPT_DAYS:]
+            used = replace(used, days=dict(kept))
     return replace(used, ids=ids.after(used.ids, now, cost.ids)), granted
-
-
-def _booked(days: dict[int, int], day: int, tokens: int) -> dict[int, int]:
-    """With the days that were booked last."""
-    kept = {**{known: count for known, count in days.items() if known != day}, day: tokens}
-    return dict(list(kept.items())[-KEPT_DAYS:])
 
 
 def _settled(
     used: Used, now: float, key: Key, day: int, unused: int, charged: int
 ) -> tuple[Used, float]:
-    ids, days = _ids(key), used.days
+    (_, ids), days = _buckets(key), used.days
     ids_at = ids.after(used.ids, now, charged)
     if unused and day in days:
         days = {**days, day: max(0, days[day] - unused)}

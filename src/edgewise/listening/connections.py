@@ -1,36 +1,33 @@
 """Connections of a listener: how many there may be, and how long each may take.
 
 uvicorn has no deadline for receiving a request. Here a connection has one until the request is
-whole, and loses its place if it is waited for when another one needs it: silent or slow peers
-keep nobody out.
+whole, and is closed first when another one needs its place: silent or slow peers keep nobody out.
 """
 
 import asyncio
 import logging
 import re
-from typing import Any
+from typing import Any, Literal
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-HEAD_SECONDS = 10.0
-"""How long a request's line and headers may take, or the first message of a WebSocket."""
-
-BODY_SECONDS = 30.0
-"""How long the whole body may take."""
-
-STALL_SECONDS = 30.0
-"""How long a peer may leave unread what it was sent, once the buffers are full."""
+WAIT_SECONDS = 30.0
+"""How long a peer may take to send a whole request, or a WebSocket's first message; and how long
+it may leave unread what it was sent."""
 
 MAX_HEADER = 16 << 10
-"""A request's first line and headers together, bytes."""
+"""A request's first line and headers, bytes."""
 
 # A line that ends without CR, or goes on in the next one. A proxy in front that reads such a head
 # otherwise sees other requests than this server does.
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\r\n[ \t]")
 
 log = logging.getLogger("edgewise.listening")
+
+Awaited = Literal["no whole request came", "it does not read"]
+"""Why a connection is closed if the peer does nothing."""
 
 
 class Connections:
@@ -39,61 +36,48 @@ class Connections:
     def __init__(self, most: int) -> None:
         self._most = most
         self._open: set[asyncio.Transport] = set()
-        # In the order in which they began to be waited for.
-        self._waiting: dict[asyncio.Transport, asyncio.TimerHandle] = {}
-        self._stalled: dict[asyncio.Transport, asyncio.TimerHandle] = {}
+        # In the order in which the waits began.
+        self._waits: dict[tuple[asyncio.Transport, Awaited], asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
     def add(self, transport: asyncio.Transport) -> None:
-        """Make room: the connection that is waited for longest goes, else the new one."""
+        """Take a place: that of the peer that keeps this server waiting longest, if all are taken.
+
+        If none does, the new connection is closed.
+        """
         if len(self._open) >= self._most:
-            oldest = next(iter(self._waiting), transport)
-            self._cut(oldest, "another needed its place" if self._waiting else "all are busy")
+            oldest, _ = next(iter(self._waits), (transport, ""))
+            self._cut(oldest, "all places are taken")
             if oldest is transport:
                 return
         self._open.add(transport)
-        self.wait(transport, HEAD_SECONDS)
+        self.wait(transport, "no whole request came")
 
-    def wait(self, transport: asyncio.Transport, seconds: float) -> None:
-        """Give the peer that long for what it still has to send."""
-        if transport in self._open:
-            self.received(transport)
-            self._waiting[transport] = _later(seconds, self._cut, transport, "it took too long")
+    def wait(self, transport: asyncio.Transport, awaited: Awaited) -> None:
+        """Close it unless `done` comes in time. A wait that runs goes on."""
+        if transport in self._open and (transport, awaited) not in self._waits:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(WAIT_SECONDS, self._cut, transport, awaited)
+            self._waits[transport, awaited] = timer
 
-    def is_waiting(self, transport: asyncio.Transport) -> bool:
-        """Whether it has such a deadline."""
-        return transport in self._waiting
-
-    def received(self, transport: asyncio.Transport) -> None:
-        """The peer sent what was waited for."""
-        if timer := self._waiting.pop(transport, None):
+    def done(self, transport: asyncio.Transport, awaited: Awaited) -> None:
+        """The peer did what was awaited."""
+        if timer := self._waits.pop((transport, awaited), None):
             timer.cancel()
-
-    def stall(self, transport: asyncio.Transport, stalled: bool) -> None:
-        """Note whether the peer leaves unread what it is sent."""
-        if timer := self._stalled.pop(transport, None):
-            timer.cancel()
-        if stalled and transport in self._open:
-            timer = _later(STALL_SECONDS, self._cut, transport, "it does not read")
-            self._stalled[transport] = timer
 
     def remove(self, transport: asyncio.Transport) -> None:
         """It is closed."""
         self._open.discard(transport)
-        self.received(transport)
-        self.stall(transport, False)
+        self.done(transport, "no whole request came")
+        self.done(transport, "it does not read")
 
     def _cut(self, transport: asyncio.Transport, why: str) -> None:
         peer = transport.get_extra_info("peername")
         log.info("a connection was closed: %s", why, extra={"peer": peer[0] if peer else "?"})
         self.remove(transport)
         transport.abort()
-
-
-def _later(seconds: float, call: Any, *arguments: Any) -> asyncio.TimerHandle:
-    return asyncio.get_running_loop().call_later(seconds, call, *arguments)
 
 
 class StrictRequests(h11.Connection):
@@ -132,34 +116,26 @@ class HttpProtocol(H11Protocol):
         super().__init__(**given)
         self.conn = StrictRequests()
         self._connections = connections
-        self._body = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a place."""
         super().connection_made(transport)
         self._connections.add(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give the place back."""
         self._connections.remove(self.transport)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Set the deadline for the rest of a request, or end it."""
         if self.transport.is_closing():
             return
         super().data_received(data)
         if self.transport.get_protocol() is not self:
-            # A WebSocket now. It has to speak within the deadline that runs already.
+            # A WebSocket now: its first message has to come before the deadline that runs already.
             return
-        body, waiting = self.conn.their_state is h11.SEND_BODY, self.conn.their_state is h11.IDLE
-        if body and not self._body:
-            self._connections.wait(self.transport, BODY_SECONDS)
-        elif waiting and not self._connections.is_waiting(self.transport):
-            self._connections.wait(self.transport, HEAD_SECONDS)
-        elif not (body or waiting):
-            self._connections.received(self.transport)
-        self._body = body
+        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+            self._connections.wait(self.transport, "no whole request came")
+        else:
+            self._connections.done(self.transport, "no whole request came")
 
     def send_400_response(self, msg: str) -> None:
         """If an answer is under way there is no room for another one: hang up."""
@@ -170,14 +146,12 @@ class HttpProtocol(H11Protocol):
             super().send_400_response(msg)
 
     def pause_writing(self) -> None:
-        """The peer does not read."""
         super().pause_writing()
-        self._connections.stall(self.transport, True)
+        self._connections.wait(self.transport, "it does not read")
 
     def resume_writing(self) -> None:
-        """It does."""
         super().resume_writing()
-        self._connections.stall(self.transport, False)
+        self._connections.done(self.transport, "it does not read")
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
@@ -186,29 +160,27 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def __init__(self, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
         self._connections = connections
-        self._asked = False
+        self._upgraded = False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give the place back."""
         self._connections.remove(self.transport)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """uvicorn hands over the request first. What follows is the device's."""
-        if self._asked:
-            self._connections.received(self.transport)
-        self._asked = True
+        """uvicorn passes the upgrade request first; what follows is the device's."""
+        if self._upgraded:
+            self._connections.done(self.transport, "no whole request came")
+        self._upgraded = True
         super().data_received(data)
 
     def pause_writing(self) -> None:
         """Do not read either: pings are answered at once, and the answers would pile up."""
         super().pause_writing()
         self.transport.pause_reading()
-        self._connections.stall(self.transport, True)
+        self._connections.wait(self.transport, "it does not read")
 
     def resume_writing(self) -> None:
-        """The peer reads again."""
         super().resume_writing()
-        self._connections.stall(self.transport, False)
+        self._connections.done(self.transport, "it does not read")
         if not self.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()

@@ -1,12 +1,11 @@
-"""Logs: JSON on the stderr of a gateway, sentences on that of a server; floods are counted."""
+"""Logs on stderr: JSON of a gateway, sentences of a server; floods are counted."""
 
-import json
 import logging
 import sys
 import time
 from collections.abc import Callable, Generator, MutableMapping
 from contextlib import contextmanager
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -15,18 +14,9 @@ BURST = 3
 """Lines of one kind that are written in a window; the others are counted."""
 
 _KINDS = 64
-_STRANGERS = (
-    "edgewise.listening",
-    "uvicorn",
-    "asyncio",
-    "websockets",
-    "starlette",
-    "sse_starlette",
-)
-"""Loggers whose lines anybody can cause who connects."""
 
 _EVENTS = frozenset({"refused", "ended"})
-"""Lines of the gateway that anybody can cause who connects."""
+"""Lines of the gateway that anybody can cause who connects, as all lines of libraries."""
 
 
 class FloodFilter(logging.Filter):
@@ -62,45 +52,15 @@ def _kind(record: logging.LogRecord) -> str | None:
     if isinstance(message, dict):
         event = str(message.get("event"))
         return f"{event}: {message.get('why', '')}" if event in _EVENTS else None
-    if record.name.split(".")[0] not in _STRANGERS and record.name not in _STRANGERS:
+    if record.name.startswith("edgewise.") and record.name != "edgewise.listening":
         return None
     first = str(message).partition("\n")[0][:100]
     return f"{first} {record.args}"[:200] if record.args else first
 
 
 @contextmanager
-def plain_lines(level: Level = "warning") -> Generator[None]:
-    """A sentence a line on stderr, while the block runs."""
-    import structlog
-
-    structlog.configure(
-        processors=[_sentence],
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.stdlib.LoggerFactory(),
-    )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Plain())
-    with _handled_by(handler, level):
-        yield
-
-
-def _sentence(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
-    """The event, and its values."""
-    name, values = str(event.pop("event")), ", ".join(str(value) for value in event.values())
-    return f"{name}: {values}" if values else name
-
-
-class _Plain(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        """The level and the sentence."""
-        line = f"{record.levelname}: {super().format(record)}"
-        count = getattr(record, "left_out", 0)
-        return f"{line} ({count} more were left out)" if count else line
-
-
-@contextmanager
-def json_lines(level: Level = "info") -> Generator[None]:
-    """A JSON object a line on stderr for every line of a logger, while the block runs.
+def log_lines(form: Literal["json", "plain"], level: Level) -> Generator[None]:
+    """Every line of a logger on stderr, while the block runs.
 
     What native code writes to stderr stays as it is: its last words before an abort.
     """
@@ -110,17 +70,6 @@ def json_lines(level: Level = "info") -> Generator[None]:
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     )
-    structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.stdlib.LoggerFactory(),
-    )
-
-    def with_count(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        if count := getattr(event["_record"], "left_out", 0):
-            event["left_out"] = count
-        return event
-
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[
             *shared,
@@ -128,38 +77,25 @@ def json_lines(level: Level = "info") -> Generator[None]:
             structlog.stdlib.ExtraAdder(allow=["peer"]),
         ],
         processors=[
-            with_count,
+            _counted,
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
+            structlog.processors.JSONRenderer() if form == "json" else _sentence,
         ],
     )
-    handler = _JsonHandler(sys.stderr)
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
+    handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
-    with _handled_by(handler, level):
-        yield
-
-
-class _JsonHandler(logging.StreamHandler[TextIO]):
-    def handleError(self, record: logging.LogRecord) -> None:
-        """A line that cannot be formatted is told in JSON. A stderr that is gone takes nothing."""
-        error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
-            line = {"event": "a line could not be written", "level": "error", "why": repr(error)}
-            self.stream.write(json.dumps(line | {"logger": record.name}) + "\n")
-
-
-@contextmanager
-def _handled_by(handler: logging.Handler, level: Level) -> Generator[None]:
-    """The lines of all loggers go to `handler`, through the filter."""
-    import structlog
-
-    root, uvicorn = logging.getLogger(), logging.getLogger("uvicorn")
-    before = root.level, uvicorn.level
     handler.addFilter(FloodFilter())
+    root, uvicorn = logging.getLogger(), logging.getLogger("uvicorn")
+    before = root.level
     root.addHandler(handler)
     root.setLevel(level.upper())
-    # It tells of every connection and of its own start, which is told already.
+    # It reports every connection, and its own start, which is reported already.
     uvicorn.setLevel(max(root.level, logging.WARNING))
     logging.captureWarnings(True)
     try:
@@ -167,6 +103,23 @@ def _handled_by(handler: logging.Handler, level: Level) -> Generator[None]:
     finally:
         logging.captureWarnings(False)
         root.removeHandler(handler)
-        root.setLevel(before[0])
-        uvicorn.setLevel(before[1])
+        root.setLevel(before)
+        uvicorn.setLevel(logging.NOTSET)
         structlog.reset_defaults()
+
+
+def _counted(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    if count := getattr(event["_record"], "left_out", 0):
+        event["left_out"] = count
+    return event
+
+
+def _sentence(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
+    """The level, the event, and its values; a traceback below."""
+    level, name = str(event.pop("level")).upper(), str(event.pop("event"))
+    trace = event.pop("exception", None)
+    for unshown in ("timestamp", "logger"):
+        event.pop(unshown, None)
+    values = ", ".join(f"{key} {value}" for key, value in event.items())
+    line = f"{level}: {name}: {values}" if values else f"{level}: {name}"
+    return f"{line}\n{trace}" if trace else line

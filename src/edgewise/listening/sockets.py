@@ -1,11 +1,16 @@
-"""Sockets to listen on, and how many connections the limit on open files allows."""
+"""What a process listens on: a socket, TLS, and as many connections as open files allow."""
 
 import errno
 import ipaddress
 import socket
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgewise.errors import UsageError
+
+if TYPE_CHECKING:
+    import ssl
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Names of this machine for itself."""
@@ -49,6 +54,26 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def tls_context(certificate: Path, private_key: Path) -> "ssl.SSLContext":
+    """Of a certificate chain and its private key, both in PEM. Raises `UsageError`."""
+    import ssl
+
+    def no_password() -> str:
+        raise ValueError("the key has a password")
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, private_key, password=no_password)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"{str(certificate)!r} and {str(private_key)!r} are not a certificate and its private "
+            f"key in PEM ({reason})",
+            hint="give the chain, and a key without a password",
+        ) from error
+    return context
 
 
 def connections_for(asked: int | None, *, reserve: int) -> int:

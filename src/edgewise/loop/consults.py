@@ -7,22 +7,23 @@ from concurrent import futures
 from concurrent.futures import Future
 from typing import Literal, NamedTuple
 
+from msgspec.structs import replace
+
 from edgewise.cloud.base import CloudSession
-from edgewise.cloud.bridge.word_boundary import WordBoundaries
-from edgewise.cloud.record.record import RecordedSent, SentAnswer
-from edgewise.completion import Completion
+from edgewise.cloud.record import SentAnswer
+from edgewise.completion import Completion, Sent
 from edgewise.costs.meter import AnswerCosts
 from edgewise.errors import Blocked, CloudError, CloudTimeout, NothingUsable
+from edgewise.events import Consult
 from edgewise.loop.health import Breaker, Latency
-from edgewise.loop.policy import Policy
-from edgewise.loop.state import State
-from edgewise.sampling import Sampling
+from edgewise.loop.policy import Budget
+from edgewise.loop.state import Rules
 
 FLIGHTS = 4
 """Consults in flight at once."""
 
-Held = Literal["mid_word", "blocked"]
-"""Why nothing was sent, though a consult may be made: for now, or for good."""
+Refusal = Literal["mid_word", "blocked", "circuit_open", "cost"]
+"""Why nothing was sent; `mid_word` for now only."""
 
 _GRACE = 0.25
 """Seconds past the deadline before a backend that does not keep it is given up."""
@@ -39,7 +40,7 @@ class Flight(NamedTuple):
     begun: float
     deadline: float
     first: bool
-    sent: RecordedSent
+    sent: Sent
     future: "Future[Completion]"
 
 
@@ -53,12 +54,9 @@ class Consults:
     def __init__(
         self,
         session: CloudSession,
-        *,
         sent: SentAnswer,
-        policy: Policy,
-        sampling: Sampling,
-        boundaries: WordBoundaries | None,
-        start: int,
+        rules: Rules,
+        *,
         breaker: Breaker,
         latency: Latency,
         meter: AnswerCosts | None = None,
@@ -66,51 +64,45 @@ class Consults:
     ) -> None:
         """`session`, and `sent`, the record of what it sends, are closed by whoever opened them.
 
-        `boundaries` is None for a cloud with the edge's vocabulary. The answer begins at id
-        `start`. A `local` cloud, in this process, has no deadline but the policy's.
+        A `local` cloud, in this process, has no deadline but the policy's.
         """
-        self.sent = sent
+        self.sent, self.latency = sent, latency
         self.dropped = self.wasted = 0
         self.waited = 0.0
-        self._session, self._boundaries, self._start = session, boundaries, start
-        self._policy, self._sampling = policy, sampling
-        self._breaker, self._latency, self._meter = breaker, latency, meter
-        self._local = local
+        self._session, self._rules, self._policy = session, rules, rules.policy
+        self._breaker, self._meter, self._local = breaker, meter, local
         # Where only the cloud will do, a pause would hide that it is gone.
-        self._insists = policy.on_cloud_error == "raise"
+        self._insists = rules.policy.on_cloud_error == "raise"
         self._first = True
         self._flights: dict[int, Flight] = {}
 
-    def push(self, ids: Sequence[int], state: State) -> None:
-        """Prefetch: tell a session that can of the answer so far, ahead of consults.
+    def prefetch(self, ids: Sequence[int], budget: Budget) -> None:
+        """Give the session the answer so far, ahead of consults; it sends that on if it can.
 
         Not where tokens have a price: what is read ahead is billed, and no meter counts it.
         """
-        if self._meter is None and self._policy.may_ask(state.budget):
+        if self._meter is None and self._policy.may_ask(budget):
             self._session.push(ids, self.sent.push(ids))
 
-    def ask(self, ids: Sequence[int], n: int) -> Flight | Held | Literal["circuit_open", "cost"]:
+    def ask(self, ids: Sequence[int], n: int) -> Flight | Refusal:
         """The consult for the token after `ids`: sent now, or in flight since a draft."""
-        flight = self._flights.get(len(ids))
-        if flight is not None and flight.ask != n:
-            self._drop([flight])
-            flight = None
-        ahead = flight is not None
-        if flight is None:
-            refused = self._ask_now(ids, n)
-            if not isinstance(refused, Flight):
-                return refused
-            flight = refused
-        if self._insists or not self._breaker.is_open or flight.future.done():
+        ahead = self._flights.get(len(ids))
+        if ahead is not None and ahead.ask != n:
+            self._drop([ahead])
+            ahead = None
+        flight = ahead or self._ask_now(ids, n)
+        if not isinstance(flight, Flight) or self._insists:
+            return flight
+        if not self._breaker.is_open or flight.future.done():
             return flight
         # Do not wait for a silent cloud. A probe flies on and decides on later consults.
-        if ahead:
-            self._drop([flight])
-        else:
+        if ahead is None:
             self._forget(flight)
+        else:
+            self._drop([flight])
         return "circuit_open"
 
-    def ask_ahead(self, ids: Sequence[int], n: int, state: State) -> Held | None:
+    def ask_ahead(self, ids: Sequence[int], n: int, budget: Budget) -> Refusal | None:
         """Send a consult from a draft, if it may fly; returns why nothing may be sent there.
 
         Never where costs are limited: what drafts in vain cost would decide on the answer's own
@@ -119,17 +111,17 @@ class Consults:
         if self._meter is not None and self._meter.limited:
             return None
         allowed = len(self._flights) < FLIGHTS and not self._breaker.is_open
-        if allowed and self._policy.may_ask_ahead(state.budget, n, self.wasted):
+        if allowed and self._policy.may_ask_ahead(budget, n, self.wasted):
             try:
                 self._send(ids, n)
             except Blocked as error:
-                return _held(error)
+                return _refusal(error)
         return None
 
     def lands(self, flight: Flight) -> bool:
         """Whether a consult is over, or will be before another draft token would pay."""
         elapsed = time.monotonic() - flight.begun
-        patience = self._policy.patience(self._latency, elapsed, first=flight.first)
+        patience = self._policy.patience(self.latency, elapsed, first=flight.first)
         if patience and not flight.future.done():
             futures.wait((flight.future,), patience)
             self.waited += time.monotonic() - flight.begun - elapsed
@@ -144,37 +136,52 @@ class Consults:
         self._flights.pop(flight.position, None)
         try:
             completion = self._result(flight)
-            if self._boundaries is not None:
-                completion = self._boundaries.joined(completion, ids, self._start, token)
-        except NothingUsable:
-            self._breaker.succeeded()
-            raise
-        except CloudError as error:
-            self._breaker.failed(silent=isinstance(error, CloudTimeout))
-            raise
-        except BaseException:
-            self._breaker.failed()
+            if (boundaries := self._rules.boundaries) is not None:
+                completion = boundaries.joined(completion, ids, self._rules.prompt, token)
+        except BaseException as error:
+            if isinstance(error, NothingUsable):
+                self._breaker.succeeded()
+            else:
+                self._breaker.failed(silent=isinstance(error, CloudTimeout))
             raise
         finally:
             self.waited += time.monotonic() - begun
         self._breaker.succeeded()
         return completion
 
-    def drop(self, start: int = 0, end: int | None = None) -> int:
+    def report(self, flight: Flight, outcome: Completion | CloudError, index: int) -> Consult:
+        """The event that the consult for token `index` is over."""
+        sent = flight.sent
+        event = Consult(
+            index=index,
+            outcome="answered",
+            asked=flight.ask,
+            answered=0,
+            sent_ids=sent.ids,
+            sent_bytes=sent.bytes,
+            seconds=time.monotonic() - flight.begun,
+            request_id=sent.request_id,
+            host=self.sent.host if sent.bytes else "",
+        )
+        if isinstance(outcome, CloudError):
+            return replace(event, outcome=outcome.reason, message=str(outcome))
+        return replace(
+            event,
+            answered=len(outcome.ids),
+            cached=outcome.cached,
+            computed=outcome.computed,
+            engine_seconds=outcome.engine_seconds,
+        )
+
+    def drop(self, start: int = 0, end: float = math.inf) -> int:
         """Cancel what was sent for positions from `start` on, before `end`; returns how many."""
         if not self._flights:
             return 0
-        stale = [
-            flight
-            for at, flight in self._flights.items()
-            if at >= start and (end is None or at < end)
-        ]
+        stale = [flight for at, flight in self._flights.items() if start <= at < end]
         self._drop(stale)
         return len(stale)
 
-    def _ask_now(
-        self, ids: Sequence[int], n: int
-    ) -> Flight | Held | Literal["circuit_open", "cost"]:
+    def _ask_now(self, ids: Sequence[int], n: int) -> Flight | Refusal:
         breaker = self._breaker
         # Asked before the meter, which books what the consult may cost.
         if not self._insists and not breaker.allow():
@@ -185,12 +192,11 @@ class Consults:
                 breaker.forgone()
                 return "cost"
             flight = self._send(ids, n, requests)
-        except Blocked as error:
-            breaker.forgone()
-            return _held(error)
-        except BaseException:
+        except BaseException as error:
             # Else the breaker would wait for ever for a probe that was not sent.
             breaker.forgone()
+            if isinstance(error, Blocked):
+                return _refusal(error)
             raise
         if breaker.is_open and not self._insists:
             flight.future.add_done_callback(self._probed)
@@ -202,9 +208,9 @@ class Consults:
         deadline = math.inf
         # A local model may be slow, but it is not gone: waiting is up to the user.
         if not self._local or self._policy.deadline is not None:
-            deadline = self._policy.deadline_now(self._latency, first=self._first, prompt=len(ids))
+            deadline = self._policy.deadline_now(self.latency, first=self._first, prompt=len(ids))
         try:
-            future = self._session.ask(ids, n, self._sampling, deadline, sent)
+            future = self._session.ask(ids, n, self._rules.sampling, deadline, sent)
         except Blocked:
             raise
         except CloudError as error:
@@ -224,20 +230,21 @@ class Consults:
             return
         error = flight.future.exception()
         if isinstance(error, CloudTimeout):
-            self._latency.timed_out(flight.deadline, first=flight.first)
+            self.latency.timed_out(flight.deadline, first=flight.first)
         elif error is None:
             seconds = time.monotonic() - flight.begun
             completion = flight.future.result()
-            self._latency.answered(seconds, completion.engine_seconds, first=flight.first)
+            self.latency.answered(seconds, completion.engine_seconds, first=flight.first)
             if flight.first:
                 computed = completion.computed
                 tokens = flight.position if computed is None else computed
-                self._latency.read(completion.engine_seconds or seconds, tokens)
+                self.latency.read(completion.engine_seconds or seconds, tokens)
             self._first = False
 
     def _probed(self, future: "Future[Completion]") -> None:
-        error = None if future.cancelled() else future.exception()
-        if future.cancelled() or not (error is None or isinstance(error, NothingUsable)):
+        cancelled = future.cancelled()
+        error = None if cancelled else future.exception()
+        if cancelled or not isinstance(error, NothingUsable | None):
             self._breaker.failed()
         else:
             self._breaker.succeeded()
@@ -248,7 +255,7 @@ class Consults:
             return flight.future.result(left + _GRACE if left < math.inf else None)
         except TimeoutError as error:
             flight.future.cancel()
-            self._latency.timed_out(flight.deadline, first=flight.first)
+            self.latency.timed_out(flight.deadline, first=flight.first)
             raise CloudTimeout(f"No answer within {flight.deadline:.3g} s.") from error
 
     def _drop(self, stale: Sequence[Flight]) -> None:
@@ -265,5 +272,5 @@ class Consults:
         self.wasted += flight.ask
 
 
-def _held(error: Blocked) -> Held:
+def _refusal(error: Blocked) -> Refusal:
     return "mid_word" if error.open else "blocked"

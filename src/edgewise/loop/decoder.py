@@ -1,22 +1,26 @@
 """An edge model, a router, a policy and perhaps a cloud model, ready to answer."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 
 import msgspec
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.record.record import SentRecord
+from edgewise.cloud.record import SentRecord
 from edgewise.costs.billing import Billing
-from edgewise.edge.base import EdgeModel
+from edgewise.costs.meter import AnswerCosts
+from edgewise.edge.base import EdgeModel, Needs
 from edgewise.errors import UsageError
 from edgewise.events import Event, Finished, FinishReason, Timing, Token, Usage
 from edgewise.grammar.compiled import Grammar
+from edgewise.loop.consults import Consults
 from edgewise.loop.generation import Generation
 from edgewise.loop.health import Breaker, Latency
 from edgewise.loop.policy import Budget, Policy
+from edgewise.loop.speculate import Speculation
 from edgewise.loop.state import Rules
-from edgewise.prompts import Prompt, ToolCall
+from edgewise.prompts import Prompt, ToolCall, last_turn
 from edgewise.routers.base import Router
 from edgewise.sampling import Sampling
 
@@ -48,10 +52,8 @@ class Decoder:
         billing: Billing | None = None,
     ) -> None:
         """`record` keeps what answers send; `billing` counts and limits what they cost."""
-        self.edge = edge
-        self.cloud = cloud
-        self.router = router
-        self.policy = policy
+        self.edge, self.cloud = edge, cloud
+        self.router, self.policy = router, policy
         self.breaker = breaker or Breaker()
         self.latency = latency or Latency()
         self.record = record or SentRecord()
@@ -74,54 +76,127 @@ class Decoder:
     ) -> Generation:
         """Answer `prompt` event by event; the `Generation` is an iterator.
 
-        `prompt` are ids, or a `Prompt` with the messages they were made from; one that must stay
-        here is answered by the edge alone. Without `max_tokens` the answer goes on until the
+        `prompt` are ids, or a `Prompt` with the messages they were made from; one that is local
+        only is answered by the edge alone. Without `max_tokens` the answer goes on until the
         context is full. `budget` is what an earlier answer of the conversation left. `pending` adds
-        `Pending` and `Rewound` events, `candidates` the edge's candidates to every `Token`. A
+        `Pending` and `RolledBack` events, `candidates` the edge's candidates to every `Token`. A
         `grammar` of the edge's vocabulary constrains the answer. `policy` and what `around` makes
         of the cloud model are for this answer; `at_end` is called once, with the budget it leaves.
 
         Raises `UsageError` for bad input and `ContextOverflow` for a prompt that does not fit.
         """
-        given = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
-        if not given.ids:
+        prompt = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
+        if not prompt.ids:
             raise UsageError("The prompt is empty; give at least one character.")
         if max_tokens is None:
-            max_tokens = max(1, self.edge.context - len(given.ids) + 1)
+            max_tokens = max(1, self.edge.context - len(prompt.ids) + 1)
         if max_tokens < 1:
             raise UsageError(f"max-tokens must be 1 or more, not {max_tokens}.")
         if any(not text for text in stop):
             raise UsageError("A stop string is empty; leave it out.")
         cloud = around(self.cloud) if around is not None and self.cloud else self.cloud
         rules = Rules(
-            policy=self._policy_for(given, policy or self.policy, cloud),
+            policy=self._policy_for(prompt, policy or self.policy, cloud),
+            sampling=sampling or Sampling(),
             tokenizer=self.edge.tokenizer,
             stop=tuple(stop),
             max_tokens=max_tokens,
-            prompt=len(given.ids),
+            prompt=len(prompt.ids),
             context=self.edge.context,
             boundaries=None if cloud is None else cloud.boundaries,
             shown=grammar.shown if grammar else None,
-        )
-        return Generation(
-            self,
-            given,
-            rules,
-            cloud=cloud,
-            sampling=sampling or Sampling(),
-            budget=budget or Budget(),
             pending=pending,
             candidates=candidates,
-            grammar=grammar,
-            at_end=at_end,
         )
+        return self._generation(
+            prompt, rules, cloud, budget or Budget(), grammar=grammar, at_end=at_end
+        )
+
+    def _generation(
+        self,
+        prompt: Prompt,
+        rules: Rules,
+        cloud: CloudModel | None,
+        budget: Budget,
+        *,
+        grammar: Grammar | None,
+        at_end: Callable[[Budget], None],
+    ) -> Generation:
+        """Open the sessions of an answer; the `Generation` closes them."""
+        ids = list(prompt.ids)
+        costs = self.billing and self.billing.answer(
+            prompt.ids,
+            rules.tokenizer,
+            cloud,
+            cloud_alone=rules.policy.cloud_share == 1,
+            whole=not rules.stop and rules.prompt + rules.max_tokens <= rules.context + 1,
+        )
+        constraint = grammar.constraint(rules.prompt) if grammar else None
+        with ExitStack() as stack:
+            logits = Needs.NOTHING if rules.sampling.greedy else Needs.LOGITS
+            edge = self.edge.session(self.router.needs | logits, top=self.router.top)
+            stack.callback(edge.close)
+            cached = edge.open(ids)
+            if self.edge.abilities.rewinds == "checkpoints":
+                # An edited message, or a template that rewrites the last turn, comes back to there.
+                edge.checkpoint(last_turn(rules.tokenizer, prompt))
+            consults = self._consults(prompt, rules, cloud, costs, stack)
+            if consults is not None:
+                # While the edge reads the prompt the cloud can, too.
+                consults.prefetch(ids, budget)
+
+            def over(left: Budget) -> None:
+                if costs is not None:
+                    sent = consults and consults.sent.conversation
+                    costs.close(ids, sent or self.record.conversation(prompt))
+                at_end(left)
+
+            return Generation(
+                ids,
+                rules,
+                Speculation(ids, edge, self.router, consults, rules, self.latency, constraint),
+                consults,
+                budget=budget,
+                constraint=constraint,
+                costs=costs,
+                cached=cached,
+                closing=stack.pop_all(),
+                at_end=over,
+            )
+
+    def _consults(
+        self,
+        prompt: Prompt,
+        rules: Rules,
+        cloud: CloudModel | None,
+        costs: AnswerCosts | None,
+        stack: ExitStack,
+    ) -> Consults | None:
+        """A session with the cloud, where the answer may come to ask; `stack` closes it."""
+        if cloud is None or not rules.policy.asks:
+            return None
+        # Closed last: what leaves while the session closes is recorded, too.
+        sent = self.record.answer(prompt, cloud.name, cloud.own_tokenizer or rules.tokenizer)
+        stack.callback(sent.close)
+        session = cloud.open(prompt)
+        stack.callback(session.close)
+        consults = Consults(
+            session,
+            sent,
+            rules,
+            breaker=self.breaker,
+            latency=self.latency,
+            meter=costs,
+            local=cloud.here,
+        )
+        stack.callback(consults.drop)
+        return consults
 
     def _policy_for(self, prompt: Prompt, policy: Policy, cloud: CloudModel | None) -> Policy:
         # The one place that decides it: no session is opened, so nothing can be sent.
         if prompt.local_only or (policy.asks and cloud is not None and cloud.local_only(prompt)):
             policy = policy.edge_alone()
-        able = self.edge.abilities
-        if able.rewinds == "no":
+        if self.edge.abilities.rewinds == "no":
             # A draft that is rejected would cost reading everything again.
             policy = replace(policy, speculate=0)
         return policy

@@ -13,18 +13,13 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 
 
 class Breaker:
-    """The circuit breaker. Closed: consults go. Open: they don't. Half open: one probe goes.
-
-    All answers of a decoder or a server share it; thread-safe.
-    """
+    """The circuit breaker of a decoder, thread-safe. Half open, one probe goes."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._failures = 0
-        self._pause = FIRST_PAUSE
+        self._clock, self._lock = clock, threading.Lock()
+        self._failures, self._pause = 0, FIRST_PAUSE
         self._until: float | None = None
         self._probing = False
-        self._lock = threading.Lock()
 
     @property
     def is_open(self) -> bool:
@@ -44,10 +39,8 @@ class Breaker:
     def succeeded(self) -> None:
         """A consult was answered."""
         with self._lock:
-            self._failures = 0
-            self._pause = FIRST_PAUSE
-            self._until = None
-            self._probing = False
+            self._failures, self._pause = 0, FIRST_PAUSE
+            self._until, self._probing = None, False
 
     def forgone(self) -> None:
         """A consult that was allowed was not made after all."""
@@ -70,13 +63,11 @@ class Breaker:
             self._probing = False
 
 
-RECENT = 16
-"""Consults that quantiles are taken over."""
-
-ENOUGH = 3
-"""Consults before a median says anything."""
+RECENT, ENOUGH = 16, 3
+"""Consults that quantiles are taken over, and before they say anything."""
 
 _WEIGHT = 1 / 8
+# With fewer prompt tokens computed, most of a consult's time is not theirs.
 _MANY = 16
 
 
@@ -85,19 +76,18 @@ class Latency:
 
     An answer's first consults are counted apart (`first`): the engine may have to read the prompt.
     All means are exponentially weighted (weight 1/8, as TCP's smoothed round-trip time, RFC 6298)
-    and None before the first value. `round_trip` and `engine` (the engine's own time) are seconds a
-    consult, `step` seconds a step of the edge, `reading` seconds for each prompt token that a first
-    consult computed, `changed` the part of completions that differed from the edge's token (at
-    first a half). `timeouts` counts consults in a row that were not answered in time.
+    and None before the first value. Seconds: `round_trip` and `engine` (its own time) a consult,
+    `step` a step of the edge, `reading` a prompt token that a first consult computed. `changed` is
+    the part of completions that differed from the edge's token (at first a half), `timeouts` counts
+    consults in a row that were not answered in time.
     """
 
     def __init__(self) -> None:
         self.round_trip: float | None = None
         self.engine: float | None = None
         self.step: float | None = None
-        self.changed = 0.5
         self.reading: float | None = None
-        self.timeouts = 0
+        self.changed, self.timeouts = 0.5, 0
         self._recent = {first: deque[float](maxlen=RECENT) for first in (False, True)}
         self._lock = threading.Lock()
 
@@ -113,10 +103,7 @@ class Latency:
                 self.round_trip = _smoothed(self.round_trip, trip)
 
     def read(self, seconds: float, tokens: int) -> None:
-        """An answer's first consult took `seconds`, and the cloud computed so many prompt tokens.
-
-        Where few are computed most of the time is not theirs, so it says nothing.
-        """
+        """An answer's first consult took `seconds`, and the cloud computed so many tokens."""
         if tokens >= _MANY:
             with self._lock:
                 self.reading = _smoothed(self.reading, seconds / tokens)

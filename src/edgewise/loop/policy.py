@@ -5,6 +5,7 @@ import threading
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from edgewise.errors import UsageError
 from edgewise.events import Reason
@@ -35,7 +36,7 @@ MAX_LOG_ODDS = 12.0
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """What the policy remembers from token to token. Part of the decoder's rewindable state.
+    """What the policy remembers from token to token, part of `State`.
 
     `credit` is the token bucket (tokens the cloud may write now), `shift` what the controller
     has added to the log-odds of the threshold, `charged` what counts against the cap.
@@ -44,6 +45,11 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     credit: float = INITIAL_CREDIT
     shift: float = 0.0
     charged: int = 0
+
+    def plus(self, credit: float, shift: float) -> "Budget":
+        """With so much more of both, within bounds."""
+        shift = max(-MAX_LOG_ODDS, min(self.shift + shift, MAX_LOG_ODDS))
+        return replace(self, credit=min(self.credit + credit, MAX_CREDIT), shift=shift)
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -56,14 +62,13 @@ class Decision(msgspec.Struct, frozen=True):
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """The one dial, and its promises.
 
-    Without `cloud_share` the `threshold` is static: the cloud is asked where the score reaches
-    it. With `cloud_share` (fraction of output tokens the cloud may write) a token bucket bounds
-    the share over a conversation and an integral controller on the log-odds of the threshold
-    steers scores towards it, from `threshold` on. `max_cloud_tokens` caps an answer absolutely:
-    every token asked for counts, unless the consult failed before its deadline. `span` is tokens
-    per consult, or words where the cloud has another vocabulary, `deadline` seconds per consult;
-    without one it follows the measured latency. While a consult flies the edge goes on from its own
-    token for up to `speculate` draft tokens; 0 waits for it. Under a cap drafts send no consults.
+    Without `cloud_share` the `threshold` is static: the cloud is asked if the score reaches it.
+    With `cloud_share` (fraction of output tokens the cloud may write) a token bucket bounds the
+    share over a conversation, and an integral controller moves the threshold on the log-odds axis
+    towards it, from `threshold` on. `max_cloud_tokens` caps an answer: every token asked for
+    counts, unless the consult failed before its deadline. `span` is tokens per consult (words, if
+    the vocabularies differ), `deadline` seconds per consult; without one it follows the measured
+    latency. Up to `speculate` draft tokens are written during a consult.
     """
 
     threshold: float = 0.5
@@ -75,28 +80,24 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     speculate: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
-            raise UsageError(f"The threshold must be from 0 to 1, not {self.threshold}.")
-        if self.cloud_share is not None and not 0 <= self.cloud_share <= 1:
-            raise UsageError(
-                f"The cloud share must be from 0 to 1, not {self.cloud_share}",
-                hint="give a fraction such as 0.05, or 5%",
-                setting="cloud_share",
-            )
-        if self.max_cloud_tokens is not None and self.max_cloud_tokens < 0:
-            raise UsageError(f"The cap must be 0 or more, not {self.max_cloud_tokens}.")
-        if self.span < 1:
-            raise UsageError(f"The span must be 1 or more, not {self.span}.")
-        if self.speculate < 0:
-            raise UsageError(f"speculate must be 0 or more, not {self.speculate}.")
-        if self.deadline is not None and not 0 < self.deadline < math.inf:
-            raise UsageError(
-                f"The deadline must be a positive number of seconds, not {self.deadline}."
-            )
+        share, cap, deadline = self.cloud_share, self.max_cloud_tokens, self.deadline
+        for name, holds, bound in (
+            ("threshold", 0 <= self.threshold <= 1, "from 0 to 1"),
+            ("cloud_share", share is None or 0 <= share <= 1, "from 0 to 1"),
+            ("max_cloud_tokens", cap is None or cap >= 0, "0 or more"),
+            ("span", self.span >= 1, "1 or more"),
+            ("speculate", self.speculate >= 0, "0 or more"),
+            ("deadline", deadline is None or 0 < deadline < math.inf, "positive, in seconds"),
+        ):
+            if not holds:
+                value = getattr(self, name)
+                raise UsageError(
+                    f"{name.replace('_', '-')} must be {bound}, not {value}", setting=name
+                )
 
     @property
     def asks(self) -> bool:
-        """Whether the cloud can ever be asked; where not, nothing of it need be opened."""
+        """Whether the cloud can ever be asked; if not, nothing of it need be opened."""
         return self.cloud_share != 0 and self.max_cloud_tokens != 0
 
     def may_ask(self, budget: Budget) -> bool:
@@ -107,7 +108,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a consult may be sent from a draft, which may be rejected.
 
         Never under a cap, which is a promise, nor where the cloud writes everything. Under a
-        share, where the credit bears it after the `wasted` tokens of this answer.
+        share, if the credit covers it and the `wasted` tokens of this answer.
         """
         if self.max_cloud_tokens is not None or self.cloud_share == 1:
             return False
@@ -115,13 +116,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     def edge_alone(self) -> "Policy":
         """The same, with a cloud that is never asked."""
-        return msgspec.structs.replace(self, cloud_share=0.0)
+        return replace(self, cloud_share=0.0)
 
     def cloud_alone(self) -> "Policy":
         """The same, with every token by the cloud, several at a time."""
-        return msgspec.structs.replace(
-            self, cloud_share=1.0, span=CLOUD_SPAN, max_cloud_tokens=None
-        )
+        return replace(self, cloud_share=1.0, span=CLOUD_SPAN, max_cloud_tokens=None)
 
     def decide(self, score: float, budget: Budget) -> Decision:
         """Whether to consult at a position with this score."""
@@ -138,21 +137,21 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return Decision(min(self.span, room, affordable), "critical")
 
     def threshold_now(self, budget: Budget) -> float:
-        """The threshold in force, after the controller."""
+        """The threshold in force, after the controller moved it along the log-odds axis."""
         if self.cloud_share is None:
             return self.threshold
         if self.cloud_share in (0.0, 1.0):
             # A share of one is everything, and a share of nothing asks for nothing.
             return 0.0 if self.cloud_share else 2.0
-        return _shifted(self.threshold, budget.shift)
+        bounded = min(max(self.threshold, 1e-6), 1 - 1e-6)
+        return 1 / (1 + math.exp(-(math.log(bounded / (1 - bounded)) + budget.shift)))
 
     def deadline_now(self, latency: Latency, *, first: bool, prompt: int = 0) -> float:
         """Seconds that a consult sent now may take; `first` where an answer had none before.
 
-        Four times the recent median between the two bounds, doubled for every timeout in a row,
-        as TCP backs off. The longest one while there is no median. For an answer's first consult
-        the cloud reads all of the prompt, so that one may take longer: twice what so many tokens
-        took before, doubled for timeouts as well, at most `LONGEST_READING`.
+        Four times the recent median, doubled for every timeout in a row as TCP backs off, within
+        the two bounds. For an answer's first consult the cloud reads the whole prompt: twice what
+        so many tokens took before, doubled as well, at most `LONGEST_READING`.
         """
         if self.deadline is not None:
             return self.deadline
@@ -166,11 +165,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return max(patience, min(prompt * token * back_off, LONGEST_READING))
 
     def patience(self, latency: Latency, elapsed: float, *, first: bool) -> float:
-        """Seconds to wait for a consult, `elapsed` seconds old, before another step ahead is made.
+        """Seconds to wait for a consult, `elapsed` seconds old, before another draft is computed.
 
-        0 while its completion is not about to come. With r seconds to go, a step of s seconds gains
-        r if the draft is accepted and loses s - r if it is rejected, which happens to a part d of
-        them: it pays where r > d s. A completion that is overdue by as much is not waited for.
+        0 unless its completion is about to arrive. With r seconds to go, a step of s seconds gains
+        r if the draft is accepted and loses s - r if it is rejected, as a part d of them is: it
+        pays if r > d s. A completion that is overdue by as much is not waited for.
         """
         median = latency.quantile(0.5, first=first)
         if median is None or latency.step is None:
@@ -185,31 +184,23 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     def charge(self, budget: Budget, tokens: int) -> Budget:
         """The budget after asking for `tokens`."""
-        return msgspec.structs.replace(
-            budget, credit=budget.credit - tokens, charged=budget.charged + tokens
-        )
+        return replace(budget, credit=budget.credit - tokens, charged=budget.charged + tokens)
 
     def written(self, budget: Budget, *, by_cloud: bool, steers: bool = True) -> Budget:
         """The budget after one more output token; unless it `steers` the threshold stays."""
         if self.cloud_share is None:
             return budget
         step = _GAIN * (float(by_cloud) - self.cloud_share) if steers else 0.0
-        shift = budget.shift + step
-        return msgspec.structs.replace(
-            budget,
-            credit=min(budget.credit + self.cloud_share, MAX_CREDIT),
-            shift=max(-MAX_LOG_ODDS, min(shift, MAX_LOG_ODDS)),
-        )
+        return budget.plus(self.cloud_share, step)
 
     def next_answer(self, budget: Budget, wasted: int = 0) -> Budget:
         """The budget with which a conversation's next answer starts: the cap begins anew.
 
-        `wasted` tokens of consults that were dropped are paid for here. Within their own answer
-        they may change nothing, since how many there are depends on the link.
+        `wasted` tokens of dropped consults are paid for here. Within their own answer they change
+        nothing, since their number depends on the link.
         """
-        if self.cloud_share is None:
-            wasted = 0
-        return msgspec.structs.replace(budget, credit=budget.credit - wasted, charged=0)
+        wasted = 0 if self.cloud_share is None else wasted
+        return replace(budget, credit=budget.credit - wasted, charged=0)
 
     def _room(self, budget: Budget) -> int:
         """Tokens that the cap leaves; `span`, more than which nobody asks, without a cap."""
@@ -218,19 +209,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return self.max_cloud_tokens - budget.charged
 
 
-def _shifted(threshold: float, shift: float) -> float:
-    """Move a probability along the log-odds axis."""
-    bounded = min(max(threshold, 1e-6), 1 - 1e-6)
-    return 1 / (1 + math.exp(-(math.log(bounded / (1 - bounded)) + shift)))
-
-
 class SharedBudget:
-    """One budget for many answers, over the life of a pair or a server; thread-safe.
+    """One budget for many answers, over the life of a pair; thread-safe.
 
-    Each answer takes all the credit there is and gives back what it leaves. One that starts while
-    another holds the credit has none and earns its own. So over all answers the cloud's tokens,
-    used and wasted, stay within share x output tokens + the one initial credit, but for what was
-    wasted last.
+    Each answer takes all the credit and returns the rest. One that starts meanwhile has none and
+    earns its own. So over all answers the cloud's tokens, used and wasted, stay within share x
+    output tokens + the one initial credit, but for what was wasted last.
     """
 
     def __init__(self) -> None:
@@ -240,14 +224,10 @@ class SharedBudget:
     def take(self) -> Budget:
         """The budget that an answer starts with: all of the credit, or the debt."""
         with self._lock:
-            taken, self._free = self._free, msgspec.structs.replace(self._free, credit=0.0)
-            return taken
+            taken, self._free = self._free, replace(self._free, credit=0.0)
+        return taken
 
     def settle(self, taken: Budget, left: Budget) -> None:
         """After an answer that started with `taken` and left `left` (`Generation.budget`)."""
         with self._lock:
-            shift = self._free.shift + left.shift - taken.shift
-            self._free = Budget(
-                credit=min(self._free.credit + left.credit, MAX_CREDIT),
-                shift=max(-MAX_LOG_ODDS, min(shift, MAX_LOG_ODDS)),
-            )
+            self._free = self._free.plus(left.credit, left.shift - taken.shift)

@@ -14,12 +14,11 @@ import numpy as np
 from edgewise.edge.base import EdgeSession, Step
 from edgewise.errors import UsageError
 from edgewise.events import Candidate, Reason
-from edgewise.grammar.compiled import Allowed, Constraint
+from edgewise.grammar.compiled import Constraint
 from edgewise.loop.consults import Consults, Flight
 from edgewise.loop.health import Latency
 from edgewise.loop.state import Rules, State
 from edgewise.routers.base import Router
-from edgewise.sampling import Sampling
 
 CANDIDATES = 5
 """Edge candidates reported with a token that the cloud was asked for."""
@@ -46,51 +45,6 @@ class Read(NamedTuple):
         )
 
 
-class Reader:
-    """The edge's steps as the loop reads them: the router's score, the token drawn, its logprob."""
-
-    def __init__(
-        self,
-        edge: EdgeSession,
-        router: Router,
-        sampling: Sampling,
-        *,
-        candidates: bool,
-        constraint: Constraint | None = None,
-    ) -> None:
-        """With `candidates` every read has them, not only those that a consult may follow."""
-        self._edge, self._router, self._sampling = edge, router, sampling
-        self._candidates, self._constraint = candidates, constraint
-
-    def read(self, ids: Sequence[int], drafts: Sequence[int] = ()) -> Read:
-        """Read the next step, which stands behind `ids` and `drafts`.
-
-        Raises `UsageError` for a router's score outside [0, 1], and as `Constraint.allowed`.
-        """
-        step = self._edge.step()
-        score = self._router.score(step)
-        if not _is_score(score):
-            raise UsageError(
-                f"The router {type(self._router).__name__!r} gave the score {score!r}, which is "
-                "not a number from 0 to 1",
-                hint="mend its score()",
-                setting="router",
-            )
-        if self._constraint is None:
-            token = self._sampling.choose(step)
-            read = Read(score, token, step.logprob(token), step)
-        else:
-            read = self._constrained(step, score, self._constraint.allowed(ids, drafts))
-        return read.detailed() if self._candidates else read
-
-    def _constrained(self, step: Step, score: float, allowed: Allowed) -> Read:
-        token = step.proposed
-        likeliest = token < len(allowed.mask) and bool(allowed.mask[token])
-        if not (self._sampling.greedy and likeliest):
-            token = self._sampling.choose(step, allowed.mask)
-        return Read(score, token, step.logprob(token), step, forced=allowed.forced)
-
-
 class Speculation:
     """The edge session, which holds the answer's ids and the `drafts` behind them."""
 
@@ -98,22 +52,25 @@ class Speculation:
         self,
         ids: list[int],
         edge: EdgeSession,
-        reader: Reader,
+        router: Router,
         consults: Consults | None,
-        *,
         rules: Rules,
         latency: Latency,
+        constraint: Constraint | None,
     ) -> None:
         """`ids` is the answer's own list, prompt included."""
-        self._ids, self._edge, self._reader = ids, edge, reader
-        self._consults, self._rules, self._latency = consults, rules, latency
+        self._ids, self._edge, self._router, self._consults = ids, edge, router, consults
+        self._rules, self._latency, self._constraint = rules, latency, constraint
         self.drafts: list[int] = []
         self._reads: dict[int, Read] = {}
         self._tip: State | None = None
 
     def read(self) -> Read:
-        """The step at the answer's end: computed while speculating, or now."""
-        return self._reads.pop(len(self._ids), None) or self._reader.read(self._ids)
+        """The step at the answer's end: computed while speculating, or now.
+
+        Raises `UsageError` for a router's score outside [0, 1], and as `Constraint.allowed`.
+        """
+        return self._reads.pop(len(self._ids), None) or self._read(())
 
     def begin(self, flight: Flight, read: Read, state: State) -> None:
         """The answer waits for `flight` now; drafts begin with the edge's own token, of `read`."""
@@ -143,7 +100,7 @@ class Speculation:
         if self.drafts and self.drafts[0] == token:
             del self.drafts[0]
             # At this position the answer asked for nothing, or for more.
-            return 0, self._drop_consults(0, len(self._ids))
+            return 0, self._consults.drop(0, len(self._ids)) if self._consults else 0
         dropped = len(self.drafts)
         consults = self.drop(len(self._ids) - 1)
         self._edge.extend([token])
@@ -156,14 +113,37 @@ class Speculation:
         self._tip = None
         if position < self._edge.position:
             self._edge.rewind(position)
-        return self._drop_consults()
+        return self._consults.drop() if self._consults else 0
+
+    def _read(self, drafts: Sequence[int]) -> Read:
+        """Read the next step, which stands behind the answer and `drafts`."""
+        step, sampling = self._edge.step(), self._rules.sampling
+        score = self._router.score(step)
+        if not _is_score(score):
+            raise UsageError(
+                f"The router {type(self._router).__name__!r} gave the score {score!r}, which is "
+                "not a number from 0 to 1",
+                hint="mend its score()",
+                setting="router",
+            )
+        forced = False
+        if self._constraint is None:
+            token = sampling.choose(step)
+        else:
+            allowed = self._constraint.allowed(self._ids, drafts)
+            token, forced = step.proposed, allowed.forced
+            likeliest = token < len(allowed.mask) and bool(allowed.mask[token])
+            if not (sampling.greedy and likeliest):
+                token = sampling.choose(step, allowed.mask)
+        read = Read(score, token, step.logprob(token), step, forced=forced)
+        return read.detailed() if self._rules.candidates else read
 
     def _read_ahead(self, position: int) -> Read:
         """The step behind the drafts, kept: the answer may come there."""
         if position not in self._reads:
             begun = time.monotonic()
             # In detail: the answer may consult here after all, when the step is long gone.
-            self._reads[position] = self._reader.read(self._ids, self.drafts).detailed()
+            self._reads[position] = self._read(self.drafts).detailed()
             self._latency.stepped(time.monotonic() - begun)
         return self._reads[position]
 
@@ -174,8 +154,9 @@ class Speculation:
         decision = tip.decide(read.score, read.token, ids, self._rules, forced=read.forced)
         if not decision.ask or self._consults is None:
             return tip, decision.reason
-        self._edge.checkpoint(len(self._ids) + len(self.drafts))
-        refused = self._consults.ask_ahead([*self._ids, *self.drafts], decision.ask, tip)
+        ids = [*self._ids, *self.drafts]
+        self._edge.checkpoint(len(ids))
+        refused = self._consults.ask_ahead(ids, decision.ask, tip.budget)
         if refused is not None:
             return tip, refused
         return tip.expecting(decision.ask, self._rules), decision.reason
@@ -188,9 +169,6 @@ class Speculation:
         if self._tip is not None:
             self._edge.extend([read.token])
             self.drafts.append(read.token)
-
-    def _drop_consults(self, start: int = 0, end: int | None = None) -> int:
-        return 0 if self._consults is None else self._consults.drop(start, end)
 
 
 def _is_score(score: object) -> bool:

@@ -17,16 +17,19 @@ from edgewise.edge.base import Tokenizer
 from edgewise.errors import CloudError, CloudTimeout, Fault
 from edgewise.events import Candidate, FinishReason, Reason, Source
 from edgewise.loop.policy import Budget, Decision, Policy
+from edgewise.sampling import Sampling
 
 
 class Rules(NamedTuple):
     """What holds for a whole answer: `prompt` and `context` in ids, `max_tokens` in tokens.
 
     With `boundaries` the cloud has another vocabulary: it is asked there alone, for words.
-    Control tokens in `shown` are text in this answer.
+    Control tokens in `shown` are text in this answer. `pending` and `candidates`: whether drafts
+    are reported, and the edge's candidates with every token.
     """
 
     policy: Policy
+    sampling: Sampling
     tokenizer: Tokenizer
     stop: Sequence[str]
     max_tokens: int
@@ -34,6 +37,8 @@ class Rules(NamedTuple):
     context: int
     boundaries: WordBoundaries | None = None
     shown: Mapping[int, bytes] | None = None
+    pending: bool = False
+    candidates: bool = False
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -128,13 +133,13 @@ _NO_BOUNDARY = Boundary()
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an answer stands after `index` tokens.
+    """An answer after `index` tokens.
 
-    `characters` and `stops` hold text back. `queue` is the rest of a completion; `owed` counts the
-    tokens (or words) that an expected one will still bring, while speculating. `over_budget`: the
+    `characters` and `stops` hold text back. `queue` is the rest of a completion; while speculating,
+    `owed` counts the tokens (or words) that an expected one will still bring. `over_budget`: the
     last consult was refused for its cost or privacy; until one is sent the threshold controller
-    is frozen, since its share cannot be reached. `end` is set where the answer is over, `stopped`
-    where a stop string ended it.
+    is frozen, since its share cannot be reached. `end` is set if the answer is over, `stopped`
+    if a stop string ended it.
     """
 
     budget: Budget
@@ -190,16 +195,18 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
         The grammar allows the first `fit` ids of the completion; the others are wasted.
         """
-        tops = completion.top or ((),) * len(completion.ids)
-        last = len(completion.ids) - 1
-        kept = rules.policy.kept(self.budget, len(completion.ids))
+        counts, ids, tops = self.counts, completion.ids, completion.top
+        kept, last = rules.policy.kept(self.budget, len(ids)), len(ids) - 1
         queue = tuple(
-            Queued(token, logprob, top, completion.stopped and index == last, index == last)
-            for index, (token, logprob, top) in enumerate(
-                zip(completion.ids, completion.logprobs, tops, strict=True)
+            Queued(
+                id=ids[i],
+                logprob=completion.logprobs[i],
+                top=tops[i] if tops else (),
+                ends=completion.stopped and i == last,
+                last=i == last,
             )
-        )[: min(kept, fit)]
-        counts = self.counts
+            for i in range(min(kept, fit))
+        )
         return replace(
             self,
             queue=queue,
@@ -209,7 +216,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
                 calls=counts.calls + 1,
                 failed=counts.failed + (not fit),
                 wasted=counts.wasted + kept - len(queue),
-                corrections=counts.corrections + (fit > 0 and completion.ids[0] != token),
+                corrections=counts.corrections + (fit > 0 and ids[0] != token),
                 cached=metered(counts.cached, completion.cached),
                 computed=metered(counts.computed, completion.computed),
                 billed=counts.billed + completion.billed,
@@ -223,17 +230,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         counts as wasted.
         """
         lost = ask if isinstance(error, CloudTimeout) else 0
-        counts = self.counts
-        return replace(
-            self,
-            budget=rules.policy.charge(self.budget, lost),
-            counts=replace(
-                counts,
-                calls=counts.calls + 1,
-                failed=counts.failed + 1,
-                wasted=counts.wasted + lost,
-            ),
-        )
+        calls, failed, wasted = self.counts.calls, self.counts.failed, self.counts.wasted
+        counts = replace(self.counts, calls=calls + 1, failed=failed + 1, wasted=wasted + lost)
+        return replace(self, budget=rules.policy.charge(self.budget, lost), counts=counts)
 
     def write(
         self,
@@ -289,8 +288,3 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         """The text that is still held back where the answer ends; the stop string that did it."""
         tail, stops, matched = self.stops.feed(self.characters.flush(), stop)
         return tail + stops.held, matched or self.stopped
-
-    @property
-    def wasted(self) -> int:
-        """Tokens the cloud returned, or may have, that the answer does not hold if it ends here."""
-        return self.counts.wasted + len(self.queue)

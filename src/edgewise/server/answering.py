@@ -13,7 +13,7 @@ import msgspec
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.scoring import Scored
 from edgewise.edge.vocabulary import longest_piece, overflow, require_fitting, require_short
-from edgewise.events import Event, Finished, Pending, Rewound, Timing, Usage
+from edgewise.events import Event, Finished, Pending, RolledBack, Timing, Usage
 from edgewise.grammar.compiled import COMPILING, Grammar
 from edgewise.grammar.response_format import ResponseFormat, grammar_of
 from edgewise.loop.policy import Policy
@@ -266,7 +266,7 @@ class Answering:
                 self.metrics.count(event)
                 if isinstance(event, Finished):
                     self._warn_if_alone(event.usage)
-                if asked.pending or not isinstance(event, Pending | Rewound):
+                if asked.pending or not isinstance(event, Pending | RolledBack):
                     yield event
         finally:
             stop.set()

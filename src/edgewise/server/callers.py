@@ -12,8 +12,7 @@ from typing import Any, TypeVar, cast
 from fastapi import Request
 from msgspec.structs import replace
 
-from edgewise.cloud.base import CloudModel
-from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
+from edgewise.cloud.base import CloudModel, WrappedCloud, WrappedSession
 from edgewise.completion import Completion, Sent
 from edgewise.errors import Blocked, CloudError
 from edgewise.events import Event, Finished, Token

@@ -10,7 +10,16 @@ from typing import Any, ClassVar
 import msgspec
 
 from edgewise.edge.base import Tokenizer
-from edgewise.events import Candidate, Event, Finished, FinishReason, Pending, Rewound, Token, Usage
+from edgewise.events import (
+    Candidate,
+    Event,
+    Finished,
+    FinishReason,
+    Pending,
+    RolledBack,
+    Token,
+    Usage,
+)
 from edgewise.prompts import Prompt
 from edgewise.server.answering import Ticket
 from edgewise.server.errors import ApiError
@@ -205,8 +214,8 @@ class ReplyWriter(Writer):
                 elif isinstance(event, Pending):
                     guess = {"index": event.index, "text": event.text}
                     yield self._chunk(self.piece(""), {"pending": guess})
-                elif isinstance(event, Rewound):
-                    yield self._chunk(self.piece(""), {"rewound": {"index": event.index}})
+                elif isinstance(event, RolledBack):
+                    yield self._chunk(self.piece(""), {"rolled_back": {"index": event.index}})
                 elif isinstance(event, Finished):
                     own = {"timing": timing(event)} if told else None
                     *first, last = self.pieces(event.text, end=True)

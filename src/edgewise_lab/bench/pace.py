@@ -14,8 +14,7 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from edgewise.cloud.base import CloudModel, CloudSession, settle
-from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
+from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud, WrappedSession
 from edgewise.completion import Completion, Sent
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Step
 from edgewise.prompts import Prompt
@@ -433,10 +432,20 @@ class _LateSession(WrappedSession):
 
     def _hold(self, done: "Future[Completion]", late: "Future[Completion]", prompt: int) -> None:
         if done.cancelled() or done.exception() is not None:
-            settle(late, done)
+            _settle(late, done)
             return
         completion = done.result()
         computed = prompt if completion.computed is None else completion.computed
-        timer = threading.Timer(self._delay(len(completion.ids), computed), settle, (late, done))
+        timer = threading.Timer(self._delay(len(completion.ids), computed), _settle, (late, done))
         timer.daemon = True
         timer.start()
+
+
+def _settle(made: "Future[Completion]", done: "Future[Completion]") -> None:
+    """Give `made` the outcome of `done`, unless nobody waits for it any more."""
+    if done.cancelled() or not made.set_running_or_notify_cancel():
+        made.cancel()
+    elif (error := done.exception()) is not None:
+        made.set_exception(error)
+    else:
+        made.set_result(done.result())

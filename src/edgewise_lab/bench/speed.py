@@ -16,6 +16,8 @@ import msgspec
 import numpy as np
 
 from edgewise.edge.base import EdgeModel, Needs
+from edgewise.edge.engine import EngineModel
+from edgewise.edge.kv import KvCache, common_prefix
 from edgewise.events import Token
 from edgewise.loop.decoder import Decoder
 from edgewise.routers.base import Router
@@ -68,7 +70,7 @@ def measure(decoder: Decoder, *, context: int, tokens: int, blocks: int) -> Spee
     """Decode `tokens` after a random prompt of `context` ids, bare and through `decoder`.
 
     `decoder.edge` must have room for context + tokens + 1. The prompt is read once where it keeps
-    prefixes, else for every block. Raises `UsageError` for an engine without a loop of its own.
+    prefixes, else for every block.
     """
     prompt = random_prompt(decoder.edge, context)
     orders = cycle(permutations(range(3)))
@@ -140,8 +142,42 @@ def _block(ids: Generator[int], tokens: int) -> Block:
 
 
 def bare(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]:
-    """`tokens` + 1 ids of the bare engine; the first pays for the prompt."""
-    yield from decoder.edge.bare_loop(prompt, tokens)
+    """`tokens` + 1 ids of the engine alone, an argmax each; the first pays for the prompt.
+
+    A built-in engine is called below its sessions, another one by a session.
+    """
+    edge = decoder.edge
+    if isinstance(edge, EngineModel):
+        yield from _cached(edge.cache(), prompt, tokens)
+        return
+    with closing(edge.session()) as session:
+        session.open(prompt)
+        for _ in range(tokens + 1):
+            token = session.step().proposed
+            yield token
+            session.extend([token])
+
+
+def _cached(cache: KvCache, prompt: Sequence[int], tokens: int) -> Generator[int]:
+    """As a session reads a prompt: all but its last id without outputs."""
+    last, kept = len(prompt) - 1, 0
+    try:
+        held = cache.adopt(prompt)
+        with cache.lock:
+            start = cache.forget(min(common_prefix(held, prompt), last))
+            for at in range(start, last, cache.batch):
+                cache.run(prompt[at : min(at + cache.batch, last)], at, "none", hidden=False)
+        kept, token = last, prompt[last]
+        for position in range(last, last + tokens + 1):
+            with cache.lock:
+                (row,) = cache.run([token], position, "last", hidden=False)
+                token = int(row.logits.argmax())
+            yield token
+    finally:
+        if not cache.closed:
+            with cache.lock:
+                kept = cache.forget(kept)
+        cache.release(prompt[:kept])
 
 
 def through(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]:

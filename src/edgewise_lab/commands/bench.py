@@ -19,7 +19,6 @@ from edgewise.cli.options import (
     DRAWS,
     ONE_VOCABULARY,
     POLICY,
-    SERVING,
     VIEW,
     takes,
 )
@@ -56,7 +55,7 @@ EngineTime = Annotated[
     unaffected=[
         *("cloud", *CONNECTING, "cloud_tokenizer", "cloud_key", *VIEW),
         *(*POLICY, "on_cloud_error"),
-        *("max_tokens", *DRAWS, "system", "ctx", *COSTS, *SERVING),
+        *("max_tokens", *DRAWS, "ctx", *COSTS),
     ],
 )
 def edge(
@@ -90,7 +89,7 @@ def edge(
 @takes(
     *(*ONE_VOCABULARY, "router", "speculate", "ctx", "threads"),
     reads=["cloud_key", "cloud_share", "gpu_layers"],
-    unaffected=[*DRAWS, *SERVING],
+    unaffected=[*DRAWS],
 )
 def link(
     task: Annotated[str, typer.Argument(help="A task, as for eval.")] = "pocketqa",

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from rich.progress import Progress
 
 from edgewise.cli import options, render
-from edgewise.cli.options import CONNECTING, COSTS, DRAWS, SERVING, VIEW, takes
+from edgewise.cli.options import CONNECTING, COSTS, DRAWS, VIEW, takes
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import LONGEST_DEADLINE
@@ -30,7 +30,7 @@ from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
     reads=["cloud_share", "deadline", "ctx", "threads", "gpu_layers"],
     unaffected=[
         *("cloud_key", *CONNECTING, "cloud_tokenizer", *VIEW),
-        *(*DRAWS, "speculate", "on_cloud_error", *COSTS, *SERVING),
+        *(*DRAWS, "speculate", "on_cloud_error", *COSTS),
     ],
 )
 def demo(

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from edgewise import pair, parts
 from edgewise.cli import options, render
-from edgewise.cli.options import DRAWS, MACHINE, MODELS, SERVING, VIEW, takes
+from edgewise.cli.options import DRAWS, MACHINE, MODELS, VIEW, takes
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.loop.policy import LONGEST_DEADLINE
@@ -50,7 +50,7 @@ _NAMED = 3
 @takes(
     *(*MODELS, *VIEW, "deadline", *MACHINE),
     reads=["cloud_key", "router", "cloud_share"],
-    unaffected=[*DRAWS, "speculate", "on_cloud_error", *SERVING],
+    unaffected=[*DRAWS, "speculate", "on_cloud_error"],
 )
 def evaluate(
     task: shared.TaskName,

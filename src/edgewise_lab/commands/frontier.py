@@ -13,7 +13,7 @@ from rich.table import Table
 
 from edgewise import parts
 from edgewise.cli import options, render
-from edgewise.cli.options import DRAWS, ONE_VOCABULARY, SERVING, takes
+from edgewise.cli.options import DRAWS, ONE_VOCABULARY, takes
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.key import cloud_key
 from edgewise.edge.base import EdgeModel
@@ -55,7 +55,7 @@ COMMIT_POINT, LARGER_EDGE = "commit point", "larger edge"
 @takes(
     *(*ONE_VOCABULARY, "speculate", "ctx", "threads"),
     reads=["cloud_key", "router", "cloud_share", "gpu_layers"],
-    unaffected=[*DRAWS, "on_cloud_error", *SERVING],
+    unaffected=[*DRAWS, "on_cloud_error"],
 )
 def frontier(
     task: shared.TaskName = "pocketqa",

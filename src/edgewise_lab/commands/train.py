@@ -9,7 +9,7 @@ import typer
 from rich.progress import Progress as Bar
 
 from edgewise.cli import render
-from edgewise.cli.options import MACHINE, ONE_VOCABULARY, SERVING, takes
+from edgewise.cli.options import MACHINE, ONE_VOCABULARY, takes
 from edgewise.errors import UsageError
 from edgewise.pair import open_models
 from edgewise.routers.card import read_card
@@ -50,7 +50,6 @@ JudgedBy = Annotated[
     unaffected=[
         *("router", "cloud_share", "threshold"),
         *("top_p", "speculate", "on_cloud_error"),
-        *SERVING,
     ],
 )
 def train(

@@ -9,7 +9,6 @@ import msgspec
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel, Needs, Step, Tokenizer
 from edgewise.errors import ContextOverflow
-from edgewise.events import share_of
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import LONGEST_DEADLINE, Policy
 from edgewise.prompts import Message, Prompt, prompt_of
@@ -199,9 +198,9 @@ def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 
 def cloud_share(found: Sequence[Outcome]) -> float:
-    """`share_of` all of the outcomes' tokens together."""
-    used, wasted = (sum(o.cloud_tokens for o in found), sum(o.wasted_tokens for o in found))
-    return share_of(used, wasted, sum(o.output_tokens for o in found))
+    """Of all of the outcomes' tokens together, as `Usage.cloud_share` is of one answer's."""
+    cloud = sum(outcome.cloud_tokens + outcome.wasted_tokens for outcome in found)
+    return min(1.0, cloud / sum(outcome.output_tokens for outcome in found))
 
 
 def changed_share(found: Sequence[Outcome]) -> float | None:

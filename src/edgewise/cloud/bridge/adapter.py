@@ -111,7 +111,7 @@ def bridged(
         if cloud.boundaries is not None:
             raise UsageError(
                 "This cloud model decides itself what it shows",
-                hint="leave redact, redact-words and cloud-context out, or give its bridge a view",
+                hint="leave redact and cloud-context out, or give its bridge a view",
             )
         own = own or edge
         return Bridge(cloud, own=own, edge=edge, view=viewing(own))
@@ -154,7 +154,7 @@ class IdBridgeSession(BridgeSession):
         assert self.session is not None
         ids = [*self.ids, *self.own.encode(answer)]
         if sent is not None:
-            sent.concerns(ids)
+            sent.prefix = ids
         return self.session.push(ids, sent)
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ class _IdConsult(WordConsult):
     def request(self, sampling: Sampling, deadline: float, sent: Sent | None) -> Future[ReplyChunk]:
         ids = list(self._ids)
         if sent is not None:
-            sent.concerns(ids)
+            sent.prefix = ids
         return then(self._cloud.ask(ids, self.step, sampling, deadline, sent), self._chunk)
 
     def _chunk(self, completion: Completion) -> ReplyChunk:

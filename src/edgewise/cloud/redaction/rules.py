@@ -1,4 +1,4 @@
-"""What is to be redacted, and how: the settings `redact` and `redact-words`."""
+"""What is to be redacted, and how: the setting `redact`."""
 
 import re
 from collections import defaultdict
@@ -41,24 +41,23 @@ class Redaction(NamedTuple):
         )
 
 
-def redaction_of(redact: str | None, words: str | None) -> Redaction:
-    """By the settings. Raises `UsageError`, also where one would undo what the other asks for."""
-    own = words_of(words) if words is not None else ()
-    found: dict[str, Treatment] = {WORDS: "mask"} if own else {}
-    asked = [one.strip() for one in (redact or "").split(",")] if redact is not None else []
-    if own and ("off" in asked or f"{WORDS}=allow" in asked):
-        raise UsageError(
-            "redact-words names words that redact lets leave", hint="take one of them out"
-        )
-    if asked == ["off"]:
+def redaction_of(redact: str | None) -> Redaction:
+    """The rules of a setting. Raises `UsageError`, also if its parts contradict each other."""
+    if redact is None or redact.strip() == "off":
         return Redaction({})
+    asked = [one.strip() for one in redact.split(",")]
+    own = words_of([one[1:] for one in asked if one.startswith("@")])
+    treatments: dict[str, Treatment] = {WORDS: "mask"} if own else {}
     for one in asked:
-        found |= _item(one)
-    if found.get(WORDS, "allow") != "allow" and not own:
+        if not one.startswith("@"):
+            treatments |= _item(one)
+    if own and treatments[WORDS] == "allow":
+        raise UsageError("redact names words and lets them leave", hint="take one of them out")
+    if treatments.get(WORDS, "allow") != "allow" and not own:
         raise UsageError(
-            f"redact names the class {WORDS}, and there are none", hint="give redact-words"
+            f"redact names the class {WORDS}, and there are none", hint="give @FILE, one a line"
         )
-    return Redaction(found, own)
+    return Redaction(treatments, own)
 
 
 def detectors_of(rules: Redaction) -> dict[str, Detector]:
@@ -109,30 +108,28 @@ def _item(one: str) -> dict[str, Treatment]:
     return {name: treatment}
 
 
-def words_of(given: str) -> tuple[str, ...]:
-    """Words separated by commas, or those of a file, one a line: `@words.txt`.
-
-    Raises `UsageError`.
-    """
-    listed = _lines(given[1:]) if given.startswith("@") else given.split(",")
-    found = tuple(dict.fromkeys(" ".join(one.split()) for one in listed if one.strip()))
-    if not found:
-        raise UsageError("redact-words names no word", hint="name one, or leave it out")
-    for word in found:
+def words_of(files: Sequence[str]) -> tuple[str, ...]:
+    """The words of these files, one a line. Raises `UsageError`."""
+    lines = [line for name in files for line in _lines(name)]
+    words = tuple(dict.fromkeys(" ".join(one.split()) for one in lines if one.strip()))
+    if files and not words:
+        raise UsageError(f"The file {files[0]!r} of redact has no word", hint="write one a line")
+    for word in words:
         if not 2 <= len(word) <= LONGEST:
             raise UsageError(
-                f"redact-words names {word[:LONGEST]!r}, and a word has 2 to {LONGEST} characters"
+                f"redact names the word {word[:LONGEST]!r}, and a word has 2 to {LONGEST} "
+                "characters"
             )
-    if len(found) > MOST:
-        raise UsageError(f"redact-words names more than {MOST} words", hint="shorten the list")
-    return found
+    if len(words) > MOST:
+        raise UsageError(f"redact names more than {MOST} words", hint="shorten the list")
+    return words
 
 
 def _lines(name: str) -> list[str]:
     path = from_home(name)
     try:
         if not path.is_file():
-            raise UsageError(f"redact-words names {name!r}, and there is no such file")
+            raise UsageError(f"redact names {name!r}, and there is no such file")
         if path.stat().st_size > MAX_FILE:
             raise UsageError(f"The words in {name!r} have more than {MAX_FILE} bytes")
         return path.read_text(encoding="utf-8").splitlines()

@@ -78,7 +78,7 @@ def lacking(folder: Path, what: str) -> ModelError:
     )
 
 
-def told(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """What a library says of its failure, in short."""
     return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
 
@@ -104,7 +104,7 @@ def explained(folder: Path, engine: str, package: str) -> Generator[None]:
     except Exception as error:
         without = " without code of the model's own" if "trust_remote_code" in str(error) else ""
         raise ModelError(
-            f"{engine} cannot load {str(folder)!r}{without} ({told(error)})",
+            f"{engine} cannot load {str(folder)!r}{without} ({reason_of(error)})",
             hint=f"update {package}, or name a GGUF of the model",
         ) from error
 

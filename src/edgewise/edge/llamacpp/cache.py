@@ -1,17 +1,15 @@
 """Sequences of a llama.cpp context: the caches of sessions, and the engine driven bare."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from edgewise.edge.base import Floats
-from edgewise.edge.kv import KvRow, Outputs, common_prefix
+from edgewise.edge.kv import KvRow, Outputs
 from edgewise.edge.llamacpp.context import Bytes, LlamaBatch, LlamaContext
-from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.sequence import MEMORY, MOST, SequenceCache, StateCopy
-from edgewise.edge.slots import Slot
 
 _CLOSE = 1e-2
 """How far logits with and without hidden states may lie apart, of the largest."""
@@ -166,50 +164,3 @@ def examine(context: LlamaContext) -> Recurrence:
     plain, _, beside = rows
     right = np.allclose(beside, plain, rtol=0, atol=_CLOSE * float(np.abs(plain).max()))
     return Recurrence(state=state, hidden=bool(right))
-
-
-def bare_loop(
-    slot: Slot, context: LlamaContext, prompt: Sequence[int], tokens: int
-) -> Iterator[int]:
-    """`tokens` + 1 ids after `prompt`, a decode and an argmax each; releases the slot.
-
-    The prompt is computed as a session does it, so that the engine is in the same state: all but
-    its last id without outputs.
-    """
-    last, kept = len(prompt) - 1, 0
-    try:
-        held = slot.adopt(prompt)
-        with slot.lock:
-            start = slot.forget(min(common_prefix(held, prompt), last))
-            for at in range(start, last, slot.batch):
-                slot.run(prompt[at : min(at + slot.batch, last)], at, "none", hidden=False)
-            kept = last
-        # Rows of a session that is closed are stale from here on.
-        context.decodes += 1
-        sequence = slot.sequence
-        assert isinstance(sequence, LlamaSequence)
-        yield from _decoded(context, sequence.number, prompt[last], last, tokens)
-    finally:
-        with slot.lock:
-            if isinstance(slot.sequence, LlamaSequence) and not slot.closed:
-                slot.sequence.count()
-                kept = slot.forget(kept)
-        slot.release(prompt[:kept])
-
-
-def _decoded(
-    context: LlamaContext, sequence: int, token: int, start: int, tokens: int
-) -> Iterator[int]:
-    batch = llama_cpp.llama_batch_init(1, 0, 1)
-    try:
-        batch.n_tokens = batch.n_seq_id[0] = batch.logits[0] = 1
-        batch.seq_id[0][0] = sequence
-        llama_cpp.llama_set_embeddings(context.handle, False)
-        for position in range(start, start + tokens + 1):
-            batch.token[0], batch.pos[0] = token, position
-            if llama_cpp.llama_decode(context.handle, batch):
-                raise RuntimeError("the bare loop could not decode")
-            token = int(context.row(0, hidden=False).logits.argmax())
-            yield token
-    finally:
-        llama_cpp.llama_batch_free(batch)

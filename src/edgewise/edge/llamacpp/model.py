@@ -7,12 +7,8 @@ logits and the post-final-norm hidden state together; a prompt is prefilled with
 
 import ctypes
 import hashlib
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 
 from edgewise.addresses import resolve
 from edgewise.edge.base import EdgeAbilities, EdgeOptions, Floats, Needs
@@ -20,13 +16,11 @@ from edgewise.edge.engine import EngineModel, default_threads
 from edgewise.edge.hub.folder import sampled_blocks
 from edgewise.edge.kv import KvSession
 from edgewise.edge.llamacpp.batched import LlamaSequences, width_for
-from edgewise.edge.llamacpp.cache import Recurrence, SequencePool, bare_loop, examine
+from edgewise.edge.llamacpp.cache import Recurrence, SequencePool, examine
 from edgewise.edge.llamacpp.context import LlamaContext
 from edgewise.edge.llamacpp.library import llama_cpp
 from edgewise.edge.llamacpp.load import load_weights, new_context
 from edgewise.edge.llamacpp.tokenizer import LlamaTokenizer
-from edgewise.edge.sequence import MEMORY, how_many
-from edgewise.edge.slots import Slot
 from edgewise.errors import ModelError, UsageError
 
 _EMBEDDINGS = "token_embd.weight"
@@ -42,19 +36,16 @@ class LlamaModel(EngineModel):
 
     engine = "llama.cpp"
 
-    def __init__(self, path: Path, options: EdgeOptions | None = None, **changes: Any) -> None:
-        """Load `path`; `changes` are fields of `EdgeOptions`. Raises `ModelError`, `UsageError`."""
-        options = replace(options or EdgeOptions(), **changes)
-        super().__init__(path, path.stem, options)
+    def _load(self, options: EdgeOptions) -> None:
         self.threads = options.threads or default_threads()
-        self._model = load_weights(path, options.gpu_layers)
+        self._model = load_weights(self.path, options.gpu_layers)
         try:
-            self._load(options)
+            self._prepare(options)
         except BaseException:
             llama_cpp.llama_model_free(self._model)
             raise
 
-    def _load(self, options: EdgeOptions) -> None:
+    def _prepare(self, options: EdgeOptions) -> None:
         trained = llama_cpp.llama_model_n_ctx_train(self._model)
         if trained < 1:
             raise ModelError(f"{str(self.path)!r} says of itself that it holds {trained} tokens.")
@@ -69,8 +60,6 @@ class LlamaModel(EngineModel):
             context.close()
             raise
         self._open_slots(self._sequences.new, drop=self._sequences.drop)
-        if context.recurrent:
-            self._checkpoints = how_many(self._recurrence.state, MEMORY // options.slots)
         self._abilities = EdgeAbilities(
             hidden=self._recurrence.hidden,
             rewinds="checkpoints" if context.recurrent else "anywhere",
@@ -126,10 +115,6 @@ class LlamaModel(EngineModel):
             hint="leave the input token_embedding out",
             setting="inputs",
         )
-
-    def bare_loop(self, prompt: Sequence[int], tokens: int) -> Iterator[int]:
-        slot = Slot(self._slots, engine=self.engine)
-        return bare_loop(slot, self._sequences.context, prompt, tokens)
 
     def _free(self) -> None:
         self._sequences.close()

@@ -1,16 +1,11 @@
 """One sequence's cache in mlx-lm.
 
 Attention's keys and values are trimmed. Recurrent layers, and windows that have moved on, cannot
-be: their state is copied. What a trim returns is looked at, since one that is refused is no error.
-
-mlx-lm's cache of a layer with a sliding window overwrites what leaves the window, and cannot be
-trimmed from then on. One that keeps all ids is trimmed anywhere, where the model hides what lies
-outside by the mask that its cache makes.
+be: their state is copied. What a trim returns is checked, since one that is refused is no error.
 """
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from copy import deepcopy
-from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -19,9 +14,6 @@ import numpy as np
 from edgewise.edge.base import Floats
 from edgewise.edge.kv import KvRow, Outputs
 from edgewise.edge.sequence import SequenceCache, StateCopy, rows_of
-
-_SMALL = 3
-_IDS = 8
 
 
 class MlxRows(NamedTuple):
@@ -35,22 +27,14 @@ class MlxWeights:
     """A loaded model, run on ids. One run at a time."""
 
     def __init__(self, mx: Any, model: Any, device: Any, *, context: int) -> None:
-        """Layers with a sliding window keep all ids, where the model's code allows that."""
         self.mx, self.device, self.context = mx, device, context
         self._model = model
         self._seen: Any | None = None
         with mx.stream(device):
             # Shapes are known before anything is computed.
-            self.size = int(model(mx.array([[0]]), cache=self._own_cache()).shape[-1])
-        windows = any(map(_is_window, self._own_cache()))
-        self._whole = windows and hides_by_mask(self._own_cache, self._try)
+            self.size = int(model(mx.array([[0]]), cache=self.new_cache()).shape[-1])
         for module in self.tables():
             _watch(module, self._see)
-
-    def _try(self, token: int, cache: list[Any]) -> Floats:
-        rows = self.run([token], cache, "last")
-        assert rows is not None
-        return np.array(rows.logits)
 
     def _see(self, entered: Any) -> None:
         self._seen = entered
@@ -65,9 +49,6 @@ class MlxWeights:
 
     def new_cache(self) -> list[Any]:
         """Caches for a new sequence, one a layer."""
-        return whole(self._own_cache()) if self._whole else self._own_cache()
-
-    def _own_cache(self) -> list[Any]:
         return import_module("mlx_lm.models.cache").make_prompt_cache(self._model)
 
     def run(self, ids: Sequence[int], cache: list[Any], outputs: Outputs) -> MlxRows | None:
@@ -171,8 +152,7 @@ def _is_cut(kinds: Any, part: Any, context: int) -> bool:
     """Whether a layer's cache holds all ids of a context, and is cut anywhere."""
     if type(part) is kinds.RotatingKVCache:
         return part.max_size > context
-    cut = (kinds.KVCache, kinds.ConcatenateKVCache, kinds.QuantizedKVCache, whole_kind())
-    return type(part) in cut
+    return type(part) in (kinds.KVCache, kinds.ConcatenateKVCache, kinds.QuantizedKVCache)
 
 
 def _watch(module: Any, see: Any) -> None:
@@ -191,50 +171,3 @@ def _watch(module: Any, see: Any) -> None:
             return super().as_linear(entered)
 
     module.__class__ = Watched
-
-
-def whole(layers: Sequence[Any]) -> list[Any]:
-    """New caches that keep all ids in place of windows'."""
-    return [whole_kind()(layer.max_size) if _is_window(layer) else layer for layer in layers]
-
-
-def hides_by_mask(new: Callable[[], Sequence[Any]], run: Callable[[int, list[Any]], Any]) -> bool:
-    """Whether both kinds of cache lead to the same logits, with windows of a few ids.
-
-    `new` makes mlx-lm's own caches; `run` computes an id behind some, and returns its logits.
-    """
-    rotating = import_module("mlx_lm.models.cache").RotatingKVCache
-    own = [rotating(_SMALL) if _is_window(layer) else layer for layer in new()]
-    ours = whole([rotating(_SMALL) if _is_window(layer) else layer for layer in new()])
-    for token in range(_IDS):
-        left, right = run(token, own), run(token, ours)
-        if abs(left - right).max() > 1e-2 * abs(left).max():
-            return False
-    return True
-
-
-@cache
-def whole_kind() -> Any:
-    """The class of caches that keep all ids of a layer with a window."""
-    kinds: Any = import_module("mlx_lm.models.cache")
-
-    class WholeWindow(kinds.KVCache):
-        def __init__(self, window: int) -> None:
-            super().__init__()
-            self.max_size = window
-
-        def make_mask(
-            self, count: int, *, window_size: int | None = None, return_array: bool = False
-        ) -> Any:
-            window = min(window_size or self.max_size, self.max_size)
-            inside = self.offset + count <= window
-            return super().make_mask(
-                count, return_array=return_array, window_size=None if inside else window
-            )
-
-    return WholeWindow
-
-
-def _is_window(layer: Any) -> bool:
-    rotating = import_module("mlx_lm.models.cache").RotatingKVCache
-    return type(layer) is rotating and layer.keep == 0

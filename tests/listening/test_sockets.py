@@ -1,0 +1,28 @@
+"""TLS of a listener: the files that it refuses."""
+
+from pathlib import Path
+
+import pytest
+import trustme
+
+from edgewise.errors import UsageError
+from edgewise.listening.sockets import tls_context
+
+
+@pytest.mark.parametrize("broken", ["garbage", "swapped", "another's key", "a password", "missing"])
+def test_a_bad_certificate_is_a_sentence(tmp_path: Path, broken: str) -> None:
+    chain, key = tmp_path / "c.pem", tmp_path / "k.pem"
+    one, two = (trustme.CA().issue_cert("127.0.0.1") for _ in range(2))
+    one.cert_chain_pems[0].write_to_path(chain)
+    (two if broken == "another's key" else one).private_key_pem.write_to_path(key)
+    if broken == "garbage":
+        key.write_text("no key")
+    elif broken == "a password":
+        key.write_bytes(
+            b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nMAA=\n-----END ENCRYPTED PRIVATE KEY-----\n"
+        )
+    elif broken == "missing":
+        key.unlink()
+    with pytest.raises(UsageError, match="PEM") as refused:
+        tls_context(*((key, chain) if broken == "swapped" else (chain, key)))
+    assert str(chain) in str(refused.value)
