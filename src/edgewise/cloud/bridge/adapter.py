@@ -150,7 +150,7 @@ class IdBridgeSession(BridgeSession):
         local = self._bridge.cloud.local is not None
         return _IdConsult(self, self.session, ids, wanted, local=local)
 
-    def prefetch(self, answer: str, sent: Sent | None) -> int:
+    def send_ahead(self, answer: str, sent: Sent | None) -> int:
         assert self.session is not None
         ids = [*self.ids, *self.own.encode(answer)]
         if sent is not None:

@@ -146,7 +146,7 @@ class BridgeSession(ABC):
     def consult(self, wanted: "Wanted") -> "WordConsult":
         """A consult that was not begun."""
 
-    def prefetch(self, answer: str, sent: Sent | None) -> int:
+    def send_ahead(self, answer: str, sent: Sent | None) -> int:
         """As `CloudSession.push`, of an answer that is whole words."""
         return 0
 
@@ -185,7 +185,7 @@ class BridgeSession(ABC):
             context = self._opened()
             # The last word may still become another's beginning.
             whole = self._shown(ids).rpartition(" ")[0]
-            return self.prefetch(context.answer(whole).text, sent)
+            return self.send_ahead(context.answer(whole).text, sent)
         except EdgewiseError as error:
             # Between characters, or at a consult that fails with it, more will be said.
             _log.debug("nothing is prefetched: %s", error)
